@@ -1,0 +1,290 @@
+"""Pools of Atari games: NumPy in, NumPy out. The only module that imports an emulator.
+
+Back ends: `ale` (ale-py's `AtariVectorEnv`). Preprocessing (Machado et al., 2018, arXiv:1709.06009, section 5):
+4 emulator frames an env step, pixel-wise maximum of the last two, luminance, 84x84 by area averaging, up to 30
+no-ops and FIRE at the start of a game, sticky actions 0.25 (`protocol="v5"`) or none (`"classic"`), minimal action
+set, cut off after 108,000 emulator frames.
+"""
+
+from functools import cache
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from ale_py import roms
+from ale_py.registration import rom_id_to_name
+from ale_py.vector_env import AtariVectorEnv
+
+from jaxrl_atari.errors import ConfigError
+
+FRAME_SIZE = 84
+SCREEN_SHAPE = (210, 160, 3)
+FRAME_SKIP = 4
+NOOP_MAX = 30
+STICKY = {"v5": 0.25, "classic": 0.0}
+MULTIPLAYER_ONLY = {"combat", "joust", "maze_craze", "warlords"}
+
+
+class EnvStep(NamedTuple):
+    """What `n` environments returned. Fresh arrays: they stay valid, and may be kept or written to."""
+
+    frame: np.ndarray  # uint8 [n, 84, 84], the newest preprocessed frame
+    reward: np.ndarray  # float32 [n], raw, not clipped
+    terminated: np.ndarray  # bool [n], the game ended (all lives)
+    truncated: np.ndarray  # bool [n], the game was cut off at `max_frames`; never together with `terminated`
+    life_lost: np.ndarray  # bool [n], a life was lost and the game goes on: a terminal for learning only
+    first: np.ndarray  # bool [n], `frame` starts a new game; the step that returned it ignored its action
+
+
+class EnvPool(Protocol):
+    """A pool of `num_envs` copies of one game that start a new game on the step after the end of the last one."""
+
+    num_envs: int
+    num_actions: int
+    action_meanings: tuple[str, ...]
+
+    def reset(self) -> EnvStep: ...
+    def send(self, actions: np.ndarray) -> None: ...
+    def recv(self) -> EnvStep: ...
+    def step(self, actions: np.ndarray) -> EnvStep: ...
+    def close(self) -> None: ...
+
+
+class _RawStep(NamedTuple):
+    """What both emulators can tell, before the marks that they disagree on."""
+
+    frame: np.ndarray  # uint8 [n, 84, 84]
+    reward: np.ndarray  # [n], raw
+    game_over: np.ndarray  # bool [n]
+    cut_off: np.ndarray  # bool [n]
+    lives: np.ndarray  # int [n]
+
+
+@cache
+def _rom_ids() -> dict[str, str]:
+    """CamelCase name -> ALE's rom id, for the games that one player can play."""
+    ids = (rom for rom in roms.get_all_rom_ids() if rom not in MULTIPLAYER_ONLY)
+    return {rom_id_to_name(rom): rom for rom in sorted(ids)}
+
+
+def list_games() -> tuple[str, ...]:
+    """The games that the installed ale-py has, in ALE's CamelCase (`MsPacman`)."""
+    return tuple(_rom_ids())
+
+
+def env_seeds(seed: int, num_envs: int) -> list[int]:
+    """`num_envs` different seeds in [0, 2**31) from one. Environment i's seed does not depend on `num_envs`."""
+    words = np.random.SeedSequence(seed).generate_state(2 * num_envs) >> 1  # twice as many: some may be equal
+    return list(dict.fromkeys(words.tolist()))[:num_envs]
+
+
+class _Pool:
+    """What the back ends share: checks, and the marks `life_lost` and `first`."""
+
+    def __init__(self, num_envs: int, action_meanings: tuple[str, ...]):
+        self.num_envs = num_envs
+        self.num_actions = len(action_meanings)
+        self.action_meanings = action_meanings
+        self._lives = np.zeros(num_envs, np.int32)
+        self._ended = np.ones(num_envs, bool)
+        self._started = self._pending = self._closed = False
+
+    def _reset(self) -> _RawStep:
+        raise NotImplementedError
+
+    def _send(self, actions: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def _recv(self) -> _RawStep:
+        raise NotImplementedError
+
+    def _free(self) -> None:
+        raise NotImplementedError
+
+    def reset(self) -> EnvStep:
+        """Starts a new game everywhere. The seeds count from the first reset; a later one goes on from there."""
+        self._check_open()
+        if self._pending:
+            self.recv()
+        self._started = True
+        self._ended = np.ones(self.num_envs, bool)
+        return self._mark(self._reset())
+
+    def send(self, actions: np.ndarray) -> None:
+        """Starts a step with `actions`, int [n], and returns at once; `recv` waits for it."""
+        self._check_open()
+        if not self._started or self._pending:
+            raise RuntimeError("EnvPool.send: call reset() first, then send() and recv() in turn")
+        actions = np.ascontiguousarray(actions, np.int32)
+        # Checked here because ale-py's recv() never returns after an action out of range.
+        if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() >= self.num_actions:
+            raise ValueError(
+                f"actions: expected [{self.num_envs}] in 0..{self.num_actions - 1}, got {actions}"
+            )
+        self._send(actions)
+        self._pending = True
+
+    def recv(self) -> EnvStep:
+        """Waits for the step that `send` started."""
+        self._check_open()
+        if not self._pending:
+            raise RuntimeError("EnvPool.recv: nothing was sent")
+        self._pending = False
+        return self._mark(self._recv())
+
+    def step(self, actions: np.ndarray) -> EnvStep:
+        """`send`, then `recv`."""
+        self.send(actions)
+        return self.recv()
+
+    def close(self) -> None:
+        """Frees the emulators. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._free()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("EnvPool: used after close()")
+
+    def _mark(self, raw: _RawStep) -> EnvStep:
+        first = self._ended
+        terminated = raw.game_over & ~first
+        truncated = raw.cut_off & ~raw.game_over & ~first
+        self._ended = terminated | truncated
+        # Lives at 0 while the game goes on (the last life's death scene) is not a life lost: the end of the game
+        # is about to come and is the terminal. The rule of OpenAI Baselines' EpisodicLifeEnv.
+        life_lost = (raw.lives < self._lives) & (raw.lives > 0) & ~self._ended & ~first
+        self._lives = raw.lives
+        return EnvStep(raw.frame, raw.reward.astype(np.float32), terminated, truncated, life_lost, first)
+
+
+class AlePool(_Pool):
+    """ale-py's `AtariVectorEnv`. Its arrays are made anew by each step, so nothing is copied here."""
+
+    def __init__(
+        self,
+        rom_id: str,
+        num_envs: int,
+        *,
+        seed: int,
+        num_threads: int,
+        sticky: float,
+        max_frames: int,
+        screen: bool,
+    ):
+        def make(**shape) -> AtariVectorEnv:
+            return AtariVectorEnv(
+                rom_id,
+                num_envs,
+                num_threads=num_threads,
+                max_num_frames_per_episode=max_frames,
+                repeat_action_probability=sticky,
+                stack_num=1,
+                frameskip=FRAME_SKIP,
+                maxpool=True,
+                noop_max=NOOP_MAX,
+                episodic_life=False,  # True would reset the whole game at each life
+                life_loss_info=False,  # so that `terminated` is the end of the game; lives come from info
+                reward_clipping=False,
+                use_fire_reset=True,
+                **shape,
+            )
+
+        self._games = make(img_height=FRAME_SIZE, img_width=FRAME_SIZE, grayscale=True)
+        height, width, _ = SCREEN_SHAPE
+        # The emulator is deterministic: a twin with the same seeds and actions shows the same games in colour.
+        self._twin = make(img_height=height, img_width=width, grayscale=False) if screen else None
+        self._screen: np.ndarray | None = None
+        self._seeds: np.ndarray | None = np.array(env_seeds(seed, num_envs))
+        super().__init__(num_envs, tuple(action.name for action in self._games.ale.get_action_set()))
+
+    def screen(self) -> np.ndarray:
+        """uint8 [n, 210, 160, 3]: the colour screens of the newest step (also the maximum of two frames)."""
+        if self._screen is None:
+            raise RuntimeError("EnvPool.screen: needs make_pool(..., screen=True) and a reset()")
+        return self._screen
+
+    def _reset(self) -> _RawStep:
+        frame, info = self._games.reset(seed=self._seeds)
+        if self._twin is not None:
+            self._screen = self._twin.reset(seed=self._seeds)[0][:, 0]
+        self._seeds = None
+        zeros = np.zeros(self.num_envs, bool)
+        return _RawStep(frame[:, 0], zeros, zeros, zeros, info["lives"])
+
+    def _send(self, actions: np.ndarray) -> None:
+        self._games.send(actions)
+        if self._twin is not None:
+            self._twin.send(actions)
+
+    def _recv(self) -> _RawStep:
+        frame, reward, terminated, truncated, info = self._games.recv()
+        if self._twin is not None:
+            screen, twin_reward, *_, twin_info = self._twin.recv()
+            same = np.array_equal(reward, twin_reward) and all(
+                np.array_equal(info[key], twin_info[key]) for key in ("lives", "frame_number")
+            )
+            if not same:
+                raise RuntimeError(
+                    "EnvPool.screen: the colour games are no longer in step with the played ones"
+                )
+            self._screen = screen[:, 0]
+        return _RawStep(frame[:, 0], reward, terminated, truncated, info["lives"])
+
+    def _free(self) -> None:
+        del self._games, self._twin
+
+
+def make_pool(
+    backend: str,
+    game: str,
+    num_envs: int,
+    *,
+    seed: int,
+    num_threads: int = 0,
+    protocol: str = "v5",
+    screen: bool = False,
+    max_frames: int = 108_000,
+) -> EnvPool:
+    """Makes `num_envs` copies of `game`.
+
+    Args:
+      backend: "ale".
+      game: ALE's CamelCase name, one of `list_games()`.
+      seed: >= 0. Environment i is seeded with `env_seeds(seed, num_envs)[i]`: the same seed and actions give the
+        same steps bit for bit, for any number of threads.
+      num_threads: emulation threads; 0 = one a core.
+      protocol: "v5" (sticky actions 0.25) or "classic" (NoFrameskip-v4: none).
+      screen: also offer `pool.screen()`, colour screens for videos (`ale` only; twice the work).
+      max_frames: emulator frames after which a game is cut off, a multiple of 4.
+
+    Raises:
+      ConfigError: a value that is not possible.
+    """
+    if game not in _rom_ids():
+        raise ConfigError(
+            "env.game", game, f"one of ale-py's {len(_rom_ids())} games in CamelCase, such as MsPacman"
+        )
+    if protocol not in STICKY:
+        raise ConfigError("env.protocol", protocol, f"one of {', '.join(STICKY)}")
+    if max_frames < FRAME_SKIP or max_frames % FRAME_SKIP:
+        raise ConfigError("max_frames", max_frames, f"a positive multiple of {FRAME_SKIP}")
+    for field, value, least in (
+        ("env.num_envs", num_envs, 1),
+        ("num_threads", num_threads, 0),
+        ("seed", seed, 0),
+    ):
+        if value < least:
+            raise ConfigError(field, value, f"an integer >= {least}")
+    sticky = STICKY[protocol]
+    if backend == "ale":
+        return AlePool(
+            _rom_ids()[game],
+            num_envs,
+            seed=seed,
+            num_threads=num_threads,
+            sticky=sticky,
+            max_frames=max_frames,
+            screen=screen,
+        )
+    raise ConfigError("env.backend", backend, "ale")
