@@ -1,0 +1,81 @@
+import pickle
+from collections import Counter
+
+import pytest
+
+from jaxrl_atari.envs import list_games
+from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.games import DEFAULT_GAE_LAMBDA, GAMES, parse_game, tuned_gae_lambda
+
+
+def test_every_game_of_the_emulator_has_a_row():
+    assert set(list_games()) == set(GAMES)
+
+
+def test_rows_hold_the_published_numbers():
+    qbert, pong, kaboom = GAMES["Qbert"], GAMES["Pong"], GAMES["Kaboom"]
+    assert (qbert.gae_lambda, qbert.reference_score, qbert.human) == (0.95, 15460.48, 13455.0)
+    assert (qbert.random_mean, qbert.random_std, qbert.dqn_random) == (164.0, 155.46, 163.9)
+    assert (pong.gae_lambda, pong.reference_score, pong.random_mean) == (0.85, 16.69, -20.25)
+    assert (kaboom.reference_score, kaboom.random_mean, kaboom.human) == (None, None, None)
+
+
+def test_the_default_lambda_is_the_most_frequent_tuned_one():
+    tuned = Counter(game.gae_lambda for game in GAMES.values() if game.reference_score is not None)
+    assert tuned.most_common(1)[0][0] == DEFAULT_GAE_LAMBDA
+    assert set(tuned) == {0.95, 0.85, 0.7}
+    assert tuned_gae_lambda("Kaboom") == DEFAULT_GAE_LAMBDA
+    assert tuned_gae_lambda("Breakout") == 0.7
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("Qbert", ("Qbert", None)),
+        ("qbert", ("Qbert", None)),
+        ("ms_pacman", ("MsPacman", None)),
+        ("MsPacman", ("MsPacman", None)),
+        ("Ms. Pac-Man", ("MsPacman", None)),
+        ("tic_tac_toe_3d", ("TicTacToe3D", None)),
+        ("ALE/Qbert-v5", ("Qbert", "v5")),
+        ("QbertNoFrameskip-v4", ("Qbert", "classic")),
+        ("ALE/MsPacman-v5", ("MsPacman", "v5")),
+    ],
+)
+def test_names_as_people_write_them(written, expected):
+    assert parse_game(written) == expected
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_every_canonical_name_means_itself(name):
+    assert parse_game(name) == (name, None)
+    assert parse_game(f"ALE/{name}-v5") == (name, "v5")
+    assert parse_game(f"{name}NoFrameskip-v4") == (name, "classic")
+
+
+@pytest.mark.parametrize(
+    "name", ["Qbert-v4", "Qbert-v5", "Qbert-v0", "QbertDeterministic-v4", "QbertNoFrameskip-v0", "ALE/Qbert-ram-v5"]
+)
+def test_versions_that_are_neither_protocol_are_refused_with_both_ways_out(name):
+    with pytest.raises(ConfigError, match=r"ALE/Qbert-v5 .* QbertNoFrameskip-v4"):
+        parse_game(name)
+
+
+@pytest.mark.parametrize(("typo", "meant"), [("Qbret", "Qbert"), ("breakut", "Breakout"), ("ALE/Pnog-v5", "Pong")])
+def test_an_unknown_game_is_answered_with_the_closest_names(typo, meant):
+    with pytest.raises(ConfigError, match=rf"env.game = '{typo}': expected .*did you mean .*{meant}"):
+        parse_game(typo)
+
+
+@pytest.mark.parametrize("name", ["", "xyzzyxyzzy", 3, None])
+def test_what_is_no_game_is_answered_with_an_example(name):
+    with pytest.raises(ConfigError, match="for example Qbert"):
+        parse_game(name)
+
+
+def test_errors_are_one_line_and_cross_processes():
+    error = ConfigError("ppo.gamma", 2, "a number\nfrom 0 to 1", "use 0.99")
+    assert str(error) == "ppo.gamma = 2: expected a number from 0 to 1; use 0.99"
+    assert isinstance(error, UserError) and isinstance(error, ValueError)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(pickle.loads(pickle.dumps(UserError("no\n  such file")))) == "no such file"
