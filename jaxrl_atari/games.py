@@ -1,13 +1,14 @@
 """The table of games: tuned lambda, reference, random and human scores, and the names that games go by.
 
-`data/atari_games.csv` has one row for each game that one player can play in ALE; an empty cell means not known:
+`atari_games.csv` has one row for each game that one player can play in ALE; an empty cell means not
+known:
 
-- `gae_lambda`, `slm_lab_ppo_10m`: lambda tuned per game and the score reached with it, published by SLM Lab for PPO
-  on ALE v5 (sticky actions) after 1e7 env steps, as `return_ma` averaged over sessions.
-- `random_v5_mean`, `random_v5_std`: mean and standard deviation of the return of uniformly random play under the
-  v5 protocol.
-- `dqn_random`, `dqn_human`: the random agent and the professional human tester of Mnih et al. 2015 (Nature 518:529,
-  extended data table 2), the pair by which human-normalised scores are defined.
+- `gae_lambda`, `slm_lab_ppo_10m`: lambda tuned per game and the score reached with it, published by SLM Lab
+  for PPO on ALE v5 (sticky actions) after 1e7 env steps, as `return_ma` averaged over sessions.
+- `random_v5_mean`, `random_v5_std`: mean and standard deviation of the return of uniformly random play under
+  the v5 protocol.
+- `dqn_random`, `dqn_human`: the random agent and the professional human tester of Mnih et al. 2015 (Nature
+  518:529, extended data table 2), the pair by which human-normalised scores are defined.
 
 Scores are raw returns of full games.
 """
@@ -44,19 +45,19 @@ def _read_games() -> dict[str, Game]:
     def number(cell: str) -> float | None:
         return float(cell) if cell else None
 
-    with resources.files("jaxrl_atari").joinpath("data/atari_games.csv").open(encoding="utf-8", newline="") as file:
-        return {
-            row["game"]: Game(
-                name=row["game"],
-                gae_lambda=float(row["gae_lambda"] or DEFAULT_GAE_LAMBDA),
-                reference_score=number(row["slm_lab_ppo_10m"]),
-                random_mean=number(row["random_v5_mean"]),
-                random_std=number(row["random_v5_std"]),
-                dqn_random=number(row["dqn_random"]),
-                human=number(row["dqn_human"]),
-            )
-            for row in csv.DictReader(file)
-        }
+    table = resources.files("jaxrl_atari").joinpath("atari_games.csv").read_text(encoding="utf-8")
+    return {
+        row["game"]: Game(
+            name=row["game"],
+            gae_lambda=float(row["gae_lambda"] or DEFAULT_GAE_LAMBDA),
+            reference_score=number(row["slm_lab_ppo_10m"]),
+            random_mean=number(row["random_v5_mean"]),
+            random_std=number(row["random_v5_std"]),
+            dqn_random=number(row["dqn_random"]),
+            human=number(row["dqn_human"]),
+        )
+        for row in csv.DictReader(table.splitlines())
+    }
 
 
 GAMES: Mapping[str, Game] = MappingProxyType(_read_games())
@@ -80,8 +81,9 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
     | `ALE/Qbert-v5` | `v5` |
     | `QbertNoFrameskip-v4` | `classic` |
 
-    Other versioned names are refused: `Qbert-v4` repeats an action 2 to 4 frames at random, `Qbert-v5` is with sticky
-    actions in Gymnasium and without them in EnvPool, `-ram-` is no image. None of them is one protocol of ours.
+    Other versioned names are refused: `Qbert-v4` repeats an action 2 to 4 frames at random, `Qbert-v5` is
+    with sticky actions in Gymnasium and without them in EnvPool, `-ram-` is no image. None of them is one
+    protocol of ours.
 
     Raises:
       ConfigError: no such game (the error names the closest ones), or a version that is not one of the above.

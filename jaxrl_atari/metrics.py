@@ -1,0 +1,254 @@
+"""Figures of merit of sessions, trials and lists of games: pure functions of arrays and tables.
+
+A session's table is `metrics.csv` as columns: one float64 array `[N]` for each name, one entry for each log
+point. At log point i = 1..N:
+
+- `return_mean`, R_i: mean raw return of the last 100 finished full games (all lives). NaN before the first
+  one ends; such log points are left out of every figure here.
+- `return_ma`: mean of the last 100 R_i, of as many as there are at the start. With a log point every 10,000
+  env steps, it covers the last 1M env steps. Scores are quoted in it.
+- `env_steps`: agent decisions so far, 4 emulator frames each. `optimizer_steps`: gradient steps so far.
+
+Strength, efficiency, stability and consistency are SLM Lab's trial metrics (Keng & Graesser, `slm_lab/lib`),
+with str_i = R_i - (mean return of random play): they ask how much better than random play, how early, how
+steadily, and how alike over sessions. They are ratios of sums of str_i, and say something where these sums
+are positive; a quotient with a zero denominator is NaN.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxrl_atari.games import Game
+
+Table = Mapping[str, np.ndarray]
+"""A session's log points: column name -> float64 `[N]`."""
+
+WINDOW = 100
+"""Log points in the window of `return_ma`."""
+
+SESSION_FIGURES = {
+    "final_return_ma": "final return_ma",
+    "max_return_ma": "max return_ma",
+    "strength": "strength",
+    "max_strength": "max strength",
+    "final_strength": "final strength",
+    "sample_efficiency": "sample efficiency",
+    "training_efficiency": "training efficiency",
+    "stability": "stability",
+    "human_normalised_score": "human-normalised",
+    "env_steps": "env steps",
+    "episodes": "games",
+    "wall_hours": "hours",
+    "sps": "SPS",
+    "gpu_busy_percent": "GPU busy %",
+    "gpu_memory_gib": "GPU memory, GiB",
+    "rss_gib": "RSS, GiB",
+}
+"""The figures of a session in a trial's summary, and how they are printed; a trial's is the mean over sessions."""
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return float(numerator / denominator) if denominator else float("nan")
+
+
+def moving_average(points: ArrayLike, window: int = WINDOW) -> np.ndarray:
+    """Mean of the last `window` points at each point, of as many as there are at the start: `[N]` -> float64 `[N]`.
+
+    y_i = mean(x_max(1, i - window + 1) .. x_i). NaN points are not points: they enter no mean, take no place
+    in the window, and stay NaN.
+    """
+    points = np.asarray(points, np.float64)
+    average = np.full_like(points, np.nan)
+    is_point = np.isfinite(points)
+    kept = points[is_point]
+    average[is_point] = [kept[max(0, i - window + 1) : i + 1].mean() for i in range(len(kept))]
+    return average
+
+
+def strength(strengths: ArrayLike) -> float:
+    """Mean of str_i `[N]`: 1/N sum_i str_i."""
+    strengths = np.asarray(strengths)
+    return _ratio(strengths.sum(), strengths.size)
+
+
+def efficiency(strengths: ArrayLike, steps: ArrayLike) -> float:
+    """sum_i (str_i / t_i) / sum_i str_i, in 1 / step; larger is earlier. Both `[N]`, every t_i > 0.
+
+    With t in env steps it is the sample efficiency, in optimiser steps the training efficiency.
+    """
+    strengths = np.asarray(strengths, np.float64)
+    return _ratio((strengths / np.asarray(steps)).sum(), strengths.sum())
+
+
+def stability(strengths: ArrayLike) -> float:
+    """1 - |sum_{i<N} min(str_{i+1} - str_i, 0) / sum_{i<N} str_i|; `[N]`, N > 1; 1 where it never falls."""
+    strengths = np.asarray(strengths, np.float64)
+    falls = np.minimum(np.diff(strengths), 0.0).sum()
+    return 1.0 - abs(_ratio(falls, strengths[:-1].sum()))
+
+
+def consistency(strengths: ArrayLike) -> float:
+    """1 - sum_i 2 std_j(str_ij) / sum_i mean_j(str_ij) for str_ij `[sessions, N]`; 1 where all sessions are the same.
+
+    std is the population standard deviation (divided by the number of sessions), as everywhere in this
+    module.
+    """
+    strengths = np.asarray(strengths, np.float64)
+    return 1.0 - _ratio(2.0 * strengths.std(axis=0).sum(), strengths.mean(axis=0).sum())
+
+
+def human_normalised(score: float, game: Game) -> float | None:
+    """(score - random) / (human - random), both of Mnih et al. 2015: 0 is random, 1 human; None where not known."""
+    if game.human is None or game.dqn_random is None:
+        return None
+    return (score - game.dqn_random) / (game.human - game.dqn_random)
+
+
+def reference_normalised(score: float, game: Game) -> float | None:
+    """(score - random) / (reference - random): 1 reaches the reference.
+
+    None where there is no reference, or it is no better than random play (Skiing, Solaris). Unlike ours /
+    reference, it keeps its sense for games with negative scores.
+    """
+    if game.reference_score is None or game.random_mean is None or game.reference_score <= game.random_mean:
+        return None
+    return (score - game.random_mean) / (game.reference_score - game.random_mean)
+
+
+def session_figures(table: Table, game: Game) -> dict[str, float | None]:
+    """The figures of one session, `SESSION_FIGURES` by name; None where there is nothing to compute one from.
+
+    `sps` is the median over log points, so that a compilation or a checkpoint does not colour it;
+    `gpu_busy_percent` the mean; the memories the maximum.
+    """
+    started = np.isfinite(table["return_mean"]) & (table["env_steps"] > 0)
+    returns, return_ma = table["return_mean"][started], table["return_ma"][started]
+    figures: dict[str, float | None] = dict.fromkeys(SESSION_FIGURES)
+    if returns.size:
+        figures["final_return_ma"] = float(return_ma[-1])
+        figures["max_return_ma"] = float(return_ma.max())
+        figures["human_normalised_score"] = human_normalised(float(return_ma[-1]), game)
+    if returns.size and game.random_mean is not None:
+        strengths = returns - game.random_mean
+        figures["strength"] = strength(strengths)
+        figures["max_strength"] = float(strengths.max())
+        figures["final_strength"] = float(strengths[-1])
+        figures["sample_efficiency"] = efficiency(strengths, table["env_steps"][started])
+        trained = table["optimizer_steps"][started] > 0
+        figures["training_efficiency"] = efficiency(strengths[trained], table["optimizer_steps"][started][trained])
+        figures["stability"] = stability(strengths)
+    figures["env_steps"] = float(table["env_steps"][-1])
+    figures["episodes"] = float(table["episodes"][-1])
+    figures["wall_hours"] = float(table["wall_seconds"][-1]) / 3600.0
+    for name, reduce in {
+        "sps": np.median,
+        "gpu_busy_percent": np.mean,
+        "gpu_memory_gib": np.max,
+        "rss_gib": np.max,
+    }.items():
+        values = table[name][np.isfinite(table[name])] if name in table else np.empty(0)
+        figures[name] = float(reduce(values)) if values.size else None
+    return {name: None if value is None or np.isnan(value) else value for name, value in figures.items()}
+
+
+def align_sessions(tables: Sequence[Table], column: str) -> tuple[np.ndarray, np.ndarray]:
+    """One column of several sessions on common env steps: (env_steps `[N]`, values `[sessions, N]`).
+
+    The grid is the log points of the session that has come furthest. Sessions of one config log at the same
+    env steps, so this mostly picks rows; where they differ, values are interpolated linearly between log
+    points. A session is NaN before its first finite value and beyond its last log point (a last log point
+    less than one interval short of the grid's still counts: its value is held), so that a running trial can
+    be drawn too.
+    """
+    furthest = max(tables, key=lambda table: table["env_steps"][-1])
+    grid = np.asarray(furthest["env_steps"], np.float64)
+    interval = float(np.median(np.diff(grid))) if grid.size > 1 else 0.0
+    values = np.full((len(tables), grid.size), np.nan)
+    for row, table in zip(values, tables, strict=True):
+        known = np.isfinite(table[column])
+        steps = table["env_steps"][known]
+        if steps.size:
+            inside = (grid >= steps[0]) & ((grid <= steps[-1]) | (grid < steps[-1] + interval))
+            row[inside] = np.interp(grid[inside], steps, table[column][known])
+    return grid, values
+
+
+def _mean_and_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    known = [value for value in values if value is not None]
+    return (float(np.mean(known)), float(np.std(known))) if known else (None, None)
+
+
+def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, Any]:
+    """A trial's summary, ready for JSON: what is not known is None.
+
+    The score is the mean over sessions of the final `return_ma`. `mean` and `std` hold mean and population
+    standard deviation over sessions of each of `SESSION_FIGURES`, which `sessions` lists one by one.
+    `consistency` is over the log points that all sessions have reached, and None for a single session.
+
+    Args:
+      session_tables: at least one table of at least one row.
+      game: its random score is subtracted in the strengths.
+    """
+    sessions = [session_figures(table, game) for table in session_tables]
+    spread = {name: _mean_and_std([figures[name] for figures in sessions]) for name in SESSION_FIGURES}
+    score, score_std = spread["final_return_ma"]
+    alike = None
+    if len(session_tables) > 1 and game.random_mean is not None:
+        _, returns = align_sessions(session_tables, "return_mean")
+        shared = np.isfinite(returns).all(axis=0)
+        value = consistency(returns[:, shared] - game.random_mean)
+        alike = None if np.isnan(value) else value
+    return {
+        "game": game.name,
+        "score": score,
+        "score_std": score_std,
+        "reference_score": game.reference_score,
+        "random_score": game.random_mean,
+        "human_score": game.human,
+        "reference_normalised_score": None if score is None else reference_normalised(score, game),
+        "human_normalised_score": None if score is None else human_normalised(score, game),
+        "consistency": alike,
+        "mean": {name: mean for name, (mean, _) in spread.items()},
+        "std": {name: std for name, (_, std) in spread.items()},
+        "sessions": sessions,
+    }
+
+
+def interquartile_mean(scores: ArrayLike) -> float:
+    """Mean of the middle half of all scores, of any shape: floor(n / 4) are cut at either end (Agarwal et al. 2021)."""
+    scores = np.sort(np.asarray(scores, np.float64), axis=None)
+    cut = scores.size // 4
+    return float(scores[cut : scores.size - cut].mean())
+
+
+def aggregate_games(
+    scores: Mapping[str, Sequence[float]], resamples: int = 2000, confidence: float = 0.95, seed: int = 0
+) -> dict[str, Any]:
+    """Aggregate of normalised scores over games, with intervals from the stratified bootstrap, ready for JSON.
+
+    Median: over games, of the mean over sessions. IQM: `interquartile_mean` of all sessions of all games. The
+    bootstrap draws each game's sessions again with replacement and keeps the games; the interval is between
+    the percentiles (1 - confidence) / 2 and (1 + confidence) / 2 of the resampled figures. (Agarwal et al.
+    2021, "Deep RL at the Edge of the Statistical Precipice", arXiv:2108.13264.) With one session a game the
+    interval is a point.
+
+    Args:
+      scores: game -> the normalised score of each of its sessions, at least one; games may have different
+      numbers.
+    """
+
+    def figures(per_game: Sequence[np.ndarray]) -> tuple[float, float]:
+        return float(np.median([runs.mean() for runs in per_game])), interquartile_mean(np.concatenate(per_game))
+
+    runs = [np.asarray(sessions, np.float64) for sessions in scores.values()]
+    rng = np.random.default_rng(seed)
+    resampled = [figures([rng.choice(sessions, sessions.size) for sessions in runs]) for _ in range(resamples)]
+    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
+    summary: dict[str, Any] = {"games": len(runs), "confidence": confidence}
+    for name, value, draws in zip(("median", "iqm"), figures(runs), zip(*resampled, strict=True), strict=True):
+        summary[name] = value
+        summary[f"{name}_interval"] = [float(bound) for bound in np.quantile(draws, tails)]
+    return summary

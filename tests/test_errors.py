@@ -1,0 +1,12 @@
+import pickle
+
+from jaxrl_atari.errors import ConfigError, UserError
+
+
+def test_errors_are_one_line_and_cross_processes():
+    error = ConfigError("ppo.gamma", 2, "a number\nfrom 0 to 1", "use 0.99")
+    assert str(error) == "ppo.gamma = 2: expected a number from 0 to 1; use 0.99"
+    assert isinstance(error, UserError)
+    assert isinstance(error, ValueError)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(pickle.loads(pickle.dumps(UserError("no\n  such file")))) == "no such file"

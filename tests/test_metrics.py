@@ -1,0 +1,392 @@
+import json
+
+import numpy as np
+import pytest
+from scipy import stats  # a dependency of JAX
+
+from jaxrl_atari import metrics
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.games import GAMES, Game
+from jaxrl_atari.results import (
+    REQUIRED_COLUMNS,
+    read_config,
+    read_metrics,
+    read_sessions,
+    session_dirs,
+    summary_table,
+    write_trial_summary,
+)
+
+NAN = np.nan
+# Random play scores 10, so that str_i = return_mean - 10.
+GAME = Game("Qbert", 0.95, reference_score=110.0, random_mean=10.0, random_std=1.0, dqn_random=20.0, human=70.0)
+
+
+def table(return_mean, env_steps=None, **columns):
+    """A session's table with the given returns, a log point every 100 env steps, 4 optimiser steps between two."""
+    count = len(return_mean)
+    steps = 100.0 * np.arange(1, count + 1) if env_steps is None else np.asarray(env_steps, float)
+    filled = {name: np.zeros(count) for name in REQUIRED_COLUMNS}
+    filled |= {
+        "env_steps": steps,
+        "optimizer_steps": steps / 25,
+        "wall_seconds": steps * 0.36,
+        "sps": np.full(count, 500.0),
+        "episodes": np.arange(count) * 1.0,
+        "return_mean": np.asarray(return_mean, float),
+        "return_ma": metrics.moving_average(return_mean),
+    }
+    return filled | {name: np.asarray(column, float) for name, column in columns.items()}
+
+
+def write_metrics(session_dir, columns):
+    session_dir.mkdir(parents=True)
+    rows = [
+        ",".join("" if np.isnan(cell) else repr(float(cell)) for cell in row)
+        for row in zip(*columns.values(), strict=True)
+    ]
+    (session_dir / "metrics.csv").write_text("\n".join([",".join(columns), *rows]) + "\n")
+
+
+def write_run(run_dir, tables, game="Qbert", protocol="auto", total_env_steps=400, name="trial"):
+    for index, columns in enumerate(tables):
+        write_metrics(run_dir / f"session_{index}", columns)
+    config = {
+        "name": name,
+        "seed": 0,
+        "sessions": len(tables),
+        "total_env_steps": total_env_steps,
+        "env": {"game": game, "protocol": protocol, "num_envs": 2},
+        "ppo": {"rollout_length": 8},
+    }
+    (run_dir / "config.json").write_text(json.dumps({"config": config, "versions": {}}))
+    return run_dir
+
+
+# The figures, with numbers worked out by hand.
+
+
+def test_moving_average_is_over_the_last_points_and_over_fewer_at_the_start():
+    np.testing.assert_allclose(metrics.moving_average([1, 2, 3, 4, 8], window=3), [1, 1.5, 2, 3, 5])
+
+
+def test_moving_average_knows_no_points_before_the_first_game_ends():
+    np.testing.assert_allclose(metrics.moving_average([NAN, NAN, 2, 4, 6], window=2), [NAN, NAN, 2, 3, 5])
+    np.testing.assert_allclose(metrics.moving_average([2, NAN, 4, 6], window=2), [2, NAN, 3, 5])
+    assert np.isnan(metrics.moving_average([NAN, NAN])).all()
+    assert metrics.moving_average([]).shape == (0,)
+
+
+def test_return_ma_covers_a_hundred_log_points():
+    points = np.arange(1.0, 151.0)
+    assert metrics.moving_average(points)[-1] == pytest.approx(100.5)  # mean of 51 .. 150
+    assert metrics.moving_average(points)[99] == pytest.approx(50.5)  # mean of 1 .. 100
+
+
+def test_strength():
+    assert metrics.strength([0, 10, 20, 10]) == 10
+
+
+def test_efficiency():
+    # (0/100 + 10/200 + 20/300 + 10/400) / 40 = (0.05 + 0.066667 + 0.025) / 40
+    assert metrics.efficiency([0, 10, 20, 10], [100, 200, 300, 400]) == pytest.approx(0.1416667 / 40, rel=1e-6)
+    # All strength at one time: the efficiency is one over that time.
+    assert metrics.efficiency([0, 5, 0], [1, 50, 100]) == pytest.approx(1 / 50)
+
+
+def test_stability():
+    # The falls are -10 and -5; the strengths before the last are 0 + 20 + 10 + 30 = 60.
+    assert metrics.stability([0, 20, 10, 30, 25]) == pytest.approx(1 - 15 / 60)
+    assert metrics.stability([1, 2, 3]) == 1
+    # One that loses everything at once: 1 - |-20 / 20|.
+    assert metrics.stability([20, 0]) == 0
+
+
+def test_consistency():
+    # Stds 0, 5, 10 (population), means 10, 15, 20: 1 - 2 * 15 / 45.
+    assert metrics.consistency([[10, 10, 10], [10, 20, 30]]) == pytest.approx(1 - 30 / 45)
+    assert metrics.consistency([[1, 2], [1, 2], [1, 2]]) == 1
+
+
+def test_a_zero_denominator_is_nan_without_a_warning():
+    for value in (
+        metrics.strength([]),
+        metrics.efficiency([0, 0], [1, 2]),
+        metrics.stability([3]),
+        metrics.stability([1, -1, 5]),
+        metrics.consistency([[1, -1], [1, -1]]),
+    ):
+        assert np.isnan(value)
+
+
+def test_normalised_scores():
+    assert metrics.human_normalised(45, GAME) == 0.5  # (45 - 20) / (70 - 20)
+    assert metrics.reference_normalised(60, GAME) == 0.5  # (60 - 10) / (110 - 10)
+    assert metrics.human_normalised(15460.48, GAMES["Qbert"]) == pytest.approx(15296.58 / 13291.1)
+    assert metrics.reference_normalised(-8.105, GAMES["DoubleDunk"]) == pytest.approx(9.995 / 15.07)
+    assert metrics.human_normalised(5.0, GAMES["Kaboom"]) is None
+    assert metrics.reference_normalised(5.0, GAMES["Kaboom"]) is None
+    assert metrics.reference_normalised(-20000.0, GAMES["Skiing"]) is None  # its reference is below random play
+
+
+def test_session_figures_leave_out_the_log_points_before_the_first_game_ends():
+    session = table([NAN, 10, 20, 30, 20], gpu_busy_percent=[NAN, 90, 80, 70, 80])
+    figures = metrics.session_figures(session, GAME)
+    # Strengths 0, 10, 20, 10 at env steps 200, 300, 400, 500 and optimiser steps 8, 12, 16, 20.
+    assert figures["strength"] == 10
+    assert figures["max_strength"] == 20
+    assert figures["final_strength"] == 10
+    assert figures["sample_efficiency"] == pytest.approx((10 / 300 + 20 / 400 + 10 / 500) / 40)
+    assert figures["training_efficiency"] == pytest.approx((10 / 12 + 20 / 16 + 10 / 20) / 40)
+    assert figures["stability"] == pytest.approx(1 - 10 / 30)
+    assert figures["final_return_ma"] == 20  # mean of 10, 20, 30, 20
+    assert figures["max_return_ma"] == 20
+    assert figures["human_normalised_score"] == 0
+    assert figures["wall_hours"] == pytest.approx(0.05)  # 500 * 0.36 s
+    assert (figures["env_steps"], figures["episodes"], figures["sps"]) == (500, 4, 500)
+    assert figures["gpu_busy_percent"] == 80
+    assert figures["rss_gib"] is None
+
+
+def test_a_session_without_a_finished_game_has_counters_and_no_score():
+    figures = metrics.session_figures(table([NAN, NAN]), GAME)
+    known = {name for name, value in figures.items() if value is not None}
+    assert known == {"env_steps", "episodes", "wall_hours", "sps"}
+
+
+def test_a_game_without_a_random_score_has_a_score_and_no_strength():
+    figures = metrics.session_figures(table([1, 2, 3]), GAMES["Kaboom"])
+    assert figures["final_return_ma"] == 2
+    assert figures["strength"] is None
+    assert figures["human_normalised_score"] is None
+
+
+# Several sessions.
+
+
+def test_sessions_that_log_together_are_aligned_row_by_row():
+    grid, values = metrics.align_sessions([table([1, 2, 3]), table([NAN, 4, 5])], "return_mean")
+    np.testing.assert_array_equal(grid, [100, 200, 300])
+    np.testing.assert_array_equal(values, [[1, 2, 3], [NAN, 4, 5]])
+
+
+def test_sessions_that_log_apart_are_interpolated_within_their_own_range():
+    longer = table([0, 0, 0, 0], env_steps=[100, 200, 300, 400])
+    shorter = table([10, 20], env_steps=[150, 250])
+    grid, values = metrics.align_sessions([shorter, longer], "return_mean")
+    np.testing.assert_array_equal(grid, [100, 200, 300, 400])
+    # 200 is half way from 10 to 20; 300 is half an interval after the last point, which is held; 400 is too
+    # far.
+    np.testing.assert_allclose(values[0], [NAN, 15, 20, NAN])
+
+
+def test_an_interrupted_session_does_not_shorten_the_others():
+    _, values = metrics.align_sessions([table([1, 2]), table([3, 4, 5, 6])], "return_mean")
+    np.testing.assert_array_equal(values, [[1, 2, NAN, NAN], [3, 4, 5, 6]])
+
+
+def test_trial_aggregation():
+    trial = metrics.aggregate_trial([table([20, 40]), table([40, 80, 120])], GAME)
+    # Final return_ma 30 and 80: score 55, std 25. Strengths 20 (of 10, 30) and 70 (of 30, 70, 110).
+    assert (trial["score"], trial["score_std"]) == (55, 25)
+    assert (trial["mean"]["strength"], trial["std"]["strength"]) == (45, 25)
+    assert trial["mean"]["final_strength"] == 70
+    assert trial["reference_normalised_score"] == 0.45
+    assert trial["human_normalised_score"] == 0.7
+    # Over the two shared log points: stds 10 and 20, mean strengths 20 and 50.
+    assert trial["consistency"] == pytest.approx(1 - 2 * 30 / 70)
+    assert [session["final_return_ma"] for session in trial["sessions"]] == [30, 80]
+    json.dumps(trial, allow_nan=False)
+
+
+def test_a_single_session_and_one_without_games_make_a_trial_too():
+    alone = metrics.aggregate_trial([table([20, 40])], GAME)
+    assert (alone["score"], alone["score_std"], alone["consistency"]) == (30, 0, None)
+    empty = metrics.aggregate_trial([table([NAN]), table([NAN])], GAME)
+    assert (empty["score"], empty["consistency"], empty["reference_normalised_score"]) == (None, None, None)
+    half = metrics.aggregate_trial([table([NAN, NAN]), table([20, 40])], GAME)
+    assert half["score"] == 30
+    json.dumps([alone, empty, half], allow_nan=False)
+
+
+# Many games.
+
+
+def test_interquartile_mean():
+    assert metrics.interquartile_mean([100, 1, 2, 3]) == 2.5
+    assert metrics.interquartile_mean([[0, 8], [1, 2], [3, 4], [5, 1000]]) == 3.5  # of 2, 3, 4, 5
+    assert metrics.interquartile_mean([1, 2, 6]) == 3  # floor(3 / 4) = 0 are cut
+
+
+def test_interquartile_mean_equals_scipys_trimmed_mean():
+    for size in range(1, 30):
+        scores = np.random.default_rng(size).normal(size=size)
+        assert metrics.interquartile_mean(scores) == pytest.approx(stats.trim_mean(scores, 0.25))
+
+
+def test_aggregate_over_games():
+    summary = metrics.aggregate_games({"A": [0.0, 2.0], "B": [5.0, 5.0], "C": [9.0, 11.0, 10.0]}, resamples=500)
+    assert summary["median"] == 5  # of the means 1, 5, 10
+    assert summary["iqm"] == pytest.approx((2 + 5 + 5 + 9 + 10) / 5)  # without 0 and 11
+    # B's sessions are equal and lie between A's and C's: no resampling can move the median.
+    assert summary["median_interval"] == [5, 5]
+    low, high = summary["iqm_interval"]
+    assert low < summary["iqm"] < high
+    assert summary == metrics.aggregate_games({"A": [0.0, 2.0], "B": [5.0, 5.0], "C": [9.0, 11.0, 10.0]}, resamples=500)
+
+
+def test_the_bootstrap_is_stratified():
+    # Each game's sessions are equal: however they are drawn again within their game, nothing moves. Drawn
+    # over all games, games would come and go and the interval would not be a point.
+    summary = metrics.aggregate_games({"A": [0.0, 0.0], "B": [1.0, 1.0], "C": [9.0, 9.0]}, resamples=200)
+    assert summary["median_interval"] == [1, 1]
+    assert summary["iqm_interval"] == [summary["iqm"], summary["iqm"]]
+
+
+def test_the_bootstrap_interval_is_that_of_the_mean_where_theory_gives_it():
+    # One game, median = mean of its n sessions: the interval is about mean +- 1.96 std / sqrt(n).
+    scores = np.random.default_rng(0).normal(1.0, 2.0, size=100)
+    low, high = metrics.aggregate_games({"A": scores.tolist()}, resamples=4000)["median_interval"]
+    half_width = 1.96 * scores.std() / 10
+    assert low == pytest.approx(scores.mean() - half_width, abs=0.06)
+    assert high == pytest.approx(scores.mean() + half_width, abs=0.06)
+
+
+# Files.
+
+
+def test_metrics_are_read_as_they_were_written(tmp_path):
+    session = table([NAN, 20.5, 31.25], gpu_busy_percent=[NAN, 91.5, 92.0])
+    write_metrics(tmp_path / "session_0", session)
+    read = read_metrics(tmp_path / "session_0")
+    assert list(read) == list(session)
+    for name, column in session.items():
+        np.testing.assert_array_equal(read[name], column)
+
+
+def test_a_last_line_that_was_cut_short_is_dropped_with_a_note(tmp_path, caplog):
+    write_metrics(tmp_path / "session_0", table([1, 2, 3]))
+    path = tmp_path / "session_0" / "metrics.csv"
+    whole = path.read_text()
+    for cut in (1, 2, 40):  # without its line feed, without its last digit, in its middle
+        caplog.clear()
+        path.write_text(whole[:-cut])
+        np.testing.assert_array_equal(read_metrics(path.parent)["return_mean"], [1, 2])
+        assert "line 4 is cut short" in caplog.text
+
+
+def test_rows_that_a_resumed_session_logged_again_replace_the_old_ones(tmp_path):
+    session = table([1, 2, 3, 20, 30, 40], env_steps=[100, 200, 300, 200, 300, 400])
+    write_metrics(tmp_path / "session_0", session)
+    read = read_metrics(tmp_path / "session_0")
+    np.testing.assert_array_equal(read["env_steps"], [100, 200, 300, 400])
+    np.testing.assert_array_equal(read["return_mean"], [1, 20, 30, 40])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: "", "holds no log point yet"),
+        (lambda text: text.splitlines()[0] + "\n", "holds no log point yet"),
+        (lambda text: text.splitlines()[0] + "\n1.0,2", "holds no log point yet"),
+        (lambda text: text.replace("return_ma,", "", 1), "has no column return_ma"),
+        (lambda text: text.replace("100.0,", "1oo.0,", 1), "line 2 is not 17 numbers"),
+        (lambda text: text.replace("\n100.0,", "\n", 1), "line 2 is not 17 numbers"),
+    ],
+)
+def test_what_is_no_metrics_file_is_one_clear_line(tmp_path, change, message):
+    write_metrics(tmp_path / "session_0", table([1, 2]))
+    path = tmp_path / "session_0" / "metrics.csv"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(UserError, match=message) as caught:
+        read_metrics(path.parent)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_metrics_file_is_one_clear_line(tmp_path):
+    with pytest.raises(UserError, match=r"metrics\.csv: cannot be read \(No such file or directory\)"):
+        read_metrics(tmp_path)
+
+
+def test_session_directories_are_in_the_order_of_their_numbers(tmp_path):
+    for name in ("session_10", "session_2", "session_0", "session_x", "graphs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "session_3").write_text("not a directory")
+    assert [path.name for path in session_dirs(tmp_path)] == ["session_0", "session_2", "session_10"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"holds no config\.json"),
+        ("{", "is not the config of a run"),
+        ("[]", "is not the config of a run"),
+        ('{"config": {}}', "is not the config of a run"),
+        ('{"config": {"env": {"game": "Qbret", "protocol": "auto"}}}', "did you mean Qbert"),
+    ],
+)
+def test_a_bad_config_is_one_clear_line(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_config(tmp_path)
+
+
+def test_a_missing_run_directory_is_one_clear_line(tmp_path):
+    with pytest.raises(UserError, match="no such run directory"):
+        write_trial_summary(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("game", "protocol", "expected"),
+    [
+        ("qbert", "auto", ("Qbert", "v5")),
+        ("QbertNoFrameskip-v4", "auto", ("Qbert", "classic")),
+        ("Qbert", "classic", ("Qbert", "classic")),
+    ],
+)
+def test_the_config_is_read_with_its_protocol_in_force(tmp_path, game, protocol, expected):
+    config = read_config(write_run(tmp_path, [table([1])], game=game, protocol=protocol))
+    assert (config["env"]["game"], config["env"]["protocol"]) == expected
+
+
+def test_the_trial_summary_is_written_and_printed(tmp_path):
+    run_dir = write_run(tmp_path / "run", [table([1000, 2000, 3000, 4000]), table([2000, 3000, 4000, 5000])])
+    summary = write_trial_summary(run_dir)
+    assert json.loads((run_dir / "trial.json").read_text()) == summary
+    assert (summary["game"], summary["protocol"], summary["complete"]) == ("Qbert", "v5", True)
+    assert (summary["score"], summary["score_std"]) == (3000, 500)
+    assert [session["session"] for session in summary["sessions"]] == ["session_0", "session_1"]
+    assert not list(run_dir.glob("*.partial"))
+    text = summary_table(summary)
+    lines = {" ".join(line.split()) for line in text.splitlines()}
+    assert "trial: Qbert, protocol v5, 2 sessions, 400 env steps each" in lines
+    assert "final return_ma 3,000.00 500.00 2,500.00 3,500.00" in lines
+    assert "reference score 15,460 SLM Lab's PPO, protocol v5, 10,000,000 env steps" in lines
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_trial_that_still_runs_is_not_complete(tmp_path, caplog):
+    run_dir = write_run(tmp_path / "run", [table([1, 2, 3, 4]), table([2, 3])])
+    (run_dir / "session_2").mkdir()
+    summary = write_trial_summary(run_dir)
+    assert not summary["complete"]
+    assert len(summary["sessions"]) == 2
+    assert "(not complete)" in summary_table(summary)
+    assert "left out" in caplog.text
+    assert "session_2" in caplog.text
+
+
+def test_a_game_that_nobody_has_scored_has_a_summary_too(tmp_path):
+    summary = write_trial_summary(write_run(tmp_path / "run", [table([NAN, 1])], game="Kaboom"))
+    assert "reference score -" in " ".join(summary_table(summary).split())
+
+
+def test_a_run_without_any_metrics_says_what_is_missing(tmp_path):
+    (tmp_path / "session_0").mkdir()
+    with pytest.raises(UserError, match=r"session_0/metrics\.csv: cannot be read"):
+        read_sessions(tmp_path)
+    (tmp_path / "session_0").rmdir()
+    with pytest.raises(UserError, match="holds no session_0"):
+        read_sessions(tmp_path)
