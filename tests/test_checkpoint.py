@@ -1,0 +1,322 @@
+"""Checkpoints on real orbax: what comes back, what is kept, what is said when something is wrong."""
+
+import json
+import logging
+import math
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_atari.checkpoint import FORMAT_VERSION, Checkpoints
+from jaxrl_atari.config import Config
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.networks import NatureActorCritic
+from jaxrl_atari.ppo import TrainState, init_train_state
+
+NAN = math.nan
+
+
+def small_arrays(value, actions=6):
+    """A train state of the right kind and little size."""
+    params = {"policy": {"bias": jnp.full(actions, value, jnp.float32)}, "value": {"bias": jnp.zeros(1)}}
+    state = TrainState(params, (jnp.full(actions, -value, jnp.float32),), jnp.int32(value))
+    return {"train_state": state, "key": jax.random.key(value)}
+
+
+def save(checkpoints, step, score, arrays=None):
+    checkpoints.save(step, arrays or small_arrays(step), {"seed": 3}, score)
+
+
+@pytest.fixture
+def session(tmp_path):
+    """A session with checkpoints at 10 (the best) and 20."""
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 10, 5.0)
+    save(checkpoints, 20, 4.0)
+    checkpoints.close()
+    return tmp_path
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        np.testing.assert_array_equal(x, y)
+
+
+def test_train_state_comes_back_bit_for_bit(tmp_path):
+    network = NatureActorCritic(num_actions=6)
+    shapes = jax.eval_shape(partial(init_train_state, network, Config().ppo), jax.random.key(0))
+    rng = np.random.default_rng(1)
+    state = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
+    arrays = {"train_state": state, "key": jax.random.key(7)}
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(2048, arrays, {"seed": 3, "statistics": {"returns": [1.5]}}, NAN)
+    checkpoints.close()
+
+    other = {"train_state": jax.tree.map(jnp.zeros_like, state), "key": jax.random.key(0)}
+    reader = Checkpoints(tmp_path, read_only=True)
+    assert_same(reader.restore(2048, other), arrays)
+    meta = reader.read_meta(2048)
+    assert meta["env_steps"] == 2048
+    assert meta["format_version"] == FORMAT_VERSION
+    assert meta["seed"] == 3
+    assert meta["statistics"] == {"returns": [1.5]}
+    assert meta["shapes"]["train_state/params/policy/kernel"] == "float32[512, 6]"
+
+
+def test_arrays_may_be_donated_while_they_are_written(tmp_path):
+    double = jax.jit(lambda x: 2 * x, donate_argnums=0)
+    arrays = {"x": double(jnp.ones(2_000_000))}
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, arrays, {}, 0.0)
+    x = arrays["x"]
+    for _ in range(20):
+        x = double(x)
+    jax.block_until_ready(x)
+    checkpoints.wait()
+    np.testing.assert_array_equal(checkpoints.restore(1, {"x": x})["x"], np.full(2_000_000, 2.0))
+    checkpoints.close()
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept", "best"),
+    [
+        ([NAN], [1], 1),
+        ([NAN, NAN, NAN], [3], 3),  # no game has ended: the best is the latest
+        ([NAN, -5.0, NAN], [2, 3], 2),  # NaN loses, also against a negative score
+        ([5.0, 7.0, 3.0, 4.0], [2, 4], 2),
+        ([5.0, 7.0, 7.0], [3], 3),  # of equals, the newest
+        ([1.0, 2.0, 3.0], [3], 3),
+    ],
+)
+def test_latest_and_best_are_kept(tmp_path, scores, kept, best):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.latest_step() is None
+    assert checkpoints.best_step() is None
+    for step, score in enumerate(scores, start=1):
+        save(checkpoints, step, score)
+    checkpoints.close()
+    for manager in (checkpoints, Checkpoints(tmp_path, read_only=True)):  # from memory, from disk
+        assert manager.steps() == kept
+        assert manager.latest_step() == len(scores)
+        assert manager.best_step() == best
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [str(step) for step in kept]
+
+
+def test_best_is_remembered_when_a_session_goes_on(session):
+    checkpoints = Checkpoints(session)
+    save(checkpoints, 30, 4.5)
+    checkpoints.wait()
+    assert checkpoints.steps() == [10, 30]
+    assert checkpoints.best_step() == 10
+    save(checkpoints, 30, 99.0, small_arrays(1))  # no step since: stays as it is
+    checkpoints.close()
+    assert_same(Checkpoints(session, read_only=True).restore(30, small_arrays(0)), small_arrays(30))
+
+
+def test_killed_save_leaves_the_one_before(session):
+    """A process that dies by SIGKILL while orbax writes, at whatever point that is."""
+    script = """
+        import sys, jax.numpy as jnp, os, signal, threading
+        from jaxrl_atari.checkpoint import Checkpoints
+        checkpoints = Checkpoints(sys.argv[1])
+        arrays = {"x": jnp.ones(int(3e7))}
+        checkpoints.save(30, arrays, {}, 9.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(session)], timeout=120, check=False)
+    assert result.returncode == -9
+    names = {path.name for path in (session / "checkpoints").iterdir()}
+    assert names > {"10", "20"}, "the save had not begun"
+    assert "30" not in names, "the save was complete: this test tests nothing"
+    reader = Checkpoints(session, read_only=True)
+    assert reader.steps() == [10, 20]
+    assert_same(reader.restore(20, small_arrays(0)), small_arrays(20))
+    writer = Checkpoints(session)  # clears up
+    save(writer, 30, 1.0)
+    writer.close()
+    assert sorted(path.name for path in (session / "checkpoints").iterdir()) == ["10", "30"]
+
+
+def run_with_devices(devices, script, *args):
+    env = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *map(str, args)]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+EIGHT_DEVICES = """
+    import sys, jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    from jaxrl_atari.checkpoint import Checkpoints
+    mesh = Mesh(np.array(jax.devices()), "d")
+    assert mesh.size == 8
+    placed = {"split": NamedSharding(mesh, P("d")), "copied": NamedSharding(mesh, P()), "key": NamedSharding(mesh, P())}
+    arrays = {"split": jnp.arange(16.0), "copied": jnp.arange(3), "key": jax.random.key(5)}
+"""
+
+
+def test_eight_devices_save_and_one_restores(tmp_path):
+    run_with_devices(
+        8,
+        EIGHT_DEVICES
+        + """
+    checkpoints = Checkpoints(sys.argv[1])
+    checkpoints.save(1, jax.device_put(arrays, placed), {}, 0.0)
+    checkpoints.close()
+    """,
+        tmp_path,
+    )
+    expected = {"split": jnp.arange(16.0), "copied": jnp.arange(3), "key": jax.random.key(5)}
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), expected)
+    restored = Checkpoints(tmp_path, read_only=True).restore(1, target)
+    assert_same(restored, expected)
+    assert all(x.devices() == {jax.devices()[0]} for x in jax.tree.leaves(restored))
+
+
+def test_one_device_saves_and_eight_restore_quietly(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    arrays = {"split": jnp.arange(16.0), "copied": jnp.arange(3), "key": jax.random.key(5)}
+    checkpoints.save(1, arrays, {}, 0.0)
+    checkpoints.close()
+    result = run_with_devices(
+        8,
+        EIGHT_DEVICES
+        + """
+    target = jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), arrays, placed)
+    restored = Checkpoints(sys.argv[1], read_only=True).restore(1, target)
+    for name in ("split", "copied"):
+        assert restored[name].sharding == placed[name]
+        np.testing.assert_array_equal(restored[name], arrays[name])
+    assert (jax.random.bits(restored["key"]) == jax.random.bits(arrays["key"])).all()
+    """,
+        tmp_path,
+    )
+    assert result.stdout == ""
+    assert result.stderr == ""
+
+
+def test_saving_is_quiet(tmp_path):
+    result = run_with_devices(
+        1,
+        """
+    import sys, jax.numpy as jnp
+    from jaxrl_atari.checkpoint import Checkpoints
+    checkpoints = Checkpoints(sys.argv[1])
+    for step in (1, 2, 3):
+        checkpoints.save(step, {"x": jnp.ones(3)}, {}, float("nan"))
+    checkpoints.close()
+    """,
+        tmp_path,
+    )
+    assert result.stdout + result.stderr == ""
+
+
+def test_other_users_of_absl_are_still_heard(caplog):
+    logging.getLogger("absl").warning("not from orbax")
+    assert "not from orbax" in caplog.text
+
+
+def one_line(error):
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_no_such_directory(tmp_path):
+    with pytest.raises(UserError, match="no such directory") as error:
+        Checkpoints(tmp_path / "missing", read_only=True)
+    assert str(tmp_path / "missing") in one_line(error)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_directory_without_checkpoints(tmp_path):
+    with pytest.raises(UserError, match="holds no checkpoints"):
+        Checkpoints(tmp_path, read_only=True)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="no complete checkpoint"):
+        Checkpoints(tmp_path, read_only=True)
+
+
+def test_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file is in the way")
+    with pytest.raises(UserError, match="cannot be opened") as error:
+        Checkpoints(tmp_path)
+    one_line(error)
+
+
+def test_missing_step_names_those_that_are_there(session):
+    with pytest.raises(UserError, match="no checkpoint at env step 15; there are: 10, 20"):
+        Checkpoints(session, read_only=True).restore(15, small_arrays(0))
+
+
+def test_another_network_names_the_first_difference(session):
+    reader = Checkpoints(session, read_only=True)
+    expected = r"policy/bias is float32\[6\], expected float32\[18\]"
+    with pytest.raises(UserError, match=expected):
+        reader.restore(20, small_arrays(0, actions=18))
+    target = small_arrays(0)
+    target["train_state"].params["memory"] = jnp.zeros(2)
+    with pytest.raises(UserError, match=r"params/memory is not there, expected float32\[2\]"):
+        reader.restore(20, target)
+
+
+def test_another_format_version(session):
+    path = session / "checkpoints" / "20" / "meta" / "metadata"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99, "package_version": "7.0"}))
+    with pytest.raises(UserError, match=r"has checkpoint format 99.* reads format 1; use jaxrl_atari 7.0"):
+        Checkpoints(session, read_only=True).restore(20, small_arrays(0))
+
+
+def damage_arrays(step_dir):
+    for path in (step_dir / "arrays").rglob("*"):
+        if path.is_file() and path.parent.name == "d":
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_arrays,
+        lambda step_dir: shutil.rmtree(step_dir / "arrays"),
+        lambda step_dir: shutil.rmtree(step_dir / "meta"),
+        lambda step_dir: (step_dir / "meta" / "metadata").write_text('{"format_ver'),
+        lambda step_dir: (step_dir / "arrays" / "manifest.ocdbt").write_bytes(b""),
+        lambda step_dir: (step_dir / "arrays" / "_METADATA").write_text("{"),
+    ],
+    ids=["cut arrays", "no arrays", "no meta", "cut meta", "empty manifest", "cut metadata"],
+)
+def test_damaged_checkpoint_is_named_and_the_other_one_works(session, damage):
+    damage(session / "checkpoints" / "20")
+    reader = Checkpoints(session, read_only=True)
+    with pytest.raises(UserError, match="checkpoints/20: is damaged") as error:
+        reader.restore(20, small_arrays(0))
+    one_line(error)
+    assert_same(reader.restore(10, small_arrays(0)), small_arrays(10))
+
+
+def test_meta_of_another_program(session):
+    (session / "checkpoints" / "20" / "meta" / "metadata").write_text("[1, 2]")
+    with pytest.raises(UserError, match=r"checkpoints/20: is no checkpoint of jaxrl_atari: its meta is \[1, 2\]"):
+        Checkpoints(session, read_only=True).read_meta(20)
+
+
+def test_damaged_score(session):
+    (session / "checkpoints" / "20" / "metrics" / "metrics").write_text('{"sco')
+    with pytest.raises(UserError, match="checkpoints: cannot be opened") as error:
+        Checkpoints(session, read_only=True)
+    one_line(error)
