@@ -1,0 +1,12 @@
+"""Any game of ALE with the published PPO-Atari spec and the lambda tuned for that game.
+
+    python -m jaxrl_atari.train --config configs/atari.py --env.game SpaceInvaders
+
+Reference scores of all games: jaxrl_atari/data/atari_games.csv.
+"""
+
+from jaxrl_atari.config import Config
+
+
+def get_config() -> Config:
+    return Config(name="atari")

@@ -1,0 +1,321 @@
+"""What a run is made of: frozen dataclasses, validated when they are made.
+
+The fields hold what the user wrote; everything that follows from them is a property. The defaults are the published
+PPO-Atari spec (Schulman et al. 2017, in SLM Lab's per-game tuning of lambda).
+"""
+
+import dataclasses
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.games import parse_game, tuned_gae_lambda
+
+GpuOption = bool | int | Literal["auto"]
+Backend = Literal["ale", "envpool"]
+Protocol = Literal["auto", "v5", "classic"]
+ComputeDtype = Literal["auto", "float32", "bfloat16"]
+
+
+def parse_gpu(text: str) -> GpuOption:
+    """Reads a `gpu` option as people write it: `auto`, `true`, `false` or a device index (`0` is a device)."""
+    word = text.strip().lower()
+    if word == "auto":
+        return "auto"
+    if word in ("true", "false"):
+        return word == "true"
+    if word.isdecimal():
+        return int(word)
+    raise ConfigError("devices.gpu", text, "auto, true, false or a device index such as 0")
+
+
+def _require(holds: bool, name: str, value: Any, expected: str, hint: str = "") -> None:
+    if not holds:
+        raise ConfigError(name, value, expected, hint)
+
+
+def _require_int(name: str, value: Any, low: int, high: int) -> None:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    _require(is_int and low <= value <= high, name, value, f"a whole number from {low:,} to {high:,}")
+
+
+def _require_number(name: str, value: Any, low: float, high: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    _require(is_number and low <= value <= high, name, value, f"a number from {low:g} to {high:g}")
+
+
+def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    _require(value in choices, name, value, "one of " + ", ".join(choices))
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """The games: which, how many at once, under which protocol."""
+
+    game: str = "Qbert"
+    """Any game of ALE, as you like to write it: Qbert, ms_pacman, ALE/Qbert-v5, QbertNoFrameskip-v4 (classic protocol)."""
+    backend: Backend = "ale"
+    """Emulator pool: `ale` (ale-py's AtariVectorEnv) or `envpool` (pip install 'jaxrl_atari[envpool]')."""
+    protocol: Protocol = "auto"
+    """`v5`: sticky actions 0.25; `classic`: the NoFrameskip-v4 convention without them; `auto`: by the game's name, else v5."""
+    num_envs: int = 16
+    """Environments stepped in parallel (B)."""
+    num_groups: int = 0
+    """Groups of environments in ping-pong: one steps while the policy acts for the other. 0: 2 on a GPU, 1 on a CPU."""
+    num_threads: int = 0
+    """Emulator threads. 0: one per core."""
+    max_frames: int = 108_000
+    """Emulator frames after which a game is truncated (108,000 frames = 30 minutes of play)."""
+
+    def __post_init__(self) -> None:
+        parse_game(self.game)
+        _require_choice("env.backend", self.backend, ("ale", "envpool"))
+        _require_choice("env.protocol", self.protocol, ("auto", "v5", "classic"))
+        _require_int("env.num_envs", self.num_envs, 1, 65_536)
+        _require_int("env.num_groups", self.num_groups, 0, 64)
+        _require_int("env.num_threads", self.num_threads, 0, 4_096)
+        _require_int("env.max_frames", self.max_frames, 8, 10_000_000)
+        named = parse_game(self.game)[1]
+        _require(
+            self.protocol == "auto" or named in (None, self.protocol),
+            "env.protocol",
+            self.protocol,
+            f"{named}, which the name {self.game} means",
+            f"leave env.protocol out, or write the game as {self.game_name}",
+        )
+
+    @property
+    def game_name(self) -> str:
+        """ALE's own name of the game, for example `MsPacman`."""
+        return parse_game(self.game)[0]
+
+    @property
+    def resolved_protocol(self) -> Literal["v5", "classic"]:
+        """The protocol in force: the one chosen, else the one that the game's name means, else v5."""
+        named = parse_game(self.game)[1]
+        return self.protocol if self.protocol != "auto" else named or "v5"
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
+
+    rollout_length: int = 128
+    """Env steps of each environment between two updates (T)."""
+    epochs: int = 4
+    """Passes over each rollout."""
+    minibatch_size: int = 256
+    """Samples of each gradient step, over all devices."""
+    learning_rate: float = 2.5e-4
+    """Adam's step size at the start; falls linearly to zero over total_env_steps, one step an update."""
+    anneal_learning_rate: bool = True
+    """False keeps the learning rate constant."""
+    adam_epsilon: float = 1e-5
+    """Adam's epsilon."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay (AdamW)."""
+    gamma: float = 0.99
+    """Discount of a step."""
+    gae_lambda: float | None = None
+    """Lambda of generalised advantage estimation. None: the value tuned for the game."""
+    clip_epsilon: float = 0.1
+    """Clip range of the probability ratio and of the value."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this global norm."""
+
+    def __post_init__(self) -> None:
+        _require_int("ppo.rollout_length", self.rollout_length, 1, 65_536)
+        _require_int("ppo.epochs", self.epochs, 1, 1_000)
+        _require_int("ppo.minibatch_size", self.minibatch_size, 1, 2**31 - 1)
+        _require_number("ppo.learning_rate", self.learning_rate, 0.0, 1.0)
+        _require_number("ppo.adam_epsilon", self.adam_epsilon, 1e-12, 1.0)
+        _require_number("ppo.weight_decay", self.weight_decay, 0.0, 10.0)
+        _require_number("ppo.gamma", self.gamma, 0.0, 1.0)
+        if self.gae_lambda is not None:
+            _require_number("ppo.gae_lambda", self.gae_lambda, 0.0, 1.0)
+        _require_number("ppo.clip_epsilon", self.clip_epsilon, 1e-6, 10.0)
+        _require_number("ppo.entropy_coef", self.entropy_coef, 0.0, 10.0)
+        _require_number("ppo.value_coef", self.value_coef, 0.0, 100.0)
+        _require_number("ppo.max_grad_norm", self.max_grad_norm, 1e-6, 1e6)
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The Nature-DQN actor-critic (Mnih et al. 2015)."""
+
+    compute_dtype: ComputeDtype = "auto"
+    """Arithmetic of the torso: float32, bfloat16, or auto (bfloat16 on a GPU, else float32). Parameters, heads and losses are float32."""
+    conv: Literal["auto", "plain", "matmul"] = "auto"
+    """Form of the convolutions, the same numbers in each: plain (cuDNN's), matmul (fast in a loop on CPU), auto."""
+
+    def __post_init__(self) -> None:
+        _require_choice("network.compute_dtype", self.compute_dtype, ("auto", "float32", "bfloat16"))
+        _require_choice("network.conv", self.conv, ("auto", "plain", "matmul"))
+
+
+@dataclass(frozen=True)
+class DevicesConfig:
+    """Where things run."""
+
+    gpu: Annotated[GpuOption, tyro.conf.arg(constructor=parse_gpu, metavar="auto|true|false|INDEX")] = "auto"
+    """`auto`: a GPU if JAX has one, else the CPU; `true`: a GPU or an error; `false`: the CPU; `0`, `1`, ...: that device."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.gpu, str):
+            object.__setattr__(self, "gpu", parse_gpu(self.gpu))
+        _require(isinstance(self.gpu, bool | int | str), "devices.gpu", self.gpu, "auto, true, false or an index")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What is written, and how often."""
+
+    every_env_steps: int = 10_000
+    """Env steps between two log points."""
+    checkpoint_every_env_steps: int = 250_000
+    """Env steps between two checkpoints (one more is written at the end)."""
+    tensorboard: bool = True
+    """Write TensorBoard event files."""
+    jsonl: bool = False
+    """Write the log points as JSON lines too (metrics.jsonl)."""
+    wandb: bool = False
+    """Send the log points to Weights & Biases (pip install 'jaxrl_atari[wandb]'); WANDB_MODE=offline keeps them here."""
+    wandb_project: str = "jaxrl_atari"
+    """Weights & Biases project."""
+
+    def __post_init__(self) -> None:
+        _require_int("log.every_env_steps", self.every_env_steps, 1, 10**12)
+        _require_int("log.checkpoint_every_env_steps", self.checkpoint_every_env_steps, 1, 10**12)
+        _require(bool(self.wandb_project), "log.wandb_project", self.wandb_project, "the name of a project")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One trial: `sessions` runs of the same spec, session i seeded with `seed + i`."""
+
+    name: str = "atari"
+    """Name of the run directory: OUTPUT_DIR/NAME_TIMESTAMP."""
+    seed: int = 0
+    """Everything random in session i derives from seed + i."""
+    sessions: int = 1
+    """Training runs of this trial."""
+    total_env_steps: int = 10_000_000
+    """Budget of a session in env steps (1 env step = 4 emulator frames)."""
+    output_dir: str = "data"
+    """Folder in which run directories are made."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    devices: DevicesConfig = field(default_factory=DevicesConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        _require(
+            bool(self.name) and not set(self.name) & set("/\\\0") and self.name not in (".", ".."),
+            "name",
+            self.name,
+            "a plain file name",
+        )
+        _require_int("seed", self.seed, 0, 2**31 - 1)
+        _require_int("sessions", self.sessions, 1, 10_000)
+        _require_int("total_env_steps", self.total_env_steps, 1, 10**12)
+        samples, minibatch = self.rollout_size, self.ppo.minibatch_size
+        _require(
+            samples % minibatch == 0,
+            "ppo.minibatch_size",
+            minibatch,
+            f"a divisor of the rollout's {self.ppo.rollout_length} x {self.env.num_envs} = {samples} samples",
+            "change ppo.minibatch_size, ppo.rollout_length or env.num_envs",
+        )
+        _require(
+            self.env.num_groups == 0 or self.env.num_envs % self.env.num_groups == 0,
+            "env.num_groups",
+            self.env.num_groups,
+            f"a divisor of env.num_envs = {self.env.num_envs}",
+        )
+        _require(
+            self.total_env_steps >= samples,
+            "total_env_steps",
+            self.total_env_steps,
+            f"at least one rollout of {samples} env steps",
+        )
+
+    @property
+    def rollout_size(self) -> int:
+        """Samples of one rollout: T x B."""
+        return self.ppo.rollout_length * self.env.num_envs
+
+    @property
+    def num_minibatches(self) -> int:
+        """Gradient steps of one epoch."""
+        return self.rollout_size // self.ppo.minibatch_size
+
+    @property
+    def gae_lambda(self) -> float:
+        """The lambda in force: the one chosen, else the one tuned for the game."""
+        chosen = self.ppo.gae_lambda
+        return tuned_gae_lambda(self.env.game_name) if chosen is None else chosen
+
+    def is_spent(self, env_steps: int) -> bool:
+        """True once a further rollout would end farther from the budget than `env_steps` is."""
+        return self.total_env_steps - env_steps < self.rollout_size / 2
+
+    def to_dict(self) -> dict[str, Any]:
+        """This config as nested dicts of JSON values."""
+        return dataclasses.asdict(self)
+
+
+def config_from_dict(values: dict[str, Any]) -> Config:
+    """The inverse of `Config.to_dict`; raises `UserError` for fields that this version does not know."""
+
+    def build(cls: type, values: dict[str, Any], prefix: str) -> Any:
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        for key in values:
+            if key not in fields:
+                raise UserError(f"{prefix}{key}: this version of jaxrl_atari has no such field; use the version that saved it")
+        return cls(
+            **{
+                key: build(fields[key].type, value, f"{prefix}{key}.")
+                if dataclasses.is_dataclass(fields[key].type)
+                else value
+                for key, value in values.items()
+            }
+        )
+
+    return build(Config, values, "")
+
+
+def load_config_file(path: str | Path) -> Config:
+    """Runs a Python config file and returns what its `get_config()` returns.
+
+    Raises:
+        UserError: no such file, it does not run, or it has no `get_config()` that returns a `Config`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"--config {path}: no such file; for example configs/qbert.py")
+    spec = importlib.util.spec_from_file_location(f"jaxrl_atari_config_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"--config {path}: not a Python file; expected one that defines get_config()")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        get_config = getattr(module, "get_config", None)
+        if get_config is None:
+            raise UserError(f"--config {path}: has no get_config(); define get_config() -> jaxrl_atari.config.Config")
+        config = get_config()
+    except UserError:
+        raise
+    except Exception as error:  # whatever a user's file can raise, told in one line
+        raise UserError(f"--config {path}: {type(error).__name__}: {error}; mend the file") from error
+    if not isinstance(config, Config):
+        raise UserError(f"--config {path}: get_config() returned {type(config).__name__}; expected a Config")
+    return config

@@ -1,0 +1,299 @@
+"""Proximal policy optimisation as pure functions: no I/O, no clock, no state but what is passed in.
+
+Read in this order: `Rollout` (the data), `gae` (the targets), `ppo_loss` (one minibatch), `make_update` (all of them).
+Axes are [T, B]: T steps of B environments. Paper: Schulman et al. 2017, arXiv:1707.06347.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.networks import NatureActorCritic, block_frames, gather_stacks
+
+Metrics = dict[str, chex.Array]
+
+
+class Hyperparameters(NamedTuple):
+    """What a search varies: float32 scalars that enter `update` as data, so that one program serves every trial."""
+
+    learning_rate: chex.Array
+    gamma: chex.Array
+    gae_lambda: chex.Array
+    clip_epsilon: chex.Array
+    entropy_coef: chex.Array
+    value_coef: chex.Array
+
+
+class Rollout(NamedTuple):
+    """T steps of B environments; the newest frame of each step is stored once.
+
+    The step at t saw the stack that ends at `frames[t + S - 1]`, S = 4 being the stack's size. A step of weight 0
+    carries no signal: the emulator ignored its action, because the game before it had just ended.
+    """
+
+    frames: chex.Array  # uint8 [T + S - 1, B, 84, 84]
+    age: chex.Array  # int32 [T, B]: frames of the same game before the newest one, at most S - 1
+    action: chex.Array  # int32 [T, B]
+    log_prob: chex.Array  # float32 [T, B]: log pi_old(action)
+    value: chex.Array  # float32 [T, B]: V_old
+    reward: chex.Array  # float32 [T, B]: clipped to [-1, 1]
+    terminated: chex.Array  # bool [T, B]: a life or the game was lost: no value beyond
+    truncated: chex.Array  # bool [T, B]: the game was cut off: the value beyond counts, the rewards beyond do not
+    weight: chex.Array  # float32 [T, B]: 1, or 0 for a step that is no transition
+    bootstrap_value: chex.Array  # float32 [B]: V_old of what step T would see
+
+
+@flax.struct.dataclass
+class TrainState:
+    """What an update replaces."""
+
+    params: Any
+    opt_state: optax.OptState
+    optimizer_steps: chex.Array  # int32 []
+
+
+class Minibatch(NamedTuple):
+    """The samples of one gradient step, [N]."""
+
+    observation: chex.Array  # N frame stacks, in the form that `NatureActorCritic.from_blocks` takes
+    action: chex.Array
+    log_prob: chex.Array
+    value: chex.Array
+    advantage: chex.Array  # normalised over the minibatch
+    target: chex.Array
+    weight: chex.Array
+
+
+def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
+    """AdamW without its step size, which `Hyperparameters.learning_rate` gives at each update."""
+    return optax.chain(
+        optax.clip_by_global_norm(config.max_grad_norm),
+        optax.scale_by_adam(eps=config.adam_epsilon),
+        optax.add_decayed_weights(config.weight_decay) if config.weight_decay else optax.identity(),
+    )
+
+
+def init_train_state(network: NatureActorCritic, config: PPOConfig, key: chex.PRNGKey) -> TrainState:
+    """Fresh parameters (orthogonal) and optimiser state."""
+    params = network.init(key, jnp.zeros((1, 84, 84, 4), jnp.uint8))["params"]
+    return TrainState(params, make_optimizer(config).init(params), jnp.zeros((), jnp.int32))
+
+
+def sample_action(key: chex.PRNGKey, logits: chex.Array) -> tuple[chex.Array, chex.Array]:
+    """Draws an action of each row's categorical distribution.
+
+    Args:
+        logits: float32 [B, A].
+
+    Returns:
+        action int32 [B] and its log probability float32 [B].
+    """
+    action = jax.random.categorical(key, logits)
+    return action, log_prob_of(logits, action)
+
+
+def log_prob_of(logits: chex.Array, action: chex.Array) -> chex.Array:
+    """log pi(action) of a categorical distribution: logits [N, A], action [N] -> [N]."""
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], axis=-1)[:, 0]
+
+
+def gae(
+    reward: chex.Array,
+    value: chex.Array,
+    bootstrap_value: chex.Array,
+    terminated: chex.Array,
+    truncated: chex.Array,
+    gamma: chex.Numeric,
+    gae_lambda: chex.Numeric,
+) -> chex.Array:
+    """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, equation 16).
+
+        delta_t = r_t + gamma * (1 - terminated_t) * V_{t+1} - V_t
+        A_t     = delta_t + gamma * lambda * (1 - terminated_t) * (1 - truncated_t) * A_{t+1},    A_T = 0
+
+    Where a game is truncated, V_{t+1} is the value of its last observation (the pool resets one step later), so it
+    is bootstrapped through; the sum of rewards stops there all the same.
+
+    Args:
+        reward, value: float32 [T, B].
+        bootstrap_value: float32 [B], V_T.
+        terminated, truncated: bool [T, B].
+
+    Returns:
+        Advantages, float32 [T, B]; `advantage + value` are the targets of the value function.
+    """
+    chex.assert_equal_shape([reward, value, terminated, truncated])
+    next_value = jnp.concatenate([value[1:], bootstrap_value[None]])
+    delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
+    decay = jnp.where(terminated | truncated, 0.0, gamma * gae_lambda)
+
+    def backward(next_advantage: chex.Array, step: tuple[chex.Array, chex.Array]) -> tuple[chex.Array, chex.Array]:
+        delta_t, decay_t = step
+        advantage = delta_t + decay_t * next_advantage
+        return advantage, advantage
+
+    _, advantage = lax.scan(backward, jnp.zeros_like(bootstrap_value), (delta, decay), reverse=True)
+    return advantage
+
+
+def _sum(x: chex.Array, axis_name: str | None) -> chex.Array:
+    """Sum of all entries, over all devices of the axis."""
+    return jnp.sum(x) if axis_name is None else lax.psum(jnp.sum(x), axis_name)
+
+
+def weighted_moments(x: chex.Array, weight: chex.Array, axis_name: str | None = None) -> tuple[chex.Array, chex.Array]:
+    """Mean sum(w x) / sum(w) and variance of the entries of x, over all devices of the axis."""
+    total_weight = jnp.maximum(_sum(weight, axis_name), 1.0)
+    mean = _sum(weight * x, axis_name) / total_weight
+    return mean, _sum(weight * jnp.square(x - mean), axis_name) / total_weight
+
+
+def normalize(advantage: chex.Array, weight: chex.Array, axis_name: str | None = None) -> chex.Array:
+    """Advantages of a minibatch with mean 0 and standard deviation 1 over the samples that carry weight."""
+    mean, variance = weighted_moments(advantage, weight, axis_name)
+    return (advantage - mean) / (jnp.sqrt(variance) + 1e-8)
+
+
+def ppo_loss(
+    logits: chex.Array,
+    value: chex.Array,
+    batch: Minibatch,
+    hyper: Hyperparameters,
+    mean: Callable[[chex.Array], chex.Array],
+) -> tuple[chex.Array, Metrics]:
+    """The loss of one minibatch of N samples (arXiv:1707.06347, equation 9).
+
+        policy  = -mean(min(ratio A, clip(ratio, 1 - eps, 1 + eps) A))                        (equation 7)
+        value   = mean(max((V - target)^2, (V_old + clip(V - V_old, -eps, eps) - target)^2)) / 2
+        loss    = policy + c_v value - c_e entropy
+
+    Args:
+        logits: float32 [N, A]; value: float32 [N], of the parameters that are being trained.
+        mean: the weighted mean over the samples of the minibatch, on whatever devices they lie.
+
+    Returns:
+        The loss and its parts; `approx_kl` is Schulman's estimator mean(ratio - 1 - log ratio).
+    """
+    log_ratio = log_prob_of(logits, batch.action) - batch.log_prob
+    ratio = jnp.exp(log_ratio)
+    clipped_ratio = jnp.clip(ratio, 1.0 - hyper.clip_epsilon, 1.0 + hyper.clip_epsilon)
+    policy_loss = -mean(jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage))
+
+    value_change = jnp.clip(value - batch.value, -hyper.clip_epsilon, hyper.clip_epsilon)
+    value_error = jnp.square(value - batch.target)
+    clipped_value_error = jnp.square(batch.value + value_change - batch.target)
+    value_loss = 0.5 * mean(jnp.maximum(value_error, clipped_value_error))
+
+    log_probs = jax.nn.log_softmax(logits)
+    entropy = mean(-jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
+    loss = policy_loss + hyper.value_coef * value_loss - hyper.entropy_coef * entropy
+    return loss, {
+        "loss": loss,
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "approx_kl": mean(ratio - 1.0 - log_ratio),
+        "clip_fraction": mean((jnp.abs(ratio - 1.0) > hyper.clip_epsilon).astype(jnp.float32)),
+    }
+
+
+def minibatch_indices(key: chex.PRNGKey, samples: int, epochs: int, minibatch_size: int) -> chex.Array:
+    """Each epoch is a fresh permutation of the samples: int32 [epochs * samples // minibatch_size, minibatch_size]."""
+    permutations = jax.vmap(lambda epoch_key: jax.random.permutation(epoch_key, samples))(jax.random.split(key, epochs))
+    return permutations.reshape(-1, minibatch_size)
+
+
+def update_on_minibatches(
+    state: TrainState,
+    rollout: Rollout,
+    hyper: Hyperparameters,
+    indices: chex.Array,
+    network: NatureActorCritic,
+    optimizer: optax.GradientTransformation,
+    axis_name: str | None = None,
+) -> tuple[TrainState, Metrics]:
+    """One gradient step for each row of `indices`.
+
+    On several devices (`axis_name`) each device holds its environments and its part of each minibatch; loss, advantage
+    statistics and gradients are those of the whole minibatch, so the result does not depend on the split.
+
+    Args:
+        indices: int32 [K, N]; row k holds the samples t * B + b of minibatch k.
+
+    Returns:
+        The new state, and the metrics: means over the K minibatches, and `explained_variance` of the rollout's values.
+    """
+    advantage = gae(
+        rollout.reward, rollout.value, rollout.bootstrap_value, rollout.terminated, rollout.truncated,
+        hyper.gamma, hyper.gae_lambda,
+    )  # fmt: skip
+    target = advantage + rollout.value
+    blocks = block_frames(rollout.frames)
+    devices = 1 if axis_name is None else lax.axis_size(axis_name)
+
+    def gradient_step(state: TrainState, index: chex.Array) -> tuple[TrainState, Metrics]:
+        batch = Minibatch(
+            observation=gather_stacks(blocks, rollout.age, index),
+            **{
+                name: x.reshape(-1)[index]
+                for name, x in {
+                    "action": rollout.action,
+                    "log_prob": rollout.log_prob,
+                    "value": rollout.value,
+                    "advantage": advantage,
+                    "target": target,
+                    "weight": rollout.weight,
+                }.items()
+            },
+        )
+        batch = batch._replace(advantage=normalize(batch.advantage, batch.weight, axis_name))
+        # The mean over devices of this device's share, scaled by their number, is the mean over the whole minibatch.
+        scale = devices * batch.weight / jnp.maximum(_sum(batch.weight, axis_name), 1.0)
+
+        def loss_fn(params: Any) -> tuple[chex.Array, Metrics]:
+            logits, value = network.apply({"params": params}, batch.observation, method="from_blocks")
+            return ppo_loss(logits, value, batch, hyper, mean=lambda x: jnp.sum(scale * x))
+
+        gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.params)
+        if axis_name is not None:
+            gradients, metrics = lax.pmean((gradients, metrics), axis_name)
+        metrics["gradient_norm"] = optax.global_norm(gradients)
+        direction, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = jax.tree.map(lambda p, d: p - hyper.learning_rate * d, state.params, direction)
+        return TrainState(params, opt_state, state.optimizer_steps + 1), metrics
+
+    state, metrics = lax.scan(gradient_step, state, indices)
+    metrics = jax.tree.map(jnp.mean, metrics)
+    _, unexplained = weighted_moments(advantage, rollout.weight, axis_name)
+    _, variance = weighted_moments(target, rollout.weight, axis_name)
+    metrics["explained_variance"] = 1.0 - unexplained / jnp.maximum(variance, 1e-8)
+    return state, metrics
+
+
+def make_update(
+    network: NatureActorCritic, config: PPOConfig, num_devices: int = 1, axis_name: str | None = None
+) -> Callable[[TrainState, Rollout, Hyperparameters, chex.PRNGKey], tuple[TrainState, Metrics]]:
+    """Builds `update(train_state, rollout, hyper, key)`, all epochs and minibatches over one rollout, ready for `jit`.
+
+    Args:
+        num_devices, axis_name: where the update is mapped over devices, their number and the name of that axis; each
+            device then draws its own share of each minibatch from its own share of the rollout.
+    """
+    optimizer = make_optimizer(config)
+
+    def update(
+        state: TrainState, rollout: Rollout, hyper: Hyperparameters, key: chex.PRNGKey
+    ) -> tuple[TrainState, Metrics]:
+        if axis_name is not None:
+            key = jax.random.fold_in(key, lax.axis_index(axis_name))
+        indices = minibatch_indices(key, rollout.action.size, config.epochs, config.minibatch_size // num_devices)
+        return update_on_minibatches(state, rollout, hyper, indices, network, optimizer, axis_name)
+
+    return update

@@ -1,0 +1,242 @@
+"""Acting: a pool of games and a policy -> a rollout [T, B], and the returns of the games that ended.
+
+The host loop sends actions to the emulator and hands the newest frames to the device; frames are stacked, stored and
+turned into actions there. One step moves one frame an environment to the device and one action back.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_atari.envs import EnvPool, EnvStep
+from jaxrl_atari.networks import STACK, NatureActorCritic
+from jaxrl_atari.ppo import Rollout, sample_action
+
+
+class ActorState(NamedTuple):
+    """What an actor keeps on its device while it fills a rollout of T steps; step T only gives the bootstrap value."""
+
+    step: chex.Array  # int32 []: the step of the rollout that comes next
+    key: chex.PRNGKey
+    last_age: chex.Array  # int32 [B]: of the step before
+    frames: chex.Array  # uint8 [T + S, B, 84, 84]: S - 1 frames from before, then the newest of steps 0..T
+    age: chex.Array  # int32 [T + 1, B]
+    action: chex.Array  # int32 [T + 1, B]
+    log_prob: chex.Array  # float32 [T + 1, B]
+    value: chex.Array  # float32 [T + 1, B]
+
+
+def empty_actor_state(rollout_length: int, num_envs: int) -> ActorState:
+    """The state before anything was seen."""
+    per_step = (rollout_length + 1, num_envs)
+    return ActorState(
+        step=jnp.zeros((), jnp.int32),
+        key=jax.random.key(0),
+        last_age=jnp.zeros(num_envs, jnp.int32),
+        frames=jnp.zeros((rollout_length + STACK, num_envs, 84, 84), jnp.uint8),
+        age=jnp.zeros(per_step, jnp.int32),
+        action=jnp.zeros(per_step, jnp.int32),
+        log_prob=jnp.zeros(per_step, jnp.float32),
+        value=jnp.zeros(per_step, jnp.float32),
+    )
+
+
+def begin_rollout(state: ActorState, key: chex.PRNGKey) -> ActorState:
+    """A fresh rollout that goes on where `state`, a full one, ended. Reads `state` and leaves it as it is."""
+    length, num_envs = state.age.shape[0] - 1, state.age.shape[1]
+    history = state.frames[length : length + STACK - 1]
+    fresh = empty_actor_state(length, num_envs)
+    return fresh._replace(
+        key=key, last_age=state.age[length - 1], frames=fresh.frames.at[: STACK - 1].set(history)
+    )
+
+
+def act(
+    network: NatureActorCritic, params: Any, state: ActorState, frame: chex.Array, first: chex.Array
+) -> tuple[ActorState, chex.Array]:
+    """One step of the policy: stores the newest frames, samples actions for what each environment now sees.
+
+    Args:
+        frame: uint8 [B, 84, 84]; first: bool [B], true where the frame starts a new game.
+
+    Returns:
+        The state with this step filled in, and the actions, int32 [B].
+    """
+    t = state.step
+    age = jnp.where(first, 0, jnp.minimum(state.last_age + 1, STACK - 1))
+    frames = state.frames.at[t + STACK - 1].set(frame)
+    window = jax.lax.dynamic_slice_in_dim(frames, t, STACK)
+    logits, value = network.apply({"params": params}, stack_window(window, age))
+    action, log_prob = sample_action(jax.random.fold_in(state.key, t), logits)
+    action = action.astype(jnp.int32)
+    return ActorState(
+        step=t + 1,
+        key=state.key,
+        last_age=age,
+        frames=frames,
+        age=state.age.at[t].set(age),
+        action=state.action.at[t].set(action),
+        log_prob=state.log_prob.at[t].set(log_prob),
+        value=state.value.at[t].set(value),
+    ), action
+
+
+def stack_window(window: chex.Array, age: chex.Array) -> chex.Array:
+    """The last S frames [S, B, 84, 84] as stacks [B, 84, 84, S], the oldest first.
+
+    Where a game is younger than its stack, its first frame is repeated.
+    """
+    back = jnp.minimum(jnp.arange(STACK - 1, -1, -1)[:, None], age)  # [S, B]: how many frames ago
+    stacked = jnp.take_along_axis(window, (STACK - 1 - back)[:, :, None, None], axis=0)
+    return jnp.moveaxis(stacked, 0, -1)
+
+
+class Outcome(NamedTuple):
+    """What the emulator said after each step of a rollout: NumPy, [T, B]."""
+
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    weight: np.ndarray
+
+
+def finish_rollout(states: Sequence[ActorState], outcomes: Sequence[Outcome]) -> Rollout:
+    """Groups of environments, each a full state and its outcome, as one rollout over all of them."""
+
+    def join(parts: Sequence[chex.Array], axis: int = 1) -> chex.Array:
+        return jnp.concatenate(parts, axis=axis) if len(parts) > 1 else parts[0]
+
+    def steps(name: str) -> chex.Array:
+        return join([getattr(state, name)[:-1] for state in states])
+
+    return Rollout(
+        frames=join([state.frames for state in states]),
+        age=steps("age"),
+        action=steps("action"),
+        log_prob=steps("log_prob"),
+        value=steps("value"),
+        **{name: join([getattr(outcome, name) for outcome in outcomes]) for name in Outcome._fields},
+        bootstrap_value=join([state.value[-1] for state in states], axis=0),
+    )
+
+
+class EpisodeStatistics:
+    """Returns of full games, and their moving averages. `return_ma` is the figure that scores are quoted in."""
+
+    WINDOW = 100
+
+    def __init__(self) -> None:
+        self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=self.WINDOW)  # of the last 100 finished games
+        self.lengths: deque[float] = deque(maxlen=self.WINDOW)
+        self.points: deque[float] = deque(maxlen=self.WINDOW)  # of the last 100 log points
+
+    def game_over(self, episode_return: float, length: int) -> None:
+        """Counts a finished game: the sum of its raw rewards, its length in env steps."""
+        self.episodes += 1
+        self.returns.append(episode_return)
+        self.lengths.append(length)
+
+    def mean_return(self) -> float:
+        """Mean return of the last 100 finished games; NaN before the first."""
+        return float(np.mean(self.returns)) if self.returns else float("nan")
+
+    def log_point(self) -> dict[str, float]:
+        """Adds a log point: the mean of the last 100 games; `return_ma` is the mean of the last 100 such points."""
+        mean = self.mean_return()
+        if self.returns:
+            self.points.append(mean)
+        return {
+            "episodes": self.episodes,
+            "return_mean": mean,
+            "return_ma": float(np.mean(self.points)) if self.points else float("nan"),
+            "episode_length": float(np.mean(self.lengths)) if self.lengths else float("nan"),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, for a checkpoint."""
+        return {name: list(v) if isinstance(v, deque) else v for name, v in vars(self).items()}
+
+    def load(self, values: dict[str, Any]) -> None:
+        """Takes over what `to_dict` gave."""
+        self.episodes = values["episodes"]
+        for name in ("returns", "lengths", "points"):
+            getattr(self, name).extend(values[name])
+
+
+class ActorFunctions(NamedTuple):
+    """The compiled functions that all actors of a session share."""
+
+    begin: Callable[[ActorState, chex.PRNGKey], ActorState]
+    act: Callable[[Any, ActorState, chex.Array, chex.Array], tuple[ActorState, chex.Array]]
+
+
+def make_actor_functions(network: NatureActorCritic) -> ActorFunctions:
+    """Compiles `begin_rollout` and `act`, which replaces its state in place."""
+    return ActorFunctions(jax.jit(begin_rollout), jax.jit(partial(act, network), donate_argnums=1))
+
+
+class Actor:
+    """One group of environments on one device."""
+
+    def __init__(self, pool: EnvPool, functions: ActorFunctions, rollout_length: int, device: jax.Device):
+        self.pool = pool
+        self.device = device
+        self._functions = functions
+        self._length = rollout_length
+        self.state = jax.device_put(empty_actor_state(rollout_length, pool.num_envs), device)
+        self._last: EnvStep = pool.reset()
+        self._outcome = self._empty_outcome()
+        self._action: jax.Array | None = None
+        self._episode_return = np.zeros(pool.num_envs)
+        self._episode_length = np.zeros(pool.num_envs, np.int64)
+
+    def _empty_outcome(self) -> Outcome:
+        shape = (self._length, self.pool.num_envs)
+        return Outcome(
+            reward=np.zeros(shape, np.float32),
+            terminated=np.zeros(shape, bool),
+            truncated=np.zeros(shape, bool),
+            weight=np.zeros(shape, np.float32),
+        )
+
+    def begin(self, key: chex.PRNGKey) -> None:
+        """Starts a rollout; `key` is the source of its actions."""
+        self.state = self._functions.begin(self.state, jax.device_put(key, self.device))
+        self._outcome = self._empty_outcome()
+
+    def choose(self, params: Any) -> None:
+        """Starts the policy on the newest frames."""
+        frame, first = jax.device_put((self._last.frame, self._last.first), self.device)
+        self.state, self._action = self._functions.act(params, self.state, frame, first)
+
+    def send(self) -> None:
+        """Waits for the actions and starts the emulators."""
+        self.pool.send(jax.device_get(self._action))
+
+    def receive(self, t: int, statistics: EpisodeStatistics) -> None:
+        """Waits for the emulators and keeps what they say of step t."""
+        step = self._last = self.pool.recv()
+        self._outcome.reward[t] = np.clip(step.reward, -1.0, 1.0)
+        self._outcome.terminated[t] = step.terminated | step.life_lost
+        self._outcome.truncated[t] = step.truncated
+        self._outcome.weight[t] = ~step.first
+        self._episode_return += step.reward
+        self._episode_length += ~step.first
+        for i in np.flatnonzero(step.terminated | step.truncated):
+            statistics.game_over(float(self._episode_return[i]), int(self._episode_length[i]))
+            self._episode_return[i] = self._episode_length[i] = 0
+
+    def finish(self) -> tuple[ActorState, Outcome]:
+        """The full rollout. The state is still needed for the next `begin`."""
+        return self.state, jax.device_put(self._outcome, self.device)
+
+    def transitions(self) -> int:
+        """Env steps of this rollout, without the steps that were none."""
+        return int(self._outcome.weight.sum())

@@ -1,0 +1,68 @@
+"""Trains PPO on an Atari game.
+
+    python -m jaxrl_atari.train --config configs/qbert.py [--total-env-steps 1000000 --ppo.gae-lambda 0.9 ...]
+    python -m jaxrl_atari.train --resume data/qbert_20260101_120000 [--total-env-steps 20000000 ...]
+
+Every field of the config is an option; --help after --config shows them with the config's values.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import tyro
+
+from jaxrl_atari import cli, runtime
+from jaxrl_atari.config import Config, load_config_file
+from jaxrl_atari.errors import UserError
+
+
+def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
+    """Command line -> config, and the run directory if one is to be resumed.
+
+    Raises:
+        UserError: a value that cannot be used.
+        SystemExit: --help, or an option that is not there (status 2).
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config")
+    first.add_argument("--resume")
+    known, rest = first.parse_known_args(arguments)
+    if known.config and known.resume:
+        raise UserError("--config and --resume: a resumed run has its config already; give one of the two")
+    if known.resume:
+        from jaxrl_atari.trial import read_config
+
+        default, run_dir = read_config(Path(known.resume)), Path(known.resume)
+    elif known.config:
+        default, run_dir = load_config_file(known.config), None
+    elif {"-h", "--help"} & set(rest):
+        default, run_dir = Config(), None
+    else:
+        raise UserError("--config or --resume: one is needed; for example --config configs/qbert.py")
+    config = tyro.cli(Config, args=rest, default=default, prog="python -m jaxrl_atari.train", description=__doc__)
+    return config, run_dir
+
+
+def train(config: Config, run_dir: Path | None = None) -> Path:
+    """Runs a trial, or goes on with the one in `run_dir`; returns the run directory."""
+    from jaxrl_atari.trial import make_run_dir, run_trial
+
+    resume = run_dir is not None
+    run_dir = run_dir or make_run_dir(config)
+    print(f"{'resuming' if resume else 'run directory:'} {run_dir}", flush=True)
+    run_trial(config, run_dir, resume=resume)
+    return run_dir
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    config, run_dir = parse(sys.argv[1:] if arguments is None else arguments)
+    for line in runtime.configure():
+        print(line, flush=True)
+    train(config, run_dir)
+
+
+if __name__ == "__main__":
+    cli.run(main)
