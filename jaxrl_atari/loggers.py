@@ -186,14 +186,16 @@ class TensorBoardWriter(Writer):
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        # pyright cannot see the messages: protobuf makes them at run time.
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
+        session_log = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
         # TensorBoard reads the files of a directory in the order of their names.
         seconds, nanoseconds = divmod(time.time_ns(), 10**9)
         name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{os.getpid()}"
         self._file = RecordWriter((directory / name).open("wb"))
         self._add(self._event(file_version="brain.Event:2"))
         if start_env_steps:  # the readers' sign to forget what they have from this step on
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            start = session_log(status=session_log.START)
             self._add(self._event(step=start_env_steps + 1, session_log=start))
 
     def _add(self, event: Any) -> None:
@@ -219,7 +221,7 @@ class TensorBoardWriter(Writer):
 def import_wandb() -> Any:
     """The `wandb` module. Raises `UserError`, saying how to install it, where it is missing."""
     try:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
 
         wandb.init  # a folder `wandb/`, which its runs leave behind, imports as an empty package  # noqa: B018
     except (ImportError, AttributeError) as error:
@@ -256,7 +258,8 @@ class WandbWriter(Writer):
             raise UserError(
                 f"log.wandb = true: {error}; run `wandb login`, set WANDB_MODE=offline, or leave log.wandb out"
             ) from error
-        self.where: str = self._run.url or f"offline, in {self._run.dir}; upload with `wandb sync`"
+        offline = f"offline; upload with `wandb sync {Path(self._run.dir).parent}`"
+        self.where: str = offline if self._run.offline else self._run.url
 
     def write(self, row: Row) -> None:
         values = cells(row)

@@ -1,0 +1,261 @@
+"""Watches the machine while a session runs: GPU by NVML, CPU and memory of the process.
+
+The only module that knows NVML, which counts all GPUs of the machine in its own order and ignores
+CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER; JAX counts those that CUDA shows to this process. The CUDA driver tells the
+UUID of each of the latter, by which NVML finds it.
+"""
+
+import contextlib
+import ctypes
+import math
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import psutil
+import pynvml
+
+GIB = 2**30
+GPU_COLUMNS = ("gpu_busy_percent", "gpu_memory_gib", "gpu_power_watts", "gpu_temperature_c")
+HOST_COLUMNS = ("cpu_percent", "rss_gib")
+COLUMNS = GPU_COLUMNS + HOST_COLUMNS
+"""What is measured, in the order of metrics.csv; defined in docs/metrics.md."""
+
+
+class GpuUnknown(Exception):
+    """A GPU's identity or its figures cannot be had; the message says why."""
+
+
+def cuda_uuid(ordinal: int) -> str:
+    """UUID, without its prefix, of the GPU (or MIG slice) that this process has as CUDA device `ordinal`."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        device, raw = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+        for name, *arguments in (
+            ("cuInit", 0),
+            ("cuDeviceGet", ctypes.byref(device), ordinal),
+            ("cuDeviceGetUuid_v2", ctypes.byref(raw), device),  # v2: of the MIG slice, where there is one
+        ):
+            if error := getattr(driver, name)(*arguments):
+                raise GpuUnknown(f"the CUDA driver's {name} failed with error {error}")
+    except (OSError, AttributeError) as error:  # no such library, or a driver older than 11.4
+        raise GpuUnknown(f"the CUDA driver: {error}") from error
+    return str(uuid.UUID(bytes=bytes(raw)))
+
+
+class GpuReader:
+    """Reads the GPUs among some JAX devices.
+
+    Args:
+        nvml: the module `pynvml`, or a stand-in.
+        uuid_of: CUDA ordinal -> UUID.
+
+    Raises:
+        GpuUnknown: there is no GPU among them, or NVML does not find them.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device], nvml: Any = pynvml, uuid_of: Callable[[int], str] = cuda_uuid):
+        gpus = {device.local_hardware_id for device in devices if device.platform == "gpu"}
+        if not gpus:
+            raise GpuUnknown("no GPU in use")
+        self._nvml = nvml
+        try:
+            nvml.nvmlInit()
+            try:
+                self._handles = [self._find(uuid_of(ordinal)) for ordinal in sorted(gpus)]
+            except Exception:
+                nvml.nvmlShutdown()
+                raise
+        except nvml.NVMLError as error:
+            raise GpuUnknown(f"NVML: {error}") from error
+
+    def _find(self, gpu_uuid: str) -> tuple[Any, Any]:
+        """Handles of the device itself, and of the board whose power and temperature it shares."""
+        nvml = self._nvml
+        try:
+            board = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{gpu_uuid}")
+            return board, board
+        except nvml.NVMLError:
+            mig_slice = nvml.nvmlDeviceGetHandleByUUID(f"MIG-{gpu_uuid}")
+            return mig_slice, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig_slice)
+
+    def read(self) -> dict[str, float]:
+        """`GPU_COLUMNS` now: busy is the mean over devices, memory and power the sum, temperature the maximum.
+
+        A figure that one of the devices does not have is NaN.
+
+        Raises:
+            GpuUnknown: none of the devices gives any figure.
+        """
+        nvml = self._nvml
+        errors = []
+
+        def each(read: Callable[[Any, Any], float]) -> list[float]:
+            values = []
+            for device, board in self._handles:
+                try:
+                    values.append(read(device, board))
+                except nvml.NVMLError as error:  # for example: a MIG slice has no utilisation
+                    errors.append(error)
+                    values.append(math.nan)
+            return values
+
+        busy = each(lambda device, board: nvml.nvmlDeviceGetUtilizationRates(device).gpu)
+        memory = each(lambda device, board: nvml.nvmlDeviceGetMemoryInfo(device).used / GIB)
+        power = each(lambda device, board: nvml.nvmlDeviceGetPowerUsage(board) / 1000.0)
+        temperature = each(lambda device, board: nvml.nvmlDeviceGetTemperature(board, nvml.NVML_TEMPERATURE_GPU))
+        if len(errors) == len(GPU_COLUMNS) * len(self._handles):
+            raise GpuUnknown(f"NVML: {errors[-1]}")
+        hottest = math.nan if any(map(math.isnan, temperature)) else max(temperature)
+        return dict(zip(GPU_COLUMNS, (sum(busy) / len(busy), sum(memory), sum(power), hottest), strict=True))
+
+    def close(self) -> None:
+        """Lets go of NVML."""
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+
+
+class HostReader:
+    """CPU time and memory of this process and its children."""
+
+    REFRESH_CHILDREN = 10  # readings; finding them reads all of /proc, which is slow on a large machine
+
+    def __init__(self) -> None:
+        self._processes = [psutil.Process()]
+        self._readings = 0
+        self.read()  # psutil counts CPU time from its first reading on
+
+    def read(self) -> dict[str, float]:
+        """`HOST_COLUMNS`: CPU time since the last reading (100 is one core), memory now."""
+        if self._readings % self.REFRESH_CHILDREN == 0:
+            me = self._processes[0]
+            known = {process: process for process in self._processes}
+            self._processes = [me, *(known.get(child, child) for child in me.children(recursive=True))]
+        self._readings += 1
+        cpu, rss = 0.0, 0
+        for process in self._processes:
+            try:
+                with process.oneshot():
+                    cpu += process.cpu_percent()
+                    rss += process.memory_info().rss
+            except psutil.Error:  # a child that has ended
+                continue
+        return dict(zip(HOST_COLUMNS, (cpu, rss / GIB), strict=True))
+
+
+class Monitor:
+    """Takes a sample of the machine once a second, in a thread, until it is closed. Use it in a `with` block.
+
+    Nothing that goes wrong here stops training: what cannot be read is NaN, and is said once.
+
+    Args:
+        devices: the JAX devices in use; their back end has been started.
+        say: takes a line for the user.
+        seconds: between two samples.
+        nvml, uuid_of: as `GpuReader` takes them.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[jax.Device],
+        say: Callable[[str], None],
+        *,
+        seconds: float = 1.0,
+        nvml: Any = pynvml,
+        uuid_of: Callable[[int], str] = cuda_uuid,
+    ):
+        self._say = say
+        self._unsaid = ""
+        self._gpu: GpuReader | None = None
+        try:
+            self._gpu = GpuReader(devices, nvml, uuid_of)
+        except Exception as error:  # whatever a driver does, training goes on
+            say(_host_only(error))
+        self._host = HostReader()
+        self._lock = threading.Lock()
+        self._newest = _nothing()
+        self._recent, self._whole = _Mean(), _Mean()
+        self._stop = threading.Event()
+        self._seconds = seconds
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._seconds):
+            self.sample()
+
+    def sample(self) -> None:
+        """Takes one sample now."""
+        values = _nothing()
+        with contextlib.suppress(psutil.Error, OSError):
+            values |= self._host.read()
+        if self._gpu is not None:
+            try:
+                values |= self._gpu.read()
+            except Exception as error:  # whatever a driver does, training goes on
+                self._gpu.close()
+                self._gpu = None
+                self._unsaid = _host_only(error)
+        with self._lock:
+            self._newest = values
+            self._recent.add(values)
+            self._whole.add(values)
+
+    def read(self) -> dict[str, float]:
+        """`COLUMNS`: means over the samples since the last `read`; where there is none since, the newest sample."""
+        if self._unsaid:  # here, so that all lines for the user come from one thread
+            self._say(self._unsaid)
+            self._unsaid = ""
+        with self._lock:
+            values = self._recent.read() if self._recent.samples else dict(self._newest)
+            self._recent = _Mean()
+        return values
+
+    def summary(self) -> dict[str, float]:
+        """`COLUMNS`: means over all samples."""
+        with self._lock:
+            return self._whole.read()
+
+    def close(self) -> None:
+        """Ends the thread; `summary` still answers."""
+        self._stop.set()
+        self._thread.join(timeout=5.0)  # a driver may hang
+        if self._gpu is not None:
+            self._gpu.close()
+            self._gpu = None
+
+    def __enter__(self) -> "Monitor":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _nothing() -> dict[str, float]:
+    return {name: math.nan for name in COLUMNS}
+
+
+def _host_only(reason: Exception) -> str:
+    return f"monitor: {reason}; only the CPU and memory of this process are recorded"
+
+
+class _Mean:
+    """Means of columns, each over its finite values."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._sum: defaultdict[str, float] = defaultdict(float)
+        self._count: defaultdict[str, int] = defaultdict(int)
+
+    def add(self, values: dict[str, float]) -> None:
+        self.samples += 1
+        for name, value in values.items():
+            if math.isfinite(value):
+                self._sum[name] += value
+                self._count[name] += 1
+
+    def read(self) -> dict[str, float]:
+        return {n: self._sum[n] / self._count[n] if self._count[n] else math.nan for n in COLUMNS}

@@ -1,0 +1,217 @@
+"""The monitor against a stand-in for NVML, and on a real GPU where there is one."""
+
+import math
+import multiprocessing
+import time
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from jaxrl_atari import loggers
+from jaxrl_atari.monitor import COLUMNS, GIB, GPU_COLUMNS, GpuReader, HostReader, Monitor
+
+# The machine has four GPUs. CUDA_VISIBLE_DEVICES shows this process "2,0" in this order, and a slice of GPU 3.
+UUID_OF = ["uuid-2", "uuid-0", "slice-of-3"].__getitem__
+
+
+class FakeNvml:
+    """GPU i: 10 i percent busy, i GiB used, 100 i watts, 30 + i degrees."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self):
+        self.started = 0
+        self.broken = False
+        self.busy = [0, 10, 20, 30]
+
+    def nvmlInit(self):
+        self.started += 1
+
+    def nvmlShutdown(self):
+        self.started -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        handles = {f"GPU-uuid-{i}": i for i in range(4)} | {"MIG-slice-of-3": "slice"}
+        if uuid not in handles:
+            raise self.NVMLError("Not Found")
+        return handles[uuid]
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):
+        assert handle == "slice"
+        return 3
+
+    def _check(self, handle):
+        if self.broken:
+            raise self.NVMLError("GPU is lost")
+        return handle
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        if self._check(handle) == "slice":
+            raise self.NVMLError("Not Supported")
+        return SimpleNamespace(gpu=self.busy[handle])
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(used=(0.5 if self._check(handle) == "slice" else handle) * GIB)
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return 100_000 * self._check(handle)
+
+    def nvmlDeviceGetTemperature(self, handle, sensor):
+        assert sensor == self.NVML_TEMPERATURE_GPU
+        return 30 + self._check(handle)
+
+
+def gpu(ordinal):
+    return SimpleNamespace(platform="gpu", local_hardware_id=ordinal)
+
+
+CPU = SimpleNamespace(platform="cpu", local_hardware_id=0)
+
+
+def make_monitor(devices, nvml, said, **kwargs):
+    """One that takes samples only when told to."""
+    return Monitor(devices, said.append, seconds=3600.0, nvml=nvml, uuid_of=UUID_OF, **kwargs)
+
+
+def test_gpu_is_the_one_that_cuda_shows():
+    read = GpuReader([gpu(0)], FakeNvml(), UUID_OF).read()
+    assert list(read) == list(GPU_COLUMNS)
+    assert read == {"gpu_busy_percent": 20, "gpu_memory_gib": 2, "gpu_power_watts": 200, "gpu_temperature_c": 32}
+
+
+def test_several_gpus_and_the_same_one_twice():
+    read = GpuReader([gpu(1), gpu(0), gpu(1), CPU], FakeNvml(), UUID_OF).read()
+    # GPUs 0 and 2: busy is a mean, memory and power are sums, temperature is the hottest.
+    assert read == {"gpu_busy_percent": 10, "gpu_memory_gib": 2, "gpu_power_watts": 200, "gpu_temperature_c": 32}
+
+
+def test_mig_slice_has_its_own_memory_and_its_boards_power():
+    read = GpuReader([gpu(2)], FakeNvml(), UUID_OF).read()
+    assert math.isnan(read.pop("gpu_busy_percent"))
+    assert read == {"gpu_memory_gib": 0.5, "gpu_power_watts": 300, "gpu_temperature_c": 33}
+
+
+def test_read_is_the_mean_since_the_last_read_and_summary_over_the_run():
+    nvml, said = FakeNvml(), []
+    with make_monitor([gpu(0)], nvml, said) as monitor:
+        assert all(math.isnan(value) for value in monitor.read().values())
+        for busy in (10, 20, 90):
+            nvml.busy[2] = busy
+            monitor.sample()
+        assert monitor.read()["gpu_busy_percent"] == 40
+        assert monitor.read()["gpu_busy_percent"] == 90  # nothing new: the newest sample
+        nvml.busy[2] = 0
+        monitor.sample()
+        row = monitor.read()
+        assert row["gpu_busy_percent"] == 0
+    assert monitor.summary()["gpu_busy_percent"] == 30
+    assert list(row) == list(COLUMNS)
+    assert row["rss_gib"] > 0.01
+    assert said == []
+    assert nvml.started == 0
+
+
+def test_columns_are_those_of_the_log_points():
+    assert [name for name, group in loggers.COLUMNS.items() if group == "system"] == list(COLUMNS)
+
+
+def test_without_gpu_says_so_once_and_records_the_host():
+    nvml, said = FakeNvml(), []
+    with make_monitor([CPU], nvml, said) as monitor:
+        monitor.sample()
+        monitor.sample()
+        row = monitor.read()
+    assert said == ["monitor: no GPU in use; only the CPU and memory of this process are recorded"]
+    assert all(math.isnan(row[name]) for name in GPU_COLUMNS)
+    assert row["rss_gib"] > 0.01
+    assert nvml.started == 0
+
+
+def test_broken_driver_never_stops_training():
+    nvml, said = FakeNvml(), []
+    with make_monitor([gpu(0)], nvml, said) as monitor:
+        monitor.sample()
+        nvml.broken = True
+        monitor.sample()
+        monitor.sample()
+        assert said == []  # from the thread's side, nothing is printed
+        assert monitor.read()["gpu_busy_percent"] == 20
+        monitor.read()
+    assert said == ["monitor: NVML: GPU is lost; only the CPU and memory of this process are recorded"]
+    assert monitor.summary()["gpu_busy_percent"] == 20
+    assert nvml.started == 0
+
+
+@pytest.mark.parametrize("ordinal", [None, 7])
+def test_gpu_that_cannot_be_told(ordinal):
+    nvml, said = FakeNvml(), []
+    with make_monitor([gpu(ordinal)], nvml, said) as monitor:
+        monitor.sample()
+    assert len(said) == 1
+    assert nvml.started == 0
+
+
+def test_real_nvml_without_driver_records_the_host():
+    if any(device.platform == "gpu" for device in jax.devices()):
+        pytest.skip("this machine has a GPU")
+    said = []
+    with Monitor([gpu(0)], said.append, seconds=3600.0) as monitor:
+        monitor.sample()
+        assert monitor.read()["rss_gib"] > 0.01
+    assert len(said) == 1
+    assert said[0].startswith("monitor: ")
+
+
+def test_thread_samples_and_cpu_time_is_per_core():
+    with Monitor([CPU], lambda text: None, seconds=0.2) as monitor:
+        busy_until = time.process_time() + 0.5
+        while time.process_time() < busy_until:
+            pass
+        busy = monitor.read()["cpu_percent"]
+    assert 10 < busy < 110
+
+
+def test_children_are_counted():
+    host = HostReader()
+    alone = host.read()["rss_gib"]
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
+    child.start()
+    try:
+        deadline = time.monotonic() + 20.0
+        while (together := host.read()["rss_gib"]) < alone + 0.004 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        child.terminate()
+        child.join()
+    assert together > alone + 0.004  # a bare Python takes some 10 MiB
+    after = host.read()["rss_gib"]
+    assert after < together
+
+
+@pytest.mark.gpu
+def test_real_gpu():
+    devices = [device for device in jax.devices() if device.platform == "gpu"]
+    if not devices:
+        pytest.skip("JAX sees no GPU here")
+    import pynvml
+
+    said = []
+    with Monitor(devices[-1:], said.append, seconds=3600.0) as monitor:
+        matrix = jax.device_put(jax.numpy.ones((4096, 4096)), devices[-1])
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            (matrix @ matrix).block_until_ready()
+        monitor.sample()
+        row = monitor.read()
+        # The board on which NVML sees this process is the one that was read.
+        ((handle, _),) = monitor._gpu._handles
+        assert pynvml.nvmlDeviceGetName(handle) == devices[-1].device_kind
+    assert said == []
+    assert row["gpu_busy_percent"] > 20
+    assert row["gpu_memory_gib"] > 0.06
+    assert row["gpu_power_watts"] > 10
+    assert 10 < row["gpu_temperature_c"] < 110
