@@ -177,7 +177,7 @@ def _number(value: float | None) -> str:
         return "-"
     if value and abs(value) < 0.01:
         return f"{value:.2e}"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.2f}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 or float(value).is_integer() else f"{value:,.2f}"
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,75 @@
+"""Run directories with made-up metrics, for the tests of what reads them."""
+
+import json
+
+import numpy as np
+
+from jaxrl_atari.metrics import moving_average
+from jaxrl_atari.results import REQUIRED_COLUMNS
+
+
+def table(return_mean, env_steps=None, **columns):
+    """A session's table with the given returns, a log point every 100 env steps, 4 optimiser steps between two."""
+    count = len(return_mean)
+    steps = 100.0 * np.arange(1, count + 1) if env_steps is None else np.asarray(env_steps, float)
+    filled = {name: np.zeros(count) for name in REQUIRED_COLUMNS}
+    filled |= {
+        "env_steps": steps,
+        "optimizer_steps": steps / 25,
+        "wall_seconds": steps * 0.36,
+        "sps": np.full(count, 500.0),
+        "episodes": np.arange(count) * 1.0,
+        "return_mean": np.asarray(return_mean, float),
+        "return_ma": moving_average(return_mean),
+    }
+    return filled | {name: np.asarray(column, float) for name, column in columns.items()}
+
+
+def write_metrics(session_dir, columns):
+    session_dir.mkdir(parents=True)
+    rows = np.stack(list(columns.values()), axis=1).tolist()
+    lines = [",".join("" if np.isnan(cell) else repr(cell) for cell in row) for row in rows]
+    (session_dir / "metrics.csv").write_text("\n".join([",".join(columns), *lines]) + "\n")
+
+
+def write_run(run_dir, tables, game="Qbert", protocol="auto", total_env_steps=400, name="trial"):
+    for index, columns in enumerate(tables):
+        write_metrics(run_dir / f"session_{index}", columns)
+    config = {
+        "name": name,
+        "seed": 0,
+        "sessions": len(tables),
+        "total_env_steps": total_env_steps,
+        "env": {"game": game, "protocol": protocol, "num_envs": 2},
+        "ppo": {"rollout_length": 8},
+    }
+    (run_dir / "config.json").write_text(json.dumps({"config": config, "versions": {}}))
+    return run_dir
+
+
+def learning_table(game, seed, count=1000, total_env_steps=10_000_000, gpu=True):
+    """A session's table of realistic shape: an S-shaped climb to about the reference score, with noise and falls."""
+    rng = np.random.default_rng(seed)
+    progress = np.arange(1, count + 1) / count
+    climb = 1 / (1 + np.exp(-(progress - rng.uniform(0.25, 0.4)) * 9)) * rng.uniform(0.8, 1.1)
+    wander = np.cumsum(rng.normal(0, 0.012, count)) * climb * np.sqrt(200 / count + 0.2)
+    low, high = game.random_mean or 0.0, game.reference_score or 100.0
+    returns = low + (high - low) * (climb + wander + rng.normal(0, 0.01, count))
+    returns[: max(1, count // 200)] = np.nan  # no game has ended yet
+    noise = lambda scale: rng.normal(0, scale, count)  # noqa: E731
+    columns = {
+        "policy_loss": -0.01 + 0.004 * progress + noise(0.002),
+        "value_loss": 0.3 * (1 - 0.5 * progress) * np.exp(noise(0.25)),
+        "entropy": 1.75 - 1.1 * progress**0.6 + noise(0.02),
+        "approx_kl": 0.012 * (1 - progress) * np.exp(noise(0.3)),
+        "clip_fraction": np.clip(0.2 * (1 - 0.8 * progress) + noise(0.02), 0, 1),
+        "explained_variance": np.clip(0.9 - 0.9 * np.exp(-10 * progress) + noise(0.04), -1, 1),
+        "gradient_norm": 0.6 + 0.5 * progress + np.abs(noise(0.15)),
+        "learning_rate": 2.5e-4 * (1 - progress),
+        "sps": 14_000 + noise(400) - 5_000 * (rng.uniform(size=count) < 0.02),
+        "wall_seconds": progress * total_env_steps / 14_000,
+        "episode_length": 300 + 500 * climb,
+    }
+    if gpu:
+        columns["gpu_busy_percent"] = np.clip(88 + noise(3), 0, 100)
+    return table(returns, env_steps=np.round(progress * total_env_steps), **columns)

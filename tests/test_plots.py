@@ -1,0 +1,223 @@
+import subprocess
+import sys
+import threading
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from sample_runs import learning_table, table, write_run
+
+from jaxrl_atari import plots
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.games import GAMES
+
+NAN = np.nan
+
+
+def texts(svg):
+    """The texts of an SVG: matplotlib draws them as outlines, and writes each into a comment."""
+    parser = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
+    root = ElementTree.parse(svg, parser).getroot()
+    return [element.text.strip() for element in root.iter() if element.tag is ElementTree.Comment]
+
+
+def pixels(png, colour):
+    """How many pixels of a PNG have a colour, given as #rrggbb."""
+    wanted = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
+    return int((np.abs(imread(png)[..., :3] * 255 - wanted).max(axis=-1) < 1.5).sum())
+
+
+def checked(paths, stem, directory):
+    """Both files of a graph, which must be where and what they should be."""
+    assert paths == [directory / f"{stem}.png", directory / f"{stem}.svg"]
+    assert sorted(path.name for path in directory.iterdir()) == [f"{stem}.png", f"{stem}.svg"]  # no temporary files
+    return paths
+
+
+@pytest.fixture(scope="module")
+def qbert(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("runs") / "qbert_first"
+    tables = [learning_table(GAMES["Qbert"], seed, count=200) for seed in range(3)]
+    return write_run(run_dir, tables, name="qbert", total_env_steps=10_000_000)
+
+
+def test_a_session_graph_shows_every_figure_with_its_unit(qbert):
+    png, svg = checked(plots.plot_session(qbert / "session_1"), "session", qbert / "session_1" / "graphs")
+    shown = texts(svg)
+    for text in (
+        "qbert: Qbert, protocol v5, session 1",
+        "return_mean (last 100 games)",
+        "return_ma (mean of the last 100 log points)",
+        "raw return of a full game",
+        *("policy loss", "value loss", "policy entropy", "approximate KL", "clip fraction", "speed", "GPU busy"),
+        *("nats", "env steps / s", "%", "share of samples", "env steps", "10M", "10,000"),
+    ):
+        assert text in shown, text
+    assert "learning rate" not in shown  # the ninth panel is the GPU's where there is one
+    assert pixels(png, plots.COLOURS[0]) > 1000
+
+
+def test_reference_and_random_scores_are_lines_with_labels(qbert):
+    _, svg = plots.plot_trial(qbert)
+    labels = "\n".join(texts(svg))
+    assert "reference (v5)\n15,460" in labels
+    assert "random (v5)\n164" in labels
+
+
+def test_a_reference_far_above_the_data_does_not_flatten_them(tmp_path):
+    run_dir = write_run(tmp_path / "run", [table([1.0, 1.5, 2.0, 2.5], [1e4, 2e4, 3e4, 4e4])], game="Breakout")
+    labels = "\n".join(texts(plots.plot_trial(run_dir)[1]))
+    assert "reference (v5) ↑\n326.47" in labels
+    assert "random (v5)\n1.21" in labels
+    assert "300" not in labels
+
+
+def test_a_trial_graph_shows_the_mean_over_sessions_and_the_score(tmp_path):
+    tables = [table([1000, 2000, 3000, 4000]), table([2000, 3000, 4000, 5000])]
+    run_dir = write_run(tmp_path / "run", tables)
+    png, svg = checked(plots.plot_trial(run_dir), "trial", run_dir / "graphs")
+    shown = texts(svg)
+    assert "trial: Qbert, protocol v5, 2 sessions, score 3,000 ± 500" in shown
+    assert "return_mean (last 100 games); band: ± 1 std over sessions" in shown
+    assert not any("thin" in text for text in shown)
+    assert pixels(png, plots.COLOURS[0]) > 500
+
+
+def test_a_trial_graph_says_where_not_all_sessions_have_come(tmp_path):
+    run_dir = write_run(tmp_path / "run", [table([100, 200]), table([100, 200, 300, 400])])
+    assert "env steps (thin: not all sessions have come so far)" in texts(plots.plot_trial(run_dir)[1])
+
+
+def test_trials_of_one_game_are_compared_in_one_panel(qbert, tmp_path):
+    others = [table(np.linspace(200, 9000, 50) + 100 * seed, 2e5 * np.arange(1, 51)) for seed in range(2)]
+    other = write_run(tmp_path / "qbert_second", others, game="QbertNoFrameskip-v4")
+    png, svg = checked(plots.plot_comparison([qbert, other], tmp_path / "out"), "comparison", tmp_path / "out")
+    shown = texts(svg)
+    assert shown.count("Qbert") == 1
+    assert any(text.startswith("qbert_first: v5, 3 sessions, score ") for text in shown)
+    assert any(text.startswith("qbert_second: classic, 2 sessions, score ") for text in shown)
+    assert min(pixels(png, colour) for colour in plots.COLOURS[:2]) > 500
+
+
+def test_trials_of_several_games_get_a_panel_each_and_namesakes_their_parents(tmp_path):
+    one = write_run(tmp_path / "a" / "run", [table([1, 2])], game="Pong")
+    two = write_run(tmp_path / "b" / "run", [table([1, 2])], game="Kaboom")
+    shown = texts(plots.plot_comparison([one, two], tmp_path / "out")[1])
+    assert "Pong" in shown
+    assert "Kaboom" in shown
+    assert "a/run: v5, 1 session, score 1.50" in shown
+    assert "b/run: v5, 1 session, score 1.50" in shown
+
+
+def test_more_trials_than_colours_are_told_apart_by_their_dashes(tmp_path):
+    count = len(plots.COLOURS) + 1
+    runs = [write_run(tmp_path / f"run_{i}", [table([100 * i, 200])]) for i in range(count)]
+    svg = plots.plot_comparison(runs, tmp_path / "out")[1].read_text()
+    assert "stroke-dasharray" in svg
+    assert sum(text.startswith("run_") for text in texts(tmp_path / "out" / "comparison.svg")) == count
+
+
+@pytest.mark.parametrize(
+    ("returns", "game"), [([NAN], "Qbert"), ([5.0], "Kaboom"), ([NAN, NAN], "Kaboom"), ([NAN, 5.0], "Qbert")]
+)
+def test_the_first_log_points_can_be_drawn(tmp_path, returns, game):
+    run_dir = write_run(tmp_path / "run", [table(returns), table(returns)], game=game)
+    plots.plot_session(run_dir / "session_0")
+    shown = texts(plots.plot_trial(run_dir)[1])
+    assert ("no finished game yet" in shown) == bool(np.isnan(returns[-1]))
+
+
+def test_graphs_of_the_same_run_are_the_same(tmp_path):
+    run_dir = write_run(tmp_path / "run", [table([1, 2, 3])])
+    first = [path.read_bytes() for path in plots.plot_trial(run_dir)]
+    assert plots.plot_trial(run_dir)[0].read_bytes() == first[0]
+    assert b"<dc:date>" not in first[1]  # what else differs in an SVG are matplotlib's random ids
+
+
+def test_threads_can_draw_at_the_same_time(tmp_path):
+    runs = [write_run(tmp_path / f"run_{i}", [table([100 * i, 200, 300])]) for i in range(3)]
+    alone = [plots.plot_trial(run_dir)[0].read_bytes() for run_dir in runs]
+    for run_dir in runs:
+        (run_dir / "graphs" / "trial.png").unlink()
+    threads = [threading.Thread(target=plots.plot_trial, args=(run_dir,)) for run_dir in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(run_dir / "graphs" / "trial.png").read_bytes() for run_dir in runs] == alone
+
+
+def test_drawing_leaves_pyplot_and_the_global_state_alone(qbert):
+    code = (
+        "import sys, matplotlib\n"
+        "before = matplotlib.rcParams.copy()\n"
+        "from jaxrl_atari.plots import plot_trial\n"
+        "plot_trial(sys.argv[1])\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+        "assert matplotlib.rcParams == before\n"
+        "assert 'jax' not in sys.modules\n"  # plots start fast, and never take a GPU
+    )
+    subprocess.run([sys.executable, "-c", code, str(qbert)], check=True, cwd=Path(plots.__file__).parents[1])
+
+
+def test_the_command_draws_everything_and_prints_the_files(tmp_path, capsys):
+    runs = [write_run(tmp_path / name, [table([100, 200])]) for name in ("one", "two")]
+    assert plots.main([*map(str, runs), "--output", str(tmp_path / "out")]) == 0
+    printed = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(printed) == 2 * (2 + 2) + 2
+    assert all(path.is_file() for path in printed)
+    assert {path.relative_to(tmp_path).parts[:2] for path in printed} >= {("one", "session_0"), ("two", "graphs")}
+
+
+def test_one_run_makes_no_comparison(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "one", [table([100, 200])])
+    assert plots.main(["one"]) == 0
+    assert not (tmp_path / "graphs").exists()
+
+
+def test_a_run_that_is_still_being_written_is_drawn(tmp_path, caplog, capsys):
+    run_dir = write_run(tmp_path / "run", [table([100, 200, 300]), table([100, 200, 300])])
+    path = run_dir / "session_0" / "metrics.csv"
+    path.write_text(path.read_text()[:-30])
+    (run_dir / "session_1" / "metrics.csv").unlink()
+    assert plots.main([str(run_dir)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert "cut short" in caplog.text
+    assert "left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run: None, "no such run directory"),
+        (lambda run: run.mkdir(), "holds no config.json"),
+        (lambda run: (run.mkdir(), (run / "config.json").write_text('{"config": {"na')), "not the config of a run"),
+        (
+            lambda run: (write_run(run, [table([1])]) / "session_0" / "metrics.csv").write_text("env"),
+            "no log point yet",
+        ),
+        (
+            lambda run: (write_run(run, [table([1])]) / "session_0" / "metrics.csv").write_text("a\n1\n"),
+            "has no column",
+        ),
+        (lambda run: (write_run(run, [table([1])]) / "graphs").write_text(""), "cannot write graphs"),
+    ],
+)
+def test_a_bad_run_directory_is_one_line_and_status_2(tmp_path, capsys, damage, message):
+    damage(tmp_path / "bad")
+    status = plots.main([str(tmp_path / "bad")])
+    error = capsys.readouterr().err
+    assert status == 2
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_library_functions_raise_what_the_command_prints(tmp_path):
+    with pytest.raises(UserError, match="no such run directory"):
+        plots.plot_trial(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"holds no config\.json"):
+        plots.plot_session(tmp_path)
