@@ -156,7 +156,7 @@ def test_drawing_leaves_pyplot_and_the_global_state_alone(qbert):
         "from jaxrl_atari.plots import plot_trial\n"
         "plot_trial(sys.argv[1])\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
-        "assert matplotlib.rcParams == before\n"
+        "assert dict.__eq__(matplotlib.rcParams, before)\n"
         "assert 'jax' not in sys.modules\n"  # plots start fast, and never take a GPU
     )
     subprocess.run([sys.executable, "-c", code, str(qbert)], check=True, cwd=Path(plots.__file__).parents[1])
