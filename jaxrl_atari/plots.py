@@ -80,7 +80,7 @@ def _tick_text(value: float, _position: int) -> str:
 
 def _format_axes(axes: Axes, last_env_step: float, ylabel: str = "") -> None:
     """Env steps from 0 as 2M or 400k along x, plain numbers with separators along y, a light grid, no box."""
-    axes.set_xlim(0, last_env_step)
+    axes.set_xlim(0, max(last_env_step, 1))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(_tick_text))
@@ -111,7 +111,8 @@ def _draw_reference_lines(axes: Axes, game: Game) -> None:
     low, high = min([low, *near]), max([high, *near])
     margin = 0.04 * (high - low) or 1.0
     axes.set_ylim(low - margin, high + margin)
-    crowded = len(scores) == 2 and scores[1][0] - scores[0][0] < 0.15 * (high - low)
+    heights = [min(max(score, low), high) for score, _ in scores]
+    crowded = len(scores) == 2 and abs(heights[1] - heights[0]) < 0.15 * (high - low)
     for index, (score, name) in enumerate(scores):
         if score in near:
             dashes = (0, (6, 3)) if name == "reference" else (0, (1, 2))
@@ -119,7 +120,7 @@ def _draw_reference_lines(axes: Axes, game: Game) -> None:
         arrow = "" if score in near else " ↑" if score > high else " ↓"
         axes.annotate(
             f"{name} (v5){arrow}\n{_score_text(score)}",
-            xy=(1.0, min(max(score, low), high)),
+            xy=(1.0, heights[index]),
             xycoords=axes.get_yaxis_transform(),
             xytext=(5, 0),
             textcoords="offset points",
@@ -142,7 +143,7 @@ def _save(figure: Figure, directory: Path, name: str) -> list[Path]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for path, metadata in zip(paths, (None, {"Date": None}), strict=True):
-            partial = directory / f".{path.name}.partial"
+            partial = directory / f".{path.name}.{os.getpid()}.partial"
             figure.savefig(partial, format=path.suffix[1:], dpi=150, metadata=metadata)
             figure.set_layout_engine("none")  # the layout is found, and costs as much as the drawing
             os.replace(partial, path)
