@@ -6,30 +6,32 @@ values `[...]` out.
 Two forms of the same network share one set of parameters:
 
 - `plain`: `lax.conv_general_dilated`, which is what a GPU wants (cuDNN).
-- `matmul`: each convolution is one matrix product over patches. XLA's CPU backend compiles the gradient of
-  a convolution inside `lax.scan` to a naive loop (https://github.com/jax-ml/jax/issues/12868), 10 to 30
+- `matmul`: each convolution is one matrix product (`_convolution`). XLA's CPU backend compiles the gradient
+  of a convolution inside `lax.scan` to a naive loop (https://github.com/jax-ml/jax/issues/12868), 10 to 30
   times slower than this form.
 
 **Space-to-depth.** Cut a frame of 84x84 pixels into 21x21 blocks of 4x4 pixels and write the 16 pixels of a
 block as 16 channels: `[84, 84] -> [21, 21, 16]`. Nothing is computed, pixels only change places. A
 convolution with an 8x8 window that moves by 4 pixels then is a convolution with a 2x2 window that moves by
-1 block, because 8 = 2 blocks and 4 = 1 block. Its patches are four shifted views of the blocked image side
-by side, and the convolution is `patches @ weights` once the rows of the weights are put in the same order.
-The second layer (4x4 window, moves by 2) is treated the same way with blocks of 2x2.
+1 block, because 8 = 2 blocks and 4 = 1 block; the weights only change places, too. The second layer (4x4
+window that moves by 2) becomes a 2x2 window that moves by 1 in the same way, with blocks of 2x2.
 
 A rollout stores every frame once. `block_frames` blocks it once for all epochs, still in uint8, and
 `gather_stacks` puts the four frames of each sample of a minibatch side by side: `[N, 21, 21, 4 * 16]`, the
 input of `NatureActorCritic.from_blocks`.
 """
 
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 STACK = 4  # frames a stack
+CHUNK = 16  # samples that the matmul form works on at a time: their activations stay in a CPU core's cache
 
 
 def conv_form(platform: str) -> str:
@@ -44,7 +46,7 @@ def block_frames(frames: jax.Array) -> jax.Array:
 
 
 def block_stacks(stacks: jax.Array) -> jax.Array:
-    """Space-to-depth of stacks: `[..., 84, 84, 4]` -> `[..., 21, 21, 64]`, channel = 16 * frame + 4 * row + column."""
+    """Space-to-depth of stacks: `[..., 84, 84, 4]` -> `[..., 21, 21, 64]`, 64 = (frame, row, column)."""
     blocks = block_frames(jnp.moveaxis(stacks, -1, -3))
     return jnp.moveaxis(blocks, -4, -2).reshape(*stacks.shape[:-3], 21, 21, 16 * STACK)
 
@@ -63,7 +65,8 @@ def gather_stacks(frames: jax.Array, age: jax.Array, index: jax.Array) -> jax.Ar
 
     Args:
       frames: `[T + 3, B, 21, 21, 16]`, from `block_frames`; `frames[t + 3]` is the newest frame at step t.
-      age: int `[T, B]`, frames of the same game seen before step t, clipped at 3. The oldest of them fills the stack.
+      age: int `[T, B]`, frames of the same game seen before step t, clipped at 3;
+        the oldest of them fills the stack.
       index: int `[N]`, samples as `t * B + b`.
 
     Returns:
@@ -75,47 +78,71 @@ def gather_stacks(frames: jax.Array, age: jax.Array, index: jax.Array) -> jax.Ar
     return jnp.moveaxis(stacks, 1, -2).reshape(-1, 21, 21, 16 * STACK)
 
 
-@jax.custom_vjp
-def _matmul(a: jax.Array, w: jax.Array) -> jax.Array:
-    """`a [M, K] @ w [K, O]`; its weight gradient is `(g.T @ a).T`, on CPU up to 3 times faster than `a.T @ g`."""
-    return a @ w
+def _convolution(x: jax.Array, w: jax.Array, size: int, dtype: Any) -> jax.Array:
+    """Convolution with stride 1 as one matrix product: `[N, H, W, C]` -> float `[N, H-size+1, W-size+1, O]`.
+
+    `w` is `[C, size * size * O]`. Every position is multiplied by the weights of all places in the
+    window first, and the shifted products are added up afterwards. Patches of the input, for the first layer four
+    times the input and in float, are never written to memory.
+    """
+    n, height, width, channels = x.shape
+    h, v = height - size + 1, width - size + 1
+    products = (x.reshape(-1, channels).astype(dtype) @ w.astype(dtype)).reshape(n, height, width, size * size, -1)
+    return sum(products[:, i : i + h, j : j + v, i * size + j] for i in range(size) for j in range(size))
 
 
-def _matmul_forward(a: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return a @ w, (a, w)
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int, dtype: Any) -> jax.Array:
+    """`relu(convolution(x, w) + b)`. For the gradient it saves only input and output."""
+    return nn.relu(_convolution(x, w, size, dtype) + b.astype(dtype))
 
 
-def _matmul_backward(saved: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    a, w = saved
-    return g @ w.T, (g.T @ a).T
+def _layer_forward(x: jax.Array, w: jax.Array, b: jax.Array, size: int, dtype: Any) -> tuple[jax.Array, Any]:
+    out = _layer(x, w, b, size, dtype)
+    return out, (x, w, out)
 
 
-_matmul.defvjp(_matmul_forward, _matmul_backward)
+def _layer_backward(size: int, dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
+    x, w, out = saved
+    g = jnp.where(out > 0, g, 0)
+    # Each product was used in one shifted place: shift the gradient back to it, with zeros around.
+    places = [(i, j) for i in range(size) for j in range(size)]
+    pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in places]
+    g_products = jnp.concatenate([jnp.pad(g, pad) for pad in pads], axis=-1).reshape(-1, w.shape[1])
+    # (g.T @ x).T rather than x.T @ g: up to 3 times faster on CPU. Weight gradients are summed in float32.
+    flat_x = x.reshape(-1, x.shape[-1]).astype(dtype)
+    dw = jnp.matmul(g_products.T, flat_x, preferred_element_type=w.dtype).T
+    db = g.sum((0, 1, 2), dtype=w.dtype)
+    if x.dtype == jnp.uint8:
+        return np.zeros(x.shape, jax.dtypes.float0), dw, db
+    return (g_products @ w.astype(dtype).T).reshape(x.shape), dw, db
 
 
-def _patches(x: jax.Array, size: int) -> jax.Array:
-    """All windows of `size x size`, moved by 1: `[N, H, W, C]` -> `[N, H - size + 1, W - size + 1, size * size * C]`."""
-    h, w = x.shape[1] - size + 1, x.shape[2] - size + 1
-    return jnp.concatenate([x[:, i : i + h, j : j + w] for i in range(size) for j in range(size)], axis=-1)
+_layer.defvjp(_layer_forward, _layer_backward)
+
+
+def _window_last(kernel: jax.Array) -> jax.Array:
+    """The weights as `_layer` wants them: `[size, size, C, O]` -> `[C, size * size * O]`."""
+    return kernel.transpose(2, 0, 1, 3).reshape(kernel.shape[2], -1)
 
 
 class _Weights(nn.Module):
-    """`kernel` and `bias` with the names, shapes and initialisation of `nn.Conv` and `nn.Dense`, in float32."""
+    """`kernel` and `bias` named, shaped and initialised as in `nn.Conv` and `nn.Dense`, float32."""
 
     shape: tuple[int, ...]
     scale: float
 
     @nn.compact
-    def __call__(self, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, dtype: Any = jnp.float32) -> tuple[jax.Array, jax.Array]:
         kernel = self.param("kernel", nn.initializers.orthogonal(self.scale), self.shape)
         bias = self.param("bias", nn.initializers.zeros, self.shape[-1:])
         return kernel.astype(dtype), bias.astype(dtype)
 
 
 class NatureActorCritic(nn.Module):
-    """Policy and value of stacked frames. `conv` is "plain" or "matmul" (see `conv_form`); both share all parameters.
+    """Policy and value of stacked frames. `conv` is "plain" or "matmul": see `conv_form`.
 
-    Parameters are float32. Convolutions and the dense layer compute in `compute_dtype`, both heads in float32.
+    Parameters are float32. The torso computes in `compute_dtype`, both heads in float32.
     """
 
     num_actions: int
@@ -157,27 +184,28 @@ class NatureActorCritic(nn.Module):
         return h.reshape(-1, 3136)
 
     def _matmul_torso(self, blocks: jax.Array) -> jax.Array:
+        k1, b1 = self.conv1()
+        w1 = _window_last(k1.reshape(2, 4, 2, 4, STACK, 32).transpose(0, 2, 4, 1, 3, 5).reshape(2, 2, 64, 32) / 255)
+        k2, b2 = self.conv2()
+        w2 = _window_last(k2.reshape(2, 2, 2, 2, 32, 64).transpose(0, 2, 1, 3, 4, 5).reshape(2, 2, 128, 64))
+        k3, b3 = self.conv3()
+        w3 = _window_last(k3)
+
+        def torso(x: jax.Array) -> jax.Array:
+            h = _layer(x, w1, b1, 2, self.compute_dtype)
+            h = h.reshape(-1, 10, 2, 10, 2, 32).swapaxes(2, 3).reshape(-1, 10, 10, 128)  # space-to-depth, 2x2
+            h = _layer(h, w2, b2, 2, self.compute_dtype)
+            return _layer(h, w3, b3, 3, self.compute_dtype).reshape(-1, 3136)
+
         n = blocks.shape[0]
-        # The rows of the patches are ordered (block row, block column, row, column) with blocks of 2x2 outputs,
-        # so that the first layer's output already is in the space-to-depth form that the second layer wants.
-        kernel, bias = self.conv1(self.compute_dtype)
-        patches = _patches(blocks, 2).reshape(n, 10, 2, 10, 2, 256).swapaxes(2, 3).reshape(-1, 256)
-        weights = kernel.reshape(2, 4, 2, 4, STACK, 32).transpose(0, 2, 4, 1, 3, 5).reshape(256, 32)
-        h = nn.relu(_matmul(patches.astype(self.compute_dtype), weights / 255) + bias)
-
-        kernel, bias = self.conv2(self.compute_dtype)
-        weights = kernel.reshape(2, 2, 2, 2, 32, 64).transpose(0, 2, 1, 3, 4, 5).reshape(512, 64)
-        h = nn.relu(_matmul(_patches(h.reshape(n, 10, 10, 128), 2).reshape(-1, 512), weights) + bias)
-
-        kernel, bias = self.conv3(self.compute_dtype)
-        h = nn.relu(
-            _matmul(_patches(h.reshape(n, 9, 9, 64), 3).reshape(-1, 576), kernel.reshape(576, 64)) + bias
-        )
-        return h.reshape(n, 3136)
+        if n <= CHUNK:
+            return torso(blocks)
+        filled = jnp.pad(blocks, ((0, -n % CHUNK), (0, 0), (0, 0), (0, 0)))
+        return lax.map(torso, filled.reshape(-1, CHUNK, *blocks.shape[1:])).reshape(-1, 3136)[:n]
 
     def _heads(self, features: jax.Array, batch: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
         kernel, bias = self.dense(self.compute_dtype)
-        h = nn.relu(_matmul(features, kernel) + bias).astype(jnp.float32)
+        h = nn.relu(features @ kernel + bias).astype(jnp.float32)
         kernel, bias = self.policy(jnp.float32)
         logits = h @ kernel + bias
         kernel, bias = self.value(jnp.float32)

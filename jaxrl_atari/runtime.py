@@ -1,6 +1,61 @@
-"""Settings of the process, made once at its start."""
+"""Settings of the whole process that make JAX faster. `configure()` is called once, at the start of a program.
+
+`JAXRL_ATARI_NO_TUNING=1` leaves everything as it is. What the user has set already is never overridden.
+"""
+
+import ctypes
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+import jax
+
+# glibc's <malloc.h>
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_")
 
 
-def configure() -> list[str]:
-    """Applies the settings; returns what was set, as lines for the user."""
-    return []
+@cache
+def configure() -> tuple[str, ...]:
+    """Tunes this process. Later calls change nothing.
+
+    Returns:
+      One line for people for each setting.
+    """
+    if os.environ.get("JAXRL_ATARI_NO_TUNING", "0") not in ("", "0"):
+        return ("process tuning off (JAXRL_ATARI_NO_TUNING)",)
+    return tuple(line for line in (_keep_freed_memory(), _cache_compiled_programs()) if line)
+
+
+def _keep_freed_memory() -> str | None:
+    """Lets glibc keep freed memory for the next allocation.
+
+    XLA's CPU backend allocates large scratch buffers at every step. By default glibc returns them to the system each
+    time, and the page faults of getting them back take about a fifth of all CPU time.
+    """
+    if not sys.platform.startswith("linux") or any(name in os.environ for name in _MALLOC_VARIABLES):
+        return None
+    try:
+        libc = ctypes.CDLL(None)
+        libc.gnu_get_libc_version  # noqa: B018 (absent from other C libraries)
+        mallopt = libc.mallopt
+    except (OSError, AttributeError):
+        return None
+    ok = mallopt(_M_MMAP_THRESHOLD, 1 << 30) and mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+    return "malloc keeps freed memory" if ok and mallopt(_M_TOP_PAD, 64 << 20) else None
+
+
+def _cache_compiled_programs() -> str | None:
+    """Keeps compiled programs on disk, so that the next start does not compile them again."""
+    if jax.config.jax_compilation_cache_dir is None:  # not set in JAX_COMPILATION_CACHE_DIR either
+        home = os.environ.get("XDG_CACHE_HOME")
+        folder = (Path(home) if home else Path.home() / ".cache") / "jaxrl_atari" / "xla"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    return f"compiled programs are kept in {jax.config.jax_compilation_cache_dir}"

@@ -47,9 +47,7 @@ def variables(stacks):
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(2), len(leaves))
     return {
-        "params": tree.unflatten(
-            [x + 0.02 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
-        )
+        "params": tree.unflatten([x + 0.02 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
     }
 
 
@@ -128,9 +126,7 @@ def test_gather_stacks_equals_naive_loop():
     age = rng.integers(0, 4, (steps, envs))
     assert set(age.ravel()) == {0, 1, 2, 3}
     index = rng.permutation(steps * envs)
-    got = unblock_stacks(
-        gather_stacks(block_frames(jnp.asarray(frames)), jnp.asarray(age), jnp.asarray(index))
-    )
+    got = unblock_stacks(gather_stacks(block_frames(jnp.asarray(frames)), jnp.asarray(age), jnp.asarray(index)))
     for row, sample in enumerate(index):
         t, b = sample // envs, sample % envs
         for channel, j in enumerate((3, 2, 1, 0)):
@@ -146,12 +142,7 @@ def test_no_convolution_in_compiled_loop_on_cpu(stacks, variables):
         def step(v, x):
             return jax.tree.map(lambda p, g: p - 0.1 * g, v, jax.grad(loss)(v, x)), None
 
-        return (
-            jax.jit(lambda v, xs: jax.lax.scan(step, v, xs)[0])
-            .lower(variables, stacks[None])
-            .compile()
-            .as_text()
-        )
+        return jax.jit(lambda v, xs: jax.lax.scan(step, v, xs)[0]).lower(variables, stacks[None]).compile().as_text()
 
     pattern = re.compile(r"= \S+ convolution\(")
     assert not pattern.search(compiled(conv_form("cpu")))
