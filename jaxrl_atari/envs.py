@@ -1,20 +1,37 @@
 """Pools of Atari games: NumPy in, NumPy out. The only module that imports an emulator.
 
-Back ends: `ale` (ale-py's `AtariVectorEnv`). Preprocessing (Machado et al., 2018, arXiv:1709.06009, section 5):
-4 emulator frames an env step, pixel-wise maximum of the last two, luminance, 84x84 by area averaging, up to 30
-no-ops and FIRE at the start of a game, sticky actions 0.25 (`protocol="v5"`) or none (`"classic"`), minimal action
-set, cut off after 108,000 emulator frames.
+Two back ends play one protocol (Machado et al., 2018, arXiv:1709.06009, section 5): an env step is 4 emulator
+frames, seen as the pixel-wise maximum of the last two in luminance, reduced to 84x84 by area averaging; sticky actions
+0.25 (`protocol="v5"`) or none (`"classic"`); up to 30 no-ops and FIRE at the start of a game; minimal action set;
+cut off after 108,000 emulator frames. Frames are not stacked here.
+
+`ale` is ale-py's `AtariVectorEnv` (ALE 0.12.1), `envpool` is envpool's Atari (ALE 0.7.5). From the same start and
+actions both give the same frames and rewards in the games that the tests replay. They differ in this:
+
+- Start of a game. `ale`: FIRE, then 0 to 28 no-ops (a game without FIRE: 0 to 29). `envpool`: 0 to 29 no-ops, then
+  FIRE (1 to 30). With the same seed `envpool` makes one no-op more, so the same seed gives different games.
+- Cut-off. `ale` leaves the fourth emulator frame of the step that reaches `max_frames` out of the picture, and takes
+  the maximum of the step before and the third one. `envpool`'s picture is as usual.
+- Screens that are not 210 lines high (13 games: Adventure, AirRaid, Carnival, JourneyEscape, KeystoneKapers,
+  KingKong, Klax, LaserGates, MrDo, Pacman, Pooyan, SirLancelot, SpaceWar): `envpool` sees the upper 210 lines only.
 """
 
+import importlib
+import importlib.util
+import sys
+import tempfile
 from functools import cache
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
 
+import ale_py
 import numpy as np
 from ale_py import roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
-from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.errors import ConfigError, UserError
 
 FRAME_SIZE = 84
 SCREEN_SHAPE = (210, 160, 3)
@@ -64,6 +81,18 @@ def _rom_ids() -> dict[str, str]:
     """CamelCase name -> ALE's rom id, for the games that one player can play."""
     ids = (rom for rom in roms.get_all_rom_ids() if rom not in MULTIPLAYER_ONLY)
     return {rom_id_to_name(rom): rom for rom in sorted(ids)}
+
+
+def _rom_path(rom_id: str) -> Path:
+    path = roms.get_rom_path(rom_id)
+    assert path is not None  # the ids are ale-py's own
+    return path
+
+
+def _minimal_actions(rom_id: str) -> tuple[str, ...]:
+    game = ale_py.ALEInterface()
+    game.loadROM(_rom_path(rom_id))
+    return tuple(action.name for action in game.getMinimalActionSet())
 
 
 def list_games() -> tuple[str, ...]:
@@ -166,7 +195,7 @@ class AlePool(_Pool):
         rom_id: str,
         num_envs: int,
         *,
-        seed: int,
+        seeds: list[int],
         num_threads: int,
         sticky: float,
         max_frames: int,
@@ -195,7 +224,7 @@ class AlePool(_Pool):
         # The emulator is deterministic: a twin with the same seeds and actions shows the same games in colour.
         self._twin = make(img_height=height, img_width=width, grayscale=False) if screen else None
         self._screen: np.ndarray | None = None
-        self._seeds: np.ndarray | None = np.array(env_seeds(seed, num_envs))
+        self._seeds: np.ndarray | None = np.array(seeds)
         super().__init__(num_envs, tuple(action.name for action in self._games.ale.get_action_set()))
 
     def screen(self) -> np.ndarray:
@@ -235,12 +264,99 @@ class AlePool(_Pool):
         del self._games, self._twin
 
 
+@cache
+def _import_envpool() -> Any:
+    """envpool's Atari module alone.
+
+    Raises:
+      UserError: envpool is not installed.
+    """
+    if importlib.util.find_spec("envpool") is None:
+        raise UserError(
+            "env.backend = 'envpool': envpool is not installed; pip install 'jaxrl_atari[envpool]'"
+        )
+    if "envpool" in sys.modules:
+        return importlib.import_module("envpool.atari")
+    # `import envpool` runs envpool.entry, which registers every family of tasks: that takes seconds and needs the
+    # 230 MiB of MuJoCo assets. An empty module stands in for it, and is taken away so that others can import it.
+    sys.modules["envpool.entry"] = ModuleType("envpool.entry")
+    try:
+        return importlib.import_module("envpool.atari")
+    finally:
+        del sys.modules["envpool.entry"]
+
+
+class EnvpoolPool(_Pool):
+    """envpool's Atari games. Its arrays are also made anew by each step, so nothing is copied here."""
+
+    def __init__(
+        self,
+        rom_id: str,
+        num_envs: int,
+        *,
+        seeds: list[int],
+        num_threads: int,
+        sticky: float,
+        max_frames: int,
+        screen: bool,
+    ):
+        if screen:
+            raise ConfigError("env.backend", "envpool", "ale, the back end that has colour screens")
+        envpool_atari = _import_envpool()
+        actions = _minimal_actions(rom_id)
+        self._max_steps = max_frames // FRAME_SKIP
+        with tempfile.TemporaryDirectory() as assets:  # envpool reads the ROM once, when the pool is made
+            Path(assets, "atari").mkdir()
+            Path(assets, "atari", "roms").symlink_to(_rom_path(rom_id).parent)
+            config = envpool_atari.AtariEnvSpec.gen_config(
+                task=rom_id,
+                base_path=assets,
+                num_envs=num_envs,
+                num_threads=num_threads,
+                env_seed=seeds,
+                max_episode_steps=self._max_steps,
+                repeat_action_probability=sticky,
+                stack_num=1,
+                frame_skip=FRAME_SKIP,
+                noop_max=NOOP_MAX,
+                episodic_life=False,  # True would put a dummy step after each lost life
+                reward_clip=False,
+                use_fire_reset=True,
+                img_height=FRAME_SIZE,
+                img_width=FRAME_SIZE,
+            )
+            self._games = envpool_atari.AtariGymnasiumEnvPool(envpool_atari.AtariEnvSpec(config))
+        super().__init__(num_envs, actions)
+
+    def _reset(self) -> _RawStep:
+        frame, info = self._games.reset()
+        return self._raw(frame, info)
+
+    def _send(self, actions: np.ndarray) -> None:
+        self._games.send(actions)
+
+    def _recv(self) -> _RawStep:
+        frame, _, _, _, info = self._games.recv()
+        return self._raw(frame, info)
+
+    def _raw(self, frame: np.ndarray, info: dict[str, np.ndarray]) -> _RawStep:
+        cut_off = info["elapsed_step"] >= self._max_steps
+        return _RawStep(frame[:, 0], info["reward"], info["terminated"].astype(bool), cut_off, info["lives"])
+
+    def _free(self) -> None:
+        del self._games
+
+
+BACKENDS = {"ale": AlePool, "envpool": EnvpoolPool}
+
+
 def make_pool(
     backend: str,
     game: str,
     num_envs: int,
     *,
     seed: int,
+    first_env: int = 0,
     num_threads: int = 0,
     protocol: str = "v5",
     screen: bool = False,
@@ -249,9 +365,10 @@ def make_pool(
     """Makes `num_envs` copies of `game`.
 
     Args:
-      backend: "ale".
+      backend: "ale" or "envpool".
       game: ALE's CamelCase name, one of `list_games()`.
-      seed: >= 0. Environment i is seeded with `env_seeds(seed, num_envs)[i]`: the same seed and actions give the
+      seed: >= 0. Environment i is seeded with number `first_env + i` of `env_seeds(seed, ...)`: a pool may be a part
+        of a larger one. The same seed and actions give the
         same steps bit for bit, for any number of threads.
       num_threads: emulation threads; 0 = one a core.
       protocol: "v5" (sticky actions 0.25) or "classic" (NoFrameskip-v4: none).
@@ -260,6 +377,7 @@ def make_pool(
 
     Raises:
       ConfigError: a value that is not possible.
+      UserError: envpool is asked for and not installed.
     """
     if game not in _rom_ids():
         raise ConfigError(
@@ -276,15 +394,14 @@ def make_pool(
     ):
         if value < least:
             raise ConfigError(field, value, f"an integer >= {least}")
-    sticky = STICKY[protocol]
-    if backend == "ale":
-        return AlePool(
-            _rom_ids()[game],
-            num_envs,
-            seed=seed,
-            num_threads=num_threads,
-            sticky=sticky,
-            max_frames=max_frames,
-            screen=screen,
-        )
-    raise ConfigError("env.backend", backend, "ale")
+    if backend not in BACKENDS:
+        raise ConfigError("env.backend", backend, f"one of {', '.join(BACKENDS)}")
+    return BACKENDS[backend](
+        _rom_ids()[game],
+        num_envs,
+        seeds=env_seeds(seed, first_env + num_envs)[first_env:],
+        num_threads=num_threads,
+        sticky=STICKY[protocol],
+        max_frames=max_frames,
+        screen=screen,
+    )
