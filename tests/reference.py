@@ -1,0 +1,212 @@
+"""PPO on Atari in float64 NumPy, worked out from the papers: the oracle of `test_ppo.py`. Imports nothing of ours.
+
+Sources: Mnih et al. 2015 (the network), Schulman et al. 2016, arXiv:1506.02438 (GAE), Schulman et al. 2017,
+arXiv:1707.06347 (the loss), Kingma and Ba 2015, arXiv:1412.6980 (Adam), Pascanu et al. 2013 (norm clipping). The
+gradients are derived by hand. Parameters are a dict of layers, each `{"kernel", "bias"}`; kernels [h, w, in, out].
+"""
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+STRIDES = {"conv1": 4, "conv2": 2, "conv3": 1}
+LAYERS = (*STRIDES, "dense", "policy", "value")
+
+
+def _patches(x, size, stride):
+    """[N, H, W, C] -> [N, h, w, size * size * C], the receptive fields (im2col)."""
+    windows = sliding_window_view(x, (size, size), axis=(1, 2))[:, ::stride, ::stride]
+    n, h, w = windows.shape[:3]
+    return windows.transpose(0, 1, 2, 4, 5, 3).reshape(n, h, w, -1)
+
+
+def _scatter(d_patches, shape, size, stride):
+    """The transpose of `_patches`: every pixel receives the sum over the fields that it lies in."""
+    d_x = np.zeros(shape)
+    n, h, w = d_patches.shape[:3]
+    d_patches = d_patches.reshape(n, h, w, size, size, shape[-1])
+    for i in range(size):
+        for j in range(size):
+            d_x[:, i : i + stride * h : stride, j : j + stride * w : stride] += d_patches[:, :, :, i, j]
+    return d_x
+
+
+def forward(params, stacks):
+    """Frame stacks [N, 84, 84, 4] -> logits [N, A], value [N], and what `backward` needs.
+
+    The last entry of that is how near a unit came to ReLU's kink: float32 may take the other side at about 1e-7.
+    """
+    x = np.asarray(stacks, np.float64) / 255.0
+    layers, margin = {}, np.inf
+    for name, stride in STRIDES.items():
+        kernel = params[name]["kernel"]
+        shape, fields = x.shape, _patches(x, kernel.shape[0], stride)
+        before = fields @ kernel.reshape(-1, kernel.shape[-1]) + params[name]["bias"]
+        x, margin = np.maximum(before, 0.0), min(margin, np.abs(before).min())
+        layers[name] = shape, fields, x
+    flat = x.reshape(len(x), -1)
+    before = flat @ params["dense"]["kernel"] + params["dense"]["bias"]
+    features, margin = np.maximum(before, 0.0), min(margin, np.abs(before).min())
+    logits = features @ params["policy"]["kernel"] + params["policy"]["bias"]
+    value = features @ params["value"]["kernel"] + params["value"]["bias"]
+    return logits, value[:, 0], (layers, flat, features, margin)
+
+
+def backward(params, cache, d_logits, d_value):
+    """Gradients of all parameters from those of the outputs. ReLU passes a gradient where its output is positive."""
+    layers, flat, features, _ = cache
+    d_value = d_value[:, None]
+    gradients = {
+        "policy": {"kernel": features.T @ d_logits, "bias": d_logits.sum(0)},
+        "value": {"kernel": features.T @ d_value, "bias": d_value.sum(0)},
+    }
+    d_features = d_logits @ params["policy"]["kernel"].T + d_value @ params["value"]["kernel"].T
+    d_features = d_features * (features > 0)
+    gradients["dense"] = {"kernel": flat.T @ d_features, "bias": d_features.sum(0)}
+    d_x = d_features @ params["dense"]["kernel"].T
+    for name in reversed(STRIDES):
+        kernel = params[name]["kernel"]
+        shape, fields, x = layers[name]
+        d_y = d_x.reshape(x.shape) * (x > 0)
+        rows = d_y.reshape(-1, kernel.shape[-1])
+        weight_gradient = fields.reshape(len(rows), -1).T @ rows
+        gradients[name] = {"kernel": weight_gradient.reshape(kernel.shape), "bias": rows.sum(0)}
+        d_fields = d_y @ kernel.reshape(-1, kernel.shape[-1]).T
+        d_x = _scatter(d_fields, shape, kernel.shape[0], STRIDES[name])
+    return gradients
+
+
+def log_softmax(logits):
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def advantages(reward, value, bootstrap_value, terminated, truncated, gamma, gae_lambda):
+    """GAE as the double sum A_t = sum_l (gamma lambda)^l delta_{t+l}, up to the end of the game or of the rollout."""
+    steps, num_envs = reward.shape
+    result = np.zeros((steps, num_envs))
+    for b in range(num_envs):
+        for t in range(steps):
+            for ahead in range(steps - t):
+                k = t + ahead
+                beyond = bootstrap_value[b] if k == steps - 1 else value[k + 1, b]
+                if terminated[k, b]:
+                    beyond = 0.0
+                result[t, b] += (gamma * gae_lambda) ** ahead * (reward[k, b] + gamma * beyond - value[k, b])
+                if terminated[k, b] or truncated[k, b]:
+                    break
+    return result
+
+
+def ppo_loss(logits, value, batch, hyper):
+    """The loss, its parts, and its gradients d_logits [N, A] and d_value [N]. `batch["advantage"]` is normalised."""
+    eps = hyper["clip_epsilon"]
+    share = batch["weight"] / max(batch["weight"].sum(), 1.0)
+    log_probs = log_softmax(logits)
+    probs = np.exp(log_probs)
+    chosen = np.eye(logits.shape[1])[batch["action"]]
+    log_ratio = (log_probs * chosen).sum(-1) - batch["log_prob"]
+    ratio = np.exp(log_ratio)
+    advantage = batch["advantage"]
+
+    # The clipped term is the smaller one exactly where the ratio left the range on the side that the advantage favours.
+    clipped = np.where(advantage > 0, ratio > 1 + eps, ratio < 1 - eps)
+    surrogate = np.where(clipped, np.where(advantage > 0, 1 + eps, 1 - eps), ratio) * advantage
+    d_log_prob = -share * np.where(clipped, 0.0, ratio * advantage)
+    d_logits = d_log_prob[:, None] * (chosen - probs)
+
+    change = value - batch["value"]
+    kept = batch["value"] + np.minimum(np.maximum(change, -eps), eps)
+    error, kept_error = (value - batch["target"]) ** 2, (kept - batch["target"]) ** 2
+    d_error = np.where(
+        error >= kept_error, value - batch["target"], (kept - batch["target"]) * (np.abs(change) < eps)
+    )
+    d_value = hyper["value_coef"] * share * d_error
+
+    entropy = -(probs * log_probs).sum(-1)
+    d_logits += hyper["entropy_coef"] * share[:, None] * probs * (log_probs + entropy[:, None])
+
+    parts = {
+        "policy_loss": -(share * surrogate).sum(),
+        "value_loss": 0.5 * (share * np.maximum(error, kept_error)).sum(),
+        "entropy": (share * entropy).sum(),
+        "approx_kl": (share * (ratio - 1 - log_ratio)).sum(),
+        "clip_fraction": (share * (np.abs(ratio - 1) > eps)).sum(),
+    }
+    parts["loss"] = (
+        parts["policy_loss"] + hyper["value_coef"] * parts["value_loss"] - hyper["entropy_coef"] * parts["entropy"]
+    )
+    return parts, d_logits, d_value
+
+
+def normalize(advantage, weight):
+    """Mean 0 and standard deviation 1 over the samples that count (weights are 0 or 1)."""
+    counted = advantage[weight > 0]
+    if counted.size == 0:
+        return np.zeros_like(advantage)
+    return (advantage - counted.mean()) / (counted.std() + 1e-8)
+
+
+def stack_of(frames, age, t, b, size=4):
+    """What step t of environment b saw: the last 4 frames of its game, the first one repeated where it is younger."""
+    newest = t + size - 1
+    return np.stack([frames[newest - min(back, age[t, b]), b] for back in reversed(range(size))], axis=-1)
+
+
+def minibatch_gradients(params, stacks, batch, hyper):
+    """Loss parts and parameter gradients of one minibatch."""
+    logits, value, cache = forward(params, stacks)
+    parts, d_logits, d_value = ppo_loss(logits, value, batch, hyper)
+    parts["kink_margin"] = cache[-1]
+    return parts, backward(params, cache, d_logits, d_value)
+
+
+def global_norm(gradients):
+    return np.sqrt(sum((x**2).sum() for layer in gradients.values() for x in layer.values()))
+
+
+class Adam:
+    """Adam with the gradient scaled down to a global norm first, and decoupled weight decay."""
+
+    def __init__(self, params, max_grad_norm=0.5, epsilon=1e-5, weight_decay=0.0, b1=0.9, b2=0.999):
+        self.first = {n: {k: np.zeros_like(x) for k, x in layer.items()} for n, layer in params.items()}
+        self.second = {n: {k: np.zeros_like(x) for k, x in layer.items()} for n, layer in params.items()}
+        self.steps, self.max_grad_norm, self.epsilon = 0, max_grad_norm, epsilon
+        self.weight_decay, self.b1, self.b2 = weight_decay, b1, b2
+
+    def step(self, params, gradients, learning_rate):
+        self.steps += 1
+        scale = min(1.0, self.max_grad_norm / max(global_norm(gradients), 1e-300))
+        result = {}
+        for name, layer in params.items():
+            result[name] = {}
+            for key, x in layer.items():
+                g = gradients[name][key] * scale
+                m = self.first[name][key] = self.b1 * self.first[name][key] + (1 - self.b1) * g
+                v = self.second[name][key] = self.b2 * self.second[name][key] + (1 - self.b2) * g**2
+                m_hat, v_hat = m / (1 - self.b1**self.steps), v / (1 - self.b2**self.steps)
+                direction = m_hat / (np.sqrt(v_hat) + self.epsilon) + self.weight_decay * x
+                result[name][key] = x - learning_rate * direction
+        return result
+
+
+def update(params, rollout, hyper, indices, optimizer):
+    """One gradient step a row of `indices` (samples t * B + b). Returns parameters and each minibatch's loss parts."""
+    num_envs = rollout["action"].shape[1]
+    advantage = advantages(
+        rollout["reward"], rollout["value"], rollout["bootstrap_value"], rollout["terminated"], rollout["truncated"],
+        hyper["gamma"], hyper["gae_lambda"],
+    )  # fmt: skip
+    target = advantage + rollout["value"]
+    history = []
+    for row in indices:
+        where = [divmod(int(index), num_envs) for index in row]
+        stacks = np.stack([stack_of(rollout["frames"], rollout["age"], t, b) for t, b in where])
+        per_step = ("action", "log_prob", "value", "weight")
+        batch = {name: np.array([rollout[name][tb] for tb in where]) for name in per_step}
+        batch["target"] = np.array([target[tb] for tb in where])
+        batch["advantage"] = normalize(np.array([advantage[tb] for tb in where]), batch["weight"])
+        parts, gradients = minibatch_gradients(params, stacks, batch, hyper)
+        parts["gradient_norm"] = global_norm(gradients)
+        params = optimizer.step(params, gradients, hyper["learning_rate"])
+        history.append(parts)
+    return params, history

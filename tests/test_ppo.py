@@ -1,0 +1,437 @@
+"""`ppo.py` against `reference.py`, golden numbers and what must not matter."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+
+from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.networks import NatureActorCritic, block_stacks
+from jaxrl_atari.ppo import (
+    Hyperparameters,
+    Minibatch,
+    Rollout,
+    TrainState,
+    explained_variance,
+    gae,
+    log_prob_of,
+    make_optimizer,
+    make_update,
+    minibatch_indices,
+    normalize,
+    ppo_loss,
+    prepare,
+    sample_action,
+    train_on_minibatches,
+)
+
+HYPER = {
+    "learning_rate": 2.5e-4, "gamma": 0.99, "gae_lambda": 0.9,
+    "clip_epsilon": 0.1, "entropy_coef": 0.01, "value_coef": 0.5,
+}  # fmt: skip
+ACTIONS = 6
+LEARNED = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+
+
+def hyperparameters(**changes):
+    return Hyperparameters(**{name: jnp.float32(x) for name, x in (HYPER | changes).items()})
+
+
+def games(rng, steps, num_envs):
+    """Marks of games as a pool gives them: the step after the end of a game is none. Ages are those of the frames."""
+    terminated = rng.random((steps, num_envs)) < 0.15
+    truncated = ~terminated & (rng.random((steps, num_envs)) < 0.1)
+    life_lost = terminated & (rng.random((steps, num_envs)) < 0.5)
+    weight, age = np.ones((steps, num_envs)), np.zeros((steps, num_envs), np.int32)
+    for t in range(1, steps):
+        over = (terminated & ~life_lost | truncated)[t - 1] & (weight[t - 1] > 0)
+        weight[t, over] = 0.0
+        terminated[t, over] = truncated[t, over] = life_lost[t, over] = False
+        age[t] = np.where(weight[t - 1] == 0, 0, np.minimum(age[t - 1] + 1, 3))
+    return terminated, truncated, weight, age
+
+
+def random_rollout(seed, steps=4, num_envs=4):
+    """A rollout in float64 NumPy with all that a game can do, ratios and values on both sides of the clip range."""
+    rng = np.random.default_rng(seed)
+    shape = (steps, num_envs)
+    terminated, truncated, weight, age = games(rng, steps, num_envs)
+    return {
+        "frames": rng.integers(0, 256, (steps + 3, num_envs, 84, 84), dtype=np.uint8),
+        "age": age,
+        "action": rng.integers(0, ACTIONS, shape).astype(np.int32),
+        "log_prob": np.float32(-np.log(ACTIONS) + 0.3 * rng.standard_normal(shape)).astype(np.float64),
+        "value": np.float32(0.3 * rng.standard_normal(shape)).astype(np.float64),
+        "reward": rng.integers(-1, 2, shape).astype(np.float64),
+        "terminated": terminated,
+        "truncated": truncated,
+        "weight": weight,
+        "bootstrap_value": np.float32(rng.standard_normal(num_envs)).astype(np.float64),
+    }
+
+
+def shipped(rollout):
+    """The same rollout as the package takes it."""
+    float32 = {n: x.astype(np.float32) if x.dtype == np.float64 else x for n, x in rollout.items()}
+    return Rollout(**{name: jnp.asarray(x) for name, x in float32.items()})
+
+
+SHAPES = {
+    "conv1": (8, 8, 4, 32), "conv2": (4, 4, 32, 64), "conv3": (3, 3, 64, 64),
+    "dense": (3136, 512), "policy": (512, ACTIONS), "value": (512, 1),
+}  # fmt: skip
+
+
+def trained_params(seed=0):
+    """Parameters as training leaves them: biases that are not 0, and a policy that prefers something."""
+    rng = np.random.default_rng(seed)
+
+    def layer(name, shape):
+        scale = np.sqrt((1 if name == "policy" else 2) / np.prod(shape[:-1]))
+        kernel = scale * rng.standard_normal(shape)
+        return {"kernel": jnp.float32(kernel), "bias": jnp.float32(0.05 * rng.standard_normal(shape[-1]))}
+
+    return {name: layer(name, shape) for name, shape in SHAPES.items()}
+
+
+def in_float64(params):
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+
+
+# A unit nearer to ReLU's kink than float32 can tell has no gradient to compare: seeds are chosen without one.
+KINK_MARGIN = 1e-6
+
+
+# --- generalised advantage estimation ---------------------------------------------------------------------------------
+
+
+def test_gae_golden_numbers():
+    """Worked out by hand at gamma = lambda = 1/2: delta = 1 + V'/2 - V, A = delta + A'/4."""
+    reward = jnp.array([[1.0], [0.0], [1.0], [2.0]])
+    value = jnp.array([[2.0], [4.0], [6.0], [8.0]])
+    no = jnp.zeros((4, 1), bool)
+    at_1 = no.at[1].set(True)
+    solve = partial(gae, reward, value, jnp.array([4.0]), gamma=0.5, gae_lambda=0.5)
+    # delta = [1, -1, -1, -4]
+    np.testing.assert_array_equal(solve(no, no)[:, 0], [1 - 1 / 4 - 1 / 16 - 4 / 64, -1 - 1 / 4 - 4 / 16, -2.0, -4.0])
+    # A life is lost at step 1: nothing beyond, delta_1 = 0 - 4.
+    np.testing.assert_array_equal(solve(at_1, no)[:, 0], [1 - 1.0, -4.0, -2.0, -4.0])
+    # The game is cut off at step 1: the value beyond counts, delta_1 = 0 + 6 / 2 - 4, the rewards beyond do not.
+    np.testing.assert_array_equal(solve(no, at_1)[:, 0], [1 - 1 / 4, -1.0, -2.0, -4.0])
+    # At the last step, the value beyond is the bootstrap value, unless the game ended.
+    assert solve(no.at[3].set(True), no)[3, 0] == 2 - 8
+    assert solve(no, no.at[3].set(True))[3, 0] == 2 + 4 / 2 - 8
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.99, 0.95), (0.99, 0.0), (1.0, 1.0), (0.0, 0.5)])
+def test_gae_is_the_double_sum(jit, gamma, gae_lambda):
+    rollout = random_rollout(1, steps=30, num_envs=16)
+    assert rollout["terminated"].any()
+    assert rollout["truncated"].any()
+    assert (rollout["weight"] == 0).any()
+    names = ("reward", "value", "bootstrap_value", "terminated", "truncated")
+    expected = reference.advantages(*[rollout[name] for name in names], gamma, gae_lambda)
+    arrays = shipped(rollout)
+    solve = jax.jit(gae) if jit else gae
+    advantage = solve(*[getattr(arrays, name) for name in names], gamma, gae_lambda)
+    np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_step_that_is_none_holds_reaches_no_other_advantage():
+    rollout = random_rollout(2, steps=30, num_envs=16)
+    masked, over = rollout["weight"] == 0, rollout["terminated"]
+    after_termination = masked & np.roll(over, 1, axis=0)
+    assert after_termination.any()
+
+    def advantages(changed):
+        arrays = shipped(rollout | changed)
+        return np.asarray(
+            gae(arrays.reward, arrays.value, arrays.bootstrap_value, arrays.terminated, arrays.truncated, 0.99, 0.95)
+        )
+
+    garbage = {name: np.where(masked, 1e6, rollout[name]) for name in ("reward",)}
+    garbage["value"] = np.where(after_termination, -1e6, rollout["value"])
+    np.testing.assert_array_equal(advantages(garbage)[~masked], advantages({})[~masked])
+    # After a truncation, that step's value is the one to bootstrap with: it saw the game's last frame.
+    after_truncation = masked & ~after_termination
+    assert after_truncation.any()
+    seen = {"value": np.where(after_truncation, 1e6, rollout["value"])}
+    assert (np.abs(advantages(seen)[:-1][after_truncation[1:]]) > 1e5).all()
+
+
+# --- loss and gradients -----------------------------------------------------------------------------------------------
+
+
+def minibatch(seed, size=64):
+    """A minibatch in float64 with ratios and values on both sides of the clip range, and a few weights of 0."""
+    rng = np.random.default_rng(seed)
+    batch = {
+        "action": rng.integers(0, ACTIONS, size).astype(np.int32),
+        "log_prob": -np.log(ACTIONS) + 0.3 * rng.standard_normal(size),
+        "value": 0.3 * rng.standard_normal(size),
+        "target": rng.standard_normal(size),
+        "weight": (rng.random(size) > 0.2).astype(np.float64),
+    }
+    batch["advantage"] = reference.normalize(rng.standard_normal(size), batch["weight"])
+    return batch
+
+
+def shipped_loss(logits, value, batch, dtype=jnp.float32):
+    """The package's loss of a minibatch of `minibatch`."""
+    arrays = {n: jnp.asarray(batch[n], jnp.int32 if n == "action" else dtype) for n in Minibatch._fields[1:]}
+    hyper = Hyperparameters(**{name: dtype(x) for name, x in HYPER.items()})
+    scale = jnp.asarray(batch["weight"] / batch["weight"].sum(), dtype)
+    return ppo_loss(logits, value, Minibatch(None, **arrays), hyper, mean=lambda x: jnp.sum(scale * x))
+
+
+def test_loss_and_its_gradients_in_float64():
+    rng = np.random.default_rng(3)
+    batch = minibatch(3)
+    logits, value = 0.5 * rng.standard_normal((64, ACTIONS)), 0.3 * rng.standard_normal(64)
+    parts, d_logits, d_value = reference.ppo_loss(logits, value, batch, HYPER)
+    assert 0.2 < parts["clip_fraction"] < 0.9
+    with jax.enable_x64(True):
+        loss = partial(shipped_loss, batch=batch, dtype=jnp.float64)
+        gradient = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
+        (got_logits, got_value), metrics = gradient(jnp.asarray(logits), jnp.asarray(value))
+        assert got_logits.dtype == jnp.float64
+        np.testing.assert_allclose(got_logits, d_logits, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(got_value, d_value, rtol=1e-12, atol=1e-15)
+        assert set(metrics) == set(LEARNED)
+        for name in LEARNED:
+            np.testing.assert_allclose(metrics[name], parts[name], rtol=1e-12, err_msg=name)
+
+
+def test_the_reference_gradients_are_the_slopes_of_its_loss():
+    """The oracle itself, by central differences in random directions."""
+    rng = np.random.default_rng(4)
+    params, batch = in_float64(trained_params(4)), minibatch(4, size=2)
+    stacks = rng.integers(0, 256, (2, 84, 84, 4), dtype=np.uint8)
+
+    def loss(params):
+        logits, value, _ = reference.forward(params, stacks)
+        return reference.ppo_loss(logits, value, batch, HYPER)[0]["loss"]
+
+    _, gradients = reference.minibatch_gradients(params, stacks, batch, HYPER)
+    for name in reference.LAYERS:
+        for key in ("kernel", "bias"):
+            direction = rng.standard_normal(params[name][key].shape)
+            step = 1e-6 / np.linalg.norm(direction)
+            ends = [
+                loss(params | {name: params[name] | {key: params[name][key] + sign * step * direction}})
+                for sign in (1, -1)
+            ]
+            slope = (ends[0] - ends[1]) / (2 * step)
+            expected = (gradients[name][key] * direction).sum()
+            np.testing.assert_allclose(slope, expected, rtol=2e-4, err_msg=f"{name} {key}")
+
+
+@pytest.mark.parametrize("conv", ["plain", "matmul"])
+def test_gradients_of_all_parameters(conv):
+    rng = np.random.default_rng(6)
+    params, batch = trained_params(6), minibatch(6, size=16)
+    stacks = rng.integers(0, 256, (16, 84, 84, 4), dtype=np.uint8)
+    parts, expected = reference.minibatch_gradients(in_float64(params), stacks, batch, HYPER)
+    assert parts["kink_margin"] > KINK_MARGIN
+    network, blocks = NatureActorCritic(ACTIONS, conv=conv), block_stacks(jnp.asarray(stacks))
+
+    @jax.jit
+    @partial(jax.grad, has_aux=True)
+    def gradient(params):
+        return shipped_loss(*network.apply({"params": params}, blocks, method="from_blocks"), batch)
+
+    gradients, metrics = gradient(params)
+    for name, layer in expected.items():
+        for key, x in layer.items():
+            error = np.abs(np.asarray(gradients[name][key]) - x).max() / np.abs(x).max()
+            assert error < 1e-5, f"{name}/{key}: {error}"
+    for name in LEARNED:
+        np.testing.assert_allclose(metrics[name], parts[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_normalized_advantages():
+    advantage, weight = jnp.array([1.0, 3.0, 1e6, 5.0]), jnp.array([1.0, 1.0, 0.0, 1.0])
+    counted = normalize(advantage, weight)[jnp.array([0, 1, 3])]
+    np.testing.assert_allclose(counted, [-(1.5**0.5), 0, 1.5**0.5], atol=1e-6)
+    assert np.isfinite(normalize(advantage, jnp.zeros(4))).all()  # a minibatch in which nothing counts
+
+
+# --- one whole update -------------------------------------------------------------------------------------------------
+
+
+def small_config(**changes):
+    return PPOConfig(rollout_length=4, minibatch_size=4, epochs=2, **changes)
+
+
+@cache
+def compiled_update(config, conv):
+    network, optimizer = NatureActorCritic(ACTIONS, conv=conv), make_optimizer(config)
+
+    @jax.jit
+    def update(state, rollout, hyper, indices):
+        return train_on_minibatches(state, prepare(rollout, hyper), hyper, indices, network, optimizer)
+
+    return optimizer, update
+
+
+def run_update(rollout, params, indices, config, conv="matmul", **changes):
+    """Gradient steps on the minibatches of `indices` [K, N]: the new state and the metrics of each step."""
+    optimizer, update = compiled_update(config, conv)
+    state = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
+    return update(state, rollout, hyperparameters(**changes), jnp.asarray(indices, jnp.int32))
+
+
+# 2 epochs over 16 samples in minibatches of 4: [8, 4]
+INDICES = np.concatenate([np.random.default_rng(seed).permutation(16).reshape(4, 4) for seed in (0, 1)])
+
+
+@pytest.mark.parametrize(
+    ("conv", "seed", "changes"),
+    [("matmul", 0, {}), ("plain", 5, {"weight_decay": 0.1, "max_grad_norm": 20.0, "adam_epsilon": 1e-3})],
+)
+def test_a_whole_update(conv, seed, changes):
+    """8 gradient steps; the longest way that Adam can have gone is 8 times the learning rate."""
+    config = small_config(**changes)
+    rollout, params = random_rollout(seed), trained_params(seed)
+    assert (rollout["weight"] == 0).any()
+    state, metrics = run_update(shipped(rollout), params, INDICES, config, conv)
+
+    start = in_float64(params)
+    adam = reference.Adam(start, config.max_grad_norm, config.adam_epsilon, config.weight_decay)
+    expected, history = reference.update(start, rollout, HYPER, INDICES, adam)
+    assert min(parts["kink_margin"] for parts in history) > KINK_MARGIN
+    assert max(parts["gradient_norm"] for parts in history) > config.max_grad_norm  # so that clipping is seen
+    longest = HYPER["learning_rate"] * len(history)
+    for name, layer in expected.items():
+        for key, x in layer.items():
+            error = np.abs(np.asarray(state.params[name][key]) - x).max() / longest
+            assert np.abs(x - start[name][key]).max() / longest > 5e-3
+            assert error < 1e-3, f"{name}/{key}: {error}"
+    assert state.optimizer_steps == len(history)
+    for name in (*LEARNED, "gradient_norm"):
+        each = [parts[name] for parts in history]
+        np.testing.assert_allclose(metrics[name], each, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_explained_variance():
+    rollout = random_rollout(3, steps=30)
+    counted = rollout["weight"] > 0
+    assert not counted.all()
+    names = ("reward", "value", "bootstrap_value", "terminated", "truncated")
+    error = reference.advantages(*[rollout[name] for name in names], HYPER["gamma"], HYPER["gae_lambda"])
+    target = rollout["value"] + error
+    explained = explained_variance(prepare(shipped(rollout), hyperparameters()))
+    np.testing.assert_allclose(explained, 1 - error[counted].var() / target[counted].var(), rtol=1e-4)
+
+
+def test_the_learning_rate_is_data():
+    """A factor of every step: 0 moves nothing, and half of it moves half as far (at the first step)."""
+    rollout, params = shipped(random_rollout(7)), trained_params(7)
+    stay, full, half = (
+        run_update(rollout, params, INDICES[:1], small_config(), learning_rate=x)[0].params for x in (0.0, 1e-3, 5e-4)
+    )
+    jax.tree.map(np.testing.assert_array_equal, stay, params)
+    jax.tree.map(lambda p, f, h: np.testing.assert_allclose(h - p, (f - p) / 2, atol=1e-6), params, full, half)
+    assert np.abs(full["dense"]["kernel"] - params["dense"]["kernel"]).max() > 9e-4
+
+
+def test_steps_of_weight_0_have_no_influence():
+    """Whatever stands in a step that is none, after a termination: frame, action, log_prob, value, reward."""
+    rollout, params = random_rollout(1), trained_params(8)
+    masked = (rollout["weight"] == 0) & np.roll(rollout["terminated"], 1, axis=0)
+    assert masked.sum() == 2
+    frames = rollout["frames"].copy()
+    frames[3:][masked] = 255 - frames[3:][masked]
+    garbage = {
+        "frames": frames,
+        "action": np.where(masked, (rollout["action"] + 1) % ACTIONS, rollout["action"]).astype(np.int32),
+        "log_prob": np.where(masked, -10.0, rollout["log_prob"]),
+        "value": np.where(masked, 1e3, rollout["value"]),
+        "reward": np.where(masked, -1e3, rollout["reward"]),
+    }
+    counted = {"weight": np.ones_like(rollout["weight"])}
+    clean, dirty, wrong = (
+        run_update(shipped(rollout | changes), params, INDICES, small_config())
+        for changes in ({}, garbage, garbage | counted)
+    )
+    jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+    assert np.abs(wrong[0].params["dense"]["kernel"] - clean[0].params["dense"]["kernel"]).max() > 1e-5
+
+
+def test_a_minibatch_in_which_nothing_counts_moves_nothing():
+    rollout, params = random_rollout(9), trained_params(9)
+    rollout["weight"][:] = 0.0
+    state, metrics = run_update(shipped(rollout), params, INDICES, small_config())
+    jax.tree.map(np.testing.assert_array_equal, state.params, params)
+    assert all(np.isfinite(x).all() for x in metrics.values())
+
+
+@pytest.mark.parametrize(("num_envs", "size", "strata"), [(8, 16, 8), (6, 16, 2), (8, 16, 1), (1, 4, 1)])
+def test_every_epoch_is_a_fresh_permutation_of_the_samples(num_envs, size, strata):
+    draw = partial(minibatch_indices, rollout_length=16, num_envs=num_envs, epochs=3, minibatch_size=size)
+    draw = partial(draw, strata=strata)
+    indices = np.asarray(draw(jax.random.key(10)))
+    samples = 16 * num_envs
+    assert indices.shape == (3 * samples // size, size)
+    np.testing.assert_array_equal(np.sort(indices.reshape(3, samples)), np.tile(np.arange(samples), (3, 1)))
+    # The samples are permuted anew, not the order of the same minibatches.
+    assert len({frozenset(row) for row in indices.tolist()}) == len(indices)
+    assert not np.array_equal(indices, draw(jax.random.key(11)))
+    # Each minibatch takes as many samples of each block of environments.
+    block = indices % num_envs * strata // num_envs
+    counts = np.apply_along_axis(np.bincount, 1, block, minlength=strata)
+    np.testing.assert_array_equal(counts, size // strata)
+
+
+def test_any_two_samples_of_an_environment_can_meet_in_a_minibatch():
+    """Every pair meets about equally often: C(3, 1) / 15 of the draws for 4 of 16, in one environment."""
+    draw = jax.jit(partial(minibatch_indices, rollout_length=16, num_envs=1, epochs=2000, minibatch_size=4, strata=1))
+    indices = np.asarray(draw(jax.random.key(0)))
+    member = np.zeros((len(indices), 16))
+    np.put_along_axis(member, indices, 1.0, axis=1)
+    together = (member.T @ member)[~np.eye(16, dtype=bool)] / 2000
+    assert np.abs(together - 3 / 15).max() < 5 * np.sqrt(0.2 * 0.8 / 2000)
+
+
+def test_same_key_same_update_bit_for_bit():
+    network, config = NatureActorCritic(ACTIONS, conv="matmul"), small_config()
+    update = jax.jit(make_update(network, config).update)
+    rollout, params = shipped(random_rollout(1)), trained_params(1)
+    state = TrainState(params, make_optimizer(config).init(params), jnp.zeros((), jnp.int32))
+    one, again, other = (update(state, rollout, hyperparameters(), jax.random.key(seed))[0] for seed in (1, 1, 2))
+    jax.tree.map(np.testing.assert_array_equal, one, again)
+    assert not np.array_equal(one.params["dense"]["kernel"], other.params["dense"]["kernel"])
+    assert one.optimizer_steps == 8
+    # `update` is a gradient step on each of its key's minibatches.
+    indices = minibatch_indices(jax.random.key(1), 4, 4, config.epochs, config.minibatch_size, strata=4)
+    on_them, _ = run_update(rollout, params, indices, config)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), one.params, on_them.params)
+
+
+# --- acting -----------------------------------------------------------------------------------------------------------
+
+
+def test_actions_follow_the_distribution_and_log_prob_is_theirs():
+    logits = np.array([2.0, 0.0, -1.0, 1.0])
+    rows = 100_000
+    keys = jax.random.split(jax.random.key(13), rows)
+    action, log_prob = jax.jit(sample_action)(keys, jnp.tile(jnp.float32(logits), (rows, 1)))
+    expected = reference.log_softmax(logits[None])[0]
+    np.testing.assert_allclose(log_prob, expected[np.asarray(action)], rtol=1e-6)
+    counts = np.bincount(action, minlength=4)
+    chi_square = ((counts - rows * np.exp(expected)) ** 2 / (rows * np.exp(expected))).sum()
+    assert chi_square < 16.3  # 3 degrees of freedom: one key in a thousand lies beyond
+    again, _ = sample_action(keys[7:9], jnp.tile(jnp.float32(logits), (2, 1)))
+    np.testing.assert_array_equal(again, action[7:9])  # a row's action depends on its own key alone
+    pairs = np.asarray(action[:-1]) * 4 + np.asarray(action[1:])  # the rows are drawn independently
+    joint = np.bincount(pairs, minlength=16) / (rows - 1)
+    np.testing.assert_allclose(joint, np.outer(np.exp(expected), np.exp(expected)).ravel(), atol=0.008)
+
+
+def test_log_prob_of_large_logits():
+    logits = jnp.array([[1000.0, 0.0], [-1000.0, 1000.0]])
+    np.testing.assert_array_equal(log_prob_of(logits, jnp.array([0, 0])), [0.0, -2000.0])
