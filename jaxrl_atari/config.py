@@ -33,6 +33,20 @@ def parse_gpu(text: str) -> GpuOption:
     raise ConfigError("devices.gpu", text, "auto, true, false or a device index such as 0")
 
 
+def parse_place(text: str) -> GpuOption | Literal["learner"]:
+    """Reads where something runs: `learner`, or as `parse_gpu`."""
+    return "learner" if text.strip().lower() == "learner" else parse_gpu(text)
+
+
+def parse_count(text: str) -> int | Literal["all"]:
+    """Reads a number of devices, or `all`."""
+    if text.strip().lower() == "all":
+        return "all"
+    if text.strip().isdecimal():
+        return int(text)
+    raise ConfigError("devices.data_parallel", text, "a number of devices, or all")
+
+
 def _require(holds: bool, name: str, value: Any, expected: str, hint: str = "") -> None:
     if not holds:
         raise ConfigError(name, value, expected, hint)
@@ -168,10 +182,43 @@ class DevicesConfig:
     gpu: Annotated[GpuOption, tyro.conf.arg(constructor=parse_gpu, metavar="auto|true|false|INDEX")] = "auto"
     """`auto`: a GPU if JAX has one, else the CPU; `true`: a GPU or an error; `false`: the CPU; `0`, `1`, ...: that device."""
 
+    data_parallel: Annotated[int | Literal["all"], tyro.conf.arg(constructor=parse_count, metavar="N|all")] = 1
+    """Devices that learn one session together, each with its share of the environments and of every minibatch."""
+    actor: Annotated[
+        GpuOption | Literal["learner"], tyro.conf.arg(constructor=parse_place, metavar="learner|auto|true|false|INDEX")
+    ] = "learner"
+    """Device that acts: `learner` (the learner's own), or as `gpu`."""
+    evaluator: Annotated[
+        GpuOption | Literal["learner"], tyro.conf.arg(constructor=parse_place, metavar="learner|auto|true|false|INDEX")
+    ] = False
+    """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
+    memory_fraction: float | None = None
+    """Share of a GPU's memory that a process takes. None: JAX's 0.75, or 0.9 / n where n processes share a GPU."""
+    check: bool = False
+    """Assert at every step that each array lies on the device where it belongs, and forbid implicit transfers."""
+
     def __post_init__(self) -> None:
         if isinstance(self.gpu, str):
             object.__setattr__(self, "gpu", parse_gpu(self.gpu))
+        for name in ("actor", "evaluator"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, parse_place(getattr(self, name)))
+        if self.memory_fraction is not None:
+            _require_number("devices.memory_fraction", self.memory_fraction, 0.01, 1.0)
+        if self.data_parallel != "all":
+            _require_int("devices.data_parallel", self.data_parallel, 1, 4_096)
         _require(isinstance(self.gpu, bool | int | str), "devices.gpu", self.gpu, "auto, true, false or an index")
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """How the sessions of a trial are run."""
+
+    parallel: int = 0
+    """Sessions at a time, each in a process of its own. 0: one a GPU (or data_parallel GPUs), one on a CPU."""
+
+    def __post_init__(self) -> None:
+        _require_int("trial.parallel", self.parallel, 0, 1_024)
 
 
 @dataclass(frozen=True)
@@ -211,10 +258,13 @@ class Config:
     """Budget of a session in env steps (1 env step = 4 emulator frames)."""
     output_dir: str = "data"
     """Folder in which run directories are made."""
+    overlap: Literal["none", "update"] = "none"
+    """`none`: strictly on-policy, reproducible bit for bit. `update`: acting goes on while the update runs, one update behind."""
     env: EnvConfig = field(default_factory=EnvConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     devices: DevicesConfig = field(default_factory=DevicesConfig)
+    trial: TrialConfig = field(default_factory=TrialConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -226,6 +276,7 @@ class Config:
         )
         _require_int("seed", self.seed, 0, 2**31 - 1)
         _require_int("sessions", self.sessions, 1, 10_000)
+        _require_choice("overlap", self.overlap, ("none", "update"))
         _require_int("total_env_steps", self.total_env_steps, 1, 10**12)
         samples, minibatch = self.rollout_size, self.ppo.minibatch_size
         _require(
@@ -234,6 +285,13 @@ class Config:
             minibatch,
             f"a divisor of the rollout's {self.ppo.rollout_length} x {self.env.num_envs} = {samples} samples",
             "change ppo.minibatch_size, ppo.rollout_length or env.num_envs",
+        )
+        devices = 1 if self.devices.data_parallel == "all" else self.devices.data_parallel
+        _require(
+            self.env.num_envs % devices == 0 and minibatch % devices == 0,
+            "devices.data_parallel",
+            devices,
+            f"a divisor of env.num_envs = {self.env.num_envs} and ppo.minibatch_size = {minibatch}",
         )
         _require(
             self.env.num_groups == 0 or self.env.num_envs % self.env.num_groups == 0,

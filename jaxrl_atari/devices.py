@@ -1,11 +1,20 @@
-"""Where things run: the `gpu` option -> JAX devices."""
+"""Where things run: the `gpu` option -> JAX devices, sessions over GPUs, one session over several GPUs.
 
-from typing import NamedTuple
+    python -m jaxrl_atari.devices [--config configs/qbert.py]
+
+says what this machine has, what each `gpu` option would pick, and what is wrong.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
-from jaxrl_atari.config import GpuOption
-from jaxrl_atari.errors import ConfigError
+from jaxrl_atari import gpus
+from jaxrl_atari.config import DevicesConfig, GpuOption
+from jaxrl_atari.errors import ConfigError, UserError
 
 
 class Choice(NamedTuple):
@@ -15,17 +24,43 @@ class Choice(NamedTuple):
     reason: str
 
 
+class Placement(NamedTuple):
+    """Which device does what in a session."""
+
+    learner: tuple[jax.Device, ...]  # of all processes
+    actors: tuple[jax.Device, ...]  # for each of this process's learner devices, the one that acts for it
+    evaluator: jax.Device
+    reason: str
+
+    @property
+    def home(self) -> jax.Device:
+        """The learner's first device in this process."""
+        return next(d for d in self.learner if d.process_index == jax.process_index())
+
+
 def forbid_gpu() -> None:
     """Keeps JAX off the GPU: it is neither initialised nor preallocated. Call before JAX starts its back end."""
     jax.config.update("jax_platforms", "cpu")
 
 
 def visible_gpus() -> list[jax.Device]:
-    """The GPUs that JAX sees (those that CUDA_VISIBLE_DEVICES leaves), by index."""
+    """The GPUs that JAX sees (those that CUDA_VISIBLE_DEVICES leaves), by index. Starts JAX's back end."""
+    if gpus.simulated_count() is not None:
+        return _simulated_gpus(len(gpus.visible().gpus))
     try:
         return jax.devices("gpu")
     except RuntimeError:  # JAX's way to say that it has no such back end
         return []
+
+
+def _simulated_gpus(count: int) -> list[jax.Device]:
+    """CPU devices that stand for GPUs: those after the first one, which stays the CPU."""
+    with contextlib.suppress(RuntimeError):  # the back end has started: it has the devices it has
+        jax.config.update("jax_num_cpu_devices", count + 1)
+    devices = jax.devices("cpu")[1 : count + 1]
+    if len(devices) < count:
+        raise UserError(f"{gpus.SIMULATED}: JAX started with {len(devices) + 1} CPU devices; {count + 1} are needed")
+    return devices
 
 
 def pick_device(gpu: GpuOption) -> Choice:
@@ -44,18 +79,139 @@ def pick_device(gpu: GpuOption) -> Choice:
     if gpu is False:
         forbid_gpu()
         return Choice(jax.devices("cpu")[0], "devices.gpu = false")
-    gpus = visible_gpus()
-    if gpu == "auto" and not isinstance(gpu, int):
-        if gpus:
-            return Choice(gpus[0], "devices.gpu = auto, and JAX sees a GPU")
-        return Choice(jax.devices("cpu")[0], "devices.gpu = auto, and JAX sees no GPU")
+    devices = visible_gpus()
+    if gpu == "auto":
+        if devices:
+            return Choice(devices[0], "devices.gpu = auto, and JAX sees a GPU")
+        reason = gpus.visible().problem or "the driver shows one, but JAX cannot start on it"
+        return Choice(jax.devices("cpu")[0], f"devices.gpu = auto, and JAX sees no GPU: {reason}")
     index = 0 if gpu is True else int(gpu)
-    if index >= len(gpus):
-        seen = ", ".join(f"{i}: {d.device_kind}" for i, d in enumerate(gpus)) or "none"
-        raise ConfigError(
-            "devices.gpu",
-            "true" if gpu is True else gpu,
-            f"a visible GPU (JAX sees {seen})",
-            "use auto or false to run on the CPU, or install the GPU build: pip install 'jaxrl_atari[cuda12]'",
+    if index >= len(devices):
+        raise gpus.no_such_gpu(gpu, [d.device_kind for d in devices], gpus.visible().problem)
+    return Choice(devices[index], f"devices.gpu = {_as_written(gpu)}")
+
+
+def place(config: DevicesConfig) -> Placement:
+    """The devices of a session; starts JAX's back end.
+
+    Raises:
+        ConfigError: a device that is not there.
+    """
+    choice = pick_device(config.gpu)
+    # Several devices: those from the chosen one on.
+    peers = [choice.device]
+    if config.data_parallel != 1:
+        gpus_here = visible_gpus() if config.gpu is not False else []
+        everywhere = gpus_here if choice.device in gpus_here else jax.devices(choice.device.platform)
+        peers = everywhere[everywhere.index(choice.device) :]
+    count = len(peers) if config.data_parallel == "all" else config.data_parallel
+    if count > len(peers):
+        raise ConfigError("devices.data_parallel", count, f"at most {len(peers)}, the devices from {choice.device} on")
+    learner = tuple(peers[:count])
+    local = tuple(d for d in learner if d.process_index == jax.process_index())
+
+    def other(option: GpuOption | Literal["learner"]) -> jax.Device | None:
+        """None: the learner's own."""
+        if option == "learner":
+            return None
+        return jax.local_devices(backend="cpu")[0] if option is False else pick_device(option).device
+
+    actor, evaluator = other(config.actor), other(config.evaluator)
+    actors = local if actor is None else (actor,) * len(local)
+    return Placement(learner, actors, evaluator or local[0], choice.reason)
+
+
+def _as_written(gpu: GpuOption) -> str:
+    return str(gpu).lower()
+
+
+# --- Data parallel -----------------------------------------------------------------------------------------------
+
+
+class DataParallel:
+    """One program on one device or on several, each with its shard of the data.
+
+    On one device it is `jit`, and arrays are what they are. On several it is `pmap`: every array then has a leading
+    axis, one row a device, and inside the program `lax.pmean(x, axis_name)` averages over the devices. A move to
+    `shard_map` would change this class alone.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device]):
+        self.devices = tuple(devices)
+        self.local_devices = tuple(d for d in self.devices if d.process_index == jax.process_index())
+        self.axis_name = "devices" if len(self.devices) > 1 else None
+        mesh = jax.sharding.Mesh(np.asarray(self.devices), ("devices",))
+        self._rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("devices"))
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def compile(self, function: Callable, donate_argnums: Sequence[int] = ()) -> Callable:
+        """The function on all devices."""
+        if self.axis_name is None:
+            return jax.jit(function, donate_argnums=donate_argnums)
+        return jax.pmap(
+            function, axis_name=self.axis_name, devices=self.devices, donate_argnums=tuple(donate_argnums)
         )
-    return Choice(gpus[index], f"devices.gpu = {'true' if gpu is True else gpu}")
+
+    def assemble(self, shards: Sequence[Any]) -> Any:
+        """A tree of arrays from one tree for each local device, which is moved there if it is not there already."""
+        placed = [jax.device_put(shard, device) for shard, device in zip(shards, self.local_devices, strict=True)]
+        if self.axis_name is None:
+            return placed[0]
+
+        def rows(*parts: jax.Array) -> jax.Array:
+            shape = (len(self.devices), *parts[0].shape)
+            return jax.make_array_from_single_device_arrays(shape, self._rows, [_as_row(part) for part in parts])
+
+        return jax.tree.map(rows, *placed)
+
+    def replicate(self, tree: Any) -> Any:
+        """The same values on all devices."""
+        return self.assemble([tree] * len(self.local_devices))
+
+    def shard(self, tree: Any, index: int) -> Any:
+        """What local device `index` holds of a tree, there."""
+        if self.axis_name is None:
+            return tree
+        return jax.tree.map(lambda x: _as_shard(_local_row(x, self.local_devices[index])), tree)
+
+
+_as_row = jax.jit(lambda x: x[None])
+_as_shard = jax.jit(lambda x: x[0])
+
+
+def _local_row(x: jax.Array, device: jax.Device) -> jax.Array:
+    return next(shard.data for shard in x.addressable_shards if shard.device == device)
+
+
+def sum_over_processes(count: int) -> int:
+    """The sum of every process's count; on one process, the count itself."""
+    if jax.process_count() == 1:
+        return count
+    from jax.experimental.multihost_utils import process_allgather
+
+    return int(process_allgather(np.int64(count)).sum())
+
+
+# --- The checker -------------------------------------------------------------------------------------------------
+
+
+class PlacementError(AssertionError):
+    """An array is not on the device where it belongs."""
+
+
+def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> None:
+    """Asserts that every array of a tree lies on exactly these devices.
+
+    Raises:
+        PlacementError: it names the first array that does not, where it is and where it should be.
+    """
+    wanted = set(devices)
+    for path, x in jax.tree_util.tree_leaves_with_path(arrays):
+        found = x.devices() if isinstance(x, jax.Array) else None
+        if found != wanted:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            where = "the host" if found is None else ", ".join(sorted(map(str, found)))
+            should = ", ".join(sorted(map(str, wanted)))
+            raise PlacementError(f"{what}: {name} is on {where}; expected on {should}")

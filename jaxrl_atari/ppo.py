@@ -4,6 +4,7 @@ Read in this order: `Rollout` (the data), `gae` (the targets), `ppo_loss` (one m
 Axes are [T, B]: T steps of B environments. Paper: Schulman et al. 2017, arXiv:1707.06347.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -68,7 +69,6 @@ class Minibatch(NamedTuple):
     value: chex.Array
     advantage: chex.Array  # normalised over the minibatch
     target: chex.Array
-    weight: chex.Array
 
 
 def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
@@ -86,16 +86,16 @@ def init_train_state(network: NatureActorCritic, config: PPOConfig, key: chex.PR
     return TrainState(params, make_optimizer(config).init(params), jnp.zeros((), jnp.int32))
 
 
-def sample_action(key: chex.PRNGKey, logits: chex.Array) -> tuple[chex.Array, chex.Array]:
-    """Draws an action of each row's categorical distribution.
+def sample_action(keys: chex.PRNGKey, logits: chex.Array) -> tuple[chex.Array, chex.Array]:
+    """Draws an action of each row's categorical distribution, with a key for each row.
 
     Args:
-        logits: float32 [B, A].
+        keys: [B]; logits: float32 [B, A].
 
     Returns:
         action int32 [B] and its log probability float32 [B].
     """
-    action = jax.random.categorical(key, logits)
+    action = jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
     return action, log_prob_of(logits, action)
 
 
@@ -204,15 +204,73 @@ def ppo_loss(
     }
 
 
-def minibatch_indices(key: chex.PRNGKey, samples: int, epochs: int, minibatch_size: int) -> chex.Array:
-    """Each epoch is a fresh permutation of the samples: int32 [epochs * samples // minibatch_size, minibatch_size]."""
-    permutations = jax.vmap(lambda epoch_key: jax.random.permutation(epoch_key, samples))(jax.random.split(key, epochs))
-    return permutations.reshape(-1, minibatch_size)
+def minibatch_indices(
+    key: chex.PRNGKey,
+    rollout_length: int,
+    num_envs: int,
+    epochs: int,
+    minibatch_size: int,
+    strata: int,
+    first_stratum: chex.Numeric = 0,
+) -> chex.Array:
+    """Random minibatches: each epoch is a fresh permutation of the samples, stratified by environment.
+
+    The B environments are cut into `strata` blocks, and each minibatch takes as many samples of each block. A device
+    that holds some of the blocks thus draws its part of the very minibatches that one device would draw.
+
+    Args:
+        first_stratum: the number, among all devices' blocks, of the first of these.
+
+    Returns:
+        int32 [epochs * T * B / minibatch_size, minibatch_size]: samples as t * B + b.
+    """
+    width = num_envs // strata  # environments of a block
+
+    def permute(epoch: chex.Array, stratum: chex.Array) -> chex.Array:
+        stratum_key = jax.random.fold_in(jax.random.fold_in(key, epoch), first_stratum + stratum)
+        sample = jax.random.permutation(stratum_key, rollout_length * width)
+        return sample // width * num_envs + stratum * width + sample % width
+
+    each_stratum = jax.vmap(permute, in_axes=(None, 0))
+    shuffled = jax.vmap(each_stratum, in_axes=(0, None))(jnp.arange(epochs), jnp.arange(strata))
+    minibatches = shuffled.reshape(epochs, strata, -1, minibatch_size // strata).swapaxes(1, 2)
+    return minibatches.reshape(-1, minibatch_size)
 
 
-def update_on_minibatches(
+class Samples(NamedTuple):
+    """A rollout made ready for its epochs; everything but the frames is [T * B]."""
+
+    blocks: chex.Array  # uint8 [T + S, B, 21, 21, 16]: each frame once, see `networks.block_frames`
+    age: chex.Array  # int32 [T, B]
+    action: chex.Array
+    log_prob: chex.Array
+    value: chex.Array
+    advantage: chex.Array
+    target: chex.Array
+    weight: chex.Array
+
+
+def prepare(rollout: Rollout, hyper: Hyperparameters) -> Samples:
+    """What all minibatches of a rollout share: advantages, targets of the value, blocked frames."""
+    advantage = gae(
+        rollout.reward, rollout.value, rollout.bootstrap_value, rollout.terminated, rollout.truncated,
+        hyper.gamma, hyper.gae_lambda,
+    )  # fmt: skip
+    return Samples(
+        blocks=block_frames(rollout.frames),
+        age=rollout.age,
+        action=rollout.action.reshape(-1),
+        log_prob=rollout.log_prob.reshape(-1),
+        value=rollout.value.reshape(-1),
+        advantage=advantage.reshape(-1),
+        target=(advantage + rollout.value).reshape(-1),
+        weight=rollout.weight.reshape(-1),
+    )
+
+
+def train_on_minibatches(
     state: TrainState,
-    rollout: Rollout,
+    samples: Samples,
     hyper: Hyperparameters,
     indices: chex.Array,
     network: NatureActorCritic,
@@ -228,34 +286,22 @@ def update_on_minibatches(
         indices: int32 [K, N]; row k holds the samples t * B + b of minibatch k.
 
     Returns:
-        The new state, and the metrics: means over the K minibatches, and `explained_variance` of the rollout's values.
+        The new state, and the metrics of each step, [K].
     """
-    advantage = gae(
-        rollout.reward, rollout.value, rollout.bootstrap_value, rollout.terminated, rollout.truncated,
-        hyper.gamma, hyper.gae_lambda,
-    )  # fmt: skip
-    target = advantage + rollout.value
-    blocks = block_frames(rollout.frames)
     devices = 1 if axis_name is None else lax.axis_size(axis_name)
 
     def gradient_step(state: TrainState, index: chex.Array) -> tuple[TrainState, Metrics]:
+        weight = samples.weight[index]
         batch = Minibatch(
-            observation=gather_stacks(blocks, rollout.age, index),
-            **{
-                name: x.reshape(-1)[index]
-                for name, x in {
-                    "action": rollout.action,
-                    "log_prob": rollout.log_prob,
-                    "value": rollout.value,
-                    "advantage": advantage,
-                    "target": target,
-                    "weight": rollout.weight,
-                }.items()
-            },
+            observation=gather_stacks(samples.blocks, samples.age, index),
+            action=samples.action[index],
+            log_prob=samples.log_prob[index],
+            value=samples.value[index],
+            advantage=normalize(samples.advantage[index], weight, axis_name),
+            target=samples.target[index],
         )
-        batch = batch._replace(advantage=normalize(batch.advantage, batch.weight, axis_name))
         # The mean over devices of this device's share, scaled by their number, is the mean over the whole minibatch.
-        scale = devices * batch.weight / jnp.maximum(_sum(batch.weight, axis_name), 1.0)
+        scale = devices * weight / jnp.maximum(_sum(weight, axis_name), 1.0)
 
         def loss_fn(params: Any) -> tuple[chex.Array, Metrics]:
             logits, value = network.apply({"params": params}, batch.observation, method="from_blocks")
@@ -264,36 +310,65 @@ def update_on_minibatches(
         gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.params)
         if axis_name is not None:
             gradients, metrics = lax.pmean((gradients, metrics), axis_name)
-        metrics["gradient_norm"] = optax.global_norm(gradients)
+        metrics["gradient_norm"] = optax.tree.norm(gradients)
         direction, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = jax.tree.map(lambda p, d: p - hyper.learning_rate * d, state.params, direction)
         return TrainState(params, opt_state, state.optimizer_steps + 1), metrics
 
-    state, metrics = lax.scan(gradient_step, state, indices)
-    metrics = jax.tree.map(jnp.mean, metrics)
-    _, unexplained = weighted_moments(advantage, rollout.weight, axis_name)
-    _, variance = weighted_moments(target, rollout.weight, axis_name)
-    metrics["explained_variance"] = 1.0 - unexplained / jnp.maximum(variance, 1e-8)
-    return state, metrics
+    return lax.scan(gradient_step, state, indices)
+
+
+def explained_variance(samples: Samples, axis_name: str | None = None) -> chex.Array:
+    """1 - Var(target - V_old) / Var(target) over a rollout: 1 is a perfect value function, 0 one that knows nothing."""
+    _, unexplained = weighted_moments(samples.advantage, samples.weight, axis_name)
+    _, variance = weighted_moments(samples.target, samples.weight, axis_name)
+    return 1.0 - unexplained / jnp.maximum(variance, 1e-8)
+
+
+class Update(NamedTuple):
+    """The update as one function, and as its parts for those who run it minibatch by minibatch."""
+
+    update: Callable[[TrainState, Rollout, Hyperparameters, chex.PRNGKey], tuple[TrainState, Metrics]]
+    prepare: Callable[[Rollout, Hyperparameters, chex.PRNGKey], tuple[Samples, chex.Array, Metrics]]
+    train: Callable[[TrainState, Samples, Hyperparameters, chex.Array], tuple[TrainState, Metrics]]
 
 
 def make_update(
     network: NatureActorCritic, config: PPOConfig, num_devices: int = 1, axis_name: str | None = None
-) -> Callable[[TrainState, Rollout, Hyperparameters, chex.PRNGKey], tuple[TrainState, Metrics]]:
+) -> Update:
     """Builds `update(train_state, rollout, hyper, key)`, all epochs and minibatches over one rollout, ready for `jit`.
 
     Args:
         num_devices, axis_name: where the update is mapped over devices, their number and the name of that axis; each
-            device then draws its own share of each minibatch from its own share of the rollout.
+            device then has its share of the environments and of each minibatch.
+
+    Returns:
+        `update` returns the new state and metrics: means over minibatches, and `explained_variance`.
     """
     optimizer = make_optimizer(config)
+
+    def prepare_all(
+        rollout: Rollout, hyper: Hyperparameters, key: chex.PRNGKey
+    ) -> tuple[Samples, chex.Array, Metrics]:
+        length, num_envs = rollout.action.shape
+        strata = math.gcd(num_envs * num_devices, config.minibatch_size) // num_devices
+        indices = minibatch_indices(
+            key, length, num_envs, config.epochs, config.minibatch_size // num_devices, strata,
+            first_stratum=0 if axis_name is None else lax.axis_index(axis_name) * strata,
+        )  # fmt: skip
+        samples = prepare(rollout, hyper)
+        return samples, indices, {"explained_variance": explained_variance(samples, axis_name)}
+
+    def train(
+        state: TrainState, samples: Samples, hyper: Hyperparameters, indices: chex.Array
+    ) -> tuple[TrainState, Metrics]:
+        return train_on_minibatches(state, samples, hyper, indices, network, optimizer, axis_name)
 
     def update(
         state: TrainState, rollout: Rollout, hyper: Hyperparameters, key: chex.PRNGKey
     ) -> tuple[TrainState, Metrics]:
-        if axis_name is not None:
-            key = jax.random.fold_in(key, lax.axis_index(axis_name))
-        indices = minibatch_indices(key, rollout.action.size, config.epochs, config.minibatch_size // num_devices)
-        return update_on_minibatches(state, rollout, hyper, indices, network, optimizer, axis_name)
+        samples, indices, metrics = prepare_all(rollout, hyper, key)
+        state, of_steps = train(state, samples, hyper, indices)
+        return state, metrics | jax.tree.map(jnp.mean, of_steps)
 
-    return update
+    return Update(update, prepare_all, train)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_atari.devices import check_placement
 from jaxrl_atari.envs import EnvPool, EnvStep
 from jaxrl_atari.networks import STACK, NatureActorCritic
 from jaxrl_atari.ppo import Rollout, sample_action
@@ -24,6 +25,7 @@ class ActorState(NamedTuple):
 
     step: chex.Array  # int32 []: the step of the rollout that comes next
     key: chex.PRNGKey
+    env_index: chex.Array  # int32 [B]: the environments' numbers among all of the session
     last_age: chex.Array  # int32 [B]: of the step before
     frames: chex.Array  # uint8 [T + S, B, 84, 84]: S - 1 frames from before, then the newest of steps 0..T
     age: chex.Array  # int32 [T + 1, B]
@@ -32,12 +34,13 @@ class ActorState(NamedTuple):
     value: chex.Array  # float32 [T + 1, B]
 
 
-def empty_actor_state(rollout_length: int, num_envs: int) -> ActorState:
-    """The state before anything was seen."""
+def empty_actor_state(rollout_length: int, num_envs: int, first_env: int = 0) -> ActorState:
+    """The state before anything was seen, of environments `first_env`, `first_env + 1`, ... of the session."""
     per_step = (rollout_length + 1, num_envs)
     return ActorState(
         step=jnp.zeros((), jnp.int32),
         key=jax.random.key(0),
+        env_index=first_env + jnp.arange(num_envs, dtype=jnp.int32),
         last_age=jnp.zeros(num_envs, jnp.int32),
         frames=jnp.zeros((rollout_length + STACK, num_envs, 84, 84), jnp.uint8),
         age=jnp.zeros(per_step, jnp.int32),
@@ -53,7 +56,10 @@ def begin_rollout(state: ActorState, key: chex.PRNGKey) -> ActorState:
     history = state.frames[length : length + STACK - 1]
     fresh = empty_actor_state(length, num_envs)
     return fresh._replace(
-        key=key, last_age=state.age[length - 1], frames=fresh.frames.at[: STACK - 1].set(history)
+        key=key,
+        env_index=state.env_index,
+        last_age=state.age[length - 1],
+        frames=fresh.frames.at[: STACK - 1].set(history),
     )
 
 
@@ -73,11 +79,11 @@ def act(
     frames = state.frames.at[t + STACK - 1].set(frame)
     window = jax.lax.dynamic_slice_in_dim(frames, t, STACK)
     logits, value = network.apply({"params": params}, stack_window(window, age))
-    action, log_prob = sample_action(jax.random.fold_in(state.key, t), logits)
-    action = action.astype(jnp.int32)
-    return ActorState(
+    # Each environment draws from a key of its own, whatever group or device it belongs to.
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(state.key, t), state.env_index)
+    action, log_prob = sample_action(keys, logits)
+    return state._replace(
         step=t + 1,
-        key=state.key,
         last_age=age,
         frames=frames,
         age=state.age.at[t].set(age),
@@ -183,14 +189,28 @@ def make_actor_functions(network: NatureActorCritic) -> ActorFunctions:
 
 
 class Actor:
-    """One group of environments on one device."""
+    """One group of environments on one device.
 
-    def __init__(self, pool: EnvPool, functions: ActorFunctions, rollout_length: int, device: jax.Device):
+    Args:
+        first_env: number of the first environment among all of the session.
+        check: assert at every step that what acting uses lies on `device`.
+    """
+
+    def __init__(
+        self,
+        pool: EnvPool,
+        functions: ActorFunctions,
+        rollout_length: int,
+        device: jax.Device,
+        first_env: int = 0,
+        check: bool = False,
+    ):
         self.pool = pool
         self.device = device
         self._functions = functions
         self._length = rollout_length
-        self.state = jax.device_put(empty_actor_state(rollout_length, pool.num_envs), device)
+        self._check = check
+        self.state = jax.device_put(empty_actor_state(rollout_length, pool.num_envs, first_env), device)
         self._last: EnvStep = pool.reset()
         self._outcome = self._empty_outcome()
         self._action: jax.Array | None = None
@@ -214,6 +234,8 @@ class Actor:
     def choose(self, params: Any) -> None:
         """Starts the policy on the newest frames."""
         frame, first = jax.device_put((self._last.frame, self._last.first), self.device)
+        if self._check:
+            check_placement("acting", {"params": params, "state": self.state, "frame": frame}, [self.device])
         self.state, self._action = self._functions.act(params, self.state, frame, first)
 
     def send(self) -> None:

@@ -13,9 +13,10 @@ import numpy as np
 
 from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config
-from jaxrl_atari.devices import pick_device
+from jaxrl_atari.devices import place
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.loggers import Writer, make_writers
+from jaxrl_atari.ppo import Metrics
 from jaxrl_atari.trainer import Trainer, abstract_arrays
 
 
@@ -68,18 +69,18 @@ def run_session(config: Config, session_dir: Path, session: int = 0, *, resume: 
         KeyboardInterrupt: after SIGINT or SIGTERM, once the last checkpoint is written.
     """
     seed = config.seed + session
-    choice = pick_device(config.devices.gpu)
+    placement = place(config.devices)
     checkpoints = Checkpoints(session_dir)
     latest = checkpoints.latest_step() if resume else None
     restored = meta = None
     if latest is not None:
         meta = checkpoints.read_meta(latest)
-        restored = (checkpoints.restore(latest, abstract_arrays(config, meta["num_actions"], choice.device)), meta)
+        restored = (checkpoints.restore(latest, abstract_arrays(config, meta["num_actions"], placement.home), meta)
 
-    trainer = Trainer(config, seed, choice.device, restored)
+    trainer = Trainer(config, seed, placement, restored)
     writers = make_writers(config, session_dir, label=f"session {session}", start_env_steps=trainer.env_steps)
     log = SessionLog(writers, checkpoints, trainer, session, meta)
-    log.message(f"device: {choice.device} ({choice.reason})")
+    log.message(f"device: {placement.learner[0]} ({placement.reason})")
     if meta is not None:
         log.message(_resume_message(config, trainer, meta))
     try:
@@ -126,7 +127,7 @@ class SessionLog:
         self._earlier_seconds: float = meta["wall_seconds"] if meta else 0.0
         self._start = self._point = (time.monotonic(), trainer.env_steps)
         self._first = True
-        self._pending: dict[str, jax.Array] | None = None  # metrics of the newest update, still on the device
+        self._pending: Metrics | None = None  # metrics of the newest update, still on the device
         self._metrics: list[dict[str, float]] = []  # of the updates since the last log point
         self.row: dict[str, float] = {}
         self._next_log = _next_multiple(trainer.env_steps, self._log.every_env_steps)
@@ -141,10 +142,10 @@ class SessionLog:
         """Seconds of training, those before a resume included, the first iteration's not."""
         return self._earlier_seconds + (0.0 if self._first else time.monotonic() - self._start[0])
 
-    def after_update(self, metrics: dict[str, jax.Array]) -> None:
+    def after_update(self, metrics: Metrics | None) -> None:
         """Takes the metrics of an update that may still be running; those of the one before are read now."""
         trainer = self._trainer
-        self._read_pending()
+        self._read(self._pending)
         self._pending = metrics
         if self._first:
             jax.block_until_ready(metrics)
@@ -161,11 +162,10 @@ class SessionLog:
             self._next_checkpoint = _next_multiple(trainer.env_steps, self._log.checkpoint_every_env_steps)
             self.checkpoint()
 
-    def _read_pending(self) -> None:
-        if self._pending is None:
+    def _read(self, metrics: Metrics | None) -> None:
+        if metrics is None:
             return
-        values = {name: float(value) for name, value in jax.device_get(self._pending).items()}
-        self._pending = None
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         if not all(map(math.isfinite, values.values())):
             bad = ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value))
             raise NonFiniteError(
@@ -193,15 +193,17 @@ class SessionLog:
             writer.write(self.row)
 
     def finish(self) -> None:
-        """The end of the budget: a last checkpoint, and a log point if there was none."""
+        """The end of the budget: a last checkpoint and a last log point."""
         self.checkpoint()
-        if not self.row and self._metrics:
+        if self._metrics:
             self._log_point()
 
     def checkpoint(self) -> None:
         """Saves everything, once the newest update is known to be sound. Returns while the files are being written."""
-        self._read_pending()
         trainer = self._trainer
+        for metrics in (self._pending, trainer.settle()):
+            self._read(metrics)
+        self._pending = None
         score = trainer.statistics.mean_return()
         if not math.isnan(score):
             self.best_score = score if self.best_score is None else max(score, self.best_score)

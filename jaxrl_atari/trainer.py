@@ -3,18 +3,23 @@
 `Trainer.iterate()` is one rollout and one update. Files, log points and signals are `session.py`'s.
 """
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari.config import Config
+from jaxrl_atari.devices import DataParallel, Placement, sum_over_processes
 from jaxrl_atari.envs import make_pool
+from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.learner import Learner
 from jaxrl_atari.networks import NatureActorCritic, conv_form
-from jaxrl_atari.ppo import Hyperparameters, TrainState, init_train_state, make_update
-from jaxrl_atari.rollout import Actor, EpisodeStatistics, finish_rollout, make_actor_functions
+from jaxrl_atari.ppo import Hyperparameters, Metrics, Rollout, TrainState, init_train_state
+from jaxrl_atari.rollout import Actor, ActorFunctions, EpisodeStatistics, finish_rollout, make_actor_functions
 
 
 def make_network(config: Config, num_actions: int, platform: str) -> NatureActorCritic:
@@ -26,56 +31,100 @@ def make_network(config: Config, num_actions: int, platform: str) -> NatureActor
     return NatureActorCritic(num_actions=num_actions, compute_dtype=jnp.dtype(dtype), conv=form)
 
 
+def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
+    """Shapes, dtypes and place of `Trainer.arrays`, the target of a restore."""
+    network = make_network(config, num_actions, device.platform)
+
+    def arrays() -> dict[str, Any]:
+        key = jax.random.key(0)
+        return {"train_state": init_train_state(network, config.ppo, key), "key": key}
+
+    place = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), jax.eval_shape(arrays))
+
+
 class Trainer:
     """A learner and its actors.
 
     Everything random derives from `seed`: update u takes its keys from `fold_in(key(seed), u)`, so that a resumed
-    session draws what an uninterrupted one would have drawn.
+    session draws what an uninterrupted one would have drawn; the games it plays after a resume are others.
+
+    The environments are numbered 0 .. B-1 and dealt to the learner's devices in blocks, and each block to groups that
+    take turns. Seeds, actions and minibatches go by those numbers: how many devices and groups there are does not
+    change what is computed, beyond the rounding of sums.
+
+    Args:
+        restored: arrays and meta data of a checkpoint to go on from.
     """
 
-    def __init__(self, config: Config, seed: int, device: jax.Device, restored: tuple[dict, dict] | None = None):
+    def __init__(self, config: Config, seed: int, placement: Placement, restored: tuple[dict, dict] | None = None):
         self.config = config
         self.seed = seed
-        self.device = device
+        self.placement = placement
         self.statistics = EpisodeStatistics()
         self.env_steps = 0
         self.updates = 0
         if restored is not None:
-            self._load_progress(restored[1])
+            self.env_steps, self.updates = restored[1]["env_steps"], restored[1]["updates"]
+            self.statistics.load(restored[1]["statistics"])
 
-        groups = config.env.num_groups or (1 if device.platform == "cpu" else 2)
-        # A resumed session plays other games than those it began with.
-        pool_seeds = np.random.SeedSequence([seed, self.updates]).generate_state(groups) >> 1
-        pools = [
-            make_pool(
-                config.env.backend,
-                config.env.game_name,
-                config.env.num_envs // groups,
-                seed=int(pool_seed),
-                num_threads=config.env.num_threads,
-                protocol=config.env.resolved_protocol,
-                max_frames=config.env.max_frames,
-            )
-            for pool_seed in pool_seeds
-        ]
-        self.num_actions = pools[0].num_actions
-        self.network = make_network(config, self.num_actions, device.platform)
-        functions = make_actor_functions(self.network)
-        self.actors = [Actor(pool, functions, config.ppo.rollout_length, device) for pool in pools]
-        self._update = jax.jit(make_update(self.network, config.ppo), donate_argnums=0)
-        self._finish = jax.jit(finish_rollout)
-        self._keys = jax.jit(lambda key, u: tuple(jax.random.split(jax.random.fold_in(key, u), 1 + groups)))
+        parallel = DataParallel(placement.learner)
+        self.device = placement.home
+        self.actors = self._make_actors(parallel)
+        self.num_actions = self.actors[0][0].pool.num_actions
 
-        self.key = jax.device_put(jax.random.key(seed), device)
+        network = make_network(config, self.num_actions, self.device.platform)
         if restored is None:
-            init = partial(init_train_state, self.network, config.ppo)
-            self.train_state: TrainState = jax.jit(init)(jax.random.fold_in(self.key, 2**31))
+            self.key = jax.device_put(jax.random.key(seed), self.device)
+            init = jax.jit(partial(init_train_state, network, config.ppo))
+            state: TrainState = init(jax.random.fold_in(self.key, 2**31))
         else:
-            self.train_state, self.key = restored[0]["train_state"], restored[0]["key"]
+            state, self.key = restored[0]["train_state"], restored[0]["key"]
+        overlap = config.overlap == "update"
+        self.learner = Learner(
+            network, config.ppo, parallel, state, stepwise=overlap and self.device.platform != "cpu",
+            check=config.devices.check,
+        )  # fmt: skip
+        self._thread = ThreadPoolExecutor(1, "learner") if overlap else None
+        self._learning: Future[Metrics] | None = None
+        self._finish = jax.jit(finish_rollout)
+        self._split = jax.jit(lambda key, number: tuple(jax.random.split(jax.random.fold_in(key, number))))
+        self._copy = jax.jit(partial(jax.tree.map, jnp.copy))
+        self._acting_params = self._params_of_actors()
 
-    def _load_progress(self, meta: dict[str, Any]) -> None:
-        self.env_steps, self.updates = meta["env_steps"], meta["updates"]
-        self.statistics.load(meta["statistics"])
+    def _make_actors(self, parallel: DataParallel) -> list[list[Actor]]:
+        """For each local device of the learner, its groups of environments."""
+        env = self.config.env
+        groups = env.num_groups or (1 if self.device.platform == "cpu" else 2)
+        if env.num_envs % (len(parallel) * groups):
+            raise ConfigError(
+                "env.num_envs", env.num_envs, f"a multiple of {len(parallel)} devices x {groups} groups",
+                "change env.num_envs, devices.data_parallel or env.num_groups",
+            )  # fmt: skip
+        size = env.num_envs // (len(parallel) * groups)
+        # A resumed session plays other games than those it began with.
+        pool_seed = int(np.random.SeedSequence([self.seed, self.updates]).generate_state(1)[0] >> 1)
+        functions: dict[str, ActorFunctions] = {}  # by platform
+
+        def make(home: jax.Device, device: jax.Device, group: int) -> Actor:
+            first_env = (parallel.devices.index(home) * groups + group) * size
+            pool = make_pool(
+                env.backend, env.game_name, size,
+                seed=pool_seed,
+                first_env=first_env,
+                num_threads=env.num_threads,
+                protocol=env.resolved_protocol,
+                max_frames=env.max_frames,
+            )  # fmt: skip
+            if device.platform not in functions:
+                functions[device.platform] = make_actor_functions(
+                    make_network(self.config, pool.num_actions, device.platform)
+                )
+            length, check = self.config.ppo.rollout_length, self.config.devices.check
+            return Actor(pool, functions[device.platform], length, device, first_env, check)
+
+        homes = zip(parallel.local_devices, self.placement.actors, strict=True)
+        return [[make(home, device, group) for group in range(groups)] for home, device in homes]
 
     @property
     def learning_rate(self) -> float:
@@ -84,7 +133,7 @@ class Trainer:
         return self.config.ppo.learning_rate * (remaining if self.config.ppo.anneal_learning_rate else 1.0)
 
     def hyperparameters(self) -> Hyperparameters:
-        """Those of the next update, on the device."""
+        """Those of the next update, as NumPy scalars."""
         ppo = self.config.ppo
         values = Hyperparameters(
             learning_rate=self.learning_rate,
@@ -94,39 +143,67 @@ class Trainer:
             entropy_coef=ppo.entropy_coef,
             value_coef=ppo.value_coef,
         )
-        return jax.device_put(jax.tree.map(np.float32, values), self.device)
+        return Hyperparameters(*map(np.float32, values))
 
-    def collect(self, keys: Any) -> None:
-        """Fills a rollout of all actors, each group stepping while the policy acts for the others."""
-        params = self.train_state.params
-        for actor, key in zip(self.actors, keys, strict=True):
-            actor.begin(key)
+    def _params_of_actors(self) -> list[Any]:
+        """The learner's parameters on each actor's device; copies, where the learner goes on while they are in use."""
+        params = [self.learner.params(i) for i in range(len(self.actors))]
+        if self._thread is not None:
+            params = self._copy(params)
+        return [jax.device_put(p, device) for p, device in zip(params, self.placement.actors, strict=True)]
+
+    def collect(self, key: chex.PRNGKey) -> list[Rollout]:
+        """One rollout, as a part for each local device; each group steps while the policy acts for the others."""
         length = self.config.ppo.rollout_length
+        turns = [
+            (actor, params)
+            for shard, params in zip(self.actors, self._acting_params, strict=True)
+            for actor in shard
+        ]
+        for actor, _ in turns:
+            actor.begin(key)
         for t in range(length):
-            for actor in self.actors:
+            for actor, params in turns:
                 if t > 0:
                     actor.receive(t - 1, self.statistics)
                 actor.choose(params)
                 actor.send()
-        for actor in self.actors:
+        for actor, params in turns:
             actor.receive(length - 1, self.statistics)
             actor.choose(params)  # for the bootstrap value; the action is drawn anew when the next rollout begins
-        self.env_steps += sum(actor.transitions() for actor in self.actors)
+        self.env_steps += sum_over_processes(sum(actor.transitions() for actor, _ in turns))
+        return [self._finish(*zip(*(actor.finish() for actor in shard), strict=True)) for shard in self.actors]
 
-    def iterate(self) -> dict[str, jax.Array]:
-        """One rollout and the update on it. Returns the update's metrics, still on the device."""
+    def iterate(self) -> Metrics | None:
+        """One rollout and one update.
+
+        With `overlap = "none"` the update uses a rollout of the very parameters it changes, and its metrics are
+        returned, still being computed. With `"update"` it is started and goes on during the next `iterate`, whose
+        rollout is of the parameters that this update began with: one update of lag, never more. Its metrics are
+        returned by that next `iterate`; the first one returns None.
+        """
         hyper = self.hyperparameters()
-        update_key, *actor_keys = self._keys(self.key, jax.device_put(np.uint32(self.updates), self.device))
-        self.collect(actor_keys)
-        states, outcomes = zip(*(actor.finish() for actor in self.actors), strict=True)
-        rollout = self._finish(states, outcomes)
-        self.train_state, metrics = self._update(self.train_state, rollout, hyper, update_key)
+        number = jax.device_put(np.uint32(self.updates), self.device)
+        actor_key, update_key = self._split(self.key, number)
+        rollouts = self.collect(actor_key)
         self.updates += 1
+        if self._thread is None:
+            metrics = self.learner.update(rollouts, hyper, update_key)
+            self._acting_params = self._params_of_actors()
+            return metrics
+        metrics = self.settle()
+        self._acting_params = self._params_of_actors()
+        self._learning = self._thread.submit(self.learner.update, rollouts, hyper, update_key)
         return metrics
 
+    def settle(self) -> Metrics | None:
+        """Waits for the update that is under way, if one is, and returns its metrics."""
+        learning, self._learning = self._learning, None
+        return None if learning is None else learning.result()
+
     def arrays(self) -> dict[str, Any]:
-        """What a checkpoint holds of arrays; `meta` is the rest."""
-        return {"train_state": self.train_state, "key": self.key}
+        """What a checkpoint holds of arrays, on one device; `meta` is the rest."""
+        return {"train_state": self.learner.parallel.shard(self.learner.state, 0), "key": self.key}
 
     def meta(self) -> dict[str, Any]:
         """What a checkpoint holds beside the arrays, as JSON values."""
@@ -142,18 +219,9 @@ class Trainer:
         }
 
     def close(self) -> None:
-        """Frees the emulators."""
-        for actor in self.actors:
-            actor.pool.close()
-
-
-def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
-    """Shapes, dtypes and place of `Trainer.arrays`, the target of a restore."""
-    network = make_network(config, num_actions, device.platform)
-
-    def arrays() -> dict[str, Any]:
-        key = jax.random.key(0)
-        return {"train_state": init_train_state(network, config.ppo, key), "key": key}
-
-    place = jax.sharding.SingleDeviceSharding(device)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), jax.eval_shape(arrays))
+        """Waits for the learner and frees the emulators."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        for shard in self.actors:
+            for actor in shard:
+                actor.pool.close()
