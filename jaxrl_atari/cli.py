@@ -6,12 +6,11 @@ from typing import NoReturn
 
 from jaxrl_atari.errors import UserError
 
-USER_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 def run(main: Callable[[], object]) -> NoReturn:
-    """Calls `main` and exits: 0 when it returns, 2 after a `UserError`, 130 after Ctrl-C.
+    """Calls `main` and exits: 0 when it returns, its status (2, or 1) after a `UserError`, 130 after Ctrl-C.
 
     Any other exception is a bug of ours and passes through with its traceback.
     """
@@ -19,7 +18,7 @@ def run(main: Callable[[], object]) -> NoReturn:
         main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR)
+        sys.exit(error.exit_status)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -229,6 +229,8 @@ class LogConfig:
     """Env steps between two log points."""
     checkpoint_every_env_steps: int = 250_000
     """Env steps between two checkpoints (one more is written at the end)."""
+    graphs: bool = True
+    """Draw the graphs of sessions and trial at every checkpoint."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
     jsonl: bool = False

@@ -4,9 +4,11 @@
 class UserError(Exception):
     """Something the user can correct. The message is one line that says what is wrong and what to do.
 
-    A program catches it at its top, prints the message to stderr and exits with status 2; any other
+    A program catches it at its top, prints the message to stderr and exits with `exit_status`; any other
     exception is a bug of ours and keeps its traceback.
     """
+
+    exit_status = 2
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))
@@ -32,3 +34,9 @@ class ConfigError(UserError, ValueError):
     def __reduce__(self):
         # A session may run in another process: exceptions cross it by pickle, which calls type(*args).
         return type(self), (self.field, self.value, self.expected, self.hint)
+
+
+class SessionsFailed(UserError):
+    """Some sessions of a trial failed, and the others have finished."""
+
+    exit_status = 1

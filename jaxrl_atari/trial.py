@@ -2,18 +2,30 @@
 
 import dataclasses
 import json
+import math
 import os
 import platform
 import subprocess
 import time
+import traceback
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config, config_from_dict
-from jaxrl_atari.errors import UserError
-from jaxrl_atari.session import SessionResult, run_session
+from jaxrl_atari.errors import SessionsFailed, UserError
+from jaxrl_atari.gpus import (
+    Place,
+    apply_memory_fraction,
+    memory_fraction,
+    place_session,
+    set_memory_fraction,
+    visible,
+)
+from jaxrl_atari.memory import out_of_memory_advice
+from jaxrl_atari.processes import Task, run_processes
+from jaxrl_atari.session import run_session
 
 CONFIG_FILE = "config.json"
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
@@ -102,30 +114,96 @@ def session_dir(run_dir: Path, session: int) -> Path:
 
 
 def is_finished(config: Config, directory: Path) -> bool:
-    """True if the session in `directory` has spent its budget."""
-    if not (directory / "checkpoints").is_dir():
-        return False
-    latest = Checkpoints(directory, read_only=True).latest_step()
-    return latest is not None and config.is_spent(latest)
+    """True if the session in `directory` has spent its budget.
+
+    Reads the names of its checkpoints, `checkpoints/<env_steps>`: opening them would start JAX's back end, which
+    takes the GPU memory that the sessions' processes need.
+    """
+    steps = [int(path.name) for path in (directory / "checkpoints").glob("*") if path.name.isdecimal()]
+    return bool(steps) and config.is_spent(max(steps))
 
 
-def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = False) -> list[SessionResult]:
-    """Trains all sessions of a trial, one after the other.
+def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = False, trial: int = 0) -> None:
+    """Trains all sessions of a trial: here one after the other, or each in a process that sees only its own GPUs.
 
     Args:
         run_dir: made by `make_run_dir` if left out.
         resume: go on with what is in `run_dir`: finished sessions are left alone, others go on from their checkpoint.
+        trial: number of the trial in a search, by which its sessions rotate over the GPUs.
+
+    Raises:
+        SessionsFailed: some sessions of several failed; the others have finished.
+        UserError: the only session failed, or nothing could be started.
+        KeyboardInterrupt: after SIGINT or SIGTERM, once every session has written its last checkpoint.
     """
+    places = [place_session(config, session, trial) for session in range(config.sessions)]
     run_dir = make_run_dir(config) if run_dir is None else Path(run_dir)
     write_json(run_dir / CONFIG_FILE, describe(config, config.seed))
-    results = []
+    sessions = []
     for session in range(config.sessions):
         directory = session_dir(run_dir, session)
         if resume and is_finished(config, directory):
-            print(f"session {session}: finished already")
+            print(f"session {session}  finished already", flush=True)
             continue
+        sessions.append(session)
         directory.mkdir(exist_ok=True)
         single = dataclasses.replace(config, seed=config.seed + session)
         write_json(directory / CONFIG_FILE, describe(single, single.seed))
-        results.append(run_session(config, directory, session, resume=resume))
-    return results
+
+    blocks = {places[session].gpus for session in sessions}
+    parallel = min(config.trial.parallel or len(blocks), len(sessions))
+    here = parallel <= 1 and all(len(block) in (0, len(visible().gpus)) for block in blocks)
+    if here:
+        failures = _run_here(config, run_dir, sessions, resume)
+    else:
+        per_gpu = math.ceil(parallel / len(blocks))
+        tasks = [_task(config, run_dir, session, places[session], resume, per_gpu) for session in sessions]
+        failures = run_processes(tasks, parallel, per_gpu)
+    if failures:
+        reasons = "; ".join(f"session {session}: {reason}" for session, reason in failures.items())
+        raise SessionsFailed(
+            f"{len(failures)} of {config.sessions} sessions failed ({reasons}); --resume {run_dir} runs what is missing"
+        )
+
+
+def train_session(config: Config, run_dir: Path, session: int, *, resume: bool) -> None:
+    """Trains one session of a trial in this process.
+
+    Raises:
+        UserError: it failed for a reason that the user can do something about, such as too little memory.
+    """
+    apply_memory_fraction(config.devices)
+    with out_of_memory_advice(config):
+        run_session(config, session_dir(run_dir, session), session, resume=resume)
+
+
+def _run_here(config: Config, run_dir: Path, sessions: Sequence[int], resume: bool) -> dict[int, str]:
+    """One session after the other; returns why sessions failed. A trial's only session passes its error on."""
+    failures = {}
+    for session in sessions:
+        try:
+            train_session(config, run_dir, session, resume=resume)
+        except Exception as error:
+            if config.sessions == 1:
+                raise
+            if not isinstance(error, UserError):
+                traceback.print_exc()
+            failures[session] = " ".join(f"{type(error).__name__}: {error}".split()).removeprefix("UserError: ")
+            print(f"session {session}  failed: {failures[session]}", flush=True)
+    return failures
+
+
+def _task(config: Config, run_dir: Path, session: int, place: Place, resume: bool, sharing: int) -> Task:
+    """How a session's process is started."""
+    environment = dict(os.environ)
+    where = "CPU"
+    if place.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible().gpus[index].name for index in place.gpus)
+        where = "GPU " + ",".join(map(str, place.gpus))
+        fraction = memory_fraction(config.devices, sharing)
+        if fraction is not None:
+            set_memory_fraction(environment, fraction)
+            where += f", {fraction:.0%} of its memory"
+    print(f"session {session}  on {where} ({place.reason})", flush=True)
+    arguments = ("jaxrl_atari.worker", str(run_dir), str(session), str(place.gpu), str(resume))
+    return Task(session, arguments, environment, place.gpus)
