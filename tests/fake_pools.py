@@ -1,0 +1,136 @@
+"""Pools that need no emulator, and one that keeps what another gave: the interface of `envs.EnvPool`."""
+
+import numpy as np
+
+from jaxrl_atari.envs import EnvStep
+
+
+class FakePool:
+    """Starts a new game on the step after the end of the last one; a subclass plays it."""
+
+    num_actions: int
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+        self.action_meanings = tuple(str(i) for i in range(self.num_actions))
+        self._over = np.ones(num_envs, bool)
+        self._actions = None
+
+    def _start(self, i):
+        raise NotImplementedError
+
+    def _play(self, i, action):
+        """Returns reward, terminated, truncated, life_lost."""
+        raise NotImplementedError
+
+    def _frame(self, i):
+        raise NotImplementedError
+
+    def reset(self):
+        return self.step(np.zeros(self.num_envs, np.int32))
+
+    def send(self, actions):
+        assert self._actions is None
+        assert actions.shape == (self.num_envs,)
+        self._actions = np.array(actions)
+
+    def recv(self):
+        actions, self._actions = self._actions, None
+        first = self._over
+        played = np.zeros((self.num_envs, 4))
+        for i in range(self.num_envs):
+            if first[i]:
+                self._start(i)
+            else:
+                played[i] = self._play(i, actions[i])
+        reward, terminated, truncated, life_lost = played.T
+        self._over = (terminated > 0) | (truncated > 0)
+        frames = np.stack([self._frame(i) for i in range(self.num_envs)])
+        return EnvStep(frames, reward.astype(np.float32), terminated > 0, truncated > 0, life_lost > 0, first)
+
+    def step(self, actions):
+        self.send(actions)
+        return self.recv()
+
+    def close(self):
+        pass
+
+
+class NoisePool(FakePool):
+    """Every frame is new; lives, games and rewards come and go at random."""
+
+    num_actions = 4
+
+    def __init__(self, num_envs, seed):
+        super().__init__(num_envs)
+        self._rng = np.random.default_rng(seed)
+
+    def _start(self, i):
+        pass
+
+    def _play(self, i, action):
+        event = self._rng.choice(4, p=[0.15, 0.1, 0.1, 0.65])
+        return self._rng.choice([-3.0, 0.0, 0.25, 7.0]), event == 0, event == 1, event == 2
+
+    def _frame(self, i):
+        return self._rng.integers(0, 256, (84, 84), dtype=np.uint8)
+
+
+class Corridor(FakePool):
+    """Walk left or right from the middle of 5 places: the end that a lamp shows gives 1, the other one nothing.
+
+    Only the frame tells where one stands and on which side the lamp is.
+    """
+
+    num_actions = 2
+
+    def __init__(self, num_envs, seed):
+        super().__init__(num_envs)
+        self._rng = np.random.default_rng(seed)
+        self._place = np.zeros(num_envs, int)
+        self._lamp = np.zeros(num_envs, int)
+        self._steps = np.zeros(num_envs, int)
+
+    def _start(self, i):
+        self._place[i], self._lamp[i], self._steps[i] = 2, 4 * self._rng.integers(2), 0
+
+    def _play(self, i, action):
+        self._place[i] += 2 * action - 1
+        self._steps[i] += 1
+        at_end = self._place[i] in (0, 4)
+        return float(self._place[i] == self._lamp[i]), at_end, not at_end and self._steps[i] == 20, False
+
+    def _frame(self, i):
+        frame = np.zeros((84, 84), np.uint8)
+        frame[50:70, 16 * self._place[i] : 16 * self._place[i] + 20] = 255
+        frame[10:30, 16 * self._lamp[i] : 16 * self._lamp[i] + 20] = 255
+        return frame
+
+
+class Recorded:
+    """Another pool, and all that it gave and was given."""
+
+    def __init__(self, pool):
+        self._pool = pool
+        self.num_envs, self.num_actions = pool.num_envs, pool.num_actions
+        self.steps, self.actions = [], []
+
+    def reset(self):
+        self.steps.append(self._copy(self._pool.reset()))
+        return self.steps[-1]
+
+    def send(self, actions):
+        self.actions.append(np.array(actions))
+        self._pool.send(actions)
+
+    def recv(self):
+        step = self._pool.recv()
+        self.steps.append(self._copy(step))
+        return step
+
+    def close(self):
+        self._pool.close()
+
+    @staticmethod
+    def _copy(step):
+        return EnvStep(*(np.array(x) for x in step))
