@@ -2,6 +2,8 @@
 
 import math
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.devices import place
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.loggers import Writer, make_writers
+from jaxrl_atari.monitor import Monitor
 from jaxrl_atari.ppo import Metrics
 from jaxrl_atari.trainer import Trainer, abstract_arrays
 
@@ -75,28 +78,36 @@ def run_session(config: Config, session_dir: Path, session: int = 0, *, resume: 
     restored = meta = None
     if latest is not None:
         meta = checkpoints.read_meta(latest)
-        restored = (checkpoints.restore(latest, abstract_arrays(config, meta["num_actions"], placement.home), meta)
+        restored = (checkpoints.restore(latest, abstract_arrays(config, meta["num_actions"], placement.home)), meta)
 
     trainer = Trainer(config, seed, placement, restored)
     writers = make_writers(config, session_dir, label=f"session {session}", start_env_steps=trainer.env_steps)
-    log = SessionLog(writers, checkpoints, trainer, session, meta)
+    log = SessionLog(writers, checkpoints, trainer, session, session_dir, meta)
     log.message(f"device: {placement.learner[0]} ({placement.reason})")
     if meta is not None:
         log.message(_resume_message(config, trainer, meta))
     try:
-        with StopRequest() as stop:
-            while not config.is_spent(trainer.env_steps):
-                log.after_update(trainer.iterate())
-                if stop.signal is not None:
-                    log.checkpoint()
-                    raise KeyboardInterrupt
-            log.finish()
-        return log.result(session_dir)
+        with Monitor(sorted({*placement.learner, *placement.actors}, key=str), log.message) as log.monitor:
+            _train(trainer, log)
+        return log.result()
     finally:
         trainer.close()
         checkpoints.close()
         for writer in writers:
             writer.close()
+
+
+def _train(trainer: Trainer, log: "SessionLog") -> None:
+    """The loop. With `devices.check` nothing moves between host and devices that was not told to, once compiled."""
+    guard = "disallow" if trainer.config.devices.check else "allow"
+    with StopRequest() as stop:
+        while not trainer.config.is_spent(trainer.env_steps) and stop.signal is None:
+            with jax.transfer_guard("allow" if log.compiling else guard):
+                metrics = trainer.iterate()
+            log.after_update(metrics)
+        log.finish()
+        if stop.signal is not None:
+            raise KeyboardInterrupt
 
 
 def _resume_message(config: Config, trainer: Trainer, meta: dict[str, Any]) -> str:
@@ -119,17 +130,22 @@ class SessionLog:
         checkpoints: Checkpoints,
         trainer: Trainer,
         session: int,
+        session_dir: Path,
         meta: dict[str, Any] | None,
     ):
-        self._writers, self._checkpoints, self._trainer, self._session = writers, checkpoints, trainer, session
+        self._writers, self._checkpoints, self._trainer = writers, checkpoints, trainer
+        self._session, self._dir = session, session_dir
+        self.monitor: Monitor | None = None
+        self._graphs: subprocess.Popen | None = None
         self._log = trainer.config.log
         self.best_score: float | None = meta["best_score"] if meta else None
         self._earlier_seconds: float = meta["wall_seconds"] if meta else 0.0
         self._start = self._point = (time.monotonic(), trainer.env_steps)
-        self._first = True
+        self.compiling = True
         self._pending: Metrics | None = None  # metrics of the newest update, still on the device
         self._metrics: list[dict[str, float]] = []  # of the updates since the last log point
         self.row: dict[str, float] = {}
+        self._saved_at = trainer.env_steps if meta else None
         self._next_log = _next_multiple(trainer.env_steps, self._log.every_env_steps)
         self._next_checkpoint = _next_multiple(trainer.env_steps, self._log.checkpoint_every_env_steps)
 
@@ -140,19 +156,19 @@ class SessionLog:
 
     def wall_seconds(self) -> float:
         """Seconds of training, those before a resume included, the first iteration's not."""
-        return self._earlier_seconds + (0.0 if self._first else time.monotonic() - self._start[0])
+        return self._earlier_seconds + (0.0 if self.compiling else time.monotonic() - self._start[0])
 
     def after_update(self, metrics: Metrics | None) -> None:
         """Takes the metrics of an update that may still be running; those of the one before are read now."""
         trainer = self._trainer
         self._read(self._pending)
         self._pending = metrics
-        if self._first:
+        if self.compiling:
             jax.block_until_ready(metrics)
             now = time.monotonic()
             self.message(f"first rollout and update after {now - self._start[0]:.1f} s, compilation included")
             self._start = self._point = (now, trainer.env_steps)
-            self._first = False
+            self.compiling = False
         for writer in self._writers:
             writer.progress(trainer.env_steps, self.row)
         if trainer.env_steps >= self._next_log and self._metrics:
@@ -187,23 +203,25 @@ class SessionLog:
             **trainer.statistics.log_point(),
             "learning_rate": trainer.learning_rate,
             **{name: float(np.mean([metrics[name] for metrics in self._metrics])) for name in self._metrics[0]},
+            **(self.monitor.read() if self.monitor else {}),
         }
         self._metrics.clear()
         for writer in self._writers:
             writer.write(self.row)
 
     def finish(self) -> None:
-        """The end of the budget: a last checkpoint and a last log point."""
-        self.checkpoint()
+        """The end: a last log point and a last checkpoint."""
+        self._flush()
         if self._metrics:
             self._log_point()
+        self.checkpoint()
+        if self._graphs is not None:
+            self._graphs.wait()
 
     def checkpoint(self) -> None:
         """Saves everything, once the newest update is known to be sound. Returns while the files are being written."""
+        self._flush()
         trainer = self._trainer
-        for metrics in (self._pending, trainer.settle()):
-            self._read(metrics)
-        self._pending = None
         score = trainer.statistics.mean_return()
         if not math.isnan(score):
             self.best_score = score if self.best_score is None else max(score, self.best_score)
@@ -213,13 +231,33 @@ class SessionLog:
             "wall_seconds": self.wall_seconds(),
             "best_score": self.best_score,
         }
-        self._checkpoints.save(trainer.env_steps, trainer.arrays(), meta, score)
+        if trainer.env_steps != self._saved_at:
+            self._checkpoints.save(trainer.env_steps, trainer.arrays(), meta, score)
+            self._saved_at = trainer.env_steps
+        self._draw_graphs()
 
-    def result(self, session_dir: Path) -> SessionResult:
+    def _flush(self) -> None:
+        """Waits for the newest update and checks its metrics."""
+        for metrics in (self._pending, self._trainer.settle()):
+            self._read(metrics)
+        self._pending = None
+
+    def _draw_graphs(self) -> None:
+        """Draws the graphs of the whole trial, in a process of its own: drawing takes seconds."""
+        run_dir = self._dir.parent
+        busy = self._graphs is not None and self._graphs.poll() is None
+        if self._log.graphs and self.row and not busy and (run_dir / "config.json").is_file():
+            command = [sys.executable, "-m", "jaxrl_atari.plots", str(run_dir)]
+            quiet = subprocess.DEVNULL
+            self._graphs = subprocess.Popen(
+                command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+            )  # a session of its own: Ctrl-C is not for it
+
+    def result(self) -> SessionResult:
         """The session as it stands."""
         seconds, env_steps = time.monotonic() - self._start[0], self._trainer.env_steps - self._start[1]
         return SessionResult(
-            session_dir, self._trainer.env_steps, self.row.get("return_ma", math.nan), env_steps / seconds
+            self._dir, self._trainer.env_steps, self.row.get("return_ma", math.nan), env_steps / seconds
         )
 
 

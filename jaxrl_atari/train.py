@@ -11,8 +11,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import tyro
-
 from jaxrl_atari import cli, runtime
 from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.errors import UserError
@@ -41,18 +39,23 @@ def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
         default, run_dir = Config(), None
     else:
         raise UserError("--config or --resume: one is needed; for example --config configs/qbert.py")
-    config = tyro.cli(Config, args=rest, default=default, prog="python -m jaxrl_atari.train", description=__doc__)
+    config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.train", description=__doc__)
     return config, run_dir
 
 
 def train(config: Config, run_dir: Path | None = None) -> Path:
     """Runs a trial, or goes on with the one in `run_dir`; returns the run directory."""
+    from jaxrl_atari.plots import plot_trial
+    from jaxrl_atari.results import summary_table, write_trial_summary
     from jaxrl_atari.trial import make_run_dir, run_trial
 
     resume = run_dir is not None
     run_dir = run_dir or make_run_dir(config)
     print(f"{'resuming' if resume else 'run directory:'} {run_dir}", flush=True)
     run_trial(config, run_dir, resume=resume)
+    summary = write_trial_summary(run_dir)
+    graphs = plot_trial(run_dir) if config.log.graphs else []
+    print("\n" + summary_table(summary), *graphs, sep="\n", flush=True)
     return run_dir
 
 
