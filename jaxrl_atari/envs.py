@@ -1,19 +1,19 @@
 """Pools of Atari games: NumPy in, NumPy out. The only module that imports an emulator.
 
 Two back ends play one protocol (Machado et al., 2018, arXiv:1709.06009, section 5): an env step is 4 emulator
-frames, seen as the pixel-wise maximum of the last two in luminance, reduced to 84x84 by area averaging; sticky actions
-0.25 (`protocol="v5"`) or none (`"classic"`); up to 30 no-ops and FIRE at the start of a game; minimal action set;
-cut off after 108,000 emulator frames. Frames are not stacked here.
+frames, seen as the pixel-wise maximum of the last two in luminance, reduced to 84x84 by area averaging; sticky
+actions 0.25 (`protocol="v5"`) or none (`"classic"`); up to 30 no-ops and FIRE at the start of a game; minimal
+action set; cut off after 108,000 emulator frames. Frames are not stacked here.
 
 `ale` is ale-py's `AtariVectorEnv` (ALE 0.12.1), `envpool` is envpool's Atari (ALE 0.7.5). From the same start and
 actions both give the same frames and rewards in the games that the tests replay. They differ in this:
 
-- Start of a game. `ale`: FIRE, then 0 to 28 no-ops (a game without FIRE: 0 to 29). `envpool`: 0 to 29 no-ops, then
-  FIRE (1 to 30). With the same seed `envpool` makes one no-op more, so the same seed gives different games.
-- Cut-off. `ale` leaves the fourth emulator frame of the step that reaches `max_frames` out of the picture, and takes
-  the maximum of the step before and the third one. `envpool`'s picture is as usual.
+- Start of a game. `ale`: FIRE, then 0 to 28 no-ops (a game without FIRE: 0 to 29). `envpool`: 0 to 29 no-ops,
+  then FIRE (1 to 30). So the same seed starts different games.
+- Cut-off. `ale` leaves the last emulator frame of the step that reaches `max_frames` out of the picture: it is
+  the maximum of the third frame and the previous step's picture. `envpool`'s is as usual.
 - Screens that are not 210 lines high (13 games: Adventure, AirRaid, Carnival, JourneyEscape, KeystoneKapers,
-  KingKong, Klax, LaserGates, MrDo, Pacman, Pooyan, SirLancelot, SpaceWar): `envpool` sees the upper 210 lines only.
+  KingKong, Klax, LaserGates, MrDo, Pacman, Pooyan, SirLancelot, SpaceWar): `envpool` sees the upper 210 only.
 """
 
 import importlib
@@ -53,7 +53,7 @@ class EnvStep(NamedTuple):
 
 
 class EnvPool(Protocol):
-    """A pool of `num_envs` copies of one game that start a new game on the step after the end of the last one."""
+    """`num_envs` copies of one game. The step after the end of a game starts a new one."""
 
     num_envs: int
     num_actions: int
@@ -101,7 +101,7 @@ def list_games() -> tuple[str, ...]:
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
-    """`num_envs` different seeds in [0, 2**31) from one. Environment i's seed does not depend on `num_envs`."""
+    """`num_envs` different seeds in [0, 2**31) from one. The i-th one does not depend on `num_envs`."""
     words = np.random.SeedSequence(seed).generate_state(2 * num_envs) >> 1  # twice as many: some may be equal
     return list(dict.fromkeys(words.tolist()))[:num_envs]
 
@@ -130,7 +130,7 @@ class _Pool:
         raise NotImplementedError
 
     def reset(self) -> EnvStep:
-        """Starts a new game everywhere. The seeds count from the first reset; a later one goes on from there."""
+        """Starts a new game everywhere. Only the first reset uses the seeds; later ones go on from there."""
         self._check_open()
         if self._pending:
             self.recv()
@@ -146,9 +146,7 @@ class _Pool:
         actions = np.ascontiguousarray(actions, np.int32)
         # Checked here because ale-py's recv() never returns after an action out of range.
         if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() >= self.num_actions:
-            raise ValueError(
-                f"actions: expected [{self.num_envs}] in 0..{self.num_actions - 1}, got {actions}"
-            )
+            raise ValueError(f"actions: expected [{self.num_envs}] in 0..{self.num_actions - 1}, got {actions}")
         self._send(actions)
         self._pending = True
 
@@ -180,8 +178,8 @@ class _Pool:
         terminated = raw.game_over & ~first
         truncated = raw.cut_off & ~raw.game_over & ~first
         self._ended = terminated | truncated
-        # Lives at 0 while the game goes on (the last life's death scene) is not a life lost: the end of the game
-        # is about to come and is the terminal. The rule of OpenAI Baselines' EpisodicLifeEnv.
+        # No lives while the game goes on (the last life's death scene) is not a life lost: the end of the game is
+        # about to come and is the terminal. The rule of OpenAI Baselines' EpisodicLifeEnv.
         life_lost = (raw.lives < self._lives) & (raw.lives > 0) & ~self._ended & ~first
         self._lives = raw.lives
         return EnvStep(raw.frame, raw.reward.astype(np.float32), terminated, truncated, life_lost, first)
@@ -221,7 +219,7 @@ class AlePool(_Pool):
 
         self._games = make(img_height=FRAME_SIZE, img_width=FRAME_SIZE, grayscale=True)
         height, width, _ = SCREEN_SHAPE
-        # The emulator is deterministic: a twin with the same seeds and actions shows the same games in colour.
+        # The emulator is deterministic: a twin with the same seeds and actions is the same in colour.
         self._twin = make(img_height=height, img_width=width, grayscale=False) if screen else None
         self._screen: np.ndarray | None = None
         self._seeds: np.ndarray | None = np.array(seeds)
@@ -254,9 +252,7 @@ class AlePool(_Pool):
                 np.array_equal(info[key], twin_info[key]) for key in ("lives", "frame_number")
             )
             if not same:
-                raise RuntimeError(
-                    "EnvPool.screen: the colour games are no longer in step with the played ones"
-                )
+                raise RuntimeError("EnvPool.screen: the colour games are no longer in step with the played ones")
             self._screen = screen[:, 0]
         return _RawStep(frame[:, 0], reward, terminated, truncated, info["lives"])
 
@@ -272,13 +268,11 @@ def _import_envpool() -> Any:
       UserError: envpool is not installed.
     """
     if importlib.util.find_spec("envpool") is None:
-        raise UserError(
-            "env.backend = 'envpool': envpool is not installed; pip install 'jaxrl_atari[envpool]'"
-        )
+        raise UserError("env.backend = 'envpool': envpool is not installed; pip install 'jaxrl_atari[envpool]'")
     if "envpool" in sys.modules:
         return importlib.import_module("envpool.atari")
-    # `import envpool` runs envpool.entry, which registers every family of tasks: that takes seconds and needs the
-    # 230 MiB of MuJoCo assets. An empty module stands in for it, and is taken away so that others can import it.
+    # `import envpool` runs envpool.entry, which registers every family of tasks: that takes seconds and needs
+    # 230 MiB of MuJoCo assets. An empty module stands in for it, and goes again so that others can import it.
     sys.modules["envpool.entry"] = ModuleType("envpool.entry")
     try:
         return importlib.import_module("envpool.atari")
@@ -367,9 +361,8 @@ def make_pool(
     Args:
       backend: "ale" or "envpool".
       game: ALE's CamelCase name, one of `list_games()`.
-      seed: >= 0. Environment i is seeded with number `first_env + i` of `env_seeds(seed, ...)`: a pool may be a part
-        of a larger one. The same seed and actions give the
-        same steps bit for bit, for any number of threads.
+      seed: >= 0. Environment i is seeded with number `first_env + i` of `env_seeds(seed, ...)`: a pool may be a
+        part of a larger one. The same seed and actions give the same steps bit for bit, for any number of threads.
       num_threads: emulation threads; 0 = one a core.
       protocol: "v5" (sticky actions 0.25) or "classic" (NoFrameskip-v4: none).
       screen: also offer `pool.screen()`, colour screens for videos (`ale` only; twice the work).
@@ -380,9 +373,7 @@ def make_pool(
       UserError: envpool is asked for and not installed.
     """
     if game not in _rom_ids():
-        raise ConfigError(
-            "env.game", game, f"one of ale-py's {len(_rom_ids())} games in CamelCase, such as MsPacman"
-        )
+        raise ConfigError("env.game", game, f"one of ale-py's {len(_rom_ids())} games in CamelCase, such as MsPacman")
     if protocol not in STICKY:
         raise ConfigError("env.protocol", protocol, f"one of {', '.join(STICKY)}")
     if max_frames < FRAME_SKIP or max_frames % FRAME_SKIP:
@@ -391,6 +382,7 @@ def make_pool(
         ("env.num_envs", num_envs, 1),
         ("num_threads", num_threads, 0),
         ("seed", seed, 0),
+        ("first_env", first_env, 0),
     ):
         if value < least:
             raise ConfigError(field, value, f"an integer >= {least}")

@@ -1,0 +1,397 @@
+"""The pools against independent replays on the raw emulator, and the promises both back ends make."""
+
+import hashlib
+import importlib.util
+import itertools
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+import ale_py
+import numpy as np
+import pytest
+from ale_py import roms
+
+from jaxrl_atari.envs import EnvStep, env_seeds, list_games, make_pool
+from jaxrl_atari.errors import ConfigError, UserError
+
+needs_envpool = pytest.mark.skipif(
+    importlib.util.find_spec("envpool") is None, reason="needs envpool: pip install 'jaxrl_atari[envpool]'"
+)
+BACKENDS = ["ale", pytest.param("envpool", marks=needs_envpool)]
+both = pytest.mark.parametrize("backend", BACKENDS)
+
+
+def random_actions(pool, num_steps: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(pool.num_actions, size=(num_steps, pool.num_envs))
+
+
+def play(pool, actions: np.ndarray) -> EnvStep:
+    """reset() and all steps, stacked: each field [T + 1, n, ...]. Closes the pool."""
+    steps = [pool.reset(), *(pool.step(a) for a in actions)]
+    pool.close()
+    return EnvStep(*(np.stack(field) for field in zip(*steps, strict=True)))
+
+
+def assert_equal(left: EnvStep, right: EnvStep) -> None:
+    for name in EnvStep._fields:
+        np.testing.assert_array_equal(getattr(left, name), getattr(right, name), err_msg=name)
+
+
+# An independent emulation: ale_py's single game, stepped frame by frame, and a resize by exact pixel areas.
+
+
+@cache
+def area_weights(size: int, new_size: int) -> np.ndarray:
+    """[new_size, size]: the share of each old pixel's extent in each new one's."""
+    edges = np.arange(new_size + 1) * size / new_size
+    overlap = np.minimum.outer(edges[1:], np.arange(1, size + 1)) - np.maximum.outer(edges[:-1], np.arange(size))
+    return np.maximum(overlap, 0) * new_size / size
+
+
+def area_resize(screen: np.ndarray) -> np.ndarray:
+    lines, columns = screen.shape
+    return area_weights(lines, 84) @ screen.astype(np.float64) @ area_weights(columns, 84).T
+
+
+class Raw(NamedTuple):
+    screens: list[np.ndarray]  # uint8 [lines, 160], every emulator frame of the step
+    reward: int
+    lives: int
+    game_over: bool
+
+
+def frame_of(screens: list[np.ndarray]) -> np.ndarray:
+    """float [84, 84]: the maximum of the last two screens, reduced."""
+    return area_resize(np.max(screens[-2:], axis=0))
+
+
+def replay(rom: str, backend: str, seed: int, sticky: float, noops: int, actions) -> Iterator[Raw]:
+    """Plays one game with the raw emulator: the reset, then a step for each action."""
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    game = ale_py.ALEInterface()
+    game.setFloat("repeat_action_probability", sticky)
+    game.setInt("random_seed", seed)
+    game.loadROM(roms.get_rom_path(rom))
+    action_set = game.getMinimalActionSet()
+    game.reset_game()
+    fire = [ale_py.Action.FIRE] if ale_py.Action.FIRE in action_set else []
+    start = [ale_py.Action.NOOP] * noops
+    for action in fire + start if backend == "ale" else start + fire:
+        game.act(action)
+    yield Raw([game.getScreenGrayscale()], 0, game.lives(), False)
+    for action in actions:
+        reward, screens = 0, []
+        for _ in range(4):
+            reward += game.act(action_set[action])
+            screens.append(game.getScreenGrayscale())
+        yield Raw(screens, reward, game.lives(), game.game_over())
+        if game.game_over():
+            return
+
+
+def agreement(steps: EnvStep, game: Iterator[Raw]) -> list[Raw]:
+    """The replay as far as its frames and rewards are those of the pool's only game, or to its end."""
+    same = []
+    for step, raw in enumerate(game):
+        if raw.reward != steps.reward[step, 0]:
+            break
+        # 0.5: the pool's grey levels are the areas' exact averages, rounded. The last picture of a game that ends
+        # within a step is not compared: the back ends stop the step there, each in its way.
+        if not raw.game_over and np.abs(frame_of(raw.screens) - steps.frame[step, 0]).max() > 0.501:
+            break
+        same.append(raw)
+    return same
+
+
+SEED = 13  # few no-ops, so that the search for their number is short
+
+
+def find_game(rom: str, backend: str, sticky: float, steps: EnvStep, actions: np.ndarray) -> tuple[int, list[Raw]]:
+    """(number of no-ops, replay) of the start that explains all steps of a pool with one game and seed SEED."""
+    for noops in range(31):
+        game = agreement(steps, replay(rom, backend, env_seeds(SEED, 1)[0], sticky, noops, actions[:, 0]))
+        if len(game) == len(steps.frame) or (game and game[-1].game_over):
+            return noops, game
+    raise AssertionError("no number of no-ops explains these steps")
+
+
+@both
+@pytest.mark.parametrize(("rom", "name"), [("breakout", "Breakout"), ("freeway", "Freeway"), ("pong", "Pong")])
+@pytest.mark.parametrize(("protocol", "sticky"), [("v5", 0.25), ("classic", 0.0)])
+def test_frames_and_rewards_equal_an_independent_emulation(backend, rom, name, protocol, sticky):
+    pool = make_pool(backend, name, 1, seed=SEED, protocol=protocol)
+    actions = random_actions(pool, 60)
+    steps = play(pool, actions)
+    noops, _ = find_game(rom, backend, sticky, steps, actions)
+    # The other protocol does not explain these frames.
+    other = replay(rom, backend, env_seeds(SEED, 1)[0], 0.25 - sticky, noops, actions[:, 0])
+    assert len(agreement(steps, other)) < 61
+
+
+@both
+def test_life_marks_equal_an_independent_count_of_lives(backend):
+    pool = make_pool(backend, "Breakout", 1, seed=SEED)
+    actions = random_actions(pool, 250)
+    steps = play(pool, actions)
+    _, game = find_game("breakout", backend, 0.25, steps, actions)
+    end = len(game) - 1
+    assert game[end].game_over, "the game should end within the test"
+    lives = np.array([raw.lives for raw in game])
+    lost = np.flatnonzero(lives[1:] < lives[:-1]) + 1
+    assert len(lost) == 5
+    assert lost[-1] == end
+    np.testing.assert_array_equal(np.flatnonzero(steps.life_lost[: end + 1, 0]), lost[:-1])
+    np.testing.assert_array_equal(np.flatnonzero(steps.terminated[: end + 1, 0]), [end])
+    assert not steps.truncated.any()
+    # The game goes on after a lost life: `agreement` saw that the step after it is a real one, and a new game starts
+    # only at the end.
+    np.testing.assert_array_equal(np.flatnonzero(steps.first[: end + 2, 0]), [0, end + 1])
+
+
+@both
+def test_sticky_actions_make_games_differ_and_their_absence_does_not(backend):
+    """Freeway with the same actions: without sticky actions only the number of no-ops (<= 30) differs."""
+
+    def different_games(protocol: str) -> int:
+        pool = make_pool(backend, "Freeway", 32, seed=0, protocol=protocol)
+        actions = np.repeat(random_actions(pool, 30)[:, :1], pool.num_envs, axis=1)
+        frames = play(pool, actions).frame
+        return len({frames[:, env].tobytes() for env in range(32)})
+
+    assert different_games("classic") <= 30
+    assert different_games("v5") == 32
+
+
+GOLDEN = {
+    ("ale", "Qbert"): "4386dffd3677e771",
+    ("ale", "Breakout"): "8f641af69452b061",
+    ("envpool", "Qbert"): "00e41f48a330b082",
+    ("envpool", "Breakout"): "83ed7c91f34f9a5f",
+}
+
+
+@both
+@pytest.mark.parametrize("name", ["Qbert", "Breakout"])
+def test_golden_frames(backend, name):
+    pool = make_pool(backend, name, 2, seed=0)
+    frames = play(pool, random_actions(pool, 64)).frame
+    assert hashlib.sha256(frames.tobytes()).hexdigest()[:16] == GOLDEN[backend, name]
+
+
+@both
+def test_the_step_after_the_end_starts_a_game_and_ignores_its_action(backend):
+    def games(other_actions_when: str) -> EnvStep:
+        pool = make_pool(backend, "Breakout", 4, seed=0, protocol="classic")
+        steps = [pool.reset()]
+        for actions in random_actions(pool, 300):
+            ended = steps[-1].terminated | steps[-1].truncated
+            changed = ended if other_actions_when == "ended" else ~ended
+            steps.append(pool.step(np.where(changed & (len(steps) > 20), (actions + 1) % 4, actions)))
+        pool.close()
+        return EnvStep(*(np.stack(field) for field in zip(*steps, strict=True)))
+
+    steps = games("ended")
+    ended = steps.terminated | steps.truncated
+    assert ended[:-1].sum() >= 4
+    np.testing.assert_array_equal(steps.first[1:], ended[:-1])
+    assert steps.first[0].all()
+    for mark in (steps.reward, steps.terminated, steps.truncated, steps.life_lost):
+        assert not mark[steps.first].any()
+    pool = make_pool(backend, "Breakout", 4, seed=0, protocol="classic")
+    unchanged = play(pool, random_actions(pool, 300))
+    assert_equal(steps, unchanged)  # another action at those steps changes nothing
+    assert (games("going on").frame != unchanged.frame).any()  # at others it does
+
+
+@both
+def test_a_game_that_is_cut_off_is_truncated_not_terminated(backend):
+    pool = make_pool(backend, "Pong", 2, seed=0, max_frames=200)
+    steps = play(pool, random_actions(pool, 120))
+    assert not steps.terminated.any()
+    assert not steps.life_lost.any()
+    np.testing.assert_array_equal(np.flatnonzero(steps.truncated.all(axis=1)), [50, 101])
+    assert steps.truncated.sum() == 4
+    np.testing.assert_array_equal(np.flatnonzero(steps.first.all(axis=1)), [0, 51, 102])
+
+
+@both
+def test_the_end_of_a_game_on_the_last_frame_is_terminated_not_truncated(backend):
+    pool = make_pool(backend, "Breakout", 1, seed=1)
+    actions = random_actions(pool, 250)
+    (end, *_) = np.flatnonzero(play(pool, actions).terminated[:, 0])
+    for extra_steps, terminated in ((0, True), (-1, False)):
+        steps = play(make_pool(backend, "Breakout", 1, seed=1, max_frames=4 * int(end + extra_steps)), actions)
+        last = end + extra_steps
+        assert steps.terminated[last, 0] == terminated
+        assert steps.truncated[last, 0] == (not terminated)
+        assert not steps.truncated[:last].any()
+
+
+@both
+def test_rewards_are_raw(backend):
+    pool = make_pool(backend, "Qbert", 8, seed=0)
+    assert play(pool, random_actions(pool, 100)).reward.max() >= 25
+
+
+@both
+def test_seeds_threads_and_send_recv(backend):
+    def games(seed: int, num_threads: int) -> EnvStep:
+        pool = make_pool(backend, "Qbert", 4, seed=seed, num_threads=num_threads)
+        return play(pool, random_actions(pool, 40))
+
+    one_thread = games(seed=5, num_threads=1)
+    assert_equal(one_thread, games(seed=5, num_threads=2))
+    assert (one_thread.frame != games(seed=6, num_threads=2).frame).any()
+    assert len({one_thread.frame[:, env].tobytes() for env in range(4)}) == 4
+
+    pool = make_pool(backend, "Qbert", 4, seed=5)
+    kept = [pool.reset()]
+    copies = [kept[0].frame.copy()]
+    for actions in random_actions(pool, 40):
+        pool.send(actions)
+        actions[:] = 0  # the caller's array may be used again while the emulators work
+        kept.append(pool.recv())
+        copies.append(kept[-1].frame.copy())
+    pool.close()
+    assert_equal(EnvStep(*(np.stack(field) for field in zip(*kept, strict=True))), one_thread)
+    np.testing.assert_array_equal(np.stack(copies), np.stack([step.frame for step in kept]))
+
+
+def test_env_seeds_are_different_and_do_not_depend_on_the_number_of_envs():
+    seeds = env_seeds(0, 4096)
+    assert len(set(seeds)) == 4096
+    assert min(seeds) >= 0
+    assert max(seeds) < 2**31
+    assert env_seeds(0, 16) == seeds[:16]
+    assert not set(seeds[:16]) & set(env_seeds(1, 16))
+
+
+@both
+def test_a_pool_can_be_a_part_of_a_larger_one(backend):
+    whole = make_pool(backend, "Qbert", 4, seed=5)
+    actions = random_actions(whole, 20)
+    part = play(make_pool(backend, "Qbert", 2, seed=5, first_env=2), actions[:, 2:])
+    np.testing.assert_array_equal(part.frame, play(whole, actions).frame[:, 2:])
+
+
+@both
+def test_reset_starts_new_games_and_drops_a_step_in_flight(backend):
+    pool = make_pool(backend, "Breakout", 2, seed=0)
+    pool.reset()
+    pool.send(np.zeros(2, np.int64))
+    step = pool.reset()
+    assert step.first.all()
+    assert not pool.step(np.zeros(2, np.int64)).first.any()
+    pool.close()
+
+
+@both
+def test_wrong_use_is_an_error_and_never_a_hang(backend):
+    pool = make_pool(backend, "Breakout", 2, seed=0)
+    with pytest.raises(RuntimeError, match="reset"):
+        pool.send(np.zeros(2, int))
+    pool.reset()
+    with pytest.raises(RuntimeError, match="nothing was sent"):
+        pool.recv()
+    for actions in ([0, 4], [-1, 0], [0, 0, 0]):
+        with pytest.raises(ValueError, match="actions"):
+            pool.send(np.array(actions))
+    pool.send(np.zeros(2, int))
+    with pytest.raises(RuntimeError, match="in turn"):
+        pool.send(np.zeros(2, int))
+    pool.close()  # with a step in flight
+    pool.close()
+    with pytest.raises(RuntimeError, match="close"):
+        pool.recv()
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"game": "qbert"}, "env.game = 'qbert': expected"),
+        ({"backend": "gym"}, "env.backend = 'gym'"),
+        ({"protocol": "v4"}, "env.protocol = 'v4'"),
+        ({"num_envs": 0}, "env.num_envs = 0"),
+        ({"seed": -1}, "seed = -1"),
+        ({"max_frames": 10}, "max_frames = 10"),
+    ],
+)
+def test_impossible_values_are_named(bad, message):
+    good = {"backend": "ale", "game": "Qbert", "num_envs": 1, "seed": 0}
+    with pytest.raises(ConfigError, match=message):
+        make_pool(**(good | bad))
+
+
+def test_without_envpool_the_error_says_how_to_install_it(monkeypatch):
+    from jaxrl_atari import envs
+
+    monkeypatch.setattr(envs, "_import_envpool", envs._import_envpool.__wrapped__)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'jaxrl_atari\[envpool\]'"):
+        make_pool("envpool", "Qbert", 1, seed=0)
+
+
+def test_list_games():
+    games = list_games()
+    assert len(games) >= 100
+    assert {"Qbert", "MsPacman", "Breakout", "TicTacToe3D"} <= set(games)
+    assert not {"Combat", "Warlords"} & set(games)  # no one-player mode
+
+
+def test_the_colour_screens_show_the_games_that_are_played():
+    pool = make_pool("ale", "Breakout", 2, seed=0, screen=True)
+    plain = make_pool("ale", "Breakout", 2, seed=0)
+    steps, screens = [pool.reset()], [pool.screen()]
+    actions = random_actions(pool, 260)
+    for action in actions:
+        steps.append(pool.step(action))
+        screens.append(pool.screen())
+    assert screens[0].shape == (2, 210, 160, 3)
+    assert screens[0].dtype == np.uint8
+    pool.close()
+    played = EnvStep(*(np.stack(field) for field in zip(*steps, strict=True)))
+    assert played.terminated.any()
+    assert played.life_lost.any()
+    assert_equal(played, play(plain, actions))
+    for step, env in itertools.product(range(0, 261, 20), range(2)):
+        grey = area_resize(screens[step][env] @ np.array([0.299, 0.587, 0.114]))
+        assert np.abs(grey - steps[step].frame[env]).mean() < 1
+
+
+# Where the back ends differ: see the docstring of envs.py.
+
+
+@needs_envpool
+@pytest.mark.parametrize(("rom", "name"), [("freeway", "Freeway"), ("breakout", "Breakout")])
+def test_the_same_seed_makes_one_no_op_more_in_envpool(rom, name):
+    noops = {}
+    for backend in ("ale", "envpool"):
+        pool = make_pool(backend, name, 1, seed=SEED, protocol="classic")
+        actions = random_actions(pool, 40)
+        noops[backend], _ = find_game(rom, backend, 0.0, play(pool, actions), actions)
+    assert noops["envpool"] == noops["ale"] + 1
+
+
+@both
+def test_the_picture_at_the_cut_off(backend):
+    actions = random_actions(make_pool(backend, "Pong", 1, seed=SEED), 20)
+    uncut = play(make_pool(backend, "Pong", 1, seed=SEED), actions)
+    _, game = find_game("pong", backend, 0.25, uncut, actions)
+    steps = play(make_pool(backend, "Pong", 1, seed=SEED, max_frames=80), actions)
+    assert steps.truncated[20, 0]
+    before, last = game[19].screens, game[20].screens
+    usual, stale = frame_of(last), area_resize(np.max([before[2], before[3], last[2]], axis=0))
+    assert np.abs(usual - stale).max() > 1  # the ball moved
+    assert np.abs((stale if backend == "ale" else usual) - steps.frame[20, 0]).max() <= 0.501
+
+
+@both
+def test_screens_that_are_not_210_lines_high(backend):
+    frame = make_pool(backend, "Adventure", 1, seed=SEED).reset().frame[0]
+    # After the reset's few no-ops Adventure's picture does not change.
+    (raw,) = replay("adventure", backend, env_seeds(SEED, 1)[0], 0.25, 1, [])
+    (screen,) = raw.screens
+    assert screen.shape == (250, 160)
+    seen = screen if backend == "ale" else screen[:210]
+    assert np.abs(area_resize(seen) - frame).max() <= 0.501
