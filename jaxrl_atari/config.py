@@ -6,11 +6,12 @@ PPO-Atari spec (Schulman et al. 2017, in SLM Lab's per-game tuning of lambda).
 
 import dataclasses
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.games import parse_game, tuned_gae_lambda
@@ -45,6 +46,17 @@ def parse_count(text: str) -> int | Literal["all"]:
     if text.strip().isdecimal():
         return int(text)
     raise ConfigError("devices.data_parallel", text, "a number of devices, or all")
+
+
+def _word(parse: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec:
+    """Tells tyro that an option is one word, and how it is read."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: parse(words[0]),
+        is_instance=lambda value: isinstance(value, bool | int | str),
+        str_from_instance=lambda value: [str(value).lower()],
+    )
 
 
 def _require(holds: bool, name: str, value: Any, expected: str, hint: str = "") -> None:
@@ -179,18 +191,13 @@ class NetworkConfig:
 class DevicesConfig:
     """Where things run."""
 
-    gpu: Annotated[GpuOption, tyro.conf.arg(constructor=parse_gpu, metavar="auto|true|false|INDEX")] = "auto"
+    gpu: Annotated[GpuOption, _word(parse_gpu, "auto|true|false|INDEX")] = "auto"
     """`auto`: a GPU if JAX has one, else the CPU; `true`: a GPU or an error; `false`: the CPU; `0`, `1`, ...: that device."""
-
-    data_parallel: Annotated[int | Literal["all"], tyro.conf.arg(constructor=parse_count, metavar="N|all")] = 1
+    data_parallel: Annotated[int | Literal["all"], _word(parse_count, "N|all")] = 1
     """Devices that learn one session together, each with its share of the environments and of every minibatch."""
-    actor: Annotated[
-        GpuOption | Literal["learner"], tyro.conf.arg(constructor=parse_place, metavar="learner|auto|true|false|INDEX")
-    ] = "learner"
+    actor: Annotated[GpuOption | Literal["learner"], _word(parse_place, "learner|auto|true|false|INDEX")] = "learner"
     """Device that acts: `learner` (the learner's own), or as `gpu`."""
-    evaluator: Annotated[
-        GpuOption | Literal["learner"], tyro.conf.arg(constructor=parse_place, metavar="learner|auto|true|false|INDEX")
-    ] = False
+    evaluator: Annotated[GpuOption | Literal["learner"], _word(parse_place, "learner|auto|true|false|INDEX")] = False
     """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
     memory_fraction: float | None = None
     """Share of a GPU's memory that a process takes. None: JAX's 0.75, or 0.9 / n where n processes share a GPU."""
