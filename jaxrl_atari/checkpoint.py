@@ -9,6 +9,9 @@ Orbax writes a step under a temporary name and renames it when it is complete, s
 
 import logging
 import math
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +65,7 @@ class Checkpoints:
       read_only: only look. Otherwise the folder is made, and what an interrupted save left behind is removed.
 
     Raises:
-      UserError: `read_only` and there is no such directory or no checkpoint in it, or it cannot be read or written.
+      UserError: `read_only` and there is no such directory or no folder `checkpoints`; it cannot be read or written.
     """
 
     def __init__(self, session_dir: str | Path, *, read_only: bool = False):
@@ -80,8 +83,6 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self.directory, options=_options(read_only))
         except Exception as error:  # orbax and the file system raise many kinds
             raise UserError(f"{self.directory}: cannot be opened ({_reason(error)})") from error
-        if read_only and not self.steps():
-            raise UserError(f"{self.directory}: holds no complete checkpoint yet; wait for the session's first one")
 
     def save(self, env_steps: int, arrays: Any, meta: dict[str, Any], score: float) -> None:
         """Copies the arrays to the host and returns; they are written in the background.
@@ -172,15 +173,30 @@ class Checkpoints:
 
     def _read(self, step: int, item: str, how: Any) -> Any:
         if step not in self.steps():
-            there = ", ".join(map(str, self.steps())) or "none"
+            if not self.steps():
+                raise UserError(f"{self.directory}: holds no complete checkpoint yet; wait for the session's first one")
+            there = ", ".join(map(str, self.steps()))
             raise UserError(f"{self.directory}: has no checkpoint at env step {step}; there are: {there}")
+        hook = sys.unraisablehook
+        sys.unraisablehook = partial(_without_stragglers, hook)
         try:
-            return self._manager.restore(step, args=ocp.args.Composite(**{item: how}))[item]
+            value = self._manager.restore(step, args=ocp.args.Composite(**{item: how}))[item]
+            sys.unraisablehook = hook
+            return value
         except Exception as error:  # a damaged file can make orbax raise anything
             raise UserError(
-                f"{self.directory / str(step)}: is damaged, its {item} cannot be read ({_reason(error)}); "
-                "remove this directory to use another checkpoint"
+                f"{self.directory / str(step)}: its {item} cannot be read ({_reason(error)}); "
+                "if it is damaged, remove this directory to use another checkpoint"
             ) from error
+
+
+def _without_stragglers(hook: Callable[[Any], object], unraisable: Any) -> None:
+    """When one array cannot be read, the reads of others report later to orbax's event loop, which is closed by then.
+
+    Python would print a traceback for each of them, after the one line that tells what is wrong.
+    """
+    if str(unraisable.exc_value) != "Event loop is closed":
+        hook(unraisable)
 
 
 def _reason(error: Exception) -> str:

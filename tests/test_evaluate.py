@@ -1,0 +1,297 @@
+"""Evaluation on the real emulator: which games are counted, what they score, and what the command writes and says."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import imageio_ffmpeg
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ale_py.vector_env import AtariVectorEnv
+
+from jaxrl_atari import evaluate as module
+from jaxrl_atari.checkpoint import Checkpoints
+from jaxrl_atari.config import Config, EnvConfig
+from jaxrl_atari.envs import EnvStep, env_seeds, make_pool
+from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.evaluate import evaluate, find_session, load_policy, main, record_video
+from jaxrl_atari.rollout import stack_window
+from jaxrl_atari.trainer import abstract_arrays
+
+CPU = jax.devices("cpu")[0]
+NUM_ACTIONS = 6  # of Qbert
+ONLY_ACTION = 5  # of a made-up policy: scores a little and dies
+
+
+def write_session(session_dir, scores=(1.0,), env=None, logits_bias=None):
+    """A session of Qbert with checkpoints at 1000, 2000, ...: small random weights and a bias on the actions."""
+    config = Config(env=env or EnvConfig(game="Qbert", max_frames=1200))
+    target = abstract_arrays(config, NUM_ACTIONS, CPU)
+    rng = np.random.default_rng(0)
+    checkpoints = Checkpoints(session_dir)
+    for step, score in enumerate(scores, start=1):
+        state = jax.tree.map(
+            lambda x: jnp.asarray(rng.normal(scale=0.02, size=x.shape), x.dtype), target["train_state"]
+        )
+        state.params["policy"]["bias"] = jnp.zeros(NUM_ACTIONS) if logits_bias is None else jnp.array(logits_bias)
+        best = max((s for s in scores[:step] if not np.isnan(s)), default=None)
+        meta = {"config": config.to_dict(), "num_actions": NUM_ACTIONS, "best_score": best}
+        checkpoints.save(1000 * step, {"train_state": state, "key": jax.random.key(0)}, meta, score)
+    checkpoints.close()
+    return session_dir
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A run of one session."""
+    path = tmp_path_factory.mktemp("qbert")
+    write_session(path / "session_0", scores=(3.0, 2.0))
+    return path
+
+
+@pytest.fixture(scope="module")
+def policy(run_dir):
+    return load_policy(run_dir, device=CPU)
+
+
+@pytest.fixture(scope="module")
+def one_action_policy(tmp_path_factory):
+    """Always plays ONLY_ACTION."""
+    bias = np.full(NUM_ACTIONS, -1e4, np.float32)
+    bias[ONLY_ACTION] = 0
+    env = EnvConfig(game="Qbert", protocol="classic", max_frames=2400)
+    return load_policy(write_session(tmp_path_factory.mktemp("one"), env=env, logits_bias=bias), device=CPU)
+
+
+def ale_games(seed, num_envs, quota, max_frames):
+    """Returns and lengths of the first `quota` games of each environment, with ale-py alone: [num_envs, quota]."""
+    envs = AtariVectorEnv(
+        "qbert", num_envs, max_num_frames_per_episode=max_frames, repeat_action_probability=0.0, noop_max=30,
+        use_fire_reset=True, reward_clipping=False, episodic_life=False,
+    )  # fmt: skip
+    envs.reset(seed=np.array(env_seeds(seed, num_envs)))
+    games = [[] for _ in range(num_envs)]
+    total, length, new = np.zeros(num_envs), np.zeros(num_envs, int), np.zeros(num_envs, bool)
+    while min(map(len, games)) < quota:
+        _, reward, terminated, truncated, _ = envs.step(np.full(num_envs, ONLY_ACTION))
+        for i in range(num_envs):
+            if new[i]:  # this step only started the game
+                total[i] = length[i] = 0
+            else:
+                total[i], length[i] = total[i] + reward[i], length[i] + 1
+                if terminated[i] or truncated[i]:
+                    games[i].append((total[i], length[i]))
+        new = terminated | truncated
+    return [game for env in games for game in env[:quota]]
+
+
+def test_returns_are_those_of_the_emulator(one_action_policy):
+    result = evaluate(one_action_policy, episodes=4, num_envs=2, seed=5)
+    expected = ale_games(5, num_envs=2, quota=2, max_frames=2400)
+    assert sorted((game.episode_return, game.length) for game in result.games) == sorted(expected)
+    returns = [game_return for game_return, _ in expected]
+    assert min(returns) > 0, "no score: this test tests little"
+    assert len(set(expected)) > 1, "all games alike: this test tests little"
+    assert result.mean == pytest.approx(np.mean(returns))
+    assert result.std == pytest.approx(np.std(returns))
+
+
+class ScriptedPool:
+    """Environment 0 plays games of 3 steps and return 3, environment 1 games of 40 steps and return 40."""
+
+    lengths = np.array([3, 40])
+
+    def __init__(self):
+        self.num_envs = 2
+        self._age = np.zeros(2, int)
+
+    def reset(self):
+        return self._step(first=np.ones(2, bool))
+
+    def step(self, actions):
+        first = self._age == self.lengths
+        self._age = np.where(first, 0, self._age + 1)
+        return self._step(first)
+
+    def _step(self, first):
+        no = np.zeros(2, bool)
+        ended = self._age == self.lengths
+        reward = np.where(first, 0.0, 1.0).astype(np.float32)
+        return EnvStep(np.zeros((2, 84, 84), np.uint8), reward, ended, no, no, first)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("episodes", "returns"), [(10, [3] * 5 + [40] * 5), (5, [3] * 3 + [40] * 2)])
+def test_short_games_are_not_favoured(policy, monkeypatch, episodes, returns):
+    """The first 10 games to end would be 9 or 10 short ones."""
+    monkeypatch.setattr(module, "make_pool", lambda *args, **kwargs: ScriptedPool())
+    result = evaluate(policy, episodes=episodes, num_envs=2)
+    assert sorted(result.returns) == returns
+    assert sorted(game.length for game in result.games) == returns
+
+
+def test_same_seed_same_games(policy):
+    first, second, other = (evaluate(policy, episodes=3, num_envs=3, seed=seed) for seed in (1, 1, 2))
+    assert first == second
+    assert first != other
+    assert all(game.length <= 300 for game in first.games)
+
+
+def test_cut_off_games_say_so(tmp_path):
+    policy = load_policy(write_session(tmp_path, env=EnvConfig(game="Qbert", max_frames=80)), device=CPU)
+    result = evaluate(policy, episodes=2)
+    assert [game.truncated for game in result.games] == [True, True]
+    assert all(game.length <= 20 for game in result.games)
+
+
+def test_stacks_are_those_of_training():
+    """Against `rollout.stack_window`, over the start of a new game."""
+    pool = make_pool("ale", "Qbert", 2, seed=0, num_threads=1, max_frames=80)
+    step = pool.reset()
+    stacks = module._push_frame(np.zeros((2, 84, 84, 4), np.uint8), step)
+    window, age = np.repeat(step.frame[None], 4, axis=0), np.zeros(2, int)
+    starts = 0
+    for _ in range(40):
+        step = pool.step(np.array([2, 3]))
+        starts += step.first.sum()
+        stacks = module._push_frame(stacks, step)
+        window = np.concatenate([window[1:], step.frame[None]])
+        age = np.where(step.first, 0, np.minimum(age + 1, 3))
+        np.testing.assert_array_equal(stacks, stack_window(window, age))
+    assert starts >= 2
+    pool.close()
+
+
+def test_policy_acts_as_its_logits_say(policy):
+    frames = np.random.default_rng(0).integers(0, 256, (3, 84, 84, 4), np.uint8)
+    logits, _ = policy.network.apply({"params": policy.params}, frames)
+    probabilities = np.asarray(jax.nn.softmax(logits))
+    assert probabilities.max() < 0.9, "nearly certain: this test tests little"
+    np.testing.assert_array_equal(policy.act(frames, jax.random.key(0), greedy=True), probabilities.argmax(-1))
+
+    n = 6000
+    same = np.repeat(frames[:1], 100, axis=0)
+    actions = np.concatenate([policy.act(same, jax.random.key(i)) for i in range(n // 100)])
+    assert actions.dtype == np.int32
+    found = np.bincount(actions, minlength=NUM_ACTIONS) / n
+    np.testing.assert_allclose(found, probabilities[0], atol=5 * 0.5 / np.sqrt(n))
+
+
+def test_checkpoints_by_name_and_step(run_dir):
+    assert load_policy(run_dir).env_steps == 1000  # the best
+    assert load_policy(run_dir, "latest").env_steps == 2000
+    assert load_policy(run_dir / "session_0", 2000, device=CPU).env_steps == 2000
+    with pytest.raises(UserError, match="no checkpoint at env step 7; there are: 1000, 2000"):
+        load_policy(run_dir, 7)
+
+
+def test_best_session_is_taken_and_named(tmp_path):
+    for i, scores in enumerate([(np.nan, np.nan), (9.0, 1.0), (5.0, 5.0)]):
+        write_session(tmp_path / f"session_{i}", scores)
+    (tmp_path / "session_3").mkdir()  # has not saved yet
+    assert find_session(tmp_path) == (tmp_path / "session_1", "the best of 4 sessions, --session takes another")
+    assert load_policy(tmp_path).session_dir == tmp_path / "session_1"
+    assert load_policy(tmp_path, session=2).session_dir == tmp_path / "session_2"
+    with pytest.raises(UserError, match=r"--session 7: .* has no such session; there are: 0, 1, 2, 3"):
+        load_policy(tmp_path, session=7)
+    with pytest.raises(UserError, match="holds no checkpoints"):
+        load_policy(tmp_path, session=3)
+
+
+def read_video(path):
+    """What ffmpeg says of a video, and its frames: uint8 [n, 630, 480, 3]."""
+    ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
+    command = [ffmpeg, "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-fps_mode", "passthrough", "-"]
+    decoded = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    return decoded.stderr.decode(), np.frombuffer(decoded.stdout, np.uint8).reshape(-1, 630, 480, 3)
+
+
+def test_video_shows_the_game(one_action_policy, tmp_path):
+    path = tmp_path / "video.mp4"
+    game = record_video(one_action_policy, path, seed=3)
+    said, frames = read_video(path)
+    assert re.search(r"Video: h264 .*yuv420p\b.* 480x630\b.* 15 fps", said)
+    assert len(frames) == game.length + 1  # with the one before the first step
+    assert [p.name for p in tmp_path.iterdir()] == ["video.mp4"]
+
+    pool = make_pool("ale", "Qbert", 1, seed=3, protocol="classic", screen=True, max_frames=2400)
+    pool.reset()
+    for t in range(60):
+        shown = frames[t, 1::3, 1::3].astype(float)
+        assert np.abs(shown - pool.screen()[0]).mean() < 8, f"frame {t}"  # lossy, and colours at half resolution
+        pool.step(np.array([ONLY_ACTION]))
+    pool.close()
+
+
+def test_video_that_cannot_be_written(one_action_policy, tmp_path):
+    with pytest.raises(UserError, match=r"missing/video.mp4: the video could not be written \(.*No such file"):
+        record_video(one_action_policy, tmp_path / "missing" / "video.mp4")
+
+
+def test_command_prints_and_writes(run_dir, capsys):
+    main([str(run_dir), "--episodes", "2", "--checkpoint", "latest", "--greedy", "--gpu", "false", "--video"])
+    out = capsys.readouterr().out
+    session_dir = run_dir / "session_0"
+    written = json.loads((session_dir / "evaluation_2000.json").read_text())
+    assert written["protocol"] == "v5"
+    assert written["greedy"] is True
+    assert len(written["returns"]) == len(written["lengths"]) == 2
+    assert written["mean"] == pytest.approx(np.mean(written["returns"]))
+    assert f"{written['mean']:,.1f}" in out
+    assert "Qbert, protocol v5, 2 full games, greedy actions" in out
+    assert "the only session" in out
+    assert "human tester (Mnih et al. 2015) 13,455.0" in out
+    assert len(read_video(session_dir / "video_2000.mp4")[1]) > 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--episodes", "0"], "episodes = 0: expected a whole number >= 1"),
+        (["--num-envs", "-1"], "num_envs = -1"),
+        (["--seed", "-1"], "seed = -1"),
+        (["--checkpoint", "5"], "no checkpoint at env step 5; there are: 1000, 2000"),
+        (["--session", "4"], "has no such session"),
+        (["--gpu", "7"], "devices.gpu = 7"),
+    ],
+)
+def test_bad_options(run_dir, options, message):
+    before = sorted(run_dir.rglob("*"))
+    with pytest.raises(UserError, match=message):
+        main([str(run_dir), *options])
+    assert sorted(run_dir.rglob("*")) == before
+
+
+def test_not_a_run_directory(tmp_path):
+    with pytest.raises(UserError, match="no such directory"):
+        load_policy(tmp_path / "missing")
+    with pytest.raises(UserError, match="not a run directory"):
+        load_policy(tmp_path)
+    (tmp_path / "session_0").mkdir()
+    with pytest.raises(UserError, match="none of its sessions has a checkpoint yet"):
+        load_policy(tmp_path)
+    (tmp_path / "session_0" / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="none of its sessions has a checkpoint yet"):
+        load_policy(tmp_path)
+
+
+def test_error_is_one_line_and_status_2(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "jaxrl_atari.evaluate", str(tmp_path)],
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {tmp_path}: not a run directory")
+    assert result.stderr.count("\n") == 1
+
+
+def test_error_names_the_field():
+    with pytest.raises(ConfigError) as error:
+        evaluate(None, episodes=0)  # type: ignore[arg-type]
+    assert error.value.field == "episodes"
