@@ -45,12 +45,18 @@ def forbid_gpu() -> None:
 
 def visible_gpus() -> list[jax.Device]:
     """The GPUs that JAX sees (those that CUDA_VISIBLE_DEVICES leaves), by index. Starts JAX's back end."""
+    return _visible_gpus()[0]
+
+
+def _visible_gpus() -> tuple[list[jax.Device], str]:
+    """The GPUs that JAX sees; where there are none, why."""
+    count, problem = len(gpus.visible().gpus), gpus.visible().problem
     if gpus.simulated_count() is not None:
-        return _simulated_gpus(len(gpus.visible().gpus))
+        return _simulated_gpus(count), problem
     try:
-        return jax.devices("gpu")
-    except RuntimeError:  # JAX's way to say that it has no such back end
-        return []
+        return jax.devices("gpu"), ""
+    except RuntimeError as error:  # JAX's way to say that it has no such back end, or that it cannot be started
+        return [], problem or f"JAX cannot start on a GPU: {' '.join(str(error).split())}"
 
 
 def _simulated_gpus(count: int) -> list[jax.Device]:
@@ -79,16 +85,19 @@ def pick_device(gpu: GpuOption) -> Choice:
     if gpu is False:
         forbid_gpu()
         return Choice(jax.devices("cpu")[0], "devices.gpu = false")
-    devices = visible_gpus()
+    devices, problem = _visible_gpus()
     if gpu == "auto":
         if devices:
-            return Choice(devices[0], "devices.gpu = auto, and JAX sees a GPU")
-        reason = gpus.visible().problem or "the driver shows one, but JAX cannot start on it"
-        return Choice(jax.devices("cpu")[0], f"devices.gpu = auto, and JAX sees no GPU: {reason}")
+            return Choice(devices[0], "devices.gpu = auto, and there is a GPU" + _if_simulated())
+        return Choice(jax.devices("cpu")[0], f"devices.gpu = auto, and there is no GPU: {problem}")
     index = 0 if gpu is True else int(gpu)
     if index >= len(devices):
-        raise gpus.no_such_gpu(gpu, [d.device_kind for d in devices], gpus.visible().problem)
-    return Choice(devices[index], f"devices.gpu = {_as_written(gpu)}")
+        raise gpus.no_such_gpu(gpu, [d.device_kind for d in devices], problem)
+    return Choice(devices[index], f"devices.gpu = {str(gpu).lower()}" + _if_simulated())
+
+
+def _if_simulated() -> str:
+    return "" if gpus.simulated_count() is None else ", simulated by a CPU device"
 
 
 def place(config: DevicesConfig) -> Placement:
@@ -119,10 +128,6 @@ def place(config: DevicesConfig) -> Placement:
     actor, evaluator = other(config.actor), other(config.evaluator)
     actors = local if actor is None else (actor,) * len(local)
     return Placement(learner, actors, evaluator or local[0], choice.reason)
-
-
-def _as_written(gpu: GpuOption) -> str:
-    return str(gpu).lower()
 
 
 # --- Data parallel -----------------------------------------------------------------------------------------------
@@ -215,3 +220,9 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
             where = "the host" if found is None else ", ".join(sorted(map(str, found)))
             should = ", ".join(sorted(map(str, wanted)))
             raise PlacementError(f"{what}: {name} is on {where}; expected on {should}")
+
+
+if __name__ == "__main__":
+    from jaxrl_atari import cli, device_report
+
+    cli.run(device_report.main)

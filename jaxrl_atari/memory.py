@@ -1,12 +1,103 @@
-"""Memory of a session's device."""
+"""How much memory of its device a training needs, and what to lower when there is too little.
+
+The estimate counts what lies on the device while an update runs. On CPU it agrees with XLA's `memory_analysis()` of
+the compiled update within a few per cent (tests/test_memory.py). On a GPU it leaves out cuDNN's workspaces, which cuDNN
+chooses by what is free, and about 0.5 GiB that the CUDA context takes outside of what JAX manages.
+"""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.networks import STACK
+from jaxrl_atari.trainer import make_network
+
+FRAME = 84 * 84  # bytes, uint8
+ACTIVATIONS = 20 * 20 * 32 + 9 * 9 * 64 + 7 * 7 * 64 + 512  # outputs of the torso's layers, a sample
+PER_STEP = 100  # bytes of a step beside its frame: actions, values, advantages, permutations, ...
+MAX_ACTIONS = 18
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Bytes on each of the learner's devices."""
+
+    weights: int
+    optimizer: int  # Adam's two moments
+    gradients: int
+    rollout: int
+    minibatch: int
+    overhead: int  # the rollout that the actors fill, and the copy of the weights by which they act during an update
+
+    @property
+    def update(self) -> int:
+        """What the compiled update needs: its arguments and its temporaries."""
+        return self.weights + self.optimizer + self.gradients + self.rollout + self.minibatch
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.update + self.overhead
+
+
+def estimate(config: Config, platform: str, num_actions: int = MAX_ACTIONS) -> Estimate:
+    """The memory that a config needs on each learner device ("cpu", "gpu"). Computes nothing on any device.
+
+    `devices.data_parallel = all` is counted as one device.
+    """
+    devices = 1 if config.devices.data_parallel == "all" else config.devices.data_parallel
+    num_envs, samples = config.env.num_envs // devices, config.ppo.minibatch_size // devices
+    network = make_network(config, num_actions, platform)
+    shapes = jax.eval_shape(lambda: network.init(jax.random.key(0), jnp.zeros((1, 84, 84, STACK), jnp.uint8)))
+    weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    itemsize = jnp.dtype(network.compute_dtype).itemsize
+
+    frames = (config.ppo.rollout_length + STACK) * num_envs * FRAME
+    steps = config.ppo.rollout_length * num_envs * PER_STEP
+    stacks = STACK * FRAME
+    # The stacks as gathered and as the network takes them, and outputs with half as much again for their gradients.
+    sample = 2 * stacks + round(1.5 * ACTIVATIONS * itemsize)
+    if network.conv == "plain":
+        sample += stacks * itemsize  # the stacks as numbers, the input of the first convolution
+    return Estimate(
+        weights=weights,
+        optimizer=2 * weights,
+        gradients=round(2.5 * weights),  # as they come, clipped and scaled; measured
+        rollout=2 * frames + steps,  # each frame as it came, and blocked
+        minibatch=samples * sample,
+        overhead=frames + (weights if config.overlap == "update" else 0),
+    )
+
+
+def format_bytes(count: float) -> str:
+    """1073741824 -> 1.00 GiB"""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def report(needed: Estimate, limit: int | None = None) -> str:
+    """An estimate as text, with the two fields that reduce it most; `limit` is what JAX may take, in bytes."""
+    names = {
+        "weights": needed.weights,
+        "gradients and optimiser": needed.gradients + needed.optimizer,
+        "rollout": needed.rollout,
+        "minibatch activations": needed.minibatch,
+        "overhead (acting)": needed.overhead,
+        "total": needed.total,
+    }
+    lines = ["memory of a learner device, estimated:", *(f"  {n:25}{format_bytes(b):>12}" for n, b in names.items())]
+    fields = ["ppo.minibatch_size", "env.num_envs"]
+    if needed.rollout + needed.overhead > needed.minibatch:
+        fields.reverse()
+    lines.append(f"  what reduces it: {fields[0]}, then {fields[1]}")
+    if limit is not None:
+        verdict = "fits into" if needed.total <= limit else "does not fit into"
+        lines.append(f"  {verdict} the {format_bytes(limit)} that JAX may take (devices.memory_fraction)")
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager
@@ -17,4 +108,10 @@ def out_of_memory_advice(config: Config) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise UserError("out of memory") from error
+        fraction = config.devices.memory_fraction
+        raise UserError(
+            f"out of device memory ({' '.join(str(error).split())[:160]}): lower ppo.minibatch_size"
+            f" (now {config.ppo.minibatch_size}) or env.num_envs (now {config.env.num_envs}), or raise"
+            f" devices.memory_fraction (now {'0.75, as JAX has it' if fraction is None else fraction}) if no other"
+            " process uses this GPU; go on with --resume"
+        ) from error

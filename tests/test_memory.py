@@ -1,0 +1,105 @@
+"""The estimate of memory against XLA's own analysis of the compiled update, and the advice when there is too little."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.memory import Estimate, estimate, out_of_memory_advice, report
+from jaxrl_atari.ppo import Hyperparameters, init_train_state, make_update
+from jaxrl_atari.rollout import Outcome, empty_actor_state, finish_rollout
+from jaxrl_atari.trainer import make_network
+
+
+def make_config(num_envs, rollout_length, minibatch_size, conv="auto", data_parallel=1):
+    return Config(
+        env=EnvConfig(num_envs=num_envs),
+        ppo=PPOConfig(rollout_length=rollout_length, minibatch_size=minibatch_size),
+        network=NetworkConfig(conv=conv),
+        devices=DevicesConfig(data_parallel=data_parallel),
+    )
+
+
+def analysed_bytes(config, platform="cpu"):
+    """What XLA allocates for the update: arguments, results and temporaries, donated arguments counted once."""
+    network = make_network(config, 6, platform)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(partial(init_train_state, network, config.ppo), key)
+    shape = (config.ppo.rollout_length, config.env.num_envs)
+    actor = jax.eval_shape(partial(empty_actor_state, *shape))
+    dtypes = Outcome(jnp.float32, jnp.bool_, jnp.bool_, jnp.float32)
+    outcome = Outcome(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in dtypes))
+    rollout = jax.eval_shape(finish_rollout, (actor,), (outcome,))
+    hyper = Hyperparameters(*[jax.ShapeDtypeStruct((), jnp.float32)] * len(Hyperparameters._fields))
+    update = jax.jit(make_update(network, config.ppo).update, donate_argnums=0)
+    found = update.lower(state, rollout, hyper, key).compile().memory_analysis()
+    assert found is not None
+    return (
+        found.argument_size_in_bytes
+        + found.output_size_in_bytes
+        - found.alias_size_in_bytes
+        + found.temp_size_in_bytes
+    )
+
+
+CASES = {
+    "default": (16, 128, 256),
+    "large rollout": (64, 128, 512),
+    "large minibatch": (8, 128, 1024),
+    "plain convolutions": (16, 128, 256, "plain"),
+    "small": (4, 16, 64),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    # Each compiles for 10 seconds or more.
+    [next(iter(CASES)), *(pytest.param(case, marks=pytest.mark.slow) for case in list(CASES)[1:])],
+)
+def test_estimate_agrees_with_xla(case):
+    config = make_config(*CASES[case])
+    assert estimate(config, "cpu", 6).update == pytest.approx(analysed_bytes(config), rel=0.25)
+
+
+@pytest.mark.gpu
+def test_estimate_agrees_with_xla_on_a_gpu():
+    if jax.default_backend() != "gpu":
+        pytest.skip("no GPU: cuDNN's workspaces are only known there")
+    config = make_config(16, 128, 256)
+    assert estimate(config, "gpu", 6).update == pytest.approx(analysed_bytes(config, "gpu"), rel=0.25)
+
+
+def test_parts_of_the_estimate():
+    one = estimate(make_config(16, 128, 256), "cpu", 6)
+    assert one.weights == 4 * 1_687_719  # the published number of parameters
+    assert one.optimizer == 2 * one.weights
+    assert one.rollout >= 2 * 128 * 16 * 84 * 84
+    assert one.total == one.update + one.overhead
+    halves = estimate(make_config(16, 128, 256, data_parallel=2), "cpu", 6)
+    assert halves.minibatch * 2 == one.minibatch
+    assert halves.rollout * 2 == one.rollout
+    assert halves.weights == one.weights
+    overlap = dataclasses.replace(make_config(16, 128, 256), overlap="update")
+    assert estimate(overlap, "cpu", 6).overhead == one.overhead + one.weights
+
+
+def test_report_names_the_larger_part_first():
+    large_minibatch = Estimate(1, 1, 1, rollout=5, minibatch=2**31, overhead=0)
+    assert "what reduces it: ppo.minibatch_size, then env.num_envs" in report(large_minibatch)
+    assert "does not fit into the 1.00 GiB" in report(large_minibatch, limit=2**30)
+    large_rollout = Estimate(1, 1, 1, rollout=2**20, minibatch=5, overhead=0)
+    assert "what reduces it: env.num_envs, then ppo.minibatch_size" in report(large_rollout, limit=2**30)
+    assert "  fits into the 1.00 GiB" in report(large_rollout, limit=2**30)
+
+
+def test_out_of_memory_becomes_advice():
+    advice = r"ppo.minibatch_size \(now 256\).*env.num_envs \(now 16\).*memory_fraction"
+    with pytest.raises(UserError, match=advice), out_of_memory_advice(Config()):
+        jax.block_until_ready(jax.jit(lambda: jnp.zeros((1 << 50,), jnp.uint8))())  # a petabyte
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), out_of_memory_advice(Config()):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
