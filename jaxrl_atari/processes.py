@@ -1,4 +1,4 @@
-"""Several sessions at a time, each in a process of its own.
+"""Several sessions, or games of a suite, at a time, each in a process of its own.
 
 A session's process leads a process group of its own, so that Ctrl-C on a terminal reaches this process alone, which
 passes it on once: a session that is told twice ends without its last checkpoint. Its standard input is a pipe that
@@ -22,20 +22,25 @@ POLL_SECONDS = 0.1
 
 
 class Task(NamedTuple):
-    """A session to be run."""
+    """A session (or a game) to be run."""
 
-    session: int
+    name: int | str
     arguments: Sequence[str]  # of `python -m`
     environment: Mapping[str, str]  # the whole of it
     gpus: tuple[int, ...]  # that it occupies
+    kind: str = "session"
+
+    @property
+    def label(self) -> str:
+        """What stands before the lines that it prints: `session 0`."""
+        return f"{self.kind} {self.name}"
 
 
 class _Process:
     """A session's process. What it writes is printed line by line behind its name; alone, it has the terminal."""
 
     def __init__(self, task: Task, alone: bool):
-        self.session, self.gpus = task.session, task.gpus
-        self._label = f"session {task.session}"
+        self.name, self.gpus, self.label = task.name, task.gpus, task.label
         self._last = self._error = ""
         self._process = subprocess.Popen(
             [sys.executable, "-m", *task.arguments],
@@ -47,7 +52,7 @@ class _Process:
             errors="replace",
             start_new_session=True,
         )
-        self._reader = threading.Thread(target=self._read, name=self._label, daemon=True)
+        self._reader = threading.Thread(target=self._read, name=self.label, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
@@ -58,7 +63,7 @@ class _Process:
             if line:
                 self._last = line
                 self._error = line.removeprefix("error: ") if line.startswith("error: ") else self._error
-            say(line if line.startswith(self._label) else f"{self._label}  {line}")
+            say(line if line.startswith(self.label) else f"{self.label}  {line}")
 
     def is_running(self) -> bool:
         return self._process.poll() is None
@@ -100,7 +105,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dict[int, str]:
+def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dict[int | str, str]:
     """Runs all tasks, in their order as far as GPUs are free.
 
     Args:
@@ -108,7 +113,7 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
         per_gpu: processes at a time on the same GPUs.
 
     Returns:
-        Session -> why it failed, in one line.
+        A task's name -> why it failed, in one line.
 
     Raises:
         KeyboardInterrupt: after SIGINT or SIGTERM, which is passed on, once all processes have ended. A second one
@@ -122,7 +127,7 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
                 if stop.signal is not None and not told:
                     told = True
                     waiting.clear()
-                    say(f"stopping: {len(running)} sessions write a last checkpoint (once more: stop at once)")
+                    say(f"stopping: {len(running)} {tasks[0].kind}s write a last checkpoint (once more: stop at once)")
                     for process in running:
                         process.send(stop.signal)
                 busy = Counter(process.gpus for process in running)
@@ -137,8 +142,8 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
                     running.remove(process)
                     process.close()
                     if (reason := process.failure()) and not (told and process.was_interrupted()):
-                        failures[process.session] = reason
-                        say(f"session {process.session}  failed: {reason}")
+                        failures[process.name] = reason
+                        say(f"{process.label}  failed: {reason}")
         finally:
             for process in running:
                 process.close()

@@ -1,0 +1,24 @@
+"""The process of one game, as `suite.py` starts it: `python -m jaxrl_atari.suite_worker SUITE_DIR/GAME`."""
+
+import sys
+from pathlib import Path
+
+from jaxrl_atari import cli
+from jaxrl_atari.processes import end_with_parent
+
+
+def main() -> None:
+    """Runs the game's trial, or what is missing of it, and brings the suite's results up to date."""
+    end_with_parent()
+    from jaxrl_atari import runtime
+    from jaxrl_atari.suite import write_results
+    from jaxrl_atari.trial import read_config, run_trial
+
+    run_dir = Path(sys.argv[1])
+    runtime.configure()
+    run_trial(read_config(run_dir), run_dir, resume=True)
+    write_results(run_dir.parent)
+
+
+if __name__ == "__main__":
+    cli.run(main)

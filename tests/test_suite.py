@@ -1,0 +1,181 @@
+import csv
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sample_runs import table, write_metrics
+
+from jaxrl_atari import suite
+from jaxrl_atari.checkpoint import Checkpoints
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.games import GAMES
+
+TINY = Config(
+    name="suite",
+    sessions=2,
+    total_env_steps=64,
+    env=EnvConfig(num_envs=2),
+    ppo=PPOConfig(rollout_length=8, minibatch_size=8),
+)
+
+
+def make_suite(directory, config=TINY, games=("Pong", "Breakout", "Alien")):
+    directory.mkdir()
+    suite.write_suite_file(directory, config, games)
+    return directory
+
+
+def add_session(suite_dir, game, session, returns, config=TINY):
+    """A finished session with the given returns, by the files that it would have left."""
+    run_dir = suite_dir / game
+    run_dir.mkdir(exist_ok=True)
+    of_game = suite.game_configs(config, [game])[game]
+    suite.trial.write_json(run_dir / "config.json", suite.trial.describe(of_game, 0))
+    steps = [config.total_env_steps * (i + 1) / len(returns) for i in range(len(returns))]
+    write_metrics(run_dir / f"session_{session}", table(returns, steps))
+    (run_dir / f"session_{session}" / "checkpoints" / str(config.total_env_steps)).mkdir(parents=True)
+
+
+def test_the_default_games_are_those_with_a_reference_and_each_gets_its_lambda():
+    config, games, suite_dir = suite.parse([])
+    assert suite_dir is None
+    assert len(games) == sum(game.reference_score is not None for game in GAMES.values()) > 50
+    configs = suite.game_configs(config, ["qbert", "ms_pacman", "Pong"])
+    assert {name: of_game.gae_lambda for name, of_game in configs.items()} == {
+        "Qbert": 0.95,
+        "MsPacman": 0.85,
+        "Pong": 0.85,
+    }
+    fixed, games, _ = suite.parse(["--games", "Pong", "--ppo.gae-lambda", "0.9", "--sessions", "3"])
+    assert suite.game_configs(fixed, games)["Pong"].gae_lambda == 0.9
+    assert fixed.sessions == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--games", "Pnog"], "did you mean Pong"),
+        (["--games", "Pong", "pong"], "each game once"),
+        (["--games"], "at least one game"),
+        (["--env.game", "Pong"], "choose with --games"),
+        (["--env.game=Pong"], "choose with --games"),
+        (["--resume", "nowhere", "--games", "Pong"], "leave --games"),
+        (["--resume", "nowhere"], "not a suite's directory"),
+        (["--sesions", "2"], "sesions"),
+    ],
+)
+def test_what_cannot_be_used_is_told_before_anything_starts(arguments, words):
+    with pytest.raises(UserError) as error:
+        suite.parse(arguments)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_damaged_description(tmp_path):
+    (tmp_path / "suite.json").write_text('{"games": ["Pong"], "config": {"no_such": 1}}')
+    with pytest.raises(UserError, match="no_such"):
+        suite.read_suite_file(tmp_path)
+    (tmp_path / "suite.json").write_text("{")
+    with pytest.raises(UserError, match="not the description of a suite"):
+        suite.read_suite_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("devices", "games", "gpus", "expected"),
+    [
+        ({}, 57, 0, [()]),
+        ({}, 57, 1, [()]),
+        ({}, 57, 2, [(0,), (1,)]),
+        ({}, 2, 8, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ({"data_parallel": 2}, 57, 5, [(0, 1), (2, 3)]),
+        ({"data_parallel": "all"}, 57, 8, [()]),
+        ({"gpu": False}, 57, 8, [()]),
+        ({"gpu": 0}, 57, 8, [()]),
+        ({"actor": 3}, 57, 8, [()]),
+    ],
+)
+def test_games_share_the_gpus(devices, games, gpus, expected):
+    config = dataclasses.replace(TINY, devices=DevicesConfig(**devices))
+    assert suite.share_gpus(config, games, gpus) == expected
+
+
+def test_the_table_has_our_scores_beside_the_reference(tmp_path):
+    suite_dir = make_suite(tmp_path / "suite")
+    for session, score in enumerate((10.0, 14.0)):
+        add_session(suite_dir, "Breakout", session, [score, score])
+    add_session(suite_dir, "Pong", 0, [-20.0, -20.0])  # the second session is missing
+    text = suite.write_results(suite_dir, {"Pong": "out of memory | buy more"})
+    rows = {row["game"]: row for row in csv.DictReader((suite_dir / "results.csv").read_text().splitlines())}
+    breakout, game = rows["Breakout"], GAMES["Breakout"]
+    assert float(breakout["score"]) == 12.0
+    assert float(breakout["score_std"]) == 2.0
+    assert float(breakout["gae_lambda"]) == 0.70
+    ratio = (12 - game.random_mean) / (game.reference_score - game.random_mean)
+    assert float(breakout["reference_normalised_score"]) == pytest.approx(ratio)
+    human = (12 - 1.7) / (30.5 - 1.7)  # the pair in DQN Zoo's atari_data.py
+    assert float(breakout["human_normalised_score"]) == pytest.approx(human)
+    assert float(breakout["hours"]) == pytest.approx(64 * 0.36 / 3600)  # of the sample tables
+    assert breakout["status"] == "complete"
+    assert rows["Alien"]["status"] == "waiting"
+    assert rows["Alien"]["score"] == ""
+    assert rows["Pong"]["status"] == "failed: out of memory / buy more"
+    assert rows["Pong"]["sessions"] == "1"
+    # Only what is complete enters the aggregates: one game, so that median and mean are its own.
+    aggregates = json.loads((suite_dir / "results.json").read_text())["aggregates"]
+    assert aggregates["human-normalised"]["games"] == 1
+    assert aggregates["human-normalised"]["median"] == pytest.approx(human)
+    assert aggregates["ratio"]["median"] == pytest.approx(ratio)
+    low, high = aggregates["ratio"]["median_interval"]
+    assert low < ratio < high
+    assert (suite_dir / "results.md").read_text() == text
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert {line.count("|") for line in lines[:4]} == {len(suite.COLUMNS) + 1}
+    assert "12.00 | 2.00" in text
+    assert not list(suite_dir.glob("*.partial"))
+
+
+def test_nothing_to_compare_yet(tmp_path):
+    suite_dir = make_suite(tmp_path / "suite")
+    assert "no aggregates yet" in suite.write_results(suite_dir)
+
+
+def test_what_is_done_is_skipped_and_a_failure_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
+    suite_dir = make_suite(tmp_path / "suite")
+    for session in range(2):
+        add_session(suite_dir, "Breakout", session, [1.0])
+    started = []
+
+    def run(tasks, parallel, per_gpu=1):
+        started.extend(task.label for task in tasks)
+        return {"Pong": "it did not want to"}
+
+    monkeypatch.setattr(suite, "run_processes", run)
+    with pytest.raises(UserError) as error:
+        suite.main(["--resume", str(suite_dir), "--log.no-graphs"])
+    assert started == ["game Pong", "game Alien"]
+    assert error.value.exit_status == 1
+    assert "1 of 3 games failed (Pong: it did not want to)" in str(error.value)
+    assert "game Breakout  finished already" in capsys.readouterr().out
+    assert "failed: it did not want to" in (suite_dir / "results.md").read_text()
+
+
+def test_a_real_game_fails_and_another_finishes(tmp_path):
+    """Through the command, with real processes: a directory is where Pong's metrics go."""
+    arguments = "--sessions 1 --total-env-steps 32 --env.num-envs 2 --ppo.rollout-length 8 --ppo.minibatch-size 8"
+    command = [sys.executable, "-m", "jaxrl_atari.suite", *arguments.split(), "--log.no-graphs", "--log.no-tensorboard"]
+    suite_dir = make_suite(tmp_path / "suite", games=("Pong", "Breakout"))
+    (suite_dir / "Pong" / "session_0" / "metrics.csv").mkdir(parents=True)
+    done = subprocess.run(
+        [*command, "--resume", str(suite_dir)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "1 of 2 games failed (Pong: " in done.stderr
+    rows = {row["game"]: row for row in csv.DictReader((suite_dir / "results.csv").read_text().splitlines())}
+    assert rows["Breakout"]["env_steps"] == "32.0"
+    assert rows["Pong"]["status"].startswith("failed: ")
+    assert Checkpoints(suite_dir / "Breakout" / "session_0", read_only=True).latest_step() == 32
+    assert Path(suite_dir / "Breakout" / "trial.json").is_file()
