@@ -1,0 +1,221 @@
+"""The trainer on the real emulator: one result however the work is spread, one update of lag, nothing misplaced."""
+
+import dataclasses
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
+from jaxrl_atari.devices import PlacementError, check_placement, place
+from jaxrl_atari.trainer import Trainer
+
+SMALL = Config(
+    env=EnvConfig(game="Qbert", num_envs=8),
+    ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=2),
+    devices=DevicesConfig(gpu=False, check=True),
+    total_env_steps=640,
+)
+
+
+def small(num_groups=1, overlap="none", **devices):
+    return dataclasses.replace(
+        SMALL,
+        env=dataclasses.replace(SMALL.env, num_groups=num_groups),
+        devices=dataclasses.replace(SMALL.devices, **devices),
+        overlap=overlap,
+    )
+
+
+def trained(config, updates=3, seed=0):
+    """Parameters and metrics after some updates; the trainer is closed."""
+    trainer = Trainer(config, seed, place(config.devices))
+    try:
+        metrics = [trainer.iterate() for _ in range(updates)]
+        last = trainer.settle()
+        values = [jax.device_get(m) for m in (*metrics, last) if m is not None]
+        return jax.device_get(trainer.learner.params()), values, trainer.env_steps
+    finally:
+        trainer.close()
+
+
+def assert_close(params, other):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-5), params, other)
+
+
+def assert_equal(params, other):
+    jax.tree.map(np.testing.assert_array_equal, params, other)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return trained(small())
+
+
+def test_same_seed_same_parameters_bit_for_bit(one_device):
+    assert_equal(one_device[0], trained(small())[0])
+
+
+def test_another_seed_other_parameters(one_device):
+    other = trained(small(), seed=1)[0]
+    assert np.abs(one_device[0]["dense"]["kernel"] - other["dense"]["kernel"]).max() > 1e-2
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_the_split_over_devices_changes_nothing(one_device, devices):
+    params, metrics, env_steps = trained(small(data_parallel=devices))
+    assert_close(one_device[0], params)
+    assert env_steps == one_device[2]
+    assert metrics[-1]["loss"] == pytest.approx(one_device[1][-1]["loss"], abs=1e-5)
+
+
+def test_the_split_into_groups_changes_nothing(one_device):
+    assert_close(one_device[0], trained(small(num_groups=2))[0])
+
+
+def test_parameters_are_the_same_on_all_devices():
+    config = small(data_parallel=4)
+    trainer = Trainer(config, 0, place(config.devices))
+    try:
+        for _ in range(2):
+            jax.block_until_ready(trainer.iterate())
+        copies = [jax.device_get(trainer.learner.params(i)) for i in range(4)]
+    finally:
+        trainer.close()
+    for copy in copies[1:]:
+        assert_equal(copies[0], copy)
+
+
+def test_a_number_of_devices_that_does_not_divide_is_refused():
+    with pytest.raises(ValueError, match=r"devices\.data_parallel = 3: expected a divisor of env\.num_envs = 8"):
+        small(data_parallel=3)
+
+
+def test_overlap_acts_with_the_parameters_before_the_update_under_way():
+    """Rollout u is of the parameters after update u - 2: one update behind those that the strict order would use."""
+    config = small(overlap="update")
+    trainer = Trainer(config, 0, place(config.devices))
+    acted_with, learned = [], []
+    learn = trainer.learner.update
+
+    def spy(rollouts, hyper, key):
+        metrics = learn(rollouts, hyper, key)
+        learned.append(jax.device_get(trainer.learner.params())["policy"]["kernel"])
+        return metrics
+
+    trainer.learner.update = spy
+    try:
+        initial = jax.device_get(trainer.learner.params())["policy"]["kernel"]
+        for _ in range(4):
+            acted_with.append(jax.device_get(trainer._acting_params[0])["policy"]["kernel"])
+            trainer.iterate()
+        trainer.settle()
+    finally:
+        trainer.close()
+    for kernel, expected in zip(acted_with, [initial, initial, learned[0], learned[1]], strict=True):
+        np.testing.assert_array_equal(kernel, expected)
+    assert not np.array_equal(learned[0], learned[1])
+
+
+def test_overlap_is_reproducible_and_its_first_update_is_the_strict_one(one_device):
+    first, again = trained(small(overlap="update")), trained(small(overlap="update"))
+    assert_equal(first[0], again[0])
+    assert len(first[1]) == 3
+    assert first[1][0]["loss"] == pytest.approx(one_device[1][0]["loss"], abs=1e-6)
+    assert first[1][1]["loss"] == pytest.approx(first[1][1]["loss"])
+    assert np.abs(first[0]["dense"]["kernel"] - one_device[0]["dense"]["kernel"]).max() > 1e-6
+
+
+def test_minibatch_by_minibatch_is_the_same_update(one_device):
+    config = small()
+    trainer = Trainer(config, 0, place(config.devices))
+    trainer.learner._stepwise = True
+    try:
+        for _ in range(3):
+            metrics = jax.device_get(trainer.iterate())
+        assert_close(one_device[0], jax.device_get(trainer.learner.params()))
+    finally:
+        trainer.close()
+    assert metrics["loss"] == pytest.approx(one_device[1][-1]["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("side", ["learner", "actor"])
+@pytest.mark.timeout(60)
+def test_a_failure_on_either_side_of_the_overlap_is_raised_and_nothing_hangs(side):
+    config = small(overlap="update")
+    trainer = Trainer(config, 0, place(config.devices))
+
+    def fail(*_):
+        raise RuntimeError("planted")
+
+    try:
+        trainer.iterate()
+        if side == "learner":
+            trainer.learner.update = fail
+        else:
+            trainer.actors[0][0].send = fail
+        with pytest.raises(RuntimeError, match="planted"):
+            for _ in range(3):
+                trainer.iterate()
+    finally:
+        trainer.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("learner")]
+
+
+def test_acting_on_another_device_than_learning(one_device):
+    config = small(actor="learner")
+    placement = place(config.devices)
+    elsewhere = jax.devices("cpu")[3]
+    trainer = Trainer(config, 0, placement._replace(actors=(elsewhere,)))
+    try:
+        for _ in range(3):
+            jax.block_until_ready(trainer.iterate())
+        assert trainer.actors[0][0].state.frames.devices() == {elsewhere}
+        assert trainer.learner.state.params["dense"]["kernel"].devices() == {placement.home}
+        assert_close(one_device[0], jax.device_get(trainer.learner.params()))
+    finally:
+        trainer.close()
+
+
+def test_the_checker_names_a_misplaced_array():
+    here, there = jax.devices("cpu")[:2]
+    trainer = Trainer(small(), 0, place(SMALL.devices))
+    try:
+        trainer.iterate()
+        params = trainer._acting_params[0]
+        trainer._acting_params[0] = {**params, "value": jax.device_put(params["value"], there)}
+        with pytest.raises(PlacementError, match=rf"acting: params/value/bias is on {there}; expected on {here}"):
+            trainer.iterate()
+    finally:
+        trainer.close()
+
+
+def test_the_checker_sees_arrays_on_the_host():
+    with pytest.raises(PlacementError, match="learning: x is on the host; expected on"):
+        check_placement("learning", {"x": np.zeros(2)}, [jax.devices("cpu")[0]])
+
+
+def test_the_steady_loop_makes_no_implicit_transfers():
+    trainer = Trainer(small(), 0, place(SMALL.devices))
+    try:
+        trainer.iterate()
+        with jax.transfer_guard("disallow"):
+            for _ in range(2):
+                trainer.iterate()
+            with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+                trainer.learner.params()["policy"]["bias"] + np.ones(6)
+    finally:
+        trainer.close()
+
+
+def test_the_learning_rate_is_a_line_to_zero():
+    trainer = Trainer(small(), 0, place(SMALL.devices))
+    try:
+        assert trainer.learning_rate == pytest.approx(2.5e-4)
+        trainer.env_steps = 160
+        assert trainer.learning_rate == pytest.approx(2.5e-4 * 0.75)
+        trainer.env_steps = 700
+        assert trainer.learning_rate == 0.0
+    finally:
+        trainer.close()
