@@ -61,6 +61,8 @@ def _visible_gpus() -> tuple[list[jax.Device], str]:
 
 def _simulated_gpus(count: int) -> list[jax.Device]:
     """CPU devices that stand for GPUs: those after the first one, which stays the CPU."""
+    if count == 0:
+        return []
     with contextlib.suppress(RuntimeError):  # the back end has started: it has the devices it has
         jax.config.update("jax_num_cpu_devices", count + 1)
     devices = jax.devices("cpu")[1 : count + 1]

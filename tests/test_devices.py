@@ -1,0 +1,277 @@
+"""The `gpu` option, what the CUDA driver shows, rotation, shares of memory, and the report."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import jax
+import pytest
+
+from jaxrl_atari import gpus
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig
+from jaxrl_atari.devices import pick_device
+from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.gpus import FRACTION, OLD_FRACTION, driver_gpus, memory_fraction, place_session, rotate, simulated_gpus
+
+VARIABLES = (gpus.SIMULATED, "CUDA_VISIBLE_DEVICES", "CUDA_OFFSET", FRACTION, OLD_FRACTION)
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def python(*arguments, **environment):
+    """Runs Python with these variables added to the environment."""
+    return subprocess.run(
+        [sys.executable, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
+    )
+
+
+# --- What the driver shows -------------------------------------------------------------------------------------------
+
+
+class Driver:
+    """libcuda with these GPUs, as far as it is called."""
+
+    def __init__(self, models, error=0):
+        self.models, self.error = models, error
+
+    def cuInit(self, flags):
+        return self.error
+
+    def cuDeviceGetCount(self, count):
+        count._obj.value = len(self.models)
+        return 0
+
+    def cuDeviceGet(self, device, ordinal):
+        device._obj.value = ordinal
+        return 0
+
+    def cuDeviceGetName(self, name, size, device):
+        name.value = self.models[device.value].encode()
+        return 0
+
+    def cuDeviceTotalMem_v2(self, memory, device):
+        assert isinstance(memory._obj, ctypes.c_size_t)
+        memory._obj.value = 80 << 30
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("names", "shown", "expected"),
+    [
+        (None, 2, ["0", "1"]),
+        ("3,1", 2, ["3", "1"]),
+        ("GPU-8f2c, GPU-77aa", 2, ["GPU-8f2c", "GPU-77aa"]),
+        ("1,99,2", 1, ["1"]),  # CUDA stops at the first name that it does not know
+    ],
+)
+def test_gpus_are_named_as_cuda_visible_devices_names_them(names, shown, expected):
+    found = driver_gpus(lambda: Driver(["H200"] * shown), names)
+    assert [gpu.name for gpu in found.gpus] == expected
+    assert {(gpu.model, gpu.memory) for gpu in found.gpus} == {("H200", 80 << 30)}
+    assert found.problem == ""
+
+
+def test_no_gpu_has_a_reason():
+    def missing():
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    assert "no NVIDIA driver" in driver_gpus(missing, None).problem
+    assert "CUDA_VISIBLE_DEVICES='' leaves none" in driver_gpus(lambda: Driver([], error=100), "").problem
+    assert "CUDA_VISIBLE_DEVICES='-1' leaves none" in driver_gpus(lambda: Driver([]), "-1").problem
+    assert "cuInit gave 803 (its library and kernel module" in driver_gpus(lambda: Driver([], error=803), None).problem
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(None, "012"), ("2,0", "20"), ("", ""), ("-1", ""), ("1,7,0", "1"), ("0,0", ""), ("-1,0", "")],
+)
+def test_simulated_gpus_follow_cuda_visible_devices(names, expected):
+    assert "".join(gpu.name for gpu in simulated_gpus(3, names).gpus) == expected
+
+
+# --- The gpu option --------------------------------------------------------------------------------------------------
+
+PICK = """
+import sys
+from jaxrl_atari.config import parse_gpu
+from jaxrl_atari.devices import pick_device
+for text in sys.argv[1:]:
+    try:
+        choice = pick_device(parse_gpu(text))
+        print(choice.device, choice.reason, sep='|')
+    except Exception as error:
+        print(type(error).__name__, error, sep='|')
+"""
+
+
+def test_gpu_option_with_two_gpus():
+    result = python("-c", PICK, "auto", "true", "0", "1", "2", JAXRL_ATARI_SIMULATED_GPUS="2")
+    auto, true, zero, one, two = (line.split("|") for line in result.stdout.splitlines())
+    # Device 0 stands for the CPU, 1 and 2 for the GPUs.
+    assert (auto[0], true[0], zero[0], one[0]) == ("cpu:1", "cpu:1", "cpu:1", "cpu:2"), result.stderr
+    assert auto[1] == "devices.gpu = auto, and there is a GPU, simulated by a CPU device"
+    assert zero[1] == "devices.gpu = 0, simulated by a CPU device"
+    assert two[0] == "ConfigError"
+    assert "devices.gpu = 2: expected a visible GPU (visible: 0: cpu, 1: cpu)" in two[1]
+
+
+def test_gpu_option_without_a_gpu(monkeypatch):
+    monkeypatch.setenv(gpus.SIMULATED, "2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    device, reason = pick_device("auto")
+    assert device.platform == "cpu"
+    assert reason == "devices.gpu = auto, and there is no GPU: CUDA_VISIBLE_DEVICES='-1' leaves none"
+    refusal = r"visible: none; CUDA_VISIBLE_DEVICES='-1' leaves none.*use auto or false"
+    for gpu in (True, 0):
+        with pytest.raises(ConfigError, match=refusal):
+            pick_device(gpu)
+
+
+@pytest.mark.gpu
+def test_gpu_option_on_a_real_gpu():
+    if not gpus.visible().gpus:
+        pytest.skip(f"no GPU: {gpus.visible().problem}")
+    code = PICK.replace("print(choice.device", "print(choice.device.platform")
+    result = python("-c", code, "auto", "true", "0", "99")
+    lines = [line.split("|")[0] for line in result.stdout.splitlines()]
+    assert lines == ["gpu", "gpu", "gpu", "ConfigError"], result.stdout + result.stderr
+
+
+FALSE = """
+import os, jax
+from jaxrl_atari.devices import pick_device
+print(pick_device(False).device.platform, jax.default_backend())
+opened = {os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")}
+print(any(name.startswith("/dev/nvidia") for name in opened))
+"""
+
+
+@pytest.mark.gpu
+def test_gpu_false_does_not_touch_a_real_gpu():
+    if not gpus.visible().gpus:
+        pytest.skip(f"no GPU: {gpus.visible().problem}")
+    assert python("-c", FALSE).stdout.split() == ["cpu", "cpu", "False"]
+
+
+def test_counting_gpus_does_not_start_jax():
+    code = (
+        "from jax._src import xla_bridge; from jaxrl_atari import gpus, trial; from jaxrl_atari.config import Config;"
+        "print(gpus.place_session(Config(), 0).gpus, xla_bridge.backends_are_initialized())"
+    )
+    assert python("-c", code, JAXRL_ATARI_SIMULATED_GPUS="2").stdout.split() == ["(0,)", "False"]
+
+
+# --- Rotation --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "per_session", "offset", "expected"),
+    [
+        (2, 1, 0, [(0,), (1,), (0,), (1,)]),
+        (2, 1, 1, [(1,), (0,), (1,), (0,)]),
+        (3, 1, 7, [(1,), (2,), (0,), (1,)]),
+        (4, 2, 0, [(0, 1), (2, 3), (0, 1), (2, 3)]),
+        (4, 2, 1, [(1, 2), (3, 0), (1, 2), (3, 0)]),
+        (5, 2, 0, [(0, 1), (2, 3), (0, 1), (2, 3)]),
+        (1, 1, 3, [(0,)] * 4),
+    ],
+)
+def test_rotate(visible, per_session, offset, expected):
+    assert [rotate(number, visible, per_session, offset) for number in range(4)] == expected
+
+
+def places(sessions=4, trial=0, **devices):
+    # 16 environments and minibatches of 256 divide among up to 16 devices.
+    config = Config(sessions=sessions, env=EnvConfig(), devices=DevicesConfig(**devices))
+    return [place_session(config, session, trial).gpus for session in range(sessions)]
+
+
+def test_sessions_and_trials_cycle_through_the_gpus(monkeypatch):
+    monkeypatch.setenv(gpus.SIMULATED, "4")
+    assert places() == [(0,), (1,), (2,), (3,)]
+    assert places(sessions=3, trial=1) == [(3,), (0,), (1,)]
+    assert places(data_parallel=2) == [(0, 1), (2, 3), (0, 1), (2, 3)]
+    assert places(data_parallel="all") == [(0, 1, 2, 3)] * 4
+    assert places(gpu=2) == [(2,)] * 4  # an index stays where it is
+    assert places(gpu=0, actor=1) == [(0, 1, 2, 3)] * 4
+    assert places(gpu=False) == [()] * 4
+    monkeypatch.setenv("CUDA_OFFSET", "3")
+    assert places(gpu=True) == [(3,), (0,), (1,), (2,)]
+    # A search of many trials gives every GPU the same number of sessions.
+    assert set(Counter(gpu for trial in range(8) for gpu in places(sessions=3, trial=trial)).values()) == {6}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert places() == [(1,), (0,), (1,), (0,)]
+
+
+def test_what_cannot_be_placed_is_refused(monkeypatch):
+    monkeypatch.setenv(gpus.SIMULATED, "2")
+    with pytest.raises(ConfigError, match=r"devices.gpu = 2: expected a visible GPU \(visible: 0: simulated GPU, 1:"):
+        places(gpu=2)
+    with pytest.raises(ConfigError, match=r"devices.data_parallel = 4: expected at most 2"):
+        places(data_parallel=4)
+    for wrong in ("one", "-1", "1.5"):
+        monkeypatch.setenv("CUDA_OFFSET", wrong)
+        with pytest.raises(ConfigError, match=f"CUDA_OFFSET = '{wrong}': expected a whole number from 0 on"):
+            places()
+    monkeypatch.setenv(gpus.SIMULATED, "two")
+    with pytest.raises(UserError, match="JAXRL_ATARI_SIMULATED_GPUS = 'two'"):
+        places()
+
+
+# --- Shares of memory ------------------------------------------------------------------------------------------------
+
+
+def test_shares_of_memory(monkeypatch):
+    assert memory_fraction(DevicesConfig()) is None
+    assert [memory_fraction(DevicesConfig(), sharing=n) for n in (2, 3)] == [0.45, 0.3]
+    assert memory_fraction(DevicesConfig(memory_fraction=0.4), sharing=2) == 0.4
+    with pytest.raises(ConfigError, match=r"devices.memory_fraction = 0.6: expected at most 1/2, as 2 processes"):
+        memory_fraction(DevicesConfig(memory_fraction=0.6), sharing=2)
+    with pytest.raises(ConfigError, match=r"devices.memory_fraction = 1.5: expected a number from 0.01 to 1"):
+        DevicesConfig(memory_fraction=1.5)
+    monkeypatch.setenv(OLD_FRACTION, "0.3")
+    assert memory_fraction(DevicesConfig(), sharing=2) is None  # the user's own share stands
+    gpus.apply_memory_fraction(DevicesConfig(memory_fraction=0.5))
+    assert (os.environ[FRACTION], os.environ.get(OLD_FRACTION)) == ("0.5", None)
+    del os.environ[FRACTION]
+
+
+@pytest.mark.gpu
+def test_share_of_memory_on_a_real_gpu():
+    if not gpus.visible().gpus:
+        pytest.skip(f"no GPU: {gpus.visible().problem}")
+    code = (
+        "from jaxrl_atari.config import DevicesConfig; from jaxrl_atari import gpus; import jax;"
+        "gpus.apply_memory_fraction(DevicesConfig(memory_fraction=0.25));"
+        "print(jax.devices('gpu')[0].memory_stats()['bytes_limit'] / gpus.visible().gpus[0].memory)"
+    )
+    assert float(python("-c", code).stdout) == pytest.approx(0.25, abs=0.02)
+
+
+# --- The report ------------------------------------------------------------------------------------------------------
+
+
+def test_report_of_the_devices(tmp_path):
+    config = tmp_path / "c.py"
+    config.write_text("from jaxrl_atari.config import Config\ndef get_config():\n    return Config()\n")
+    two = {"JAXRL_ATARI_SIMULATED_GPUS": "2"}
+    result = python("-m", "jaxrl_atari.devices", "--config", str(config), CUDA_OFFSET="1", **two)
+    assert result.returncode == 0, result.stderr
+    assert f"jax {jax.__version__}" in result.stdout
+    assert result.stdout.count("matrix product: right, ") == 3  # two GPUs and the CPU
+    for line in ("devices.gpu = auto  cpu:1", "devices.gpu = true  cpu:1", "devices.gpu = 1     cpu:2"):
+        assert line in result.stdout
+    assert "run on GPU 1, 0, 1, 0, " in result.stdout
+    assert "what reduces it: ppo.minibatch_size, then env.num_envs" in result.stdout
+    assert "no problem found" in result.stdout
+
+    result = python("-m", "jaxrl_atari.devices", CUDA_VISIBLE_DEVICES="", CUDA_OFFSET="x", **two)
+    assert result.returncode == 1
+    assert "problem: CUDA_VISIBLE_DEVICES='' leaves none" in result.stdout
+    assert "problem: CUDA_OFFSET = 'x': expected a whole number" in result.stdout

@@ -1,0 +1,293 @@
+"""Trials of several sessions: real processes on simulated GPUs, signals, failures, going on."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jaxrl_atari import trial
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig
+from jaxrl_atari.errors import SessionsFailed, UserError
+from jaxrl_atari.gpus import FRACTION, SIMULATED
+from jaxrl_atari.processes import Task, run_processes
+from jaxrl_atari.trial import run_trial
+
+CONFIG = """
+from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
+def get_config():
+    return Config(
+        name="small", sessions={sessions}, total_env_steps={steps}, output_dir={output!r},
+        env=EnvConfig(num_envs=2, num_threads=1),
+        ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=1),
+        log=LogConfig(every_env_steps=16, checkpoint_every_env_steps=64, tensorboard=False),
+    )
+"""
+
+
+def start(*arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxrl_atari.train", *map(str, arguments)],
+        env={**os.environ, SIMULATED: "2", "CUDA_OFFSET": "1", **environment},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def config_file(folder, sessions, steps):
+    path = folder / "small.py"
+    path.write_text(CONFIG.format(sessions=sessions, steps=steps, output=str(folder / "data")))
+    return path
+
+
+def gpus_of(output):
+    return re.findall(r"^session \d+  on GPU (\d) ", output, re.MULTILINE)
+
+
+def env_steps(run_dir):
+    """Session -> env steps of its latest checkpoint."""
+    return {
+        path.name: max(int(step.name) for step in (path / "checkpoints").iterdir() if step.name.isdecimal())
+        for path in sorted(run_dir.glob("session_*"))
+    }
+
+
+def test_four_sessions_on_two_gpus(tmp_path):
+    process = start("--config", config_file(tmp_path, sessions=4, steps=32))
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert gpus_of(output) == ["1", "0", "1", "0"]  # CUDA_OFFSET is 1
+    # Each process sees one GPU, the first one to it.
+    assert output.count("device: cpu:1 (devices.gpu = auto, and there is a GPU, simulated by a CPU device)") == 4
+    (run_dir,) = (tmp_path / "data").iterdir()
+    assert sorted(env_steps(run_dir)) == [f"session_{i}" for i in range(4)]
+    assert [json.loads((run_dir / f"session_{i}/config.json").read_text())["seed"] for i in range(4)] == [0, 1, 2, 3]
+
+
+def wait_for(condition, process, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_killed_and_interrupted_trial_goes_on(tmp_path):
+    process = start("--config", config_file(tmp_path, sessions=3, steps=2_000))
+    parent = psutil.Process(process.pid)
+
+    def started(session):
+        return bool(list((tmp_path / "data").glob(f"*/session_{session}/checkpoints/[0-9]*")))
+
+    def workers():
+        return {child.cmdline()[4]: child for child in parent.children() if "jaxrl_atari.worker" in child.cmdline()}
+
+    wait_for(lambda: started(0) and started(1), process)
+    workers()["0"].kill()
+    wait_for(lambda: started(2), process)  # its place is taken
+    left = workers()
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "session 0  failed: its process was ended by SIGKILL" in output
+    assert not any(child.is_running() for child in left.values())
+    (run_dir,) = (tmp_path / "data").iterdir()
+    before = env_steps(run_dir)
+    assert set(before) == {"session_0", "session_1", "session_2"}
+
+    process = start("--resume", run_dir)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    for session, steps in before.items():
+        if steps < 1_992:  # unfinished
+            assert re.search(rf"{session.replace('_', ' ')}  resumed at {steps:,} env steps", output)
+    assert all(steps > 1_990 for steps in env_steps(run_dir).values())
+    assert json.loads((run_dir / "trial.json").read_text())["complete"]
+
+    process = start("--resume", run_dir)
+    output, _ = process.communicate(timeout=120)
+    assert output.count("finished already") == 3
+
+
+@pytest.mark.slow
+def test_sessions_end_with_a_killed_parent(tmp_path):
+    process = start("--config", config_file(tmp_path, sessions=2, steps=100_000))
+    wait_for(lambda: len(list((tmp_path / "data").glob("*/session_*/checkpoints/[0-9]*"))) >= 2, process)
+    children = psutil.Process(process.pid).children()
+    process.kill()
+    process.wait()
+    assert not psutil.wait_procs(children, timeout=60)[1]
+    (run_dir,) = (tmp_path / "data").iterdir()
+    logged = (run_dir / "session_0/metrics.csv").read_text().splitlines()[-1]
+    assert env_steps(run_dir)["session_0"] >= int(logged.split(",")[0])  # a checkpoint after the last log point
+
+
+# --- Without training ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scripts(tmp_path):
+    """Sessions that are small scripts: session -> its code."""
+
+    def tasks(codes, gpus=None):
+        for i, code in enumerate(codes):
+            (tmp_path / f"task_{i}.py").write_text(code)
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        return [Task(i, (f"task_{i}",), environment, (gpus or {}).get(i, ())) for i in range(len(codes))]
+
+    return tasks
+
+
+def test_one_failing_session_is_told_and_the_others_finish(scripts, capfd):
+    codes = [
+        "print('fine')",
+        "import sys; print('error: no such game', file=sys.stderr); print('bye'); sys.exit(2)",
+        "raise ValueError('a bug')",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "print('session 4  fine too')",
+    ]
+    assert run_processes(scripts(codes), parallel=2) == {
+        1: "no such game",
+        2: "ValueError: a bug",
+        3: "its process was ended by SIGKILL; does the machine have too little memory?",
+    }
+    lines = capfd.readouterr().out.splitlines()
+    for line in ("session 0  fine", "session 1  failed: no such game", "session 4  fine too"):
+        assert line in lines
+
+
+def test_a_gpu_holds_no_more_than_its_share_of_processes(scripts, tmp_path):
+    log = tmp_path / "log"
+    code = f"""
+import os, time
+def note(text):
+    fd = os.open({str(log)!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, text)
+note(b"+"); time.sleep(0.2); note(b"-")
+"""
+    assert run_processes(scripts([code] * 3, gpus={i: (0,) for i in range(3)}), parallel=3) == {}
+    assert log.read_text() == "+-+-+-"
+
+
+def test_a_second_signal_kills(scripts):
+    deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    code = f"import signal, time\n{deaf}\nprint('deaf', flush=True)\ntime.sleep(60)"
+    parent = (
+        "import sys, os; from jaxrl_atari.processes import *;"
+        "run_processes([Task(0, ('task_0',), dict(os.environ), ())] * 2, parallel=2)"
+    )
+    (task,) = scripts([code])
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent], env=task.environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    while "deaf" not in process.stdout.readline():
+        assert process.poll() is None
+    children = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGINT)
+    while "stopping: 2 sessions" not in process.stdout.readline():
+        assert process.poll() is None
+    assert all(child.is_running() for child in children)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert not psutil.wait_procs(children, timeout=5)[1]
+
+
+def make_config(folder, **fields):
+    return Config(
+        output_dir=str(folder),
+        total_env_steps=32,
+        env=EnvConfig(num_envs=2),
+        ppo=PPOConfig(rollout_length=8, minibatch_size=16),
+        log=LogConfig(tensorboard=False),
+        **fields,
+    )
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What `run_trial` starts, in place of starting it: calls of `run_processes` and sessions run here."""
+    calls = []
+    for name in (SIMULATED, "CUDA_VISIBLE_DEVICES", "CUDA_OFFSET", FRACTION):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(trial, "run_processes", lambda *arguments: calls.append(arguments) or {})
+    monkeypatch.setattr(trial, "run_session", lambda config, folder, session, resume: calls.append(session))
+    return calls
+
+
+def test_on_one_device_sessions_run_here_one_after_the_other(tmp_path, started, monkeypatch):
+    run_trial(make_config(tmp_path, sessions=2))
+    assert started == [0, 1]
+    monkeypatch.setenv(SIMULATED, "1")
+    run_trial(make_config(tmp_path, sessions=2))
+    assert started == [0, 1, 0, 1]
+
+
+def environments(tasks):
+    return [(task.environment["CUDA_VISIBLE_DEVICES"], task.environment.get(FRACTION)) for task in tasks]
+
+
+def test_each_process_sees_its_gpus_and_its_share(tmp_path, started, monkeypatch):
+    monkeypatch.setenv(SIMULATED, "4")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    run_trial(make_config(tmp_path, sessions=3))
+    tasks, parallel, per_gpu = started.pop()
+    assert environments(tasks) == [("3", None), ("1", None), ("3", None)]
+    assert (parallel, per_gpu) == (2, 1)
+
+    run_trial(make_config(tmp_path, sessions=6, trial=TrialConfig(parallel=4)))
+    tasks, parallel, per_gpu = started.pop()
+    assert environments(tasks)[:2] == [("3", "0.45"), ("1", "0.45")]
+    assert (parallel, per_gpu) == (4, 2)
+
+    # An index: that GPU for all, which is the first one to its process.
+    run_trial(make_config(tmp_path, sessions=2, devices=DevicesConfig(gpu=1)))
+    tasks, parallel, per_gpu = started.pop()
+    assert environments(tasks) == [("1", None)] * 2
+    assert [task.arguments[3] for task in tasks] == ["0", "0"]
+    assert (parallel, per_gpu) == (1, 1)
+
+    # One session among several GPUs takes one of them.
+    run_trial(make_config(tmp_path, sessions=1))
+    assert environments(started.pop()[0]) == [("3", None)]
+
+
+def test_several_processes_on_a_cpu(tmp_path, started):
+    run_trial(make_config(tmp_path, sessions=3, trial=TrialConfig(parallel=2)))
+    tasks, parallel, _ = started.pop()
+    assert (len(tasks), parallel) == (3, 2)
+    assert [task.gpus for task in tasks] == [()] * 3
+
+
+def test_a_failing_session_here(tmp_path, started, monkeypatch):
+    def run_session(config, folder, session, resume):
+        if session == 1:
+            raise UserError("no such game")
+        Path(folder, "checkpoints", "32").mkdir(parents=True)
+        started.append(session)
+
+    monkeypatch.setattr(trial, "run_session", run_session)
+    summary = r"1 of 3 sessions failed \(session 1: no such game\); --resume "
+    with pytest.raises(SessionsFailed, match=summary) as failed:
+        run_trial(make_config(tmp_path, sessions=3))
+    assert failed.value.exit_status == 1
+    assert started == [0, 2]
+
+    # Going on runs what is missing.
+    monkeypatch.setattr(trial, "run_session", lambda config, folder, session, resume: started.append((session, resume)))
+    (run_dir,) = tmp_path.iterdir()
+    run_trial(make_config(tmp_path, sessions=3), run_dir, resume=True)
+    assert started == [0, 2, (1, True)]
+    # The only session of a trial passes its own error on.
+    monkeypatch.setattr(trial, "run_session", lambda *a, **k: (_ for _ in ()).throw(UserError("no such game")))
+    with pytest.raises(UserError, match=r"^no such game$"):
+        run_trial(make_config(tmp_path, sessions=1))
+
+
