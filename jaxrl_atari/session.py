@@ -1,30 +1,21 @@
 """One session: act -> update -> log -> checkpoint, with one seed, until its budget is spent."""
 
-import math
+import contextlib
 import signal
-import subprocess
-import sys
 import threading
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import place
-from jaxrl_atari.errors import UserError
-from jaxrl_atari.loggers import Writer, make_writers
+from jaxrl_atari.evaluator import Evaluator
+from jaxrl_atari.loggers import make_writers
 from jaxrl_atari.monitor import Monitor
-from jaxrl_atari.ppo import Metrics
+from jaxrl_atari.session_log import SessionLog, SessionResult
 from jaxrl_atari.trainer import Trainer, abstract_arrays
-
-
-class NonFiniteError(UserError):
-    """A loss that is not a number: training cannot go on."""
 
 
 class StopRequest:
@@ -50,22 +41,15 @@ class StopRequest:
             signal.signal(number, handler)
 
 
-@dataclass(frozen=True)
-class SessionResult:
-    """How a session ended."""
-
-    session_dir: Path
-    env_steps: int
-    return_ma: float  # NaN before the first finished game
-    sps: float  # mean, without the first iteration
-
-
-def run_session(config: Config, session_dir: Path, session: int = 0, *, resume: bool = False) -> SessionResult:
+def run_session(
+    config: Config, session_dir: Path, session: int = 0, *, resume: bool = False, writers: Sequence[Writer] = ()
+) -> SessionResult:
     """Trains session `session` of a trial, with seed `config.seed + session`, and writes all its files.
 
     Args:
         session_dir: where metrics, events and checkpoints go; made if it is not there.
         resume: go on from the latest checkpoint, if there is one.
+        writers: take the log points beside those that `config.log` asks for; one that raises ends the session.
 
     Raises:
         UserError: the loss became non-finite (the last checkpoint before is kept), or a file cannot be used.
@@ -81,23 +65,28 @@ def run_session(config: Config, session_dir: Path, session: int = 0, *, resume: 
         restored = (checkpoints.restore(latest, abstract_arrays(config, meta["num_actions"], placement.home)), meta)
 
     trainer = Trainer(config, seed, placement, restored)
-    writers = make_writers(config, session_dir, label=f"session {session}", start_env_steps=trainer.env_steps)
+    label = f"session {session}"
+    writers = [*make_writers(config, session_dir, label=label, start_env_steps=trainer.env_steps), *writers]
     log = SessionLog(writers, checkpoints, trainer, session, session_dir, meta)
     log.message(f"device: {placement.learner[0]} ({placement.reason})")
     if meta is not None:
         log.message(_resume_message(config, trainer, meta))
     try:
         with Monitor(sorted({*placement.learner, *placement.actors}, key=str), log.message) as log.monitor:
+            if config.evaluation.every_env_steps:
+                log.evaluator = Evaluator(config, trainer.num_actions, placement.evaluator, session_dir, log.message)
             _train(trainer, log)
         return log.result()
     finally:
         trainer.close()
+        if log.evaluator is not None:
+            log.evaluator.close()
         checkpoints.close()
         for writer in writers:
             writer.close()
 
 
-def _train(trainer: Trainer, log: "SessionLog") -> None:
+def _train(trainer: Trainer, log: SessionLog) -> None:
     """The loop. With `devices.check` nothing moves between host and devices that was not told to, once compiled."""
     guard = "disallow" if trainer.config.devices.check else "allow"
     with StopRequest() as stop:
@@ -119,147 +108,3 @@ def _resume_message(config: Config, trainer: Trainer, meta: dict[str, Any]) -> s
             f" {trainer.learning_rate:.3g}, on the line that reaches zero at the new budget"
         )
     return text
-
-
-class SessionLog:
-    """Log points, progress and checkpoints of a session. SPS leave out the first iteration, which compiles."""
-
-    def __init__(
-        self,
-        writers: list[Writer],
-        checkpoints: Checkpoints,
-        trainer: Trainer,
-        session: int,
-        session_dir: Path,
-        meta: dict[str, Any] | None,
-    ):
-        self._writers, self._checkpoints, self._trainer = writers, checkpoints, trainer
-        self._session, self._dir = session, session_dir
-        self.monitor: Monitor | None = None
-        self._graphs: subprocess.Popen | None = None
-        self._log = trainer.config.log
-        self.best_score: float | None = meta["best_score"] if meta else None
-        self._earlier_seconds: float = meta["wall_seconds"] if meta else 0.0
-        self._start = self._point = (time.monotonic(), trainer.env_steps)
-        self.compiling = True
-        self._pending: Metrics | None = None  # metrics of the newest update, still on the device
-        self._metrics: list[dict[str, float]] = []  # of the updates since the last log point
-        self.row: dict[str, float] = {}
-        self._saved_at = trainer.env_steps if meta else None
-        self._next_log = _next_multiple(trainer.env_steps, self._log.every_env_steps)
-        self._next_checkpoint = _next_multiple(trainer.env_steps, self._log.checkpoint_every_env_steps)
-
-    def message(self, text: str) -> None:
-        """A line for the user."""
-        for writer in self._writers:
-            writer.message(text)
-
-    def wall_seconds(self) -> float:
-        """Seconds of training, those before a resume included, the first iteration's not."""
-        return self._earlier_seconds + (0.0 if self.compiling else time.monotonic() - self._start[0])
-
-    def after_update(self, metrics: Metrics | None) -> None:
-        """Takes the metrics of an update that may still be running; those of the one before are read now."""
-        trainer = self._trainer
-        self._read(self._pending)
-        self._pending = metrics
-        if self.compiling:
-            jax.block_until_ready(metrics)
-            now = time.monotonic()
-            self.message(f"first rollout and update after {now - self._start[0]:.1f} s, compilation included")
-            self._start = self._point = (now, trainer.env_steps)
-            self.compiling = False
-        for writer in self._writers:
-            writer.progress(trainer.env_steps, self.row)
-        if trainer.env_steps >= self._next_log and self._metrics:
-            self._next_log = _next_multiple(trainer.env_steps, self._log.every_env_steps)
-            self._log_point()
-        if trainer.env_steps >= self._next_checkpoint:
-            self._next_checkpoint = _next_multiple(trainer.env_steps, self._log.checkpoint_every_env_steps)
-            self.checkpoint()
-
-    def _read(self, metrics: Metrics | None) -> None:
-        if metrics is None:
-            return
-        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        if not all(map(math.isfinite, values.values())):
-            bad = ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value))
-            raise NonFiniteError(
-                f"update {self._trainer.updates:,} at {self._trainer.env_steps:,} env steps: {bad}; training stopped and"
-                " the last checkpoint is kept: lower ppo.learning_rate or ppo.max_grad_norm and go on with --resume"
-            )
-        self._metrics.append(values)
-
-    def _log_point(self) -> None:
-        trainer, now = self._trainer, time.monotonic()
-        seconds, env_steps = now - self._point[0], trainer.env_steps - self._point[1]
-        self._point = (now, trainer.env_steps)
-        self.row = {
-            "env_steps": trainer.env_steps,
-            "updates": trainer.updates,
-            "optimizer_steps": trainer.updates * trainer.config.ppo.epochs * trainer.config.num_minibatches,
-            "wall_seconds": self.wall_seconds(),
-            "sps": env_steps / seconds if env_steps else math.nan,
-            **trainer.statistics.log_point(),
-            "learning_rate": trainer.learning_rate,
-            **{name: float(np.mean([metrics[name] for metrics in self._metrics])) for name in self._metrics[0]},
-            **(self.monitor.read() if self.monitor else {}),
-        }
-        self._metrics.clear()
-        for writer in self._writers:
-            writer.write(self.row)
-
-    def finish(self) -> None:
-        """The end: a last log point and a last checkpoint."""
-        self._flush()
-        if self._metrics:
-            self._log_point()
-        self.checkpoint()
-        if self._graphs is not None:
-            self._graphs.wait()
-
-    def checkpoint(self) -> None:
-        """Saves everything, once the newest update is known to be sound. Returns while the files are being written."""
-        self._flush()
-        trainer = self._trainer
-        score = trainer.statistics.mean_return()
-        if not math.isnan(score):
-            self.best_score = score if self.best_score is None else max(score, self.best_score)
-        meta = {
-            **trainer.meta(),
-            "session": self._session,
-            "wall_seconds": self.wall_seconds(),
-            "best_score": self.best_score,
-        }
-        if trainer.env_steps != self._saved_at:
-            self._checkpoints.save(trainer.env_steps, trainer.arrays(), meta, score)
-            self._saved_at = trainer.env_steps
-        self._draw_graphs()
-
-    def _flush(self) -> None:
-        """Waits for the newest update and checks its metrics."""
-        for metrics in (self._pending, self._trainer.settle()):
-            self._read(metrics)
-        self._pending = None
-
-    def _draw_graphs(self) -> None:
-        """Draws the graphs of the whole trial, in a process of its own: drawing takes seconds."""
-        run_dir = self._dir.parent
-        busy = self._graphs is not None and self._graphs.poll() is None
-        if self._log.graphs and self.row and not busy and (run_dir / "config.json").is_file():
-            command = [sys.executable, "-m", "jaxrl_atari.plots", str(run_dir)]
-            quiet = subprocess.DEVNULL
-            self._graphs = subprocess.Popen(
-                command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
-            )  # a session of its own: Ctrl-C is not for it
-
-    def result(self) -> SessionResult:
-        """The session as it stands."""
-        seconds, env_steps = time.monotonic() - self._start[0], self._trainer.env_steps - self._start[1]
-        return SessionResult(
-            self._dir, self._trainer.env_steps, self.row.get("return_ma", math.nan), env_steps / seconds
-        )
-
-
-def _next_multiple(value: int, interval: int) -> int:
-    return (value // interval + 1) * interval
