@@ -31,6 +31,16 @@ def _ranking(metrics: dict[str, Any]) -> float:
     return -math.inf if metrics["score"] is None else metrics["score"]
 
 
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """Of several processes that learn together one writes, and each reads by itself: none waits for the others."""
+    if jax.process_count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    process = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=process, active_processes={process}, barrier_sync_key_prefix=f"process_{process}"
+    )
+
+
 def _options(read_only: bool) -> ocp.CheckpointManagerOptions:
     return ocp.CheckpointManagerOptions(
         # Together: `best_fn` alone would delete the latest one, and without `best_fn` no score is written to disk.
@@ -39,6 +49,7 @@ def _options(read_only: bool) -> ocp.CheckpointManagerOptions:
         create=False,  # orbax would not object to a file in its place
         read_only=read_only,
         cleanup_tmp_directories=not read_only,
+        multiprocessing_options=_alone(),
     )
 
 

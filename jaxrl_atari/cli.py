@@ -52,5 +52,9 @@ def parse(options: type[Options], arguments: Sequence[str], **settings: Any) -> 
         # tyro draws a box of several lines; its last part only says where the help is.
         words = re.sub(r"[\u2500-\u257f]+", " ", complaint.getvalue().partition("For full helptext")[0])
         words = " ".join(words.split())
-        words = re.sub(r"^(Value error Error parsing \S+: (?=\S+ = )|Value error Error parsing |Unrecognized options (?=U))", "", words)
+        words = re.sub(
+            r"^(Value error Error parsing \S+: (?=\S+ = )|Value error Error parsing |Unrecognized options (?=U))",
+            "",
+            words,
+        )
         raise UserError(f"{words.partition(' Argument helptext')[0]}; --help shows all options") from None

@@ -201,6 +201,14 @@ class DevicesConfig:
     """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
     memory_fraction: float | None = None
     """Share of a GPU's memory that a process takes. None: JAX's 0.75, or 0.9 / n where n processes share a GPU."""
+    distributed: bool = False
+    """Several processes, also on several hosts, learn one session together: start the same command in each of them."""
+    coordinator: str | None = None
+    """HOST:PORT of process 0. None: as the cluster's environment says (SLURM, Open MPI, Kubernetes, TPU pods)."""
+    num_processes: int | None = None
+    """Processes in all. None: as the cluster's environment says."""
+    process_index: int | None = None
+    """This process, 0 .. num_processes - 1. None: as the cluster's environment says."""
     check: bool = False
     """Assert at every step that each array lies on the device where it belongs, and forbid implicit transfers."""
 
@@ -254,6 +262,25 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class EvaluationConfig:
+    """Full games played with a snapshot of the parameters while training goes on, on `devices.evaluator`."""
+
+    every_env_steps: int = 0
+    """Env steps between two evaluations. 0: none."""
+    episodes: int = 16
+    """Full games of an evaluation."""
+    num_envs: int = 4
+    """Games played at once."""
+    greedy: bool = False
+    """Take the most probable action instead of drawing one."""
+
+    def __post_init__(self) -> None:
+        _require_int("evaluation.every_env_steps", self.every_env_steps, 0, 10**12)
+        _require_int("evaluation.episodes", self.episodes, 1, 1_000_000)
+        _require_int("evaluation.num_envs", self.num_envs, 1, 4_096)
+
+
+@dataclass(frozen=True)
 class Config:
     """One trial: `sessions` runs of the same spec, session i seeded with `seed + i`."""
 
@@ -274,6 +301,7 @@ class Config:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     devices: DevicesConfig = field(default_factory=DevicesConfig)
     trial: TrialConfig = field(default_factory=TrialConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:

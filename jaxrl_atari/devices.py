@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
 from jaxrl_atari import gpus
 from jaxrl_atari.config import DevicesConfig, GpuOption
@@ -192,13 +193,45 @@ def _local_row(x: jax.Array, device: jax.Device) -> jax.Array:
     return next(shard.data for shard in x.addressable_shards if shard.device == device)
 
 
+# --- Several processes -------------------------------------------------------------------------------------------
+
+
+def join_processes(config: DevicesConfig) -> None:
+    """Makes this process one of several that learn together. Call before JAX starts its back end.
+
+    Raises:
+        UserError: the others cannot be found.
+    """
+    try:
+        jax.distributed.initialize(config.coordinator, config.num_processes, config.process_index)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"devices.distributed: {error}; give devices.coordinator HOST:PORT, devices.num_processes and"
+            " devices.process_index, or start it by a cluster manager that JAX knows"
+        ) from error
+
+
+def is_leader() -> bool:
+    """True in the process that writes files: the only one, or process 0 of several."""
+    return jax.process_index() == 0
+
+
 def sum_over_processes(count: int) -> int:
     """The sum of every process's count; on one process, the count itself."""
     if jax.process_count() == 1:
         return count
-    from jax.experimental.multihost_utils import process_allgather
+    with jax.transfer_guard("allow"):
+        return int(process_allgather(np.int32(count)).sum())
 
-    return int(process_allgather(np.int64(count)).sum())
+
+def agree(text: str) -> str:
+    """Process 0's text, in every process."""
+    if jax.process_count() == 1:
+        return text
+    letters = np.zeros(4_096, np.uint8)
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    letters[: len(encoded)] = encoded
+    return bytes(broadcast_one_to_all(letters)).rstrip(b"\0").decode()
 
 
 # --- The checker -------------------------------------------------------------------------------------------------
@@ -209,14 +242,16 @@ class PlacementError(AssertionError):
 
 
 def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> None:
-    """Asserts that every array of a tree lies on exactly these devices.
+    """Asserts that every array of a tree lies on exactly these devices of this process.
 
     Raises:
         PlacementError: it names the first array that does not, where it is and where it should be.
     """
     wanted = set(devices)
     for path, x in jax.tree_util.tree_leaves_with_path(arrays):
-        found = x.devices() if isinstance(x, jax.Array) else None
+        found = None
+        if isinstance(x, jax.Array):
+            found = {device for device in x.devices() if device.process_index == jax.process_index()}
         if found != wanted:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             where = "the host" if found is None else ", ".join(sorted(map(str, found)))

@@ -43,8 +43,15 @@ class Learner:
         def train_on(state: TrainState, samples: Any, hyper: Any, indices: Any, k: Any) -> tuple[TrainState, Metrics]:
             return train(state, samples, hyper, lax.dynamic_slice_in_dim(indices, k, 1))
 
-        self._update = parallel.compile(update, donate_argnums=[0])
-        self._prepare = parallel.compile(prepare)
+        # Keys travel as their data: pmap over several processes takes no typed keys.
+        def update_with(state: TrainState, rollout: Rollout, hyper: Hyperparameters, key_data: jax.Array) -> Any:
+            return update(state, rollout, hyper, jax.random.wrap_key_data(key_data))
+
+        def prepare_with(rollout: Rollout, hyper: Hyperparameters, key_data: jax.Array) -> Any:
+            return prepare(rollout, hyper, jax.random.wrap_key_data(key_data))
+
+        self._update = parallel.compile(update_with, donate_argnums=[0])
+        self._prepare = parallel.compile(prepare_with)
         self._train_on = parallel.compile(train_on, donate_argnums=[0])
         self._mean = parallel.compile(partial(jax.tree.map, lambda *steps: jnp.mean(jnp.stack(steps))))
 
@@ -55,13 +62,13 @@ class Learner:
             The metrics of the update, still being computed.
         """
         rollout = self.parallel.assemble(rollouts)
-        hyper, key = self.parallel.replicate((hyper, key))
+        hyper, key_data = self.parallel.replicate((hyper, jax.random.key_data(key)))
         if self._check:
-            check_placement("learning", {"train_state": self.state, "rollout": rollout}, self.parallel.devices)
+            check_placement("learning", {"train_state": self.state, "rollout": rollout}, self.parallel.local_devices)
         if not self._stepwise:
-            self.state, metrics = self._update(self.state, rollout, hyper, key)
+            self.state, metrics = self._update(self.state, rollout, hyper, key_data)
             return self.parallel.shard(metrics, 0)
-        samples, indices, metrics = self._prepare(rollout, hyper, key)
+        samples, indices, metrics = self._prepare(rollout, hyper, key_data)
         steps = []
         for k in range(indices.shape[-2]):
             row = self.parallel.replicate(np.int32(k))

@@ -1,8 +1,8 @@
 """One session: act -> update -> log -> checkpoint, with one seed, until its budget is spent."""
 
-import contextlib
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ import jax
 
 from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config
-from jaxrl_atari.devices import place
+from jaxrl_atari.devices import is_leader, place, sum_over_processes
 from jaxrl_atari.evaluator import Evaluator
-from jaxrl_atari.loggers import make_writers
+from jaxrl_atari.loggers import Writer, make_writers
 from jaxrl_atari.monitor import Monitor
 from jaxrl_atari.session_log import SessionLog, SessionResult
 from jaxrl_atari.trainer import Trainer, abstract_arrays
@@ -57,23 +57,24 @@ def run_session(
     """
     seed = config.seed + session
     placement = place(config.devices)
-    checkpoints = Checkpoints(session_dir)
-    latest = checkpoints.latest_step() if resume else None
+    checkpoints = Checkpoints(session_dir, read_only=not is_leader()) if is_leader() or resume else None
+    latest = checkpoints.latest_step() if checkpoints and resume else None
     restored = meta = None
-    if latest is not None:
+    if checkpoints and latest is not None:
         meta = checkpoints.read_meta(latest)
         restored = (checkpoints.restore(latest, abstract_arrays(config, meta["num_actions"], placement.home)), meta)
 
     trainer = Trainer(config, seed, placement, restored)
     label = f"session {session}"
-    writers = [*make_writers(config, session_dir, label=label, start_env_steps=trainer.env_steps), *writers]
-    log = SessionLog(writers, checkpoints, trainer, session, session_dir, meta)
-    log.message(f"device: {placement.learner[0]} ({placement.reason})")
-    if meta is not None:
+    if is_leader():
+        writers = [*make_writers(config, session_dir, label=label, start_env_steps=trainer.env_steps), *writers]
+    log = SessionLog(writers, checkpoints if is_leader() else None, trainer, session, session_dir, meta)
+    log.message(f"device: {', '.join(map(str, placement.learner))} ({placement.reason})")
+    if resume:
         log.message(_resume_message(config, trainer, meta))
     try:
         with Monitor(sorted({*placement.learner, *placement.actors}, key=str), log.message) as log.monitor:
-            if config.evaluation.every_env_steps:
+            if config.evaluation.every_env_steps and is_leader():
                 log.evaluator = Evaluator(config, trainer.num_actions, placement.evaluator, session_dir, log.message)
             _train(trainer, log)
         return log.result()
@@ -81,7 +82,8 @@ def run_session(
         trainer.close()
         if log.evaluator is not None:
             log.evaluator.close()
-        checkpoints.close()
+        if checkpoints is not None:
+            checkpoints.close()
         for writer in writers:
             writer.close()
 
@@ -90,7 +92,7 @@ def _train(trainer: Trainer, log: SessionLog) -> None:
     """The loop. With `devices.check` nothing moves between host and devices that was not told to, once compiled."""
     guard = "disallow" if trainer.config.devices.check else "allow"
     with StopRequest() as stop:
-        while not trainer.config.is_spent(trainer.env_steps) and stop.signal is None:
+        while not trainer.config.is_spent(trainer.env_steps) and not sum_over_processes(stop.signal is not None):
             with jax.transfer_guard("allow" if log.compiling else guard):
                 metrics = trainer.iterate()
             log.after_update(metrics)
@@ -99,7 +101,9 @@ def _train(trainer: Trainer, log: SessionLog) -> None:
             raise KeyboardInterrupt
 
 
-def _resume_message(config: Config, trainer: Trainer, meta: dict[str, Any]) -> str:
+def _resume_message(config: Config, trainer: Trainer, meta: dict[str, Any] | None) -> str:
+    if meta is None:
+        return "there is no checkpoint to resume from yet: the session starts at 0 env steps"
     text = f"resumed at {trainer.env_steps:,} env steps (update {trainer.updates:,}); the games start anew"
     before = meta["config"]["total_env_steps"]
     if before != config.total_env_steps:

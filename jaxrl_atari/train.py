@@ -44,12 +44,22 @@ def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
 
 
 def train(config: Config, run_dir: Path | None = None) -> Path:
-    """Runs a trial, or goes on with the one in `run_dir`; returns the run directory."""
+    """Runs a trial, or goes on with the one in `run_dir`; returns the run directory.
+
+    With `devices.distributed` every process calls it; process 0 writes.
+    """
+    from jaxrl_atari import devices
     from jaxrl_atari.plots import plot_trial
     from jaxrl_atari.results import summary_table, write_trial_summary
-    from jaxrl_atari.trial import make_run_dir, run_trial
+    from jaxrl_atari.trial import follow_trial, make_run_dir, run_trial
 
     resume = run_dir is not None
+    if config.devices.distributed:
+        devices.join_processes(config.devices)
+        run_dir = Path(devices.agree(str(run_dir or (make_run_dir(config) if devices.is_leader() else ""))))
+        if not devices.is_leader():
+            follow_trial(config, run_dir, resume=resume)
+            return run_dir
     run_dir = run_dir or make_run_dir(config)
     print(f"{'resuming' if resume else 'run directory:'} {run_dir}", flush=True)
     run_trial(config, run_dir, resume=resume)

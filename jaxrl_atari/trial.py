@@ -166,6 +166,13 @@ def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = Fal
         )
 
 
+def follow_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None:
+    """The part in `run_trial` of a process that is not the leader: the same sessions in the same order."""
+    for session in range(config.sessions):
+        if not (resume and is_finished(config, session_dir(run_dir, session))):
+            train_session(config, run_dir, session, resume=resume)
+
+
 def train_session(config: Config, run_dir: Path, session: int, *, resume: bool) -> None:
     """Trains one session of a trial in this process.
 

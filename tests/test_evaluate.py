@@ -18,9 +18,11 @@ from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs import EnvStep, env_seeds, make_pool
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.evaluate import evaluate, find_session, load_policy, main, record_video
+from jaxrl_atari.evaluate import main
+from jaxrl_atari.policy import evaluate, find_session, load_policy
 from jaxrl_atari.rollout import stack_window
 from jaxrl_atari.trainer import abstract_arrays
+from jaxrl_atari.video import record_video
 
 CPU = jax.devices("cpu")[0]
 NUM_ACTIONS = 6  # of Qbert

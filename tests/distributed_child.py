@@ -1,0 +1,39 @@
+"""One of several processes that learn together: trains for some updates and saves its parameters.
+
+python tests/distributed_child.py OUTPUT.npz PROCESSES INDEX COORDINATOR DEVICES_HERE
+"""
+
+import sys
+
+import jax
+import numpy as np
+
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
+from jaxrl_atari.devices import join_processes, place
+from jaxrl_atari.trainer import Trainer
+
+output, processes, index, coordinator, devices_here = sys.argv[1:]
+jax.config.update("jax_num_cpu_devices", int(devices_here))
+devices = DevicesConfig(
+    gpu=False,
+    data_parallel="all",
+    check=True,
+    distributed=int(processes) > 1,
+    coordinator=coordinator,
+    num_processes=int(processes),
+    process_index=int(index),
+)
+if devices.distributed:
+    join_processes(devices)
+config = Config(
+    env=EnvConfig(game="Qbert", num_envs=8),
+    ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=2),
+    devices=devices,
+    total_env_steps=640,
+)
+trainer = Trainer(config, 0, place(devices))
+for _ in range(3):
+    jax.block_until_ready(trainer.iterate())
+params = jax.tree_util.tree_leaves_with_path(jax.device_get(trainer.learner.params()))
+np.savez(output, env_steps=trainer.env_steps, **{jax.tree_util.keystr(path): x for path, x in params})
+trainer.close()
