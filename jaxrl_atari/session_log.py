@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import psutil
 
 from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.errors import UserError
@@ -82,7 +83,11 @@ class SessionLog:
         if self.compiling:
             jax.block_until_ready(metrics)
             now = time.monotonic()
-            self.message(f"first rollout and update after {now - self._start[0]:.1f} s, compilation included")
+            to_first_step = (trainer.first_step_at or math.nan) - psutil.Process().create_time()
+            self.message(
+                f"first env step {to_first_step:.1f} s after the start of the process; first rollout and update took"
+                f" {now - self._start[0]:.1f} s, compilation included"
+            )
             self._start = self._point = (now, trainer.env_steps)
             self.compiling = False
         for writer in self._writers:

@@ -3,6 +3,7 @@
 `Trainer.iterate()` is one rollout and one update. Files, log points and signals are `session.py`'s.
 """
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -64,6 +65,7 @@ class Trainer:
         self.statistics = EpisodeStatistics()
         self.env_steps = 0
         self.updates = 0
+        self.first_step_at: float | None = None  # time.time() of the first env step here
         if restored is not None:
             self.env_steps, self.updates = restored[1]["env_steps"], restored[1]["updates"]
             self.statistics.load(restored[1]["statistics"])
@@ -168,6 +170,7 @@ class Trainer:
                     actor.receive(t - 1, self.statistics)
                 actor.choose(params)
                 actor.send()
+            self.first_step_at = self.first_step_at or time.time()
         for actor, params in turns:
             actor.receive(length - 1, self.statistics)
             actor.choose(params)  # for the bootstrap value; the action is drawn anew when the next rollout begins
