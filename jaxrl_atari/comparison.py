@@ -71,13 +71,15 @@ def run_for_json(arguments: Sequence[str], environment: Mapping[str, str] | None
     """Runs Python with these arguments; the last line that it prints is the JSON object that is returned.
 
     Args:
-        environment: variables beside those of this process.
+        environment: variables beside those of this process, of which malloc's are left out.
 
     Raises:
         UserError: it failed.
     """
+    # Settings of malloc that the caller happens to have would tune one side and not the other.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     process = subprocess.run(
-        [sys.executable, *arguments], env=dict(os.environ) | dict(environment or {}),
+        [sys.executable, *arguments], env=inherited | dict(environment or {}),
         stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
     )  # fmt: skip
     if process.returncode:
@@ -115,7 +117,7 @@ def measure_startup(job: Job) -> dict[str, dict[str, float]]:
 
 
 def option_of(field: str) -> str:
-    """`num_envs` or `env.num_envs` -> `--env.num-envs`.
+    """`num_envs` or `env.num_envs` -> `--env.num-envs`. A short name that several groups have means that of env or ppo.
 
     Raises:
         UserError: the config has no such field, or several.
@@ -127,9 +129,10 @@ def option_of(field: str) -> str:
         else:
             paths.append(top.name)
     wanted = field.replace("-", "_")
-    found = [path for path in paths if path == wanted] or [p for p in paths if p.rpartition(".")[2] == wanted]
+    named = [path for path in paths if wanted in (path, path.rpartition(".")[2])]
+    found = [path for path in named if path == wanted or path.startswith(("env.", "ppo."))] or named
     if len(found) != 1:
-        near = ", ".join(found or paths)
+        near = ", ".join(named or paths)
         raise UserError(f"{field}: expected the name of one field of the config; choose one of {near}")
     return "--" + found[0].replace("_", "-")
 

@@ -28,12 +28,12 @@ class Compilations:
         self.compile_seconds = 0.0
         """Of XLA, or of fetching its result from the cache; tracing comes on top."""
 
-    def _on_duration(self, event: str, seconds: float, **_: Any) -> None:
+    def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
         self.count[event] += 1
         if event == self.COMPILE:
-            self.compile_seconds += seconds
+            self.compile_seconds += duration_secs
 
-    def _on_event(self, event: str, **_: Any) -> None:
+    def _on_event(self, event: str, **_: str | int) -> None:
         self.count[event] += 1
 
     def __enter__(self) -> "Compilations":

@@ -135,20 +135,7 @@ class Training:
                 ))  # fmt: skip
                 first_env += actor.pool.num_envs
                 self._pools[-1].reset()
-        pools, size = self._pools, self._pools[0].num_envs
-        actions = self._rng.integers(0, pools[0].num_actions, (1024, size), dtype=np.int32)
-        steps, turn = 0, 0
-        start = time.perf_counter()
-        for pool in pools:
-            pool.send(actions[0])
-        while time.perf_counter() - start < seconds:
-            turn += 1
-            for pool in pools:
-                steps += size - int(pool.recv().first.sum())
-                pool.send(actions[turn % len(actions)])
-        for pool in pools:
-            steps += size - int(pool.recv().first.sum())
-        return steps / (time.perf_counter() - start)
+        return random_play(self._pools, seconds, self._rng)
 
     def acting(self, seconds: float) -> float:
         """Env transitions a second of rollouts that nobody learns from."""
@@ -222,6 +209,24 @@ class Training:
                 iterations += 1
             timer.enter("other")
         return {section: timer.seconds[section] / iterations for section in SECTIONS}
+
+
+def random_play(pools: Sequence[EnvPool], seconds: float, rng: np.random.Generator) -> float:
+    """Env transitions a second of pools of equal size with random actions, all of them under way at the same time."""
+    size = pools[0].num_envs
+    actions = rng.integers(0, pools[0].num_actions, (1024, size), dtype=np.int32)
+    transitions, turn = 0, 0
+    start = time.perf_counter()
+    for pool in pools:
+        pool.send(actions[0])
+    while time.perf_counter() - start < seconds:
+        turn += 1
+        for pool in pools:
+            transitions += size - int(pool.recv().first.sum())
+            pool.send(actions[turn % len(actions)])
+    for pool in pools:
+        transitions += size - int(pool.recv().first.sum())
+    return transitions / (time.perf_counter() - start)
 
 
 def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) -> dict[str, Any]:

@@ -1,0 +1,444 @@
+"""The benchmark's arithmetic against a clock of our own, and the whole command on the real emulator."""
+
+import contextlib
+import itertools
+import json
+import math
+import threading
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import psutil
+import pytest
+from fake_pools import FakePool
+
+from jaxrl_atari import benchmark, comparison, gpus, instruments, measure
+from jaxrl_atari.comparison import Job, Side, compare, option_of, run_for_json, summary, verdict
+from jaxrl_atari.config import Config, EnvConfig, PPOConfig
+from jaxrl_atari.errors import UserError
+
+TINY = """
+from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
+
+def get_config():
+    return Config(
+        env=EnvConfig(num_envs=4, num_groups=2, num_threads=1),
+        ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=1),
+    )
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny.py"
+    path.write_text(TINY)
+    return str(path)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only its owner moves; `time.time` as well."""
+    clock = SimpleNamespace(now=100.0)
+    for module in (measure, instruments):
+        fake = SimpleNamespace(perf_counter=lambda: clock.now, time=lambda: clock.now)
+        monkeypatch.setattr(module, "time", fake)
+    return clock
+
+
+# --- Instruments -----------------------------------------------------------------------------------------------------
+
+
+def test_every_moment_belongs_to_the_innermost_section(clock):
+    def wait(seconds):
+        clock.now += seconds
+
+    timer = instruments.SectionTimer()
+    inner = timer.timed("transfer")(lambda: wait(3))
+
+    def outer_body():
+        wait(1)
+        inner()
+        wait(10)
+
+    outer = timer.timed("inference")(outer_body)
+    wait(100)
+    outer()
+    wait(1000)
+    inner()
+    elsewhere = threading.Thread(target=outer)  # the learner's thread, say
+    elsewhere.start()
+    elsewhere.join()
+    timer.enter("other")
+    assert timer.seconds == {"other": 100 + 1000 + 14, "inference": 11, "transfer": 6}
+
+
+def test_a_section_ends_with_an_exception(clock):
+    def fail():
+        clock.now += 2
+        raise ValueError
+
+    timer = instruments.SectionTimer()
+    with pytest.raises(ValueError):  # noqa: PT011
+        timer.timed("update")(fail)()
+    clock.now += 5
+    timer.enter("other")
+    assert timer.seconds == {"other": 5, "update": 2}
+
+
+def test_what_was_wrapped_is_put_back():
+    class Owner:
+        def answer(self):
+            return 1
+
+    owner = Owner()
+    own = SimpleNamespace(answer=lambda: 1)
+    for each in (owner, own):
+        before = vars(each).copy()
+        with contextlib.suppress(RuntimeError), instruments.wrapped(each, "answer", lambda f: lambda: f() + 1):
+            assert each.answer() == 2
+            raise RuntimeError
+        assert vars(each) == before
+        assert each.answer() == 1
+
+
+def test_compilations_are_counted():
+    with instruments.Compilations() as compilations:
+        twice = jax.jit(lambda x: 2 * x + 41)
+        x = jax.device_put(np.float32(1))
+        twice(x)
+        first = compilations.count[compilations.COMPILE]
+        twice(x)
+        assert compilations.count[compilations.COMPILE] == first > 0
+        assert compilations.count[compilations.TRACE] > 0
+        assert compilations.compile_seconds > 0
+    jax.jit(lambda x: 3 * x + 41)(x)
+    assert compilations.count[compilations.COMPILE] == first
+
+
+def test_peak_memory_holds_what_was_let_go():
+    before = instruments.peak_rss_gib()
+    now = psutil.Process().memory_info().rss / 2**30
+    assert before > 0.99 * now
+    block = np.ones(int((before - now + 0.1) * 2**30), np.uint8)
+    del block
+    assert instruments.peak_rss_gib() > before + 0.05
+    device = SimpleNamespace(memory_stats=lambda: {"peak_bytes_in_use": 2**29})
+    assert instruments.peak_device_gib([device, device]) == 1
+    assert instruments.peak_device_gib([device, SimpleNamespace(memory_stats=lambda: None)]) is None
+
+
+# --- Rates -----------------------------------------------------------------------------------------------------------
+
+
+class TickingPool(FakePool):
+    """Every step takes 2 s; a game lasts for 3 env steps and the step that starts the next one."""
+
+    num_actions = 3
+
+    def __init__(self, clock):
+        super().__init__(num_envs=5)
+        self._clock, self._steps = clock, [0] * 5
+
+    def recv(self):
+        self._clock.now += 2
+        return super().recv()
+
+    def _start(self, i):
+        self._steps[i] = 0
+
+    def _play(self, i, action):
+        self._steps[i] += 1
+        return 0.0, self._steps[i] == 3, False, False
+
+    def _frame(self, i):
+        return np.zeros((84, 84), np.uint8)
+
+
+def test_steps_that_start_a_game_are_no_transitions(clock):
+    pool = TickingPool(clock)
+    pool.reset()
+    clock.now = 0.0
+    rate = measure.random_play([pool], seconds=15.0, rng=np.random.default_rng(0))
+    assert clock.now == 18.0  # 8 steps of 2 s fill the 15 s, and the one that is under way is waited for
+    assert rate == 5 * 7 / 18.0  # steps 4 and 8 start new games: 7 of 9 are transitions
+
+
+def stub_training(clock, overlap):
+    """Training of 30 env steps an iteration in 4 s, of updates in 2 s, of rollouts in 1 s."""
+    trainer = SimpleNamespace(env_steps=1000, key=None, settle=lambda: None, hyperparameters=lambda: None)
+    learner = trainer.learner = SimpleNamespace(state=np.zeros(3))
+
+    def collect(key):
+        clock.now += 1
+        trainer.env_steps += 30
+        return np.zeros(2)
+
+    def iterate():
+        clock.now += 4
+        trainer.env_steps += 30
+        return np.zeros(1)
+
+    def update(*_):
+        clock.now += 2
+        learner.state = None
+        return np.zeros(1)
+
+    trainer.collect, learner.update = collect, update
+    config = Config(env=EnvConfig(num_envs=4), ppo=PPOConfig(rollout_length=8, minibatch_size=32, epochs=3))
+    return SimpleNamespace(trainer=trainer, iterate=iterate, overlap=overlap, config=config)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rates(clock, overlap):
+    training = stub_training(clock, overlap)
+    state = training.trainer.learner.state
+    assert measure.Training.end_to_end(training, 9.0) == 3 * 30 / 12  # a part ends with its iteration
+    env_steps = training.trainer.env_steps
+    assert env_steps == 1000 + 30 * (4 if overlap else 3)
+    assert measure.Training.acting(training, 2.5) == 3 * 30 / 3
+    assert measure.Training.update(training, 3.0) == 2 * (4 * 8 * 3) / 4
+    assert training.trainer.env_steps == env_steps  # training goes on from where it was
+    assert training.trainer.learner.state is state
+
+
+# --- Comparisons -----------------------------------------------------------------------------------------------------
+
+
+def test_summary():
+    assert summary([3.0, 1.0, 8.0]) == {"median": 3.0, "min": 1.0, "max": 8.0, "values": [3.0, 1.0, 8.0]}
+
+
+def test_verdict():
+    assert verdict("a", "b", [2.0, 3.0, 1.5]) == "a is 2.00 times as fast as b (1.50 to 3.00 over 3 pairs)"
+    assert verdict("a", "b", [0.5, 0.25]) == "b is 3.00 times as fast as a (2.00 to 4.00 over 2 pairs)"
+    assert verdict("a", "b", [1.2, 0.8, 1.1]).endswith("(0.80 to 1.20 over 3 pairs): within the noise")
+
+
+def test_options_of_fields():
+    assert option_of("num_envs") == option_of("num-envs") == option_of("env.num_envs") == "--env.num-envs"
+    assert option_of("overlap") == "--overlap"
+    with pytest.raises(UserError, match=r"no_such_field: expected .* env\.num_envs"):
+        option_of("no_such_field")
+    with pytest.raises(UserError, match=r"every_env_steps: expected .* log\.every_env_steps"):
+        option_of("every_env_steps")  # of the log and of evaluation
+
+
+def test_sides_take_turns_and_ratios_are_of_neighbours(monkeypatch, capsys):
+    order, speed = [], itertools.count(1)
+
+    def side(name):
+        def run():
+            order.append(name)
+            return {"sps": float(next(speed)), "peak_rss_gib": 0.5}
+
+        return Side(name, run)
+
+    sides = ([side("a"), side("b"), side("c")], [("b", "a"), ("c", "a")])
+    monkeypatch.setattr(comparison, "make_sides", lambda *_: sides)
+    result = compare(Job("x.py", (), 1.0), Config(), "anything", repeats=2)
+    assert order == ["a", "b", "c", "c", "b", "a"]
+    assert result["ratios"]["b / a"]["values"] == [2 / 1, 5 / 6]
+    assert result["ratios"]["c / a"]["values"] == [3 / 1, 4 / 6]
+    assert result["sides"]["a"]["sps"]["median"] == 3.5
+    assert "b is 1.42 times as fast as a" in capsys.readouterr().out
+
+
+def fake_run(calls):
+    """A stand-in for `run_for_json`: what both a benchmark and the yardstick say."""
+
+    def run(arguments, environment=None):
+        calls.append((list(arguments), environment))
+        figures = {name: summary([10.0]) for name in ("env_sps", "acting_sps", "end_to_end_sps", "share_of_limit")}
+        memory = {"peak_rss_gib": 1.0, "peak_device_gib": None}
+        return {
+            "figures": figures, "memory": memory, "process": {"devices": ["cpu:0"]},
+            "median": 10.0, "peak_rss_gib": 1.0, "framework": "torch",
+        }  # fmt: skip
+
+    return run
+
+
+def test_what_is_run_for_a_comparison(monkeypatch):
+    calls = []
+    monkeypatch.setattr(comparison, "run_for_json", fake_run(calls))
+    job = Job("c.py", ("--seed", "3"), 1.5)
+    compare(job, Config(), "overlap=none,update", repeats=1)
+    assert [arguments[-4:] for arguments, _ in calls] == [
+        ["--seed", "3", "--overlap", "none"],
+        ["--seed", "3", "--overlap", "update"],
+    ]
+    calls.clear()
+    compare(job, Config(), "JAXRL_ATARI_NO_TUNING=0,1", repeats=1)
+    assert [environment for _, environment in calls] == [
+        {"JAXRL_ATARI_NO_TUNING": "0"},
+        {"JAXRL_ATARI_NO_TUNING": "1"},
+    ]
+    calls.clear()
+    monkeypatch.setattr(comparison.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(comparison, "YARDSTICK", comparison.Path(__file__))
+    result = compare(job, Config(), "torch", repeats=1)
+    assert list(result["ratios"]) == ["jaxrl_atari / torch plain", "jaxrl_atari / torch tuned"]
+    assert calls[2][0][0] == __file__
+    assert {"--mode=tuned", "--game=Qbert", "--what=end_to_end"} < set(calls[2][0])
+    calls.clear()
+    monkeypatch.setattr(gpus, "visible", lambda: gpus.Visible((gpus.Gpu("0", "a GPU", 1),)))
+    compare(job, Config(), "cpu,gpu", repeats=1)
+    assert [arguments[-2:] for arguments, _ in calls] == [["--devices.gpu", "false"], ["--devices.gpu", "true"]]
+
+
+def test_what_cannot_be_compared(monkeypatch, tmp_path):
+    job = Job("c.py", (), 1.0)
+    monkeypatch.setattr(gpus, "visible", lambda: gpus.Visible((), "there is no NVIDIA driver"))
+    with pytest.raises(UserError, match="there is no GPU to compare with: there is no NVIDIA driver"):
+        compare(job, Config(), "cpu,gpu", 1)
+    monkeypatch.setattr(comparison, "YARDSTICK", tmp_path / "torch_ppo.py")
+    with pytest.raises(UserError, match="from a checkout"):
+        compare(job, Config(), "torch", 1)
+    monkeypatch.setattr(comparison, "YARDSTICK", comparison.Path(__file__))
+    monkeypatch.setattr(comparison.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="PyTorch is not installed"):
+        compare(job, Config(), "torch", 1)
+    monkeypatch.setattr(comparison.importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(UserError, match=r"env\.num_envs = 32, and the yardstick has 16"):
+        compare(job, Config(env=EnvConfig(num_envs=32)), "torch", 1)
+
+
+def test_json_of_a_process(monkeypatch):
+    monkeypatch.setenv("MALLOC_TOP_PAD_", "1")
+    code = (
+        "import os, json; print('words'); print(json.dumps({k: os.environ.get(k) for k in ('MALLOC_TOP_PAD_', 'X')}))"
+    )
+    assert run_for_json(["-c", code], {"X": "7"}) == {"MALLOC_TOP_PAD_": None, "X": "7"}
+    with pytest.raises(UserError, match=r"failed \(exit status 2\): env.num_envs = 3: no"):
+        run_for_json(["-c", "import sys; print('error: env.num_envs = 3: no', file=sys.stderr); sys.exit(2)"])
+
+
+def test_scale(monkeypatch, tmp_path, capsys):
+    calls = []
+    monkeypatch.setattr(comparison, "run_for_json", fake_run(calls))
+    result = comparison.scale(Job("c.py", (), 1.0), "num_envs=8,16", 2, tmp_path / "plots")
+    assert [arguments[-2:] for arguments, _ in calls] == [["--env.num-envs", "8"], ["--env.num-envs", "16"]]
+    assert result["field"] == "env.num_envs"
+    assert result["rows"][16]["env_sps"]["median"] == 10.0
+    assert (tmp_path / "plots" / "scale_num_envs.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert capsys.readouterr().out.count("\n") == 5
+    with pytest.raises(UserError, match="expected whole numbers"):
+        comparison.scale(Job("c.py", (), 1.0), "overlap=none,update", 1, tmp_path)
+
+
+def test_startup(monkeypatch):
+    calls = []
+
+    def run(arguments, environment=None):
+        calls.append(environment["JAX_COMPILATION_CACHE_DIR"])
+        now = comparison.time.time()
+        about = {"compile_seconds": 4.0, "programs": 2, "cache_hits": 2 * len(calls) - 2}
+        return {"process": {"first_env_step_at": now + 5.0, "first_update_at": now + 9.0, **about}}
+
+    monkeypatch.setattr(comparison, "run_for_json", run)
+    starts = comparison.measure_startup(Job("c.py", (), 1.0))
+    assert len(set(calls)) == 1  # the second start finds what the first one left
+    assert list(starts) == ["cold", "warm"]
+    assert starts["cold"]["first_env_step_seconds"] == pytest.approx(5.0, abs=0.1)
+    assert starts["warm"]["first_update_seconds"] == pytest.approx(9.0, abs=0.1)
+    assert starts["warm"]["cache_hits"] == 2
+
+
+# --- The command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--parts", "env,actin"), "--parts = 'actin': expected some of end_to_end, env, acting, update, startup"),
+        (("--repeats", "-1"), "--repeats = -1: expected a whole number"),
+        (("--repeats", "0", "--compare", "torch"), "--repeats = 0: expected at least 1"),
+        (("--repeats", "x"), "invalid int value"),
+        (("--seconds", "0"), "--seconds = 0.0: expected a number above 0"),
+        (("--compare", "torch", "--scale", "num_envs=8,16"), "not allowed with"),
+        (("--scale", "num_envs=8"), "expected FIELD=VALUE,VALUE"),
+        (("--scale", "num_envs=4,5"), "minibatch_size = 16: expected a divisor"),
+        (("--compare", "overlap=none,some"), "some"),
+        (("--env.num-envs", "3"), "minibatch_size = 16: expected a divisor"),
+    ],
+)
+def test_wrong_options(tiny, arguments, message, monkeypatch):
+    monkeypatch.setattr(comparison, "run_for_json", lambda *_: pytest.fail("something was started"))
+    with pytest.raises(UserError) as error:
+        benchmark.main(["--config", tiny, *arguments])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_config():
+    with pytest.raises(UserError, match="--config: one is needed"):
+        benchmark.main([])
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert "--compare" in text
+    assert "--env.num-envs" in text
+
+
+@pytest.mark.parametrize("overlap", ["none", "update"])
+def test_the_whole_command(tiny, overlap, capsys):
+    arguments = ["--repeats", "2", "--seconds", "0.05", "--parts", "end_to_end,env,acting,update", "--overlap", overlap]
+    benchmark.main(["--config", tiny, *arguments])
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads(lines[-1])
+
+    figures = result["figures"]
+    for name in benchmark.FIGURES.values():
+        assert len(figures[name]["values"]) == 2
+        assert 0 < figures[name]["min"] <= figures[name]["median"] <= figures[name]["max"] < math.inf
+    shares = [a / b for a, b in zip(figures["end_to_end_sps"]["values"], figures["env_sps"]["values"], strict=True)]
+    assert figures["share_of_limit"]["values"] == shares
+    assert set(result["iteration_seconds"]) == set(measure.SECTIONS)
+    assert result["iteration_seconds"]["env_wait"]["min"] > 0
+    assert result["iteration_seconds"]["inference"]["min"] > 0
+    assert result["iteration_seconds"]["transfer"]["min"] > 0
+    assert 0.1 < result["memory"]["peak_rss_gib"] < 8
+    process = result["process"]
+    assert process["first_env_step_at"] < process["first_update_at"]
+    assert process["cache_hits"] <= process["programs"]
+    assert process["compile_seconds"] > 0
+    assert result["config"]["overlap"] == overlap
+    assert result["hardware"]["cores"] >= 1
+    assert result["versions"]["jax"] == jax.__version__
+    for label in ("raw env SPS", "acting SPS", "update samples/s", "end-to-end SPS", "  env_wait", "peak memory"):
+        assert sum(line.startswith(label) for line in lines) == 1
+
+
+def test_no_repeats_are_the_first_update_alone(tiny, capsys):
+    benchmark.main(["--config", tiny, "--repeats", "0", "--parts", "end_to_end"])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["figures"] == result["iteration_seconds"] == {}
+    assert result["process"]["first_env_step_at"] < result["process"]["first_update_at"]
+
+
+@pytest.mark.slow
+def test_startup_in_real_processes(tiny, capsys):
+    benchmark.main(["--config", tiny, "--repeats", "1", "--seconds", "0.05", "--parts", "startup"])
+    cold, warm = json.loads(capsys.readouterr().out.splitlines()[-1])["startup"].values()
+    assert cold["cache_hits"] == 0
+    assert warm["cache_hits"] == warm["programs"] == cold["programs"]
+    assert 0 < warm["compile_seconds"] < cold["compile_seconds"] < cold["first_update_seconds"]
+    assert 0 < warm["first_env_step_seconds"] < warm["first_update_seconds"] < cold["first_update_seconds"]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(capsys):
+    if not gpus.visible().gpus:
+        pytest.skip(f"no GPU here: {gpus.visible().problem}")
+    path = comparison.Path(__file__).parents[1] / "configs" / "qbert.py"
+    arguments = ["--repeats", "1", "--seconds", "2", "--parts", "end_to_end,env", "--devices.gpu", "true"]
+    benchmark.main(["--config", str(path), *arguments])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["hardware"]["gpus"]
+    assert 0 < result["figures"]["gpu_busy_percent"]["median"] <= 100
+    assert 0.01 < result["memory"]["peak_device_gib"] < 16
