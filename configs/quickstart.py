@@ -1,0 +1,17 @@
+"""Breakout for a quarter of an hour on two CPU cores: from 1 to 10 points and more.
+
+    python -m jaxrl_atari.train --config configs/quickstart.py
+
+A short budget makes the learning rate fall faster than in configs/breakout.py, which goes on to more than 300 points.
+"""
+
+from jaxrl_atari.config import Config, EnvConfig, LogConfig
+
+
+def get_config() -> Config:
+    return Config(
+        name="quickstart",
+        total_env_steps=600_000,
+        env=EnvConfig(game="Breakout"),
+        log=LogConfig(checkpoint_every_env_steps=100_000),
+    )
