@@ -1,0 +1,26 @@
+"""A search of Qbert's discount of advantages, entropy bonus and learning rate: the published Atari space.
+
+    python -m jaxrl_atari.search --config configs/search_qbert.py
+
+16 trials with one session each; ASHA compares them at 500,000, 1,500,000 and 4,500,000 env steps, and a third goes on
+each time. Then confirm the best with several sessions:
+
+    python -m jaxrl_atari.train --config data/qbert_search_TIMESTAMP/qbert_best.py --sessions 4
+"""
+
+from jaxrl_atari.config import Config, EnvConfig
+from jaxrl_atari.search_space import LogUniform, SearchConfig, Uniform
+
+
+def get_config() -> Config:
+    return Config(name="qbert", env=EnvConfig(game="Qbert"))
+
+
+def get_search() -> SearchConfig:
+    return SearchConfig(
+        space={
+            "ppo.gae_lambda": Uniform(0.7, 0.98),
+            "ppo.entropy_coef": LogUniform(0.005, 0.03),
+            "ppo.learning_rate": LogUniform(1e-4, 5e-4),
+        }
+    )
