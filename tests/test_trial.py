@@ -1,5 +1,6 @@
 """Trials of several sessions: real processes on simulated GPUs, signals, failures, going on."""
 
+import contextlib
 import json
 import os
 import re
@@ -31,12 +32,22 @@ def get_config():
 """
 
 
-def start(*arguments, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-m", "jaxrl_atari.train", *map(str, arguments)],
-        env={**os.environ, SIMULATED: "2", "CUDA_OFFSET": "1", **environment},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+@pytest.fixture
+def start():
+    """Starts a training on two simulated GPUs; it has ended when the test ends."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "jaxrl_atari.train", *map(str, arguments)],
+                env={**os.environ, SIMULATED: "2", "CUDA_OFFSET": "1"},
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
 
 
 def config_file(folder, sessions, steps):
@@ -50,14 +61,16 @@ def gpus_of(output):
 
 
 def env_steps(run_dir):
-    """Session -> env steps of its latest checkpoint."""
-    return {
-        path.name: max(int(step.name) for step in (path / "checkpoints").iterdir() if step.name.isdecimal())
-        for path in sorted(run_dir.glob("session_*"))
-    }
+    """Session -> env steps of its latest complete checkpoint; only sessions that have one."""
+    steps = {}
+    for path in run_dir.glob("session_*/checkpoints/*"):
+        if path.name.isdecimal():
+            session = path.parts[-3]
+            steps[session] = max(steps.get(session, 0), int(path.name))
+    return steps
 
 
-def test_four_sessions_on_two_gpus(tmp_path):
+def test_four_sessions_on_two_gpus(tmp_path, start):
     process = start("--config", config_file(tmp_path, sessions=4, steps=32))
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
@@ -78,12 +91,13 @@ def wait_for(condition, process, seconds=120):
 
 
 @pytest.mark.slow
-def test_killed_and_interrupted_trial_goes_on(tmp_path):
+@pytest.mark.timeout(900)
+def test_killed_and_interrupted_trial_goes_on(tmp_path, start):
     process = start("--config", config_file(tmp_path, sessions=3, steps=2_000))
     parent = psutil.Process(process.pid)
 
     def started(session):
-        return bool(list((tmp_path / "data").glob(f"*/session_{session}/checkpoints/[0-9]*")))
+        return any(f"session_{session}" in env_steps(run_dir) for run_dir in (tmp_path / "data").glob("*"))
 
     def workers():
         return {child.cmdline()[4]: child for child in parent.children() if "jaxrl_atari.worker" in child.cmdline()}
@@ -116,9 +130,10 @@ def test_killed_and_interrupted_trial_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_sessions_end_with_a_killed_parent(tmp_path):
+@pytest.mark.timeout(900)
+def test_sessions_end_with_a_killed_parent(tmp_path, start):
     process = start("--config", config_file(tmp_path, sessions=2, steps=100_000))
-    wait_for(lambda: len(list((tmp_path / "data").glob("*/session_*/checkpoints/[0-9]*"))) >= 2, process)
+    wait_for(lambda: any(len(env_steps(run_dir)) == 2 for run_dir in (tmp_path / "data").glob("*")), process)
     children = psutil.Process(process.pid).children()
     process.kill()
     process.wait()
