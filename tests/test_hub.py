@@ -1,0 +1,164 @@
+"""Pushing and pulling with the real huggingface_hub against a stand-in for the Hub on loopback."""
+
+import os
+import socket
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sample_runs import table, write_metrics
+
+from jaxrl_atari import hub, plots, trial
+from jaxrl_atari.checkpoint import Checkpoints
+from jaxrl_atari.config import Config, EnvConfig
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.policy import load_policy
+from jaxrl_atari.trainer import abstract_arrays
+
+library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+from hub_server import TOKEN, serve  # noqa: E402
+from huggingface_hub import constants  # noqa: E402
+
+CPU = jax.devices("cpu")[0]
+CONFIG = Config(name="breakout", sessions=2, total_env_steps=2048, env=EnvConfig(game="Breakout"))
+NUM_ACTIONS = 4
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """Two sessions; session 1 is the better one, and its checkpoint at 1000 is better than the one at 2048."""
+    path = tmp_path_factory.mktemp("runs") / "breakout_20260101_120000"
+    target = abstract_arrays(CONFIG, NUM_ACTIONS, CPU)
+    rng = np.random.default_rng(0)
+    for session, scores in enumerate(((1.0, 2.0), (5.0, 4.0))):
+        write_metrics(path / f"session_{session}", table(scores, [1000, 2048]))
+        checkpoints, best = Checkpoints(path / f"session_{session}"), max(scores)
+        for step, score in zip((1000, 2048), scores, strict=True):
+            state = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), target["train_state"])
+            meta = {"config": CONFIG.to_dict(), "num_actions": NUM_ACTIONS, "best_score": best}
+            checkpoints.save(step, {"train_state": state, "key": jax.random.key(0)}, meta, score)
+        checkpoints.close()
+    trial.write_json(path / "config.json", trial.describe(CONFIG, 0))
+    (path / "graphs").mkdir()
+    (path / "graphs" / "trial.png").write_bytes(b"a picture")
+    (path / "session_1" / "video_1000.mp4").write_bytes(b"a film")
+    (path / "session_1" / "events.out.tfevents.1").write_bytes(b"not to be shared")
+    return path
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    with serve() as server:
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield server
+        library.close_session()
+
+
+def test_what_is_pushed_comes_back_and_plays(server, run_dir, tmp_path, monkeypatch):
+    hub.push(run_dir, "user/breakout", private=True, endpoint=server.url)
+    assert server.created[0]["visibility"] == "private"
+    assert server.commits == ["breakout_20260101_120000, checkpoint at env step 1,000"]
+    files = server.repos["user/breakout"]
+    assert files["replay.mp4"] == b"a film"
+    assert {"config.json", "trial.json", "graphs/trial.png", "session_0/metrics.csv", "session_1/metrics.csv"} <= set(
+        files
+    )
+    assert not [name for name in files if "tfevents" in name]
+    # Of all checkpoints only the best one of the best session.
+    steps = {name.split("/checkpoints/")[0] + "/" + name.split("/")[2] for name in files if "/checkpoints/" in name}
+    assert steps == {"session_1/1000"}
+
+    monkeypatch.delenv("HF_TOKEN")  # a public repository needs none
+    back = hub.pull("user/breakout", tmp_path / "back", server.url)
+    assert (back / "session_1" / "metrics.csv").read_bytes() == (run_dir / "session_1" / "metrics.csv").read_bytes()
+    policy, original = load_policy(back, device=CPU), load_policy(run_dir, device=CPU)
+    assert (policy.env_steps, policy.config) == (1000, CONFIG)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), policy.params, original.params))
+    frames = np.random.default_rng(0).integers(0, 255, (8, 84, 84, 4), np.uint8)
+    assert policy.act(frames, jax.random.key(1)).tolist() == original.act(frames, jax.random.key(1)).tolist()
+    assert plots.plot_trial(back)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_the_card_tells_score_and_protocol(run_dir):
+    import yaml
+
+    shared = hub.collect(run_dir, "user/breakout")
+    _, header, text = shared.card.split("---\n", 2)
+    metadata = yaml.safe_load(header)
+    result = metadata["model-index"][0]["results"][0]
+    # return_ma at the end: (1 + 2) / 2 and (5 + 4) / 2
+    assert result["metrics"][0]["value"] == "3.00 +/- 1.50"
+    assert result["dataset"]["type"] == "ALE/Breakout-v5"
+    assert {"atari", "reinforcement-learning", "ALE/Breakout-v5"} <= set(metadata["tags"])
+    assert "**3.00 +/- 1.50** (mean +/- std over 2 sessions" in text.replace("Score ", "")
+    assert "Protocol: **v5** (sticky actions 0.25" in text
+    assert "not complete" not in text
+    assert "2,048 env steps a session" in text
+    assert "best one of session_1: env step 1,000" in text
+    assert "hub pull user/breakout breakout" in text
+    assert "![returns](graphs/trial.png)" in text
+
+
+def test_a_second_push_replaces_the_first(server, run_dir):
+    hub.push(run_dir, "user/breakout", endpoint=server.url)
+    server.repos["user/breakout"]["session_7/metrics.csv"] = b"of an earlier run"
+    assert hub.push(run_dir, "user/breakout", endpoint=server.url) == f"{server.url}/user/breakout"
+    left = server.repos["user/breakout"]
+    assert "session_7/metrics.csv" not in left
+    assert ".gitattributes" in left
+
+
+def fails(words, call, *arguments):
+    with pytest.raises(UserError) as error:
+        call(*arguments)
+    assert words in str(error.value), str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_errors_of_a_push(server, run_dir, tmp_path, monkeypatch):
+    push = partial(hub.push, endpoint=server.url)
+    fails("expected user/repo", push, run_dir, "user/a/b")
+    fails("write access", push, run_dir, "somebody/breakout")
+    fails("no such directory", push, tmp_path / "nowhere", "user/breakout")
+    fails("is a session's directory", push, run_dir / "session_0", "user/breakout")
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    fails("does not accept the token", push, run_dir, "user/breakout")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(library, "get_token", lambda: None)
+    fails("no Hugging Face token", push, run_dir, "user/breakout")
+    assert server.repos == {}
+
+
+def test_errors_of_a_pull(server, tmp_path):
+    pull = partial(hub.pull, endpoint=server.url)
+    fails("no such repository", pull, "user/nothing", tmp_path / "new")
+    server.repos["user/other"] = {"config.json": b"{}"}
+    fails("holds no run", pull, "user/other", tmp_path / "new")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("dear to me")
+    fails("is there already", pull, "user/other", tmp_path / "full")
+    fails("expected user/repo", pull, "user/a/b", tmp_path / "new")
+    server.down = True
+    fails("answered 503", pull, "user/third", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_a_network_the_command_says_so_in_one_line(tmp_path):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        environment = os.environ | {
+            "HF_ENDPOINT": f"http://127.0.0.1:{unused.getsockname()[1]}",
+            "HF_HOME": str(tmp_path),
+        }
+        command = [sys.executable, "-m", "jaxrl_atari.hub", "pull", "user/breakout", str(tmp_path / "new")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {environment['HF_ENDPOINT']} cannot be reached (")
+    assert done.stderr.count("\n") == 1
