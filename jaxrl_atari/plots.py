@@ -43,7 +43,7 @@ SESSION_PANELS = (
     ("gpu_busy_percent", "GPU busy", "%"),
     ("learning_rate", "learning rate", ""),
 )
-"""Column, title and unit of the small panels of a session's graph: the first nine that its table has."""
+"""Column, title and unit of the small panels of a session's graph: the first nine that its table has values of."""
 
 RETURN_MEAN = "return_mean (last 100 games)"
 RETURN_MA = "return_ma (mean of the last 100 log points)"
@@ -167,7 +167,7 @@ def plot_session(session_dir: str | Path) -> list[Path]:
 def _plot_session(run: _Run, session_dir: Path) -> list[Path]:
     table = run.tables[session_dir]
     env_steps, last = table["env_steps"], table["env_steps"][-1]
-    panels = [panel for panel in SESSION_PANELS if panel[0] in table][:9]
+    panels = [panel for panel in SESSION_PANELS if np.isfinite(table.get(panel[0], np.nan)).any()][:9]
     strong: dict[str, Any] = {"color": COLOURS[0]}
     faint: dict[str, Any] = {"color": COLOURS[0], "alpha": 0.35, "linewidth": 0.9, "clip_on": False}
     with _drawing:

@@ -221,3 +221,12 @@ def test_the_library_functions_raise_what_the_command_prints(tmp_path):
         plots.plot_trial(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"holds no config\.json"):
         plots.plot_session(tmp_path)
+
+
+def test_without_a_gpu_no_panel_is_empty(tmp_path):
+    columns = learning_table(GAMES["Pong"], 0, count=20, gpu=False)
+    columns["gpu_busy_percent"] = np.full(20, NAN)  # as the monitor leaves it
+    run_dir = write_run(tmp_path / "run", [columns], game="Pong")
+    shown = texts(plots.plot_session(run_dir / "session_0")[1])
+    assert "GPU busy" not in shown
+    assert "learning rate" in shown
