@@ -193,11 +193,13 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return rows, {kind: aggregate_games(scores) for kind, scores in normalised.items() if scores}
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, str | int):
-        return f"{value:,}" if isinstance(value, int) else value
+def _cell(name: str, value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or "-"
+    if name in ("sessions", "env_steps"):
+        return f"{value:,.0f}"
+    if name in ("reference_normalised_score", "human_normalised_score"):
+        return f"{value:.3f}"
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.2f}"
 
 
@@ -208,7 +210,7 @@ def markdown(config: Config, rows: Sequence[Mapping[str, Any]], aggregates: Mapp
         "",
         "| " + " | ".join(COLUMNS.values()) + " |",
         "|---|" + "---:|" * (len(COLUMNS) - 2) + "---|",
-        *("| " + " | ".join(_cell(row[name]) for name in COLUMNS) + " |" for row in rows),
+        *("| " + " | ".join(_cell(name, row[name]) for name in COLUMNS) + " |" for row in rows),
         "",
         f"Protocol {config.env.resolved_protocol}. {EXPLANATION}",
         "",

@@ -15,6 +15,7 @@ def main() -> None:
     from jaxrl_atari.trial import read_config, run_trial
 
     run_dir = Path(sys.argv[1])
+    print(f"game {run_dir.name}", flush=True)
     runtime.configure()
     run_trial(read_config(run_dir), run_dir, resume=True)
     write_results(run_dir.parent)
