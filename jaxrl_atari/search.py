@@ -82,6 +82,8 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
         UserError: it cannot be run, or every trial has failed.
         KeyboardInterrupt: after SIGINT or SIGTERM, once all processes have ended.
     """
+    if not search.address:  # Ray reads it when it is imported, and then listens on the loopback interface alone
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     from jaxrl_atari import search_tune
     from jaxrl_atari.search_results import write_results
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.metrics import align_sessions
-from jaxrl_atari.plots import COLOURS, GREY, _drawing, _format_axes, _new_figure, _save, _tick_text
+from jaxrl_atari.plots import COLOURS, GREY, _drawing, _format_axes, _new_figure, _save, _score_text, _tick_text
 from jaxrl_atari.results import read_sessions
 from jaxrl_atari.search_space import LogUniform, SearchConfig, Uniform
 from jaxrl_atari.search_worker import Record, ranked, short, trial_dir
@@ -124,7 +124,7 @@ def _plot_parallel(search: SearchConfig, records: Sequence[Record], graphs: Path
     scores = [math.nan if record.score is None else record.score for record in records]
     norm = Normalize(np.nanmin(scores), np.nanmax(scores) if np.nanmax(scores) > np.nanmin(scores) else None)
     columns.append([float(norm(score)) for score in scores])
-    ticks.append((_tick_text(norm.vmin or 0, 0), _tick_text(norm.vmax or 0, 0)))
+    ticks.append((_score_text(np.nanmin(scores)), _score_text(np.nanmax(scores))))
     colours = matplotlib.colormaps["viridis"]
     for record, *heights in zip(records, *columns, strict=True):
         drawn: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.2}

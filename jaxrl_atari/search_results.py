@@ -8,6 +8,7 @@ writes them anew, also while the search runs.
 import argparse
 import csv
 import dataclasses
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,6 +82,8 @@ def config_file(config: Config, search: SearchConfig, best: Record, trials: int)
 
 def _source(value: Any, used: set[str]) -> str:
     """Python source of a config: the fields that differ from the defaults."""
+    if isinstance(value, str):
+        return json.dumps(value)  # in double quotes
     if not dataclasses.is_dataclass(value):
         return repr(value)
     cls = type(value)
@@ -88,11 +91,11 @@ def _source(value: Any, used: set[str]) -> str:
     used.add(cls.__name__)
     default = cls()  # pyright: ignore[reportCallIssue]
     changed = [f.name for f in dataclasses.fields(value) if getattr(value, f.name) != getattr(default, f.name)]
-    nested = cls is Config
     items = [f"{name}={_source(getattr(value, name), used)}" for name in changed]
-    if nested:
-        return "Config(\n" + "".join(f"        {item},\n" for item in items) + "    )"
-    return f"{cls.__name__}({', '.join(items)})"
+    if cls is not Config and len(line := f"{cls.__name__}({', '.join(items)})") <= 80:
+        return line
+    margin = "    " if cls is Config else "        "
+    return f"{cls.__name__}(\n" + "".join(f"{margin}    {item},\n" for item in items) + f"{margin})"
 
 
 def write_text(path: Path, text: str) -> None:

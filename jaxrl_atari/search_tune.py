@@ -42,10 +42,11 @@ from jaxrl_atari.search_worker import (
     write_record,
 )
 
-# Before Ray is imported. Nothing leaves this machine, and Ctrl-C is Ray Tune's to handle.
+# Before Ray is imported.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # its tables; `Recorder` tells the user
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # our own files hold all that theirs would
+os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")  # a trial's output.txt has them
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a trial without a GPU keeps off it by itself
 
 try:
@@ -229,8 +230,10 @@ class Recorder(Callback):
         if path.exists():
             reason = json.loads(path.read_text(encoding="utf-8"))["reason"]
         else:  # the process ended before it could say why
-            error = trial.get_pickled_error()
-            reason = f"its process was killed ({type(error).__name__})"
+            said = Path(trial.error_file).read_text(encoding="utf-8") if trial.error_file else ""
+            lines = [line.strip() for line in said.splitlines() if line.strip()]
+            killed = not lines or "actor died" in said
+            reason = "its process was killed, by hand or for lack of memory" if killed else lines[-1][:300]
         self._end(number, reason)
 
     def _end(self, number: int, failure: str) -> None:
@@ -284,7 +287,8 @@ def connect(search: SearchConfig) -> None:
         UserError: no cluster there.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if not search.address:
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `Recorder` tells the user
+    if not search.address:  # on the loopback interface: Ray lets anybody who can reach it run code
         ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _node_ip_address="127.0.0.1", **quiet)
         return
     try:

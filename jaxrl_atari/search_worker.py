@@ -12,7 +12,7 @@ import json
 import math
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -63,9 +63,13 @@ def read_records(search_dir: Path) -> dict[int, Record]:
 
 
 def ranked(records: Sequence[Record]) -> list[Record]:
-    """The trials that have a score and did not fail, best first."""
+    """The trials that have a score and did not fail, best first.
+
+    Those that ASHA has stopped come last: they were worse than others at the same env steps, though perhaps not in the
+    end.
+    """
     scored = [record for record in records if record.score is not None and record.status in ("finished", "stopped")]
-    return sorted(scored, key=lambda record: (-(record.score or 0.0), record.number))
+    return sorted(scored, key=lambda record: (record.status == "stopped", -(record.score or 0.0), record.number))
 
 
 def short(value: Any) -> str:
@@ -135,13 +139,20 @@ def run_search_trial(task: dict[str, Any]) -> dict[str, Any] | None:
         What Ray Tune is told at the end: `env_steps` and `return_ma`, the score. None where no game was finished.
     """
     directory = trial_dir(Path(task["search_dir"]), task["number"])
+    with recorded(directory):
+        return _train(directory, task)
+
+
+@contextlib.contextmanager
+def recorded(directory: Path) -> Iterator[None]:
+    """Keeps what is printed in output.txt, and the reason of a failure in failure.json, which the search reads."""
     with (
         (directory / "output.txt").open("a", buffering=1, encoding="utf-8") as output,
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(output),
     ):
         try:
-            return _train(directory, task)
+            yield
         except Exception as error:
             if not isinstance(error, UserError):
                 traceback.print_exc()

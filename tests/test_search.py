@@ -1,0 +1,518 @@
+import csv
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from jaxrl_atari import search as search_command
+from jaxrl_atari import train
+from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig, load_config_file
+from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.loggers import CsvWriter
+from jaxrl_atari.search_results import write_results
+from jaxrl_atari.search_space import (
+    Choice,
+    Grid,
+    Integer,
+    LogUniform,
+    ResourcesConfig,
+    SearchConfig,
+    Uniform,
+    check_space,
+    draw,
+    grid_point,
+    load_search_file,
+    read_search,
+    search_from_dict,
+    set_fields,
+)
+from jaxrl_atari.search_worker import Record, ranked, read_records, trial_config, trial_dir, write_record
+from jaxrl_atari.trial import write_json
+
+ROOT = Path(__file__).parent.parent
+SPACE = {"ppo.gae_lambda": Uniform(0.7, 0.98), "ppo.learning_rate": LogUniform(1e-4, 5e-4)}
+
+
+@pytest.fixture
+def engine():
+    """The module that needs the packages of the extra `search`."""
+    for package in ("ray", "optuna"):
+        pytest.importorskip(package, reason=f"search mode needs {package}: pip install 'jaxrl_atari[search]'")
+    from jaxrl_atari import search_tune
+
+    return search_tune
+
+
+def small_search(**settings):
+    return SearchConfig(**{"space": SPACE, "trials": 6, "grace_env_steps": 1000, "seed": 3} | settings)
+
+
+def begin(tmp_path, search, config=None):
+    """A search directory as `search.search` makes it."""
+    config = config or Config(name="small", total_env_steps=9000)
+    write_json(tmp_path / "search.json", {"config": config.to_dict(), "search": search.to_dict()})
+    return config
+
+
+def add_trial(search_dir, number, scores, status="unfinished", fields=None, every=1000):
+    """A trial with a log point every `every` env steps, and a checkpoint."""
+    fields = draw(SPACE, 0, number) if fields is None else fields
+    score = scores[-1] if scores and status != "unfinished" else None
+    record = Record(number, fields, status, "" if status == "unfinished" else "why", score, every * len(scores))
+    write_record(search_dir, record)
+    config = trial_config(*read_search(search_dir), fields, 0, 1)
+    write_json(trial_dir(search_dir, number) / "config.json", {"config": config.to_dict()})
+    session = trial_dir(search_dir, number) / "session_0"
+    (session / "checkpoints" / str(record.env_steps)).mkdir(parents=True)
+    writer = CsvWriter(session / "metrics.csv")
+    for i, score in enumerate(scores):
+        writer.write({"env_steps": every * (i + 1), "return_mean": score, "return_ma": score, "wall_seconds": 1.0})
+    writer.close()
+
+
+# --- The space -------------------------------------------------------------------------------------------------------
+
+
+def test_published_space_is_shipped():
+    config, search = load_search_file(ROOT / "configs/search_qbert.py")
+    assert config.env.game_name == "Qbert"
+    assert search.space == {
+        "ppo.gae_lambda": Uniform(0.7, 0.98),
+        "ppo.entropy_coef": LogUniform(0.005, 0.03),
+        "ppo.learning_rate": LogUniform(1e-4, 5e-4),
+    }
+    assert (search.grace_env_steps, search.reduction, search.early_stopping) == (500_000, 3, "asha")
+    check_space(config, search)
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({}, "search.space"),
+        ({"ppo.gae_lamda": Uniform(0.7, 0.9)}, "ppo.gae_lamda"),
+        ({"lambda": Uniform(0.7, 0.9)}, "'lambda': expected a field"),
+        ({"ppo": Choice((1, 2))}, "'ppo': expected a field"),
+        ({"devices.gpu": Choice((0, 1))}, "devices.gpu"),
+        ({"seed": Integer(0, 3)}, "may differ between trials"),
+        ({"ppo.gae_lambda": Uniform(0.9, 0.7)}, "lower to a higher"),
+        ({"ppo.gae_lambda": Uniform(0.9, 1.1)}, "ppo.gae_lambda = 1.1: expected a number from 0 to 1"),
+        ({"ppo.gae_lambda": Uniform(0.9, math.nan)}, "ppo.gae_lambda"),
+        ({"ppo.learning_rate": LogUniform(0.0, 1e-3)}, "above 0"),
+        ({"ppo.learning_rate": Integer(0, 1.5)}, "whole"),
+        ({"ppo.epochs": Uniform(1, 4)}, "use Integer"),
+        ({"ppo.epochs": Integer(0, 4)}, "ppo.epochs = 0"),
+        ({"ppo.epochs": Choice(())}, "at least one value"),
+        ({"ppo.epochs": Choice((1, 2.5))}, "2.5: expected a value of the field's type"),
+        ({"ppo.anneal_learning_rate": Choice((True, "no"))}, "'no'"),
+        ({"env.backend": Choice(("ale", "gym"))}, "'gym'"),
+        ({"ppo.minibatch_size": Choice((256, 300))}, "ppo.minibatch_size = 300: expected a divisor"),
+        ({"env.num_envs": Choice((8, 16)), "ppo.minibatch_size": Choice((256, 2048))}, "= 1024 samples"),
+        ({"ppo.epochs": (1, 4)}, "Uniform, LogUniform"),
+        ({"ppo.epochs": Grid((1, 2, 3)), "ppo.clip_epsilon": Grid((0.1, 0.2, 0.3))}, "9 points of the grid"),
+    ],
+)
+def test_impossible_spaces_are_refused_by_name(space, words):
+    with pytest.raises(ConfigError) as caught:
+        check_space(Config(), SearchConfig(space=space, trials=8))
+    assert words in str(caught.value)
+
+
+def test_possible_spaces_pass_and_survive_json():
+    space = {
+        "ppo.gae_lambda": Choice((None, 0.9)),
+        "ppo.weight_decay": Uniform(0, 1),
+        "ppo.epochs": Integer(1, 8),
+        "ppo.anneal_learning_rate": Grid((True, False)),
+        "env.game": Choice(("Pong", "Qbert")),
+        "overlap": Choice(("none", "update")),
+        "total_env_steps": Integer(10**6, 10**7),
+    }
+    search = SearchConfig(space=space, resources=ResourcesConfig(gpu=0.25))
+    check_space(Config(), search)
+    assert search_from_dict(json.loads(json.dumps(search.to_dict()))) == search
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"trials": 0}, "search.trials"),
+        ({"reduction": 1}, "search.reduction"),
+        ({"method": "grid"}, "search.method"),
+        ({"early_stopping": "yes"}, "search.early_stopping"),
+        ({"keep": -1}, "search.keep"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        small_search(**settings)
+
+
+@pytest.mark.parametrize("gpu", [-0.5, 1.5])
+def test_impossible_shares_are_refused(gpu):
+    with pytest.raises(ConfigError, match="gpu = "):
+        ResourcesConfig(gpu=gpu)
+
+
+def test_grace_beyond_the_budget_is_refused_unless_nothing_stops():
+    config = Config(total_env_steps=100_000)
+    with pytest.raises(ConfigError, match="grace_env_steps"):
+        check_space(config, SearchConfig(space=SPACE))
+    check_space(config, SearchConfig(space=SPACE, early_stopping="none"))
+
+
+def test_draws_are_reproducible_and_distributed_as_asked():
+    space = {**SPACE, "ppo.epochs": Integer(1, 3), "ppo.clip_epsilon": Choice((0.1, 0.2))}
+    draws = [draw(space, 0, i) for i in range(2000)]
+    assert draws[5] == draw(space, 0, 5) != draw(space, 1, 5)
+    rates = np.array([d["ppo.learning_rate"] for d in draws])
+    assert rates.min() >= 1e-4
+    assert rates.max() <= 5e-4
+    # Median of a log-uniform: the geometric mean of its ends; 2,000 draws come within a twentieth.
+    assert np.median(rates) == pytest.approx(math.sqrt(1e-4 * 5e-4), rel=0.05)
+    assert np.mean([d["ppo.gae_lambda"] for d in draws]) == pytest.approx(0.84, abs=0.01)
+    counts = np.bincount([d["ppo.epochs"] for d in draws])
+    assert counts[0] == 0
+    assert counts[1:].min() > 550  # a third each, and the upper end too
+    assert {d["ppo.clip_epsilon"] for d in draws} == {0.1, 0.2}
+
+
+def test_grid_takes_every_point_in_turn():
+    space = {"ppo.epochs": Grid((1, 2, 4)), "ppo.gamma": Uniform(0.9, 0.99), "ppo.clip_epsilon": Grid((0.1, 0.2))}
+    points = [tuple(grid_point(space, i).values()) for i in range(7)]
+    assert points == [(1, 0.1), (1, 0.2), (2, 0.1), (2, 0.2), (4, 0.1), (4, 0.2), (1, 0.1)]
+    assert draw(space, 0, 3)["ppo.epochs"] == 2
+
+
+def test_set_fields_replaces_those_that_only_fit_together():
+    fields = {"env.num_envs": 8, "ppo.minibatch_size": 1024, "ppo.gamma": 0.9, "overlap": "update"}
+    config = set_fields(Config(), fields)
+    assert (config.env.num_envs, config.ppo.minibatch_size, config.ppo.gamma) == (8, 1024, 0.9)
+    assert config.overlap == "update"
+    assert config.env.game == Config().env.game
+
+
+# --- The command line ------------------------------------------------------------------------------------------------
+
+
+def test_command_line_sets_search_and_config():
+    path = str(ROOT / "configs/search_qbert.py")
+    arguments = ["--config", path, "--search.trials", "4", "--search.resources.gpu", "0.125", "--ppo.epochs", "2"]
+    config, search, search_dir = search_command.parse([*arguments, "--search.early-stopping", "none"])
+    assert (search.trials, search.resources.gpu, config.ppo.epochs, search_dir) == (4, 0.125, 2, None)
+    assert search.early_stopping == "none"
+    assert set(search.space) == {"ppo.gae_lambda", "ppo.entropy_coef", "ppo.learning_rate"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "one of the two"),
+        (["--config", str(ROOT / "configs/qbert.py")], "has no get_search"),
+        (["--config", str(ROOT / "configs/search_qbert.py"), "--search.trial", "4"], "search.trial"),
+        (["--resume", "nowhere"], "not a search directory"),
+    ],
+)
+def test_command_line_errors_are_one_line(arguments, words):
+    with pytest.raises(UserError, match=words) as caught:
+        search_command.parse(arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_resume_may_add_trials_but_not_change_the_search(tmp_path):
+    begin(tmp_path, small_search())
+    _, search, search_dir = search_command.parse(["--resume", str(tmp_path), "--search.trials", "9"])
+    assert (search.trials, search_dir) == (9, tmp_path)
+    with pytest.raises(ConfigError, match="= 4: expected 3"):
+        search_command.parse(["--resume", str(tmp_path), "--search.reduction", "4"])
+
+
+# --- A trial's part of the machine -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("gpu", "share"), [(1.0, 0.9), (0.5, 0.45), (0.25, 0.225), (0.125, 0.1125), (2.0, 0.9)])
+def test_memory_share_follows_the_gpu_share(gpu, share):
+    assert trial_config(Config(), small_search(), {}, gpu, 2).devices.memory_fraction == pytest.approx(share)
+
+
+def test_trial_config():
+    config = Config(sessions=4, log=LogConfig(graphs=True))
+    stopping, whole = small_search(), small_search(early_stopping="none")
+    trial = trial_config(config, stopping, {"ppo.gamma": 0.9}, 0, 2)
+    assert (trial.sessions, trial.devices.gpu, trial.env.num_threads, trial.log.graphs) == (1, False, 2, False)
+    assert trial.ppo.gamma == 0.9
+    assert trial_config(config, whole, {}, 0, 2).sessions == 4
+    own = Config(devices=dataclasses.replace(config.devices, memory_fraction=0.3))
+    with pytest.raises(ConfigError, match="memory_fraction"):
+        trial_config(own, stopping, {}, 0.25, 1)
+
+
+def test_resources(engine):
+    def split(gpu, cpu, cluster):
+        return engine.resources(small_search(resources=ResourcesConfig(gpu, cpu)), cluster)
+
+    assert split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[:2] == (0.25, 2)
+    assert "8 at a time" in split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[2]
+    gpu, cpu, line = split(0.25, 0, {"CPU": 2.0})
+    assert (gpu, cpu) == (0, 1)
+    assert "there is no GPU" in line
+    assert split(0.0, 2, {"GPU": 2.0, "CPU": 16.0})[:2] == (0, 2)
+    with pytest.raises(UserError, match="there are 1 and 2"):
+        split(2.0, 1, {"GPU": 1.0, "CPU": 2.0})
+
+
+# --- Draws, ASHA and records -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["optuna", "random"])
+def test_resumed_draws_begin_with_unfinished_trials_and_repeat_nothing(engine, tmp_path, method):
+    search = small_search(method=method)
+    begin(tmp_path, search)
+    draws = engine.Draws(tmp_path, search, {"gpu": 0})
+    first = [draws.suggest(f"id{i}") for i in range(3)]
+    assert [task["number"] for task in first] == [0, 1, 2]
+    records = read_records(tmp_path)
+    assert [records[i].fields for i in range(3)] == [task["fields"] for task in first]  # on disk before they start
+    add_trial(tmp_path, 1, [5.0], "finished", first[1]["fields"])
+    add_trial(tmp_path, 2, [], "failed", first[2]["fields"])
+
+    again = engine.Draws(tmp_path, search, {"gpu": 0})
+    assert again.suggest("id9") == first[0]
+    new = again.suggest("id10")
+    assert new["number"] == 3
+    assert new["fields"] not in [task["fields"] for task in first]
+    for name, distribution in SPACE.items():
+        assert distribution.low <= new["fields"][name] <= distribution.high
+
+
+def test_optuna_draws_every_point_of_a_grid(engine, tmp_path):
+    search = small_search(space={**SPACE, "ppo.epochs": Grid((1, 2, 3))})
+    begin(tmp_path, search)
+    draws = engine.Draws(tmp_path, search, {})
+    assert [draws.suggest(f"id{i}")["fields"]["ppo.epochs"] for i in range(6)] == [1, 2, 3, 1, 2, 3]
+
+
+class FakeTrial:
+    def __init__(self, number):
+        self.trial_id, self.config = f"new{number}", {"number": number}
+
+
+def test_asha_knows_after_a_resume_what_it_had_seen(engine, tmp_path):
+    search = small_search()
+    begin(tmp_path, search)
+    for number, score in enumerate((10.0, 20.0, 30.0)):
+        add_trial(tmp_path, number, [math.nan, score], "finished")  # its first score at 2,000 env steps
+    add_trial(tmp_path, 3, [25.0])  # unfinished, past the first comparison already
+    asha = engine.Asha(tmp_path, search, 9000)
+    asha.set_search_properties("return_ma", "max")
+    trials = {number: FakeTrial(number) for number in (3, 4, 5)}
+    for trial in trials.values():
+        asha.on_trial_add(None, trial)
+
+    def decide(number, env_steps, score):
+        return asha.on_trial_result(None, trials[number], {"env_steps": env_steps, "return_ma": score})
+
+    assert decide(3, 2000, 0.0) == "CONTINUE"  # compared at 1,000 before
+    # At 1,000: 10, 20, 30, 25; the best third begins at the 67th percentile, 20 + (25 - 20) * 0.0 = 25.0.
+    cutoff = float(np.percentile([10, 20, 30, 25], 100 * (1 - 1 / 3)))
+    assert decide(4, 1000, cutoff - 0.1) == "STOP"
+    assert decide(5, 1000, 100.0) == "CONTINUE"
+
+
+def test_end_of_a_trial_is_told_from_its_files(engine, tmp_path):
+    search = small_search(keep=1)
+    config = begin(tmp_path, search)
+    add_trial(tmp_path, 0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0])
+    add_trial(tmp_path, 1, [1.0, 1.5])
+    add_trial(tmp_path, 2, [7.0])
+    add_trial(tmp_path, 3, [])
+    ended = [engine.end_record(tmp_path, i, config, failure) for i, failure in enumerate(["", "", "broke", ""])]
+    assert [(r.status, r.score, r.env_steps) for r in ended] == [
+        ("finished", 9.0, 9000),
+        ("stopped", 1.5, 2000),
+        ("failed", 7.0, 1000),
+        ("stopped", None, 0),
+    ]
+    assert ended[2].reason == "broke"
+    assert [record.number for record in ranked(ended)] == [0, 1]
+
+
+def test_only_the_best_keep_their_models(engine, tmp_path):
+    begin(tmp_path, small_search())
+    for number, (score, status) in enumerate(
+        [(8.0, "stopped"), (9.0, "failed"), (7.0, "finished"), (6.0, "finished"), (1.0, "unfinished")]
+    ):
+        add_trial(tmp_path, number, [score], status)
+    engine.remove_models(tmp_path, keep=2)
+    kept = {path.parent.parent.name for path in tmp_path.glob("trial_*/session_0/checkpoints")}
+    assert kept == {"trial_2", "trial_3", "trial_4"}
+    assert (tmp_path / "trial_0/session_0/metrics.csv").exists()
+
+
+# --- Results ---------------------------------------------------------------------------------------------------------
+
+
+def test_results(tmp_path):
+    search = small_search(space={**SPACE, "env.game": Choice(("Pong", "Qbert"))})
+    config = Config(name="small", total_env_steps=9000, env=EnvConfig(num_envs=8), ppo=PPOConfig(epochs=2))
+    begin(tmp_path, search, config)
+    for number, (scores, status) in enumerate(
+        [([1.0, 4.0], "stopped"), ([2.0, 5.0, 12.5], "finished"), ([], "failed"), ([3.0], "unfinished")]
+    ):
+        add_trial(tmp_path, number, scores, status, draw(search.space, 0, number))
+    table = write_results(tmp_path)
+
+    with (tmp_path / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["trial"] for row in rows] == ["1", "0", "2", "3"]  # the best first
+    assert (float(rows[0]["score"]), int(rows[0]["env_steps"]), rows[0]["status"]) == (12.5, 3000, "finished")
+    assert float(rows[0]["ppo.gae_lambda"]) == draw(search.space, 0, 1)["ppo.gae_lambda"]
+    assert rows[2]["score"] == ""
+    lines = table.splitlines()
+    assert len(lines) == 2 + 4
+    assert len({len(line) for line in lines}) == 1  # aligned
+    assert len({line.count("|") for line in lines}) == 1
+    assert (tmp_path / "trials.md").read_text() == table
+    for name in ("fields", "parallel", "curves"):
+        for suffix in (".png", ".svg"):
+            assert (tmp_path / "graphs" / (name + suffix)).stat().st_size > 5000
+
+    best = tmp_path / "small_best.py"
+    expected = set_fields(config, draw(search.space, 0, 1))
+    assert load_config_file(best) == dataclasses.replace(expected, name="small_best")
+    chosen, _ = train.parse(["--config", str(best), "--sessions", "4"])
+    assert (chosen.sessions, chosen.ppo.gae_lambda) == (4, expected.ppo.gae_lambda)
+    assert max(map(len, best.read_text().splitlines())) <= 110
+
+
+def test_results_without_a_score(tmp_path):
+    begin(tmp_path, small_search())
+    write_results(tmp_path)
+    add_trial(tmp_path, 0, [], "failed")
+    write_results(tmp_path)
+    assert (tmp_path / "graphs/fields.png").exists()
+    assert not (tmp_path / "small_best.py").exists()
+
+
+# --- In real processes -----------------------------------------------------------------------------------------------
+
+
+def test_processes_get_their_part_of_a_gpu_and_failures_do_not_end_the_search(engine, tmp_path, monkeypatch):
+    """Ray with two GPUs that it is told of; the trials only look at their environment, and some of them fail."""
+    import ray
+
+    def look(task):
+        import os
+        import signal
+        from pathlib import Path
+
+        import jax
+        from ray import tune
+
+        from jaxrl_atari.loggers import CsvWriter
+        from jaxrl_atari.search_worker import prepare, recorded, trial_dir
+        from jaxrl_atari.trial import write_json
+
+        number, directory = task["number"], trial_dir(Path(task["search_dir"]), task["number"])
+        config = prepare(task)
+        started = jax._src.xla_bridge.backends_are_initialized()
+        seen = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "XLA_CLIENT_MEM_FRACTION")}
+        write_json(directory / "seen.json", {**seen, "started": started, "pid": os.getpid()})
+        write_json(directory / "config.json", {"config": config.to_dict()})
+        (directory / "session_0").mkdir()
+        writer = CsvWriter(directory / "session_0" / "metrics.csv")
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for i in range(1, 10):
+            with recorded(directory):
+                if number == 2:
+                    raise ValueError("made to fail")
+            score = 10.0 - number  # each trial is worse than the one before
+            writer.write({"env_steps": 1000 * i, "return_mean": score, "return_ma": score, "wall_seconds": 1.0})
+            tune.report({"env_steps": 1000 * i, "return_ma": score})
+
+    search = small_search(resources=ResourcesConfig(gpu=0.25, cpu=1), method="random", trials=4)
+    config = begin(tmp_path, search)
+    monkeypatch.setattr(engine, "run_search_trial", look)
+    monkeypatch.setattr(
+        engine, "connect", lambda search: ray.init(
+            num_cpus=1, num_gpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False,
+            object_store_memory=engine.OBJECT_STORE_BYTES,
+        ),
+    )  # fmt: skip
+    assert engine.run(config, search, tmp_path)
+
+    records = read_records(tmp_path)
+    assert [record.status for record in records.values()] == ["finished", "failed", "failed", "stopped"]
+    assert "killed" in records[1].reason
+    assert "made to fail" in records[2].reason
+    seen = [json.loads((trial_dir(tmp_path, number) / "seen.json").read_text()) for number in range(4)]
+    for values in seen:
+        assert values["CUDA_VISIBLE_DEVICES"] in ("0", "1")
+        assert float(values["XLA_CLIENT_MEM_FRACTION"]) == 0.225
+        assert not values["started"]
+        assert not psutil.pid_exists(values["pid"])
+    assert not (tmp_path / "ray").exists()
+
+
+SMALL = """
+from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
+from jaxrl_atari.search_space import Grid, SearchConfig, Uniform
+
+def get_config():
+    return Config(
+        name="tiny", total_env_steps=3072, env=EnvConfig(game="Qbert", num_envs=8, max_frames=600),
+        ppo=PPOConfig(rollout_length=32, epochs=1, minibatch_size=256),
+        log=LogConfig(every_env_steps=256, checkpoint_every_env_steps=512, tensorboard=False),
+    )
+
+def get_search():
+    return SearchConfig(
+        space={"ppo.gae_lambda": Uniform(0.7, 0.98), "ppo.learning_rate": Grid((1e-4, 3e-4))},
+        trials=3, method="random", early_stopping="none", keep=1,
+    )
+"""
+
+
+@pytest.mark.slow
+def test_search_interrupted_and_resumed_on_the_emulator(engine, tmp_path):
+    (tmp_path / "tiny.py").write_text(SMALL)
+
+    def start(*arguments):
+        command = [sys.executable, "-m", "jaxrl_atari.search", *arguments]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+    before = {process.pid for process in psutil.process_iter()}
+    process = start("--config", str(tmp_path / "tiny.py"), "--output-dir", str(tmp_path))
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "finished at" in line:  # the first to end; others run
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            break
+    lines += process.stdout.readlines()
+    assert process.wait(60) == 130
+    time.sleep(2)
+    left = [p.cmdline() for p in psutil.process_iter() if p.pid not in before and "ray" in " ".join(p.cmdline())]
+    assert left == []
+    (search_dir,) = tmp_path.glob("tiny_search_*")
+    ended = {n: record for n, record in read_records(search_dir).items() if record.status == "finished"}
+    assert ended
+    stamps = {n: (trial_dir(search_dir, n) / "output.txt").stat().st_mtime_ns for n in ended}
+
+    process = start("--resume", str(search_dir))
+    lines = process.stdout.readlines()
+    assert process.wait(300) == 0, lines
+    records = read_records(search_dir)
+    assert [record.status for record in records.values()] == ["finished"] * 3
+    assert {n: (trial_dir(search_dir, n) / "output.txt").stat().st_mtime_ns for n in ended} == stamps
+    assert len(list(search_dir.glob("trial_*/session_0/checkpoints"))) == 1
+    load_config_file(search_dir / "tiny_best.py")
