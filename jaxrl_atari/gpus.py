@@ -218,6 +218,8 @@ def place_session(config: Config, session: int, trial: int = 0) -> Place:
     shown, problem = visible()
     if devices.gpu == "auto" and not shown:
         return Place((), "auto", f"devices.gpu = auto, and there is no GPU: {problem}")
+    if devices.distributed:  # learner devices are counted over all processes, each of which has its own
+        return Place(tuple(range(len(shown))), devices.gpu, "all visible: devices.distributed")
     first = devices.gpu if _is_index(devices.gpu) else 0
     if first >= len(shown):
         raise no_such_gpu(devices.gpu, [found.model for found in shown], problem)

@@ -49,10 +49,12 @@ def train(config: Config, run_dir: Path | None = None) -> Path:
     With `devices.distributed` every process calls it; process 0 writes.
     """
     from jaxrl_atari import devices
+    from jaxrl_atari.gpus import place_session
     from jaxrl_atari.plots import plot_trial
     from jaxrl_atari.results import summary_table, write_trial_summary
     from jaxrl_atari.trial import follow_trial, make_run_dir, run_trial
 
+    place_session(config, 0)  # refuses devices that are not there before a run directory is made
     resume = run_dir is not None
     if config.devices.distributed:
         devices.join_processes(config.devices)
