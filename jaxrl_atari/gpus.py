@@ -50,7 +50,7 @@ def visible() -> Visible:
     """The GPUs that JAX could use in this process. Neither starts JAX's back end nor takes memory of a GPU."""
     if (count := simulated_count()) is not None:
         return simulated_gpus(count, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    platforms = jax.config.jax_platforms  # set by JAX_PLATFORMS too
+    platforms = jax.config.jax_platforms  # set by JAX_PLATFORMS too  # pyright: ignore[reportAttributeAccessIssue]
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return Visible((), f"JAX is told to use only the platform {platforms} (JAX_PLATFORMS)")
     found = driver_gpus(lambda: ctypes.CDLL("libcuda.so.1"), os.environ.get("CUDA_VISIBLE_DEVICES"))
