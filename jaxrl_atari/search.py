@@ -15,6 +15,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import tyro
@@ -26,6 +27,13 @@ from jaxrl_atari.search_space import SearchConfig, check_space, load_search_file
 from jaxrl_atari.trial import make_run_dir, write_json
 
 CHANGED_BY_RESUME = ("trials", "keep", "address", "resources")
+RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
+    "RAY_AIR_NEW_OUTPUT": "0",  # no tables: the search tells what there is to tell
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # each trial's output.txt has its own
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # our own files hold all that theirs would
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a trial without a GPU keeps off it by itself
+}
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,23 @@ def parse(arguments: Sequence[str]) -> tuple[Config, SearchConfig, Path | None]:
     return config, search, search_dir
 
 
+def engine(address: str = "") -> ModuleType:
+    """`search_tune`, with Ray's settings in the environment: Ray reads them when it is imported.
+
+    Raises:
+        UserError: Ray or Optuna is not installed.
+    """
+    if not address:  # listen on the loopback interface alone: Ray runs what it is sent
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    for name, value in RAY_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        from jaxrl_atari import search_tune
+    except ImportError as error:
+        raise UserError(f"search mode needs {error.name}: pip install 'jaxrl_atari[search]'") from error
+    return search_tune
+
+
 def search(config: Config, search: SearchConfig, search_dir: Path | None = None) -> Path:
     """Runs a search, or goes on with the one in `search_dir`; returns the search directory.
 
@@ -82,11 +107,9 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
         UserError: it cannot be run, or every trial has failed.
         KeyboardInterrupt: after SIGINT or SIGTERM, once all processes have ended.
     """
-    if not search.address:  # Ray reads it when it is imported, and then listens on the loopback interface alone
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    from jaxrl_atari import search_tune
     from jaxrl_atari.search_results import write_results
 
+    search_tune = engine(search.address)
     if search_dir is None:
         search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"))
     search_dir = search_dir.absolute()

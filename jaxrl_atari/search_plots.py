@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.metrics import align_sessions
@@ -97,9 +98,9 @@ def _field_axis(axes: Axes, search: SearchConfig, name: str, labels: list[str] |
         axes.set_xticks(range(len(labels)), labels)
     elif isinstance(search.space[name], LogUniform):
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5))
 
@@ -125,7 +126,7 @@ def _plot_parallel(search: SearchConfig, records: Sequence[Record], graphs: Path
     norm = Normalize(np.nanmin(scores), np.nanmax(scores) if np.nanmax(scores) > np.nanmin(scores) else None)
     columns.append([float(norm(score)) for score in scores])
     ticks.append((_score_text(np.nanmin(scores)), _score_text(np.nanmax(scores))))
-    colours = matplotlib.colormaps["viridis"]
+    colours = colormaps["viridis"]
     for record, *heights in zip(records, *columns, strict=True):
         drawn: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.2}
         if record.score is not None:
@@ -146,7 +147,7 @@ def _plot_parallel(search: SearchConfig, records: Sequence[Record], graphs: Path
         "full lines: budget spent; dashed: ended before; dotted: no score; numbers: lowest and highest value tried",
         fontsize="small", color=GREY,
     )  # fmt: skip
-    bar = figure.colorbar(matplotlib.cm.ScalarMappable(norm, colours), ax=axes, pad=0.02)
+    bar = figure.colorbar(ScalarMappable(norm, colours), ax=axes, pad=0.02)
     bar.set_label(RETURN)
     bar.ax.yaxis.set_major_formatter(FuncFormatter(_tick_text))
     return _save(figure, graphs, "parallel")

@@ -1,197 +1,39 @@
-"""The engine of a search: Ray Tune runs the trials, Optuna or chance draws their fields, ASHA stops the worse ones.
+"""The engine of a search: Ray Tune runs the trials of `search_draws.py`, each in a process (`search_worker.py`).
 
-A search is resumed from its trials' files alone: each `record.json` says what was drawn and how it ended, and each
-`metrics.csv` what ASHA has seen. Ray's own record of an experiment is not used: it would lose what ASHA has seen, and
-the trials of the seconds before a crash.
+`search.engine()` imports this module, with Ray's settings in the environment.
 """
 
 import dataclasses
 import json
 import logging
-import os
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.callback import Callback
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.results import read_metrics, write_trial_summary
-from jaxrl_atari.search_space import (
-    Choice,
-    Fields,
-    Grid,
-    Integer,
-    LogUniform,
-    SearchConfig,
-    Space,
-    Uniform,
-    draw,
-    grid_point,
-)
+from jaxrl_atari.results import write_trial_summary
+from jaxrl_atari.search_draws import Asha, Draws
+from jaxrl_atari.search_space import SearchConfig
 from jaxrl_atari.search_worker import (
     Record,
     memory_share,
     ranked,
     read_records,
     run_search_trial,
-    session_dir,
     short,
     trial_dir,
     write_record,
 )
 
-# Before Ray is imported.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # its tables; `Recorder` tells the user
-os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # our own files hold all that theirs would
-os.environ.setdefault("TUNE_PRINT_ALL_TRIAL_ERRORS", "0")  # a trial's output.txt has them
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a trial without a GPU keeps off it by itself
-
-try:
-    import optuna
-    import ray
-    from ray import tune
-    from ray.tune.callback import Callback
-    from ray.tune.schedulers import AsyncHyperBandScheduler
-    from ray.tune.search import Searcher
-except ImportError as error:
-    raise UserError(f"search mode needs {error.name}: pip install 'jaxrl_atari[search]'") from error
-
 STATUS_SECONDS = 30.0
 OBJECT_STORE_BYTES = 100 * 2**20  # nothing large passes through it
-
-
-# --- What is tried ---------------------------------------------------------------------------------------------------
-
-
-def optuna_distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribution]:
-    """The space in Optuna's terms."""
-    kinds = optuna.distributions
-
-    def convert(distribution: Any) -> optuna.distributions.BaseDistribution:
-        match distribution:
-            case Uniform(low, high):
-                return kinds.FloatDistribution(low, high)
-            case LogUniform(low, high):
-                return kinds.FloatDistribution(low, high, log=True)
-            case Integer(low, high):
-                return kinds.IntDistribution(low, high)
-            case Choice(values) | Grid(values):
-                return kinds.CategoricalDistribution(values)
-        raise TypeError(f"{distribution!r} is no distribution")
-
-    return {name: convert(distribution) for name, distribution in space.items()}
-
-
-class Draws(Searcher):
-    """Draws the trials' fields: first those of unfinished trials, as they are, then new ones until there are enough.
-
-    What is drawn is on disk before the trial starts.
-    """
-
-    def __init__(self, search_dir: Path, search: SearchConfig, task: dict[str, Any]):
-        super().__init__(metric="return_ma", mode="max")
-        self._dir, self._search, self._task = search_dir, search, task
-        records = read_records(search_dir)
-        self._begun = [record for record in records.values() if record.status == "unfinished"]
-        self._next = max(records, default=-1) + 1
-        self._study: optuna.Study | None = None
-        self._asked: dict[str, optuna.trial.Trial] = {}  # by Ray's id
-        if search.method == "optuna":
-            optuna.logging.set_verbosity(optuna.logging.WARNING)
-            self._distributions = optuna_distributions(search.space)
-            # Another seed after a resume, lest the same numbers be drawn again.
-            sampler = optuna.samplers.TPESampler(seed=search.seed + self._next)
-            self._study = optuna.create_study(direction="maximize", sampler=sampler)
-            for record in records.values():
-                if record.status != "unfinished":
-                    self._study.add_trial(self._past(record))
-
-    def _past(self, record: Record) -> optuna.trial.FrozenTrial:
-        scored = record.status != "failed" and record.score is not None
-        return optuna.trial.create_trial(
-            state=optuna.trial.TrialState.COMPLETE if scored else optuna.trial.TrialState.FAIL,
-            value=record.score if scored else None,
-            params=record.fields,
-            distributions=self._distributions,
-        )
-
-    def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        if self._begun:
-            record = self._begun.pop(0)
-            fields = self._ask(trial_id, record.fields)
-        else:
-            fields = self._draw(trial_id)
-            record = Record(self._next, fields)
-            self._next += 1
-            write_record(self._dir, record)
-        return {**self._task, "number": record.number, "fields": fields}
-
-    def _draw(self, trial_id: str) -> Fields:
-        if self._study is None:
-            return draw(self._search.space, self._search.seed, self._next)
-        return self._ask(trial_id, grid_point(self._search.space, self._next))
-
-    def _ask(self, trial_id: str, fixed: Fields) -> Fields:
-        """Optuna's fields with some of them given."""
-        if self._study is None:
-            return fixed
-        if fixed:
-            self._study.enqueue_trial(fixed)
-        self._asked[trial_id] = self._study.ask(self._distributions)
-        return {name: self._asked[trial_id].params[name] for name in self._distributions}
-
-    def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
-        asked = self._asked.pop(trial_id, None)
-        if self._study is not None and asked is not None:
-            score = None if error or not result else result.get("return_ma")
-            state = optuna.trial.TrialState.FAIL if score is None else optuna.trial.TrialState.COMPLETE
-            self._study.tell(asked, score, state=state)
-
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing: the records hold it all."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Never called."""
-
-
-class Asha(AsyncHyperBandScheduler):
-    """Ray's ASHA (Li et al. 2018, arXiv:1810.05934), which after a resume knows what it had seen before."""
-
-    def __init__(self, search_dir: Path, search: SearchConfig, budget: int):
-        super().__init__(
-            time_attr="env_steps",
-            max_t=budget,
-            grace_period=search.grace_env_steps,
-            reduction_factor=search.reduction,
-            stop_last_trials=False,  # they end by themselves, with a last checkpoint
-        )
-        self._dir = search_dir
-        self._ended = [record for record in read_records(search_dir).values() if record.status != "unfinished"]
-
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        super().on_trial_add(tune_controller, trial)
-        ended, self._ended = self._ended, []
-        for record in ended:
-            past = SimpleNamespace(trial_id=f"trial_{record.number}")
-            super().on_trial_add(tune_controller, past)
-            self._replay(tune_controller, past, record.number)
-        self._replay(tune_controller, trial, trial.config["number"])
-
-    def _replay(self, tune_controller: Any, trial: Any, number: int) -> None:
-        path = session_dir(trial_dir(self._dir, number), 0)
-        if not (path / "metrics.csv").exists():
-            return
-        try:
-            metrics = read_metrics(path)
-        except UserError:  # it had no log point yet
-            return
-        for env_steps, score in zip(metrics["env_steps"], metrics["return_ma"], strict=True):
-            if score == score:  # no NaN
-                result = {"env_steps": int(env_steps), "return_ma": float(score)}
-                self.on_trial_result(tune_controller, trial, result)
 
 
 # --- What becomes of it ----------------------------------------------------------------------------------------------
@@ -288,7 +130,7 @@ def connect(search: SearchConfig) -> None:
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `Recorder` tells the user
-    if not search.address:  # on the loopback interface: Ray lets anybody who can reach it run code
+    if not search.address:
         ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _node_ip_address="127.0.0.1", **quiet)
         return
     try:
@@ -298,7 +140,7 @@ def connect(search: SearchConfig) -> None:
         raise UserError(f"search.address = {search.address!r}: {reason}; is there a `ray start --head`?") from error
 
 
-def resources(search: SearchConfig, cluster: dict[str, float]) -> tuple[float, int, str]:
+def resources(search: SearchConfig, cluster: Mapping[str, float]) -> tuple[float, int, str]:
     """GPUs and CPU cores of each trial, and a line that says so.
 
     Args:
