@@ -192,7 +192,9 @@ def _print_report(result: dict[str, Any]) -> None:
     if "memory" in result:
         device = result["memory"]["peak_device_gib"]
         on_device = "" if device is None else f"; device {device:.2f} GiB"
-        print(f"peak memory of training: process {result['memory']['peak_rss_gib']:.2f} GiB{on_device}")
+        compiled = result["process"]["cache_hits"] < result["process"]["programs"]
+        note = " (it compiled programs, which takes memory; less from now on)" if compiled else ""
+        print(f"peak memory of training: process {result['memory']['peak_rss_gib']:.2f} GiB{on_device}{note}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

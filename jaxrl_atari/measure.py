@@ -33,7 +33,7 @@ from jaxrl_atari.envs import EnvPool, make_pool
 from jaxrl_atari.instruments import Compilations, SectionTimer, peak_device_gib, peak_rss_gib, wrapped
 from jaxrl_atari.loggers import make_writers
 from jaxrl_atari.monitor import Monitor
-from jaxrl_atari.session import SessionLog
+from jaxrl_atari.session_log import SessionLog
 from jaxrl_atari.trainer import Trainer
 
 RATES = ("end_to_end", "env", "acting", "update")

@@ -1,0 +1,202 @@
+"""What makes training fast, without a clock: compilations, transfers, and the form of the compiled update."""
+
+import re
+import threading
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_atari import learner, rollout
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
+from jaxrl_atari.devices import place
+from jaxrl_atari.instruments import Compilations
+from jaxrl_atari.ppo import Hyperparameters, Rollout, init_train_state, make_update
+from jaxrl_atari.trainer import Trainer, make_network
+
+ENVS, GROUPS, LENGTH = 4, 2, 8
+
+
+def small(length=LENGTH, **values):
+    return Config(
+        env=EnvConfig(num_envs=ENVS, num_groups=GROUPS, num_threads=1),
+        ppo=PPOConfig(rollout_length=length, minibatch_size=32, epochs=2),
+        devices=DevicesConfig(gpu=False),
+        **values,
+    )
+
+
+@pytest.fixture(params=["none", "update"])
+def overlap(request):
+    return request.param
+
+
+def iterate(trainer, times):
+    for _ in range(times):
+        jax.block_until_ready(trainer.iterate())
+    jax.block_until_ready(trainer.settle())
+
+
+def make_trainer(config, request):
+    trainer = Trainer(config, 0, place(config.devices))
+    request.addfinalizer(trainer.close)
+    return trainer
+
+
+# --- Compilations ----------------------------------------------------------------------------------------------------
+
+
+def test_update_and_policy_are_traced_once(overlap, monkeypatch, request):
+    traced = Counter()
+
+    def counting(name, function):
+        def counted(*args, **kwargs):
+            traced[name] += 1  # jit calls this only when it traces
+            return function(*args, **kwargs)
+
+        return counted
+
+    def make_counting_update(*args):
+        update = make_update(*args)
+        return update._replace(update=counting("update", update.update))
+
+    monkeypatch.setattr(rollout, "act", counting("act", rollout.act))
+    monkeypatch.setattr(rollout, "begin_rollout", counting("begin", rollout.begin_rollout))
+    monkeypatch.setattr(learner, "make_update", make_counting_update)
+    iterate(make_trainer(small(overlap=overlap), request), 4)
+    assert traced == {"act": 1, "begin": 1, "update": 1}
+
+
+def test_nothing_is_compiled_or_traced_after_two_iterations(overlap, request):
+    trainer = make_trainer(small(overlap=overlap), request)
+    with Compilations() as compilations:
+        iterate(trainer, 2)
+        assert compilations.count[Compilations.COMPILE] > 0  # the counter does see them
+        compilations.count.clear()
+        iterate(trainer, 3)
+        assert not compilations.count
+
+
+# --- Transfers -------------------------------------------------------------------------------------------------------
+
+
+def transfers(length, request, monkeypatch):
+    """Calls of device_put and device_get of one iteration in the steady state, each by the shapes that it moved."""
+    trainer = make_trainer(small(length), request)
+    iterate(trainer, 2)
+    puts, gets = [], []
+
+    def listing(function, calls):
+        def listed(x, *args, **kwargs):
+            moved = [leaf for leaf in jax.tree.leaves(x) if not isinstance(leaf, jax.Array) or calls is gets]
+            calls.append(tuple((leaf.shape, str(leaf.dtype)) for leaf in moved))
+            return function(x, *args, **kwargs)
+
+        return listed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "device_put", listing(jax.device_put, puts))
+        patch.setattr(jax, "device_get", listing(jax.device_get, gets))
+        iterate(trainer, 1)
+    return Counter(puts), Counter(gets)
+
+
+def test_transfers_of_a_step(request, monkeypatch):
+    puts, gets = transfers(LENGTH, request, monkeypatch)
+    size = ENVS // GROUPS
+    newest_frames = (((size, 84, 84), "uint8"), ((size,), "bool"))
+    # One put of the newest frame and its mark for each group and step, and once more for the value after the last.
+    assert puts[newest_frames] == GROUPS * (LENGTH + 1)
+    frames = [count for moved, count in puts.items() if any(dtype == "uint8" for _, dtype in moved)]
+    assert sum(frames) == puts[newest_frames]
+    # One get of the actions for each group and step, and nothing else.
+    assert gets == {(((size,), "int32"),): GROUPS * LENGTH}
+
+    longer_puts, longer_gets = transfers(2 * LENGTH, request, monkeypatch)
+    assert longer_puts.total() - puts.total() == GROUPS * LENGTH
+    assert longer_gets.total() - gets.total() == GROUPS * LENGTH
+
+
+def implicit_transfer(trainer):
+    """What JAX says to one."""
+    try:
+        jnp.add(trainer.learner.state.optimizer_steps, np.ones((), np.int32))
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def test_no_implicit_transfers(overlap, request):
+    trainer = make_trainer(small(overlap=overlap), request)
+    iterate(trainer, 2)
+    before, caught = jax.config.jax_transfer_guard, []
+    jax.config.update("jax_transfer_guard", "disallow")  # of all threads, the learner's too
+    try:
+        iterate(trainer, 2)
+        planted = threading.Thread(target=lambda: caught.append(implicit_transfer(trainer)))
+        planted.start()
+        planted.join()
+        assert "Disallowed host-to-device transfer" in caught[0]
+    finally:
+        jax.config.update("jax_transfer_guard", before or "allow")
+
+
+# --- The compiled update ---------------------------------------------------------------------------------------------
+
+
+def computations(hlo):
+    """The computations of an HLO module: name -> lines. The entry computation is "ENTRY"."""
+    found, name = {}, None
+    for line in hlo.splitlines():
+        if start := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
+            name = "ENTRY" if start[1] else start[2]
+            found[name] = []
+        elif line.startswith("}"):
+            name = None
+        elif name:
+            found[name].append(line)
+    return found
+
+
+def convolutions_in_loops(hlo):
+    """Lines with a convolution in the body of a loop, or in what a body calls."""
+    found = computations(hlo)
+    lines = [line for body in found.values() for line in body]
+    waiting = [name for line in lines for name in re.findall(r"body=%?([\w.\-]+)", line)]
+    assert waiting, "there is no loop in this program"
+    reached = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += [word for line in found[name] for word in re.findall(r"%([\w.\-]+)", line) if word in found]
+    return [line for name in reached for line in found[name] if re.search(r"= \S+ convolution\(", line)]
+
+
+def compiled_update(conv="auto"):
+    """The text of the compiled update of a small rollout, by the path that the trainer takes."""
+    config, length = small(), 2 * LENGTH  # several minibatches, each of several chunks of the convolutions
+    network = make_network(config, 6, "cpu")
+    if conv != "auto":
+        network = network.clone(conv=conv)
+    per_step = jax.ShapeDtypeStruct((length, ENVS), jnp.float32)
+    frames = jax.ShapeDtypeStruct((length + 4, ENVS, 84, 84), jnp.uint8)
+    whole = jax.ShapeDtypeStruct((length, ENVS), jnp.int32)
+    marks = jax.ShapeDtypeStruct((length, ENVS), jnp.bool_)
+    data = Rollout(
+        frames, age=whole, action=whole, log_prob=per_step, value=per_step, reward=per_step, terminated=marks,
+        truncated=marks, weight=per_step, bootstrap_value=jax.ShapeDtypeStruct((ENVS,), jnp.float32),
+    )  # fmt: skip
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(lambda: init_train_state(network, config.ppo, jax.random.key(0)))
+    hyper = Hyperparameters(*[jax.ShapeDtypeStruct((), jnp.float32)] * len(Hyperparameters._fields))
+    update = make_update(network, config.ppo).update
+    return jax.jit(update).lower(state, data, hyper, key).compile().as_text()
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the slow path is XLA's CPU back end's")
+def test_no_convolution_in_a_loop_of_the_update():
+    assert convolutions_in_loops(compiled_update()) == []
+    assert len(convolutions_in_loops(compiled_update("plain"))) >= 3  # it finds them where they are
