@@ -26,7 +26,7 @@ from jaxrl_atari import cli, trial
 from jaxrl_atari.config import Config, config_from_dict, load_config_file
 from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.games import GAMES
-from jaxrl_atari.gpus import visible
+from jaxrl_atari.gpus import place_session, visible
 from jaxrl_atari.metrics import aggregate_games, reference_normalised
 from jaxrl_atari.processes import Task, run_processes
 from jaxrl_atari.results import write_trial_summary
@@ -281,6 +281,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str], Path | None]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     config, games, suite_dir = parse(sys.argv[1:] if arguments is None else arguments)
+    place_session(config, 0)  # devices that are not there are refused before anything is made
     if suite_dir is None:
         suite_dir = make_suite_dir(config, games)
     else:

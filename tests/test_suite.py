@@ -75,6 +75,13 @@ def test_what_cannot_be_used_is_told_before_anything_starts(arguments, words):
     assert "\n" not in str(error.value)
 
 
+def test_devices_that_are_not_there_leave_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXRL_ATARI_SIMULATED_GPUS", "2")
+    with pytest.raises(UserError, match="visible|GPU"):
+        suite.main(["--games", "Pong", "--devices.gpu", "5", "--output-dir", str(tmp_path / "data")])
+    assert not (tmp_path / "data").exists()
+
+
 def test_damaged_description(tmp_path):
     (tmp_path / "suite.json").write_text('{"games": ["Pong"], "config": {"no_such": 1}}')
     with pytest.raises(UserError, match="no_such"):
