@@ -143,10 +143,12 @@ class Asha(AsyncHyperBandScheduler):
         for record in ended:
             past: Any = SimpleNamespace(trial_id=f"trial_{record.number}")
             super().on_trial_add(tune_controller, past)
-            self._replay(tune_controller, past, record.number)
-        self._replay(tune_controller, trial, trial.config["number"])
+            self._replay(tune_controller, past, record.number, None)
+        # Of a trial that was interrupted the last log point may not have been compared yet.
+        self._replay(tune_controller, trial, trial.config["number"], -1)
 
-    def _replay(self, tune_controller: Any, trial: Any, number: int) -> None:
+    def _replay(self, tune_controller: Any, trial: Any, number: int, end: int | None) -> None:
+        """Shows the log points up to `end` again. What was decided then stands."""
         path = session_dir(trial_dir(self._dir, number), 0)
         if not (path / "metrics.csv").exists():
             return
@@ -154,7 +156,7 @@ class Asha(AsyncHyperBandScheduler):
             metrics = read_metrics(path)
         except UserError:  # it had no log point yet
             return
-        for env_steps, score in zip(metrics["env_steps"], metrics["return_ma"], strict=True):
+        for env_steps, score in zip(metrics["env_steps"][:end], metrics["return_ma"][:end], strict=True):
             if math.isfinite(score):
                 result = {"env_steps": int(env_steps), "return_ma": float(score)}
                 self.on_trial_result(tune_controller, trial, result)

@@ -308,10 +308,11 @@ def test_asha_knows_after_a_resume_what_it_had_seen(engine, tmp_path):
     begin(tmp_path, search)
     for number, score in enumerate((10.0, 20.0, 30.0)):
         add_trial(tmp_path, number, [math.nan, score], "finished")  # its first score at 2,000 env steps
-    add_trial(tmp_path, 3, [25.0])  # unfinished, past the first comparison already
+    add_trial(tmp_path, 3, [25.0, 26.0])  # unfinished, past the first comparison already
+    add_trial(tmp_path, 6, [1.0])  # unfinished, perhaps ended before it was compared
     asha = engine.Asha(tmp_path, search, 9000)
     asha.set_search_properties("return_ma", "max")
-    trials = {number: FakeTrial(number) for number in (3, 4, 5)}
+    trials = {number: FakeTrial(number) for number in (3, 4, 5, 6)}
     for trial in trials.values():
         asha.on_trial_add(None, trial)
 
@@ -319,8 +320,8 @@ def test_asha_knows_after_a_resume_what_it_had_seen(engine, tmp_path):
         return asha.on_trial_result(None, trials[number], {"env_steps": env_steps, "return_ma": score})
 
     assert decide(3, 2000, 0.0) == "CONTINUE"  # compared at 1,000 before
-    # At 1,000: 10, 20, 30, 25; the best third begins at the 67th percentile, 20 + (25 - 20) * 0.0 = 25.0.
-    cutoff = float(np.percentile([10, 20, 30, 25], 100 * (1 - 1 / 3)))
+    assert decide(6, 1000, 1.0) == "STOP"
+    cutoff = float(np.percentile([10, 20, 30, 25, 1], 100 * (1 - 1 / 3)))  # the best third goes on
     assert decide(4, 1000, cutoff - 0.1) == "STOP"
     assert decide(5, 1000, 100.0) == "CONTINUE"
 
