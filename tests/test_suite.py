@@ -77,7 +77,7 @@ def test_what_cannot_be_used_is_told_before_anything_starts(arguments, words):
 
 def test_devices_that_are_not_there_leave_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXRL_ATARI_SIMULATED_GPUS", "2")
-    with pytest.raises(UserError, match="visible|GPU"):
+    with pytest.raises(UserError, match="5"):
         suite.main(["--games", "Pong", "--devices.gpu", "5", "--output-dir", str(tmp_path / "data")])
     assert not (tmp_path / "data").exists()
 
