@@ -83,11 +83,11 @@ class EnvConfig:
     """The games: which, how many at once, under which protocol."""
 
     game: str = "Qbert"
-    """Any game of ALE, as you like to write it: Qbert, ms_pacman, ALE/Qbert-v5, QbertNoFrameskip-v4 (classic protocol)."""
+    """Any game of ALE, as you like to write it: Qbert, ms_pacman, ALE/Qbert-v5, QbertNoFrameskip-v4 (classic)."""
     backend: Backend = "ale"
     """Emulator pool: `ale` (ale-py's AtariVectorEnv) or `envpool` (pip install 'jaxrl_atari[envpool]')."""
     protocol: Protocol = "auto"
-    """`v5`: sticky actions 0.25; `classic`: the NoFrameskip-v4 convention without them; `auto`: by the game's name, else v5."""
+    """`v5`: sticky actions 0.25; `classic` (NoFrameskip-v4): none; `auto`: as the game's name says, else v5."""
     num_envs: int = 16
     """Environments stepped in parallel (B)."""
     num_groups: int = 0
@@ -178,7 +178,7 @@ class NetworkConfig:
     """The Nature-DQN actor-critic (Mnih et al. 2015)."""
 
     compute_dtype: ComputeDtype = "auto"
-    """Arithmetic of the torso: float32, bfloat16, or auto (bfloat16 on a GPU, else float32). Parameters, heads and losses are float32."""
+    """Arithmetic of the torso; auto: bfloat16 on a GPU, else float32. Parameters, heads, losses: always float32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
     """Form of the convolutions, the same numbers in each: plain (cuDNN's), matmul (fast in a loop on CPU), auto."""
 
@@ -192,7 +192,7 @@ class DevicesConfig:
     """Where things run."""
 
     gpu: Annotated[GpuOption, _word(parse_gpu, "auto|true|false|INDEX")] = "auto"
-    """`auto`: a GPU if JAX has one, else the CPU; `true`: a GPU or an error; `false`: the CPU; `0`, `1`, ...: that device."""
+    """`auto`: a GPU if JAX has one, else CPU; `true`: a GPU or an error; `false`: the CPU; `0`, `1`...: that GPU."""
     data_parallel: Annotated[int | Literal["all"], _word(parse_count, "N|all")] = 1
     """Devices that learn one session together, each with its share of the environments and of every minibatch."""
     actor: Annotated[GpuOption | Literal["learner"], _word(parse_place, "learner|auto|true|false|INDEX")] = "learner"
@@ -251,7 +251,7 @@ class LogConfig:
     jsonl: bool = False
     """Write the log points as JSON lines too (metrics.jsonl)."""
     wandb: bool = False
-    """Send the log points to Weights & Biases (pip install 'jaxrl_atari[wandb]'); WANDB_MODE=offline keeps them here."""
+    """Log to Weights & Biases too (pip install 'jaxrl_atari[wandb]'); WANDB_MODE=offline keeps it on this machine."""
     wandb_project: str = "jaxrl_atari"
     """Weights & Biases project."""
 
@@ -295,7 +295,7 @@ class Config:
     output_dir: str = "data"
     """Folder in which run directories are made."""
     overlap: Literal["none", "update"] = "none"
-    """`none`: strictly on-policy, reproducible bit for bit. `update`: acting goes on while the update runs, one update behind."""
+    """`none`: strictly on-policy, reproducible; `update`: acting goes on during the update, one update behind."""
     env: EnvConfig = field(default_factory=EnvConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -371,11 +371,13 @@ class Config:
 def config_from_dict(values: dict[str, Any]) -> Config:
     """The inverse of `Config.to_dict`; raises `UserError` for fields that this version does not know."""
 
-    def build(cls: type, values: dict[str, Any], prefix: str) -> Any:
+    def build(cls: Any, values: dict[str, Any], prefix: str) -> Any:
         fields = {f.name: f for f in dataclasses.fields(cls)}
         for key in values:
             if key not in fields:
-                raise UserError(f"{prefix}{key}: this version of jaxrl_atari has no such field; use the version that saved it")
+                raise UserError(
+                    f"{prefix}{key}: this version of jaxrl_atari has no such field; use the version that saved it"
+                )
         return cls(
             **{
                 key: build(fields[key].type, value, f"{prefix}{key}.")

@@ -158,9 +158,7 @@ class DataParallel:
         """The function on all devices."""
         if self.axis_name is None:
             return jax.jit(function, donate_argnums=donate_argnums)
-        return jax.pmap(
-            function, axis_name=self.axis_name, devices=self.devices, donate_argnums=tuple(donate_argnums)
-        )
+        return jax.pmap(function, axis_name=self.axis_name, devices=self.devices, donate_argnums=tuple(donate_argnums))
 
     def assemble(self, shards: Sequence[Any]) -> Any:
         """A tree of arrays from one tree for each local device, which is moved there if it is not there already."""

@@ -21,6 +21,7 @@ A rollout stores every frame once. `block_frames` blocks it once for all epochs,
 input of `NatureActorCritic.from_blocks`.
 """
 
+import functools
 from functools import partial
 from typing import Any
 
@@ -88,7 +89,8 @@ def _convolution(x: jax.Array, w: jax.Array, size: int, dtype: Any) -> jax.Array
     n, height, width, channels = x.shape
     h, v = height - size + 1, width - size + 1
     products = (x.reshape(-1, channels).astype(dtype) @ w.astype(dtype)).reshape(n, height, width, size * size, -1)
-    return sum(products[:, i : i + h, j : j + v, i * size + j] for i in range(size) for j in range(size))
+    shifted = [products[:, i : i + h, j : j + v, i * size + j] for i in range(size) for j in range(size)]
+    return functools.reduce(jnp.add, shifted)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -97,7 +99,7 @@ def _layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int, dtype: Any) -> j
     return nn.relu(_convolution(x, w, size, dtype) + b.astype(dtype))
 
 
-def _layer_forward(x: jax.Array, w: jax.Array, b: jax.Array, size: int, dtype: Any) -> tuple[jax.Array, Any]:
+def _layer_forward(x: jax.Array, w: jax.Array, b: jax.Array, size: int, dtype: Any) -> tuple[Any, Any]:
     out = _layer(x, w, b, size, dtype)
     return out, (x, w, out)
 
@@ -192,10 +194,11 @@ class NatureActorCritic(nn.Module):
         w3 = _window_last(k3)
 
         def torso(x: jax.Array) -> jax.Array:
-            h = _layer(x, w1, b1, 2, self.compute_dtype)
+            h: Any = _layer(x, w1, b1, 2, self.compute_dtype)
             h = h.reshape(-1, 10, 2, 10, 2, 32).swapaxes(2, 3).reshape(-1, 10, 10, 128)  # space-to-depth, 2x2
             h = _layer(h, w2, b2, 2, self.compute_dtype)
-            return _layer(h, w3, b3, 3, self.compute_dtype).reshape(-1, 3136)
+            h = _layer(h, w3, b3, 3, self.compute_dtype)
+            return h.reshape(-1, 3136)
 
         n = blocks.shape[0]
         if n <= CHUNK:

@@ -1,8 +1,8 @@
 """Acting with a trained policy: load it from a checkpoint, choose actions, play full games.
 
-    policy = load_policy("data/qbert_20260101_120000")
-    actions = policy.act(frames, jax.random.key(0))                  # uint8 [n, 84, 84, 4] -> int32 [n]
-    result = evaluate(policy, episodes=32)                           # result.mean, result.returns, ...
+policy = load_policy("data/qbert_20260101_120000")
+actions = policy.act(frames, jax.random.key(0))                  # uint8 [n, 84, 84, 4] -> int32 [n]
+result = evaluate(policy, episodes=32)                           # result.mean, result.returns, ...
 """
 
 import dataclasses

@@ -12,24 +12,26 @@ import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.networks import NatureActorCritic, block_frames, gather_stacks
 
-Metrics = dict[str, chex.Array]
+Metrics = dict[str, jax.Array]
+Scalar = jax.Array | np.float32
 
 
 class Hyperparameters(NamedTuple):
     """What a search varies: float32 scalars that enter `update` as data, so that one program serves every trial."""
 
-    learning_rate: chex.Array
-    gamma: chex.Array
-    gae_lambda: chex.Array
-    clip_epsilon: chex.Array
-    entropy_coef: chex.Array
-    value_coef: chex.Array
+    learning_rate: Scalar
+    gamma: Scalar
+    gae_lambda: Scalar
+    clip_epsilon: Scalar
+    entropy_coef: Scalar
+    value_coef: Scalar
 
 
 class Rollout(NamedTuple):
@@ -39,16 +41,16 @@ class Rollout(NamedTuple):
     carries no signal: the emulator ignored its action, because the game before it had just ended.
     """
 
-    frames: chex.Array  # uint8 [T + S - 1, B, 84, 84]
-    age: chex.Array  # int32 [T, B]: frames of the same game before the newest one, at most S - 1
-    action: chex.Array  # int32 [T, B]
-    log_prob: chex.Array  # float32 [T, B]: log pi_old(action)
-    value: chex.Array  # float32 [T, B]: V_old
-    reward: chex.Array  # float32 [T, B]: clipped to [-1, 1]
-    terminated: chex.Array  # bool [T, B]: a life or the game was lost: no value beyond
-    truncated: chex.Array  # bool [T, B]: the game was cut off: the value beyond counts, the rewards beyond do not
-    weight: chex.Array  # float32 [T, B]: 1, or 0 for a step that is no transition
-    bootstrap_value: chex.Array  # float32 [B]: V_old of what step T would see
+    frames: jax.Array  # uint8 [T + S - 1, B, 84, 84]
+    age: jax.Array  # int32 [T, B]: frames of the same game before the newest one, at most S - 1
+    action: jax.Array  # int32 [T, B]
+    log_prob: jax.Array  # float32 [T, B]: log pi_old(action)
+    value: jax.Array  # float32 [T, B]: V_old
+    reward: jax.Array  # float32 [T, B]: clipped to [-1, 1]
+    terminated: jax.Array  # bool [T, B]: a life or the game was lost: no value beyond
+    truncated: jax.Array  # bool [T, B]: the game was cut off: the value beyond counts, the rewards beyond do not
+    weight: jax.Array  # float32 [T, B]: 1, or 0 for a step that is no transition
+    bootstrap_value: jax.Array  # float32 [B]: V_old of what step T would see
 
 
 @flax.struct.dataclass
@@ -57,18 +59,18 @@ class TrainState:
 
     params: Any
     opt_state: optax.OptState
-    optimizer_steps: chex.Array  # int32 []
+    optimizer_steps: jax.Array  # int32 []
 
 
 class Minibatch(NamedTuple):
     """The samples of one gradient step, [N]."""
 
-    observation: chex.Array  # N frame stacks, in the form that `NatureActorCritic.from_blocks` takes
-    action: chex.Array
-    log_prob: chex.Array
-    value: chex.Array
-    advantage: chex.Array  # normalised over the minibatch
-    target: chex.Array
+    observation: jax.Array  # N frame stacks, in the form that `NatureActorCritic.from_blocks` takes
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    advantage: jax.Array  # normalised over the minibatch
+    target: jax.Array
 
 
 def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
@@ -80,13 +82,13 @@ def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
     )
 
 
-def init_train_state(network: NatureActorCritic, config: PPOConfig, key: chex.PRNGKey) -> TrainState:
+def init_train_state(network: NatureActorCritic, config: PPOConfig, key: jax.Array) -> TrainState:
     """Fresh parameters (orthogonal) and optimiser state."""
     params = network.init(key, jnp.zeros((1, 84, 84, 4), jnp.uint8))["params"]
     return TrainState(params, make_optimizer(config).init(params), jnp.zeros((), jnp.int32))
 
 
-def sample_action(keys: chex.PRNGKey, logits: chex.Array) -> tuple[chex.Array, chex.Array]:
+def sample_action(keys: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Draws an action of each row's categorical distribution, with a key for each row.
 
     Args:
@@ -99,20 +101,20 @@ def sample_action(keys: chex.PRNGKey, logits: chex.Array) -> tuple[chex.Array, c
     return action, log_prob_of(logits, action)
 
 
-def log_prob_of(logits: chex.Array, action: chex.Array) -> chex.Array:
+def log_prob_of(logits: jax.Array, action: jax.Array) -> jax.Array:
     """log pi(action) of a categorical distribution: logits [N, A], action [N] -> [N]."""
     return jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], axis=-1)[:, 0]
 
 
 def gae(
-    reward: chex.Array,
-    value: chex.Array,
-    bootstrap_value: chex.Array,
-    terminated: chex.Array,
-    truncated: chex.Array,
-    gamma: chex.Numeric,
-    gae_lambda: chex.Numeric,
-) -> chex.Array:
+    reward: jax.Array,
+    value: jax.Array,
+    bootstrap_value: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    gamma: jax.typing.ArrayLike,
+    gae_lambda: jax.typing.ArrayLike,
+) -> jax.Array:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, equation 16).
 
         delta_t = r_t + gamma * (1 - terminated_t) * V_{t+1} - V_t
@@ -134,7 +136,7 @@ def gae(
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
     decay = jnp.where(terminated | truncated, 0.0, gamma * gae_lambda)
 
-    def backward(next_advantage: chex.Array, step: tuple[chex.Array, chex.Array]) -> tuple[chex.Array, chex.Array]:
+    def backward(next_advantage: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         delta_t, decay_t = step
         advantage = delta_t + decay_t * next_advantage
         return advantage, advantage
@@ -143,31 +145,31 @@ def gae(
     return advantage
 
 
-def _sum(x: chex.Array, axis_name: str | None) -> chex.Array:
+def _sum(x: jax.Array, axis_name: str | None) -> jax.Array:
     """Sum of all entries, over all devices of the axis."""
     return jnp.sum(x) if axis_name is None else lax.psum(jnp.sum(x), axis_name)
 
 
-def weighted_moments(x: chex.Array, weight: chex.Array, axis_name: str | None = None) -> tuple[chex.Array, chex.Array]:
+def weighted_moments(x: jax.Array, weight: jax.Array, axis_name: str | None = None) -> tuple[jax.Array, jax.Array]:
     """Mean sum(w x) / sum(w) and variance of the entries of x, over all devices of the axis."""
     total_weight = jnp.maximum(_sum(weight, axis_name), 1.0)
     mean = _sum(weight * x, axis_name) / total_weight
     return mean, _sum(weight * jnp.square(x - mean), axis_name) / total_weight
 
 
-def normalize(advantage: chex.Array, weight: chex.Array, axis_name: str | None = None) -> chex.Array:
+def normalize(advantage: jax.Array, weight: jax.Array, axis_name: str | None = None) -> jax.Array:
     """Advantages of a minibatch with mean 0 and standard deviation 1 over the samples that carry weight."""
     mean, variance = weighted_moments(advantage, weight, axis_name)
     return (advantage - mean) / (jnp.sqrt(variance) + 1e-8)
 
 
 def ppo_loss(
-    logits: chex.Array,
-    value: chex.Array,
+    logits: jax.Array,
+    value: jax.Array,
     batch: Minibatch,
     hyper: Hyperparameters,
-    mean: Callable[[chex.Array], chex.Array],
-) -> tuple[chex.Array, Metrics]:
+    mean: Callable[[jax.Array], jax.Array],
+) -> tuple[jax.Array, Metrics]:
     """The loss of one minibatch of N samples (arXiv:1707.06347, equation 9).
 
         policy  = -mean(min(ratio A, clip(ratio, 1 - eps, 1 + eps) A))                        (equation 7)
@@ -205,14 +207,14 @@ def ppo_loss(
 
 
 def minibatch_indices(
-    key: chex.PRNGKey,
+    key: jax.Array,
     rollout_length: int,
     num_envs: int,
     epochs: int,
     minibatch_size: int,
     strata: int,
-    first_stratum: chex.Numeric = 0,
-) -> chex.Array:
+    first_stratum: jax.typing.ArrayLike = 0,
+) -> jax.Array:
     """Random minibatches: each epoch is a fresh permutation of the samples, stratified by environment.
 
     The B environments are cut into `strata` blocks, and each minibatch takes as many samples of each block. A device
@@ -226,7 +228,7 @@ def minibatch_indices(
     """
     width = num_envs // strata  # environments of a block
 
-    def permute(epoch: chex.Array, stratum: chex.Array) -> chex.Array:
+    def permute(epoch: jax.Array, stratum: jax.Array) -> jax.Array:
         stratum_key = jax.random.fold_in(jax.random.fold_in(key, epoch), first_stratum + stratum)
         sample = jax.random.permutation(stratum_key, rollout_length * width)
         return sample // width * num_envs + stratum * width + sample % width
@@ -240,14 +242,14 @@ def minibatch_indices(
 class Samples(NamedTuple):
     """A rollout made ready for its epochs; everything but the frames is [T * B]."""
 
-    blocks: chex.Array  # uint8 [T + S, B, 21, 21, 16]: each frame once, see `networks.block_frames`
-    age: chex.Array  # int32 [T, B]
-    action: chex.Array
-    log_prob: chex.Array
-    value: chex.Array
-    advantage: chex.Array
-    target: chex.Array
-    weight: chex.Array
+    blocks: jax.Array  # uint8 [T + S, B, 21, 21, 16]: each frame once, see `networks.block_frames`
+    age: jax.Array  # int32 [T, B]
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    advantage: jax.Array
+    target: jax.Array
+    weight: jax.Array
 
 
 def prepare(rollout: Rollout, hyper: Hyperparameters) -> Samples:
@@ -272,7 +274,7 @@ def train_on_minibatches(
     state: TrainState,
     samples: Samples,
     hyper: Hyperparameters,
-    indices: chex.Array,
+    indices: jax.Array,
     network: NatureActorCritic,
     optimizer: optax.GradientTransformation,
     axis_name: str | None = None,
@@ -290,7 +292,7 @@ def train_on_minibatches(
     """
     devices = 1 if axis_name is None else lax.axis_size(axis_name)
 
-    def gradient_step(state: TrainState, index: chex.Array) -> tuple[TrainState, Metrics]:
+    def gradient_step(state: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
         weight = samples.weight[index]
         batch = Minibatch(
             observation=gather_stacks(samples.blocks, samples.age, index),
@@ -303,8 +305,9 @@ def train_on_minibatches(
         # The mean over devices of this device's share, scaled by their number, is the mean over the whole minibatch.
         scale = devices * weight / jnp.maximum(_sum(weight, axis_name), 1.0)
 
-        def loss_fn(params: Any) -> tuple[chex.Array, Metrics]:
-            logits, value = network.apply({"params": params}, batch.observation, method="from_blocks")
+        def loss_fn(params: Any) -> tuple[jax.Array, Metrics]:
+            outputs: Any = network.apply({"params": params}, batch.observation, method="from_blocks")
+            logits, value = outputs
             return ppo_loss(logits, value, batch, hyper, mean=lambda x: jnp.sum(scale * x))
 
         gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.params)
@@ -318,7 +321,7 @@ def train_on_minibatches(
     return lax.scan(gradient_step, state, indices)
 
 
-def explained_variance(samples: Samples, axis_name: str | None = None) -> chex.Array:
+def explained_variance(samples: Samples, axis_name: str | None = None) -> jax.Array:
     """1 - Var(target - V_old) / Var(target) over a rollout: 1 is a perfect value function, 0 one that knows nothing."""
     _, unexplained = weighted_moments(samples.advantage, samples.weight, axis_name)
     _, variance = weighted_moments(samples.target, samples.weight, axis_name)
@@ -328,9 +331,9 @@ def explained_variance(samples: Samples, axis_name: str | None = None) -> chex.A
 class Update(NamedTuple):
     """The update as one function, and as its parts for those who run it minibatch by minibatch."""
 
-    update: Callable[[TrainState, Rollout, Hyperparameters, chex.PRNGKey], tuple[TrainState, Metrics]]
-    prepare: Callable[[Rollout, Hyperparameters, chex.PRNGKey], tuple[Samples, chex.Array, Metrics]]
-    train: Callable[[TrainState, Samples, Hyperparameters, chex.Array], tuple[TrainState, Metrics]]
+    update: Callable[[TrainState, Rollout, Hyperparameters, jax.Array], tuple[TrainState, Metrics]]
+    prepare: Callable[[Rollout, Hyperparameters, jax.Array], tuple[Samples, jax.Array, Metrics]]
+    train: Callable[[TrainState, Samples, Hyperparameters, jax.Array], tuple[TrainState, Metrics]]
 
 
 def make_update(
@@ -347,9 +350,7 @@ def make_update(
     """
     optimizer = make_optimizer(config)
 
-    def prepare_all(
-        rollout: Rollout, hyper: Hyperparameters, key: chex.PRNGKey
-    ) -> tuple[Samples, chex.Array, Metrics]:
+    def prepare_all(rollout: Rollout, hyper: Hyperparameters, key: jax.Array) -> tuple[Samples, jax.Array, Metrics]:
         length, num_envs = rollout.action.shape
         strata = math.gcd(num_envs * num_devices, config.minibatch_size) // num_devices
         indices = minibatch_indices(
@@ -360,12 +361,12 @@ def make_update(
         return samples, indices, {"explained_variance": explained_variance(samples, axis_name)}
 
     def train(
-        state: TrainState, samples: Samples, hyper: Hyperparameters, indices: chex.Array
+        state: TrainState, samples: Samples, hyper: Hyperparameters, indices: jax.Array
     ) -> tuple[TrainState, Metrics]:
         return train_on_minibatches(state, samples, hyper, indices, network, optimizer, axis_name)
 
     def update(
-        state: TrainState, rollout: Rollout, hyper: Hyperparameters, key: chex.PRNGKey
+        state: TrainState, rollout: Rollout, hyper: Hyperparameters, key: jax.Array
     ) -> tuple[TrainState, Metrics]:
         samples, indices, metrics = prepare_all(rollout, hyper, key)
         state, of_steps = train(state, samples, hyper, indices)

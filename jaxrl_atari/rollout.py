@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,15 +22,15 @@ from jaxrl_atari.ppo import Rollout, sample_action
 class ActorState(NamedTuple):
     """What an actor keeps on its device while it fills a rollout of T steps; step T only gives the bootstrap value."""
 
-    step: chex.Array  # int32 []: the step of the rollout that comes next
-    key: chex.PRNGKey
-    env_index: chex.Array  # int32 [B]: the environments' numbers among all of the session
-    last_age: chex.Array  # int32 [B]: of the step before
-    frames: chex.Array  # uint8 [T + S, B, 84, 84]: S - 1 frames from before, then the newest of steps 0..T
-    age: chex.Array  # int32 [T + 1, B]
-    action: chex.Array  # int32 [T + 1, B]
-    log_prob: chex.Array  # float32 [T + 1, B]
-    value: chex.Array  # float32 [T + 1, B]
+    step: jax.Array  # int32 []: the step of the rollout that comes next
+    key: jax.Array
+    env_index: jax.Array  # int32 [B]: the environments' numbers among all of the session
+    last_age: jax.Array  # int32 [B]: of the step before
+    frames: jax.Array  # uint8 [T + S, B, 84, 84]: S - 1 frames from before, then the newest of steps 0..T
+    age: jax.Array  # int32 [T + 1, B]
+    action: jax.Array  # int32 [T + 1, B]
+    log_prob: jax.Array  # float32 [T + 1, B]
+    value: jax.Array  # float32 [T + 1, B]
 
 
 def empty_actor_state(rollout_length: int, num_envs: int, first_env: int = 0) -> ActorState:
@@ -50,7 +49,7 @@ def empty_actor_state(rollout_length: int, num_envs: int, first_env: int = 0) ->
     )
 
 
-def begin_rollout(state: ActorState, key: chex.PRNGKey) -> ActorState:
+def begin_rollout(state: ActorState, key: jax.Array) -> ActorState:
     """A fresh rollout that goes on where `state`, a full one, ended. Reads `state` and leaves it as it is."""
     length, num_envs = state.age.shape[0] - 1, state.age.shape[1]
     history = state.frames[length : length + STACK - 1]
@@ -64,8 +63,8 @@ def begin_rollout(state: ActorState, key: chex.PRNGKey) -> ActorState:
 
 
 def act(
-    network: NatureActorCritic, params: Any, state: ActorState, frame: chex.Array, first: chex.Array
-) -> tuple[ActorState, chex.Array]:
+    network: NatureActorCritic, params: Any, state: ActorState, frame: jax.Array, first: jax.Array
+) -> tuple[ActorState, jax.Array]:
     """One step of the policy: stores the newest frames, samples actions for what each environment now sees.
 
     Args:
@@ -93,7 +92,7 @@ def act(
     ), action
 
 
-def stack_window(window: chex.Array, age: chex.Array) -> chex.Array:
+def stack_window(window: jax.Array, age: jax.Array) -> jax.Array:
     """The last S frames [S, B, 84, 84] as stacks [B, 84, 84, S], the oldest first.
 
     Where a game is younger than its stack, its first frame is repeated.
@@ -115,10 +114,10 @@ class Outcome(NamedTuple):
 def finish_rollout(states: Sequence[ActorState], outcomes: Sequence[Outcome]) -> Rollout:
     """Groups of environments, each a full state and its outcome, as one rollout over all of them."""
 
-    def join(parts: Sequence[chex.Array], axis: int = 1) -> chex.Array:
+    def join(parts: Sequence[jax.Array], axis: int = 1) -> jax.Array:
         return jnp.concatenate(parts, axis=axis) if len(parts) > 1 else parts[0]
 
-    def steps(name: str) -> chex.Array:
+    def steps(name: str) -> jax.Array:
         return join([getattr(state, name)[:-1] for state in states])
 
     return Rollout(
@@ -179,8 +178,8 @@ class EpisodeStatistics:
 class ActorFunctions(NamedTuple):
     """The compiled functions that all actors of a session share."""
 
-    begin: Callable[[ActorState, chex.PRNGKey], ActorState]
-    act: Callable[[Any, ActorState, chex.Array, chex.Array], tuple[ActorState, chex.Array]]
+    begin: Callable[[ActorState, jax.Array], ActorState]
+    act: Callable[[Any, ActorState, jax.Array, jax.Array], tuple[ActorState, jax.Array]]
 
 
 def make_actor_functions(network: NatureActorCritic) -> ActorFunctions:
@@ -226,7 +225,7 @@ class Actor:
             weight=np.zeros(shape, np.float32),
         )
 
-    def begin(self, key: chex.PRNGKey) -> None:
+    def begin(self, key: jax.Array) -> None:
         """Starts a rollout; `key` is the source of its actions."""
         self.state = self._functions.begin(self.state, jax.device_put(key, self.device))
         self._outcome = self._empty_outcome()

@@ -48,7 +48,7 @@ def _keep_freed_memory() -> str | None:
 
 def _cache_compiled_programs() -> str | None:
     """Keeps compiled programs on disk, so that the next start does not compile them again."""
-    if jax.config.jax_compilation_cache_dir is None:  # not set in JAX_COMPILATION_CACHE_DIR either
+    if _cache_dir() is None:  # not set in JAX_COMPILATION_CACHE_DIR either
         home = os.environ.get("XDG_CACHE_HOME")
         folder = (Path(home) if home else Path.home() / ".cache") / "jaxrl_atari" / "xla"
         try:
@@ -58,4 +58,8 @@ def _cache_compiled_programs() -> str | None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    return f"compiled programs are kept in {jax.config.jax_compilation_cache_dir}"
+    return f"compiled programs are kept in {_cache_dir()}"
+
+
+def _cache_dir() -> str | None:
+    return getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009 (the type checker knows no such attribute)

@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class SessionLog:
 
     def __init__(
         self,
-        writers: list[Writer],
+        writers: Sequence[Writer],
         checkpoints: Checkpoints | None,
         trainer: Trainer,
         session: int,

@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -137,15 +136,14 @@ class Trainer:
     def hyperparameters(self) -> Hyperparameters:
         """Those of the next update, as NumPy scalars."""
         ppo = self.config.ppo
-        values = Hyperparameters(
-            learning_rate=self.learning_rate,
-            gamma=ppo.gamma,
-            gae_lambda=self.config.gae_lambda,
-            clip_epsilon=ppo.clip_epsilon,
-            entropy_coef=ppo.entropy_coef,
-            value_coef=ppo.value_coef,
+        return Hyperparameters(
+            learning_rate=np.float32(self.learning_rate),
+            gamma=np.float32(ppo.gamma),
+            gae_lambda=np.float32(self.config.gae_lambda),
+            clip_epsilon=np.float32(ppo.clip_epsilon),
+            entropy_coef=np.float32(ppo.entropy_coef),
+            value_coef=np.float32(ppo.value_coef),
         )
-        return Hyperparameters(*map(np.float32, values))
 
     def _params_of_actors(self) -> list[Any]:
         """The learner's parameters on each actor's device; copies, where the learner goes on while they are in use."""
@@ -154,13 +152,11 @@ class Trainer:
             params = self._copy(params)
         return [jax.device_put(p, device) for p, device in zip(params, self.placement.actors, strict=True)]
 
-    def collect(self, key: chex.PRNGKey) -> list[Rollout]:
+    def collect(self, key: jax.Array) -> list[Rollout]:
         """One rollout, as a part for each local device; each group steps while the policy acts for the others."""
         length = self.config.ppo.rollout_length
         turns = [
-            (actor, params)
-            for shard, params in zip(self.actors, self._acting_params, strict=True)
-            for actor in shard
+            (actor, params) for shard, params in zip(self.actors, self._acting_params, strict=True) for actor in shard
         ]
         for actor, _ in turns:
             actor.begin(key)

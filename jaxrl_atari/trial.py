@@ -105,7 +105,9 @@ def read_config(run_dir: Path) -> Config:
     try:
         return config_from_dict(json.loads(path.read_text(encoding="utf-8"))["config"])
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: damaged ({type(error).__name__}: {error}); restore it from the session's copy") from error
+        raise UserError(
+            f"{path}: damaged ({type(error).__name__}: {error}); restore it from the session's copy"
+        ) from error
 
 
 def session_dir(run_dir: Path, session: int) -> Path:
