@@ -243,12 +243,11 @@ def write_results(suite_dir: Path, failures: Mapping[str, str] | None = None) ->
     writer = csv.DictWriter(table, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    for name, content in (("results.md", text), ("results.csv", table.getvalue())):
+    figures = json.dumps({"games": rows, "aggregates": aggregates}, indent=2) + "\n"
+    for name, content in (("results.md", text), ("results.csv", table.getvalue()), ("results.json", figures)):
         partial = suite_dir / f".{name}.{os.getpid()}.partial"  # several games may end at once
         partial.write_text(content, encoding="utf-8")
         os.replace(partial, suite_dir / name)
-    if failures is not None:
-        trial.write_json(suite_dir / "results.json", {"games": rows, "aggregates": aggregates})
     return text
 
 

@@ -171,11 +171,12 @@ def test_what_is_done_is_skipped_and_a_failure_does_not_stop_the_others(tmp_path
 
 
 def test_a_real_game_fails_and_another_finishes(tmp_path):
-    """Through the command, with real processes: a directory is where Pong's metrics go."""
+    """Through the command, with real processes: a file is where Pong's session goes."""
     arguments = "--sessions 1 --total-env-steps 32 --env.num-envs 2 --ppo.rollout-length 8 --ppo.minibatch-size 8"
     command = [sys.executable, "-m", "jaxrl_atari.suite", *arguments.split(), "--log.no-graphs", "--log.no-tensorboard"]
     suite_dir = make_suite(tmp_path / "suite", games=("Pong", "Breakout"))
-    (suite_dir / "Pong" / "session_0" / "metrics.csv").mkdir(parents=True)
+    (suite_dir / "Pong").mkdir()
+    (suite_dir / "Pong" / "session_0").write_text("in the way")
     done = subprocess.run(
         [*command, "--resume", str(suite_dir)], capture_output=True, text=True, timeout=200, check=False
     )
