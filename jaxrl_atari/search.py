@@ -24,6 +24,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.search_space import SearchConfig, check_space, load_search_file, read_search
+from jaxrl_atari.search_worker import read_records
 from jaxrl_atari.trial import make_run_dir, write_json
 
 CHANGED_BY_RESUME = ("trials", "keep", "address", "resources")
@@ -34,6 +35,12 @@ RAY_SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # our own files hold all that theirs would
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a trial without a GPU keeps off it by itself
 }
+
+
+class TrialsFailed(UserError):
+    """Every trial of a search failed."""
+
+    exit_status = 1
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,8 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
     """Runs a search, or goes on with the one in `search_dir`; returns the search directory.
 
     Raises:
-        UserError: it cannot be run, or every trial has failed.
+        UserError: it cannot be run.
+        TrialsFailed: every trial has failed; the results are written.
         KeyboardInterrupt: after SIGINT or SIGTERM, once all processes have ended.
     """
     from jaxrl_atari.search_results import write_results
@@ -125,6 +133,9 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
     if not done:
         print(f"interrupted; --resume {search_dir} goes on", flush=True)
         raise KeyboardInterrupt
+    records = read_records(search_dir).values()
+    if all(record.status == "failed" for record in records):
+        raise TrialsFailed(f"all {len(records)} trials failed, the last one so: {list(records)[-1].reason}")
     return search_dir
 
 

@@ -130,8 +130,14 @@ def connect(search: SearchConfig) -> None:
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `Recorder` tells the user
-    if not search.address:
-        ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, _node_ip_address="127.0.0.1", **quiet)
+    if not search.address:  # "local": Ray would join a cluster that it finds running here
+        ray.init(
+            "local",
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            **quiet,
+        )
         return
     try:
         ray.init(address=search.address, **quiet)

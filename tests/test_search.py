@@ -401,6 +401,16 @@ def test_results_without_a_score(tmp_path):
     assert not (tmp_path / "small_best.py").exists()
 
 
+def test_a_search_of_failures_says_so_and_returns_one(engine, tmp_path):
+    search = small_search(trials=2)
+    config = begin(tmp_path, search)
+    for number in range(2):
+        add_trial(tmp_path, number, [], "failed")
+    with pytest.raises(search_command.TrialsFailed, match="all 2 trials failed, the last one so: why") as caught:
+        search_command.search(config, search, tmp_path)
+    assert caught.value.exit_status == 1
+
+
 # --- In real processes -----------------------------------------------------------------------------------------------
 
 
@@ -446,7 +456,7 @@ def test_processes_get_their_part_of_a_gpu_and_failures_do_not_end_the_search(en
     monkeypatch.setattr(engine, "run_search_trial", look)
     monkeypatch.setattr(
         engine, "connect", lambda search: ray.init(
-            num_cpus=2, num_gpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False,
+            "local", num_cpus=2, num_gpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False,
             object_store_memory=engine.OBJECT_STORE_BYTES,
         ),
     )  # fmt: skip
@@ -498,8 +508,8 @@ def test_search_interrupted_and_resumed_on_the_emulator(engine, tmp_path):
         if "finished at" in line:  # the first to end; others run
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
             break
-    process.stdout.read()
-    assert process.wait(60) == 130
+    process.communicate(timeout=60)
+    assert process.returncode == 130
     time.sleep(2)
     left = [p.cmdline() for p in psutil.process_iter() if p.pid not in before and "ray" in " ".join(p.cmdline())]
     assert left == []
@@ -509,8 +519,8 @@ def test_search_interrupted_and_resumed_on_the_emulator(engine, tmp_path):
     stamps = {n: (trial_dir(search_dir, n) / "output.txt").stat().st_mtime_ns for n in ended}
 
     process = start("--resume", str(search_dir))
-    told = process.stdout.read()
-    assert process.wait(300) == 0, told
+    told, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, told
     records = read_records(search_dir)
     assert [record.status for record in records.values()] == ["finished"] * 3
     assert {n: (trial_dir(search_dir, n) / "output.txt").stat().st_mtime_ns for n in ended} == stamps
