@@ -41,7 +41,14 @@ def trained(config, updates=3, seed=0):
 
 
 def assert_close(params, other):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-5), params, other)
+    """Within 1% of the longest way that Adam can have gone, root mean square.
+
+    Not closer: where a unit sits at the kink of its ReLU, another order of a sum turns its tiny gradient off, and Adam
+    makes whole steps of tiny gradients.
+    """
+    longest_way = 24 * 2.5e-4
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(other), strict=True):
+        assert np.sqrt(np.mean(np.square(a - b))) < 0.01 * longest_way
 
 
 def assert_equal(params, other):
