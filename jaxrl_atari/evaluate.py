@@ -51,7 +51,7 @@ class Options:
 def _scores_to_compare(game: str) -> str:
     scores = {
         "random play (v5)": GAMES[game].random_mean,
-        "human tester (Mnih et al. 2015)": GAMES[game].human,
+        "human tester (as in DQN Zoo)": GAMES[game].human,
         "reference PPO (v5, 10,000,000 env steps)": GAMES[game].reference_score,
     }
     known = [f"{name} {score:,.1f}" for name, score in scores.items() if score is not None]

@@ -7,8 +7,8 @@ known:
   for PPO on ALE v5 (sticky actions) after 1e7 env steps, as `return_ma` averaged over sessions.
 - `random_v5_mean`, `random_v5_std`: mean and standard deviation of the return of uniformly random play under
   the v5 protocol.
-- `dqn_random`, `dqn_human`: the random agent and the professional human tester of Mnih et al. 2015 (Nature
-  518:529, extended data table 2), the pair by which human-normalised scores are defined.
+- `dqn_random`, `dqn_human`: the random agent and the human tester that human-normalised scores are defined with, as
+  in DQN Zoo (github.com/google-deepmind/dqn_zoo).
 
 Scores are raw returns of full games.
 """
@@ -37,8 +37,8 @@ class Game:
     reference_score: float | None  # SLM Lab's PPO, v5, 1e7 env steps
     random_mean: float | None  # uniformly random play, v5
     random_std: float | None
-    dqn_random: float | None  # Mnih et al. 2015
-    human: float | None  # Mnih et al. 2015
+    dqn_random: float | None  # as in DQN Zoo
+    human: float | None  # as in DQN Zoo
 
 
 def _read_games() -> dict[str, Game]:

@@ -101,7 +101,7 @@ def consistency(strengths: ArrayLike) -> float:
 
 
 def human_normalised(score: float, game: Game) -> float | None:
-    """(score - random) / (human - random), both of Mnih et al. 2015: 0 is random, 1 human; None where not known."""
+    """(score - random) / (human - random), both as in DQN Zoo: 0 is random, 1 human; None where not known."""
     if game.human is None or game.dqn_random is None:
         return None
     return (score - game.dqn_random) / (game.human - game.dqn_random)

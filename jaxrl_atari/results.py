@@ -211,9 +211,9 @@ def summary_table(summary: dict[str, Any]) -> str:
     for name, what in {
         "reference_score": "SLM Lab's PPO, protocol v5, 10,000,000 env steps",
         "random_score": "uniformly random play, protocol v5",
-        "human_score": "human tester of Mnih et al. 2015",
+        "human_score": "human tester, as in DQN Zoo",
         "reference_normalised_score": "(score - random) / (reference - random)",
-        "human_normalised_score": "(score - random) / (human - random), both of Mnih et al. 2015",
+        "human_normalised_score": "(score - random) / (human - random), both as in DQN Zoo",
     }.items():
         scores.append([name.replace("_", " "), _number(summary[name])])
         sources.append(what)

@@ -248,7 +248,7 @@ def test_command_prints_and_writes(run_dir, capsys):
     assert f"{written['mean']:,.1f}" in out
     assert "Qbert, protocol v5, 2 full games, greedy actions" in out
     assert "the only session" in out
-    assert "human tester (Mnih et al. 2015) 13,455.0" in out
+    assert "human tester (as in DQN Zoo) 13,455.0" in out
     assert len(read_video(session_dir / "video_2000.mp4")[1]) > 2
 
 
