@@ -117,9 +117,7 @@ def ppo_loss(logits, value, batch, hyper):
     change = value - batch["value"]
     kept = batch["value"] + np.minimum(np.maximum(change, -eps), eps)
     error, kept_error = (value - batch["target"]) ** 2, (kept - batch["target"]) ** 2
-    d_error = np.where(
-        error >= kept_error, value - batch["target"], (kept - batch["target"]) * (np.abs(change) < eps)
-    )
+    d_error = np.where(error >= kept_error, value - batch["target"], (kept - batch["target"]) * (np.abs(change) < eps))
     d_value = hyper["value_coef"] * share * d_error
 
     entropy = -(probs * log_probs).sum(-1)

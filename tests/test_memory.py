@@ -39,10 +39,7 @@ def analysed_bytes(config, platform="cpu"):
     found = update.lower(state, rollout, hyper, key).compile().memory_analysis()
     assert found is not None
     return (
-        found.argument_size_in_bytes
-        + found.output_size_in_bytes
-        - found.alias_size_in_bytes
-        + found.temp_size_in_bytes
+        found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes
     )
 
 

@@ -304,5 +304,3 @@ def test_a_failing_session_here(tmp_path, started, monkeypatch):
     monkeypatch.setattr(trial, "run_session", lambda *a, **k: (_ for _ in ()).throw(UserError("no such game")))
     with pytest.raises(UserError, match=r"^no such game$"):
         run_trial(make_config(tmp_path, sessions=1))
-
-

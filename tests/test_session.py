@@ -1,0 +1,227 @@
+"""Sessions end to end on the real emulator: files, going on, stopping, what cannot go on."""
+
+import csv
+import dataclasses
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_atari import train
+from jaxrl_atari.checkpoint import Checkpoints
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, PPOConfig
+from jaxrl_atari.devices import place
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.session import run_session
+from jaxrl_atari.session_log import NonFiniteError
+from jaxrl_atari.trainer import Trainer, abstract_arrays
+
+TINY = Config(
+    name="tiny",
+    total_env_steps=192,
+    env=EnvConfig(game="Breakout", num_envs=4, num_threads=1, max_frames=128),
+    ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=1),
+    devices=DevicesConfig(gpu=False, check=True),
+    log=LogConfig(every_env_steps=32, checkpoint_every_env_steps=64, graphs=False),
+)
+
+
+class Lines:
+    """A writer that keeps what it is given."""
+
+    def __init__(self):
+        self.rows, self.messages = [], []
+
+    def write(self, row):
+        self.rows.append(row)
+
+    def message(self, text):
+        self.messages.append(text)
+
+    def progress(self, env_steps, row):
+        pass
+
+    def close(self):
+        pass
+
+
+def rows(session_dir):
+    with (session_dir / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def latest(session_dir, config=TINY):
+    checkpoints = Checkpoints(session_dir, read_only=True)
+    step = checkpoints.latest_step()
+    meta = checkpoints.read_meta(step)
+    place = jax.devices("cpu")[0]
+    return jax.device_get(checkpoints.restore(step, abstract_arrays(config, meta["num_actions"], place))), meta
+
+
+def leaves(tree):
+    return [np.asarray(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+            for x in jax.tree.leaves(tree)]  # fmt: skip
+
+
+def assert_equal(tree, other):
+    for a, b in zip(leaves(tree), leaves(other), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_tiny_training_from_the_command_line(tmp_path, capsys):
+    config = tmp_path / "tiny.py"
+    config.write_text(
+        "from jaxrl_atari.config import *\n"
+        "def get_config():\n"
+        "    return Config(name='tiny', total_env_steps=96, env=EnvConfig(game='breakout', num_envs=4, num_threads=1,\n"
+        "        max_frames=128), ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=1),\n"
+        "        log=LogConfig(every_env_steps=32))\n"
+    )
+    train.main(
+        ["--config", str(config), "--output-dir", str(tmp_path / "data"), "--seed", "7", "--devices.gpu", "false"]
+    )
+    out = capsys.readouterr().out
+    (run_dir,) = (tmp_path / "data").iterdir()
+    described = json.loads((run_dir / "session_0" / "config.json").read_text())
+    assert (described["seed"], described["game"], described["protocol"]) == (7, "Breakout", "v5")
+    assert described["config"]["env"]["num_envs"] == 4
+    assert described["versions"]["jax"] == jax.__version__
+    assert described["gae_lambda"] == 0.7
+    names = {path.name for path in run_dir.rglob("*") if path.is_file()}
+    assert {"trial.json", "metrics.csv", "config.json", "trial.png", "trial.svg"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert "devices.gpu = false" in out
+    assert "first env step" in out
+    assert "reference score" in out
+
+
+def test_log_points_and_checkpoints(tmp_path):
+    lines = Lines()
+    result = run_session(TINY, tmp_path / "session_0", writers=[lines])
+    written = rows(tmp_path / "session_0")
+    steps = [int(row["env_steps"]) for row in written]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == result.env_steps
+    assert TINY.total_env_steps - TINY.rollout_size < result.env_steps <= TINY.total_env_steps + TINY.rollout_size
+    assert float(written[-1]["learning_rate"]) < 0.2 * 2.5e-4
+    assert all(math.isfinite(float(written[-1][name])) for name in ("policy_loss", "value_loss", "entropy", "rss_gib"))
+    _, meta = latest(tmp_path / "session_0")
+    assert meta["env_steps"] == result.env_steps
+    assert meta["statistics"]["episodes"] == int(written[-1]["episodes"]) > 0
+    assert any("first env step" in message for message in lines.messages)
+
+
+def test_resume_is_bit_exact_for_the_learner(tmp_path):
+    """A learner that was saved and restored does with the same rollouts just what one does that went on."""
+    config, device = TINY, jax.devices("cpu")[0]
+    placement = place(config.devices)
+    straight = Trainer(config, 3, placement)
+    for _ in range(2):
+        straight.iterate()
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(straight.env_steps, straight.arrays(), straight.meta(), math.nan)
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path)
+    step = checkpoints.latest_step()
+    arrays = checkpoints.restore(step, abstract_arrays(config, straight.num_actions, device))
+    resumed = Trainer(config, 3, placement, (arrays, checkpoints.read_meta(step)))
+    checkpoints.close()
+    try:
+        assert (resumed.env_steps, resumed.updates) == (straight.env_steps, straight.updates) != (0, 0)
+        assert resumed.statistics.to_dict() == straight.statistics.to_dict()
+        assert resumed.learning_rate == straight.learning_rate
+        assert_equal(resumed.arrays(), straight.arrays())
+        key = jax.random.key(5)
+        rollouts = straight.collect(key)
+        for trainer in (straight, resumed):
+            trainer.learner.update(rollouts, straight.hyperparameters(), key)
+        assert_equal(resumed.arrays(), straight.arrays())
+    finally:
+        straight.close()
+        resumed.close()
+
+
+def test_a_longer_budget_on_resume(tmp_path):
+    session_dir = tmp_path / "session_0"
+    run_session(TINY, session_dir)
+    before = [int(row["env_steps"]) for row in rows(session_dir)]
+    lines = Lines()
+    longer = dataclasses.replace(TINY, total_env_steps=320)
+    result = run_session(longer, session_dir, resume=True, writers=[lines])
+    after = [int(row["env_steps"]) for row in rows(session_dir)]
+    assert after[: len(before)] == before
+    assert after[-1] == result.env_steps > 280
+    (message,) = [m for m in lines.messages if m.startswith("resumed at")]
+    assert f"resumed at {before[-1]:,} env steps" in message
+    assert "budget 192 -> 320 env steps: the learning rate goes on at" in message
+    assert float(lines.rows[0]["learning_rate"]) > 0.2 * 2.5e-4
+
+
+def test_resume_without_a_checkpoint_says_that_it_starts_anew(tmp_path):
+    lines = Lines()
+    run_session(dataclasses.replace(TINY, total_env_steps=32), tmp_path / "session_0", resume=True, writers=[lines])
+    assert any("no checkpoint to resume from" in message for message in lines.messages)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    session_dir = tmp_path / "session_0"
+    run_session(TINY, session_dir)
+    good, meta = latest(session_dir)
+    sound = Trainer.hyperparameters
+
+    def poisoned(self):
+        return sound(self)._replace(value_coef=np.float32(np.nan))
+
+    monkeypatch.setattr(Trainer, "hyperparameters", poisoned)
+    longer = dataclasses.replace(TINY, total_env_steps=640)
+    with pytest.raises(NonFiniteError, match=r"loss = nan.*training stopped, the last checkpoint is kept") as error:
+        run_session(longer, session_dir, resume=True)
+    assert "\n" not in str(error.value)
+    kept, kept_meta = latest(session_dir)
+    assert kept_meta["env_steps"] == meta["env_steps"]
+    assert_equal(kept, good)
+
+
+def test_evaluation_while_training_goes_on(tmp_path):
+    config = dataclasses.replace(TINY, evaluation=EvaluationConfig(every_env_steps=64, episodes=2, num_envs=2))
+    lines = Lines()
+    run_session(config, tmp_path / "session_0", writers=[lines])
+    with (tmp_path / "session_0" / "evaluations.csv").open() as file:
+        results = list(csv.DictReader(file))
+    assert results
+    assert all(int(result["episodes"]) == 2 and float(result["mean"]) >= 0 for result in results)
+    assert any("full games on cpu:0" in message or "full games on TFRT_CPU_0" in message for message in lines.messages)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--config or --resume: one is needed"),
+        (["--config", "no_such.py"], "no_such.py: no such file"),
+        (["--config", "configs/qbert.py", "--resume", "data"], "give one of the two"),
+        (["--resume", "no_such_run"], "no_such_run: not a run directory"),
+        (["--config", "configs/qbert.py", "--env.game", "Qbort"], "env.game = 'Qbort'"),
+        (
+            ["--config", "configs/qbert.py", "--ppo.minibatch-size", "300"],
+            "ppo.minibatch_size = 300: expected a divisor",
+        ),
+        (["--config", "configs/qbert.py", "--ppo.gamma", "x"], "--ppo.gamma: could not convert"),
+        (["--config", "configs/qbert.py", "--ppo.gama", "1"], "Unrecognized options: --ppo.gama"),
+        (
+            ["--config", "configs/qbert.py", "--devices.gpu", "maybe"],
+            "devices.gpu = 'maybe': expected auto, true, false",
+        ),
+        (["--config", "configs/qbert.py", "--devices.gpu", "7"], "devices.gpu = 7: expected"),
+        (["--config", "configs/qbert.py", "--output-dir", "/proc/nothing"], "choose a folder that can be written to"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(arguments, message, tmp_path, monkeypatch, request):
+    (tmp_path / "configs").symlink_to(request.config.rootpath / "configs")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as error:
+        train.main(arguments)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["configs"]
