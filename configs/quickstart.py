@@ -11,7 +11,7 @@ from jaxrl_atari.config import Config, EnvConfig, LogConfig
 def get_config() -> Config:
     return Config(
         name="quickstart",
-        total_env_steps=600_000,
+        total_env_steps=500_000,
         env=EnvConfig(game="Breakout"),
         log=LogConfig(checkpoint_every_env_steps=100_000),
     )
