@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 
-from jaxrl_atari import evaluate as module
+from jaxrl_atari import policy as module
 from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs import EnvStep, env_seeds, make_pool
