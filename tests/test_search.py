@@ -38,6 +38,9 @@ from jaxrl_atari.search_space import (
 from jaxrl_atari.search_worker import Record, ranked, read_records, trial_config, trial_dir, write_record
 from jaxrl_atari.trial import write_json
 
+# Ray forks to start its processes, and these run other programs at once: JAX's warning is not for them.
+pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
+
 ROOT = Path(__file__).parent.parent
 SPACE = {"ppo.gae_lambda": Uniform(0.7, 0.98), "ppo.learning_rate": LogUniform(1e-4, 5e-4)}
 
