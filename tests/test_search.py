@@ -57,6 +57,19 @@ def small_search(**settings):
     return SearchConfig(**{"space": SPACE, "trials": 6, "grace_env_steps": 1000, "seed": 3} | settings)
 
 
+def ended(pid, timeout=30.0):
+    """Waits for a process that was told to end; one that has ended but that nobody has waited for counts as well."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def begin(tmp_path, search, config=None):
     """A search directory as `search.search` makes it."""
     config = config or Config(name="small", total_env_steps=9000)
@@ -474,7 +487,7 @@ def test_processes_get_their_part_of_a_gpu_and_failures_do_not_end_the_search(en
         assert values["CUDA_VISIBLE_DEVICES"] in ("0", "1")
         assert float(values["XLA_CLIENT_MEM_FRACTION"]) == 0.225
         assert not values["started"]
-        assert not psutil.pid_exists(values["pid"])
+        assert ended(values["pid"])
     assert not (tmp_path / "ray").exists()
 
 
