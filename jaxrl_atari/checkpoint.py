@@ -1,6 +1,6 @@
 """Checkpoints of a session: everything the learner needs, on disk. The only module that imports orbax.
 
-SESSION_DIR/checkpoints/<env_steps>/arrays    the arrays, in orbax's format (OCDBT)
+SESSION_DIR/checkpoints/<env_steps>/arrays    the arrays, in orbax's format (OCDBT); of PRNG keys, their data
 SESSION_DIR/checkpoints/<env_steps>/meta      JSON: whatever the session adds, `format_version`, `env_steps`, `shapes`
 SESSION_DIR/checkpoints/<env_steps>/metrics   JSON: the score by which the best one is kept
 
@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from jaxrl_atari.errors import UserError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 # Orbax tells its inner life, also what it raises, through absl, which prints to the terminal from "warning" on.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
@@ -59,6 +60,30 @@ def array_shapes(arrays: Any) -> dict[str, str]:
         jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)
     }
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _to_host(arrays: Any) -> Any:
+    """Copies in NumPy: what one process writes by itself may not lie on devices that it shares with others."""
+    return jax.tree.map(
+        np.array, jax.device_get(jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, arrays))
+    )
+
+
+def _blank(like: Any) -> np.ndarray:
+    """What orbax is to read for an array of the target."""
+    data = jax.eval_shape(jax.random.key_data, like) if _is_key(like) else like
+    return np.empty(data.shape, data.dtype)
+
+
+def _place(value: np.ndarray, like: Any) -> jax.Array:
+    """An array that was read, where the target says."""
+    if not _is_key(like):
+        return jax.device_put(value, like.sharding)
+    return jax.device_put(jax.random.wrap_key_data(value), like.sharding)
 
 
 def _first_difference(saved: dict[str, str], wanted: dict[str, str]) -> str | None:
@@ -115,7 +140,7 @@ class Checkpoints:
         try:
             saved = self._manager.save(
                 env_steps,
-                args=ocp.args.Composite(arrays=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(meta)),
+                args=ocp.args.Composite(arrays=ocp.args.StandardSave(_to_host(arrays)), meta=ocp.args.JsonSave(meta)),
                 metrics={"score": None if math.isnan(score) else float(score)},
             )
         except Exception as error:
@@ -167,8 +192,8 @@ class Checkpoints:
                 f"{self.directory / str(step)}: holds another network or optimiser: {difference}; use the game, "
                 "network and optimiser settings that it was saved with"
             )
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), target)
-        return self._read(step, "arrays", ocp.args.StandardRestore(abstract))
+        values = self._read(step, "arrays", ocp.args.StandardRestore(jax.tree.map(_blank, target)))
+        return jax.tree.map(_place, values, target)
 
     def wait(self) -> None:
         """Returns when everything is on disk. Raises `UserError` if that failed."""

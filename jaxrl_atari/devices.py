@@ -120,6 +120,11 @@ def place(config: DevicesConfig) -> Placement:
     if count > len(peers):
         raise ConfigError("devices.data_parallel", count, f"at most {len(peers)}, the devices from {choice.device} on")
     learner = tuple(peers[:count])
+    if len({d.process_index for d in learner}) < jax.process_count():
+        raise ConfigError(
+            "devices.data_parallel", config.data_parallel, f"all, or enough for the {jax.process_count()} processes of"
+            " devices.distributed: each has at least one device of its own",
+        )  # fmt: skip
     local = tuple(d for d in learner if d.process_index == jax.process_index())
 
     def other(option: GpuOption | Literal["learner"]) -> jax.Device | None:
@@ -204,8 +209,8 @@ def join_processes(config: DevicesConfig) -> None:
         jax.distributed.initialize(config.coordinator, config.num_processes, config.process_index)
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"devices.distributed: {error}; give devices.coordinator HOST:PORT, devices.num_processes and"
-            " devices.process_index, or start it by a cluster manager that JAX knows"
+            f"devices.distributed: {str(error).rstrip('.')}; give devices.coordinator HOST:PORT, devices.num_processes"
+            " and devices.process_index, or start it by a cluster manager that JAX knows"
         ) from error
 
 
@@ -220,6 +225,21 @@ def sum_over_processes(count: int) -> int:
         return count
     with jax.transfer_guard("allow"):
         return int(process_allgather(np.int32(count)).sum())
+
+
+def gather_rows(rows: np.ndarray) -> np.ndarray:
+    """The rows `[n, k]` of all processes, in the order of the processes; each may have another n.
+
+    Numbers come back as float32 from several processes, and as they are from one.
+    """
+    if jax.process_count() == 1:
+        return rows
+    with jax.transfer_guard("allow"):
+        counts = process_allgather(np.int32(len(rows)))
+        padded = np.zeros((max(1, counts.max()), rows.shape[1]), np.float32)
+        padded[: len(rows)] = rows
+        everywhere = process_allgather(padded)
+    return np.concatenate([part[:count] for part, count in zip(everywhere, counts, strict=True)])
 
 
 def agree(text: str) -> str:

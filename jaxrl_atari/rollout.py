@@ -241,8 +241,8 @@ class Actor:
         """Waits for the actions and starts the emulators."""
         self.pool.send(jax.device_get(self._action))
 
-    def receive(self, t: int, statistics: EpisodeStatistics) -> None:
-        """Waits for the emulators and keeps what they say of step t."""
+    def receive(self, t: int) -> list[tuple[float, int]]:
+        """Waits for the emulators and keeps what they say of step t; returns and lengths of the games that it ended."""
         step = self._last = self.pool.recv()
         self._outcome.reward[t] = np.clip(step.reward, -1.0, 1.0)
         self._outcome.terminated[t] = step.terminated | step.life_lost
@@ -250,9 +250,10 @@ class Actor:
         self._outcome.weight[t] = ~step.first
         self._episode_return += step.reward
         self._episode_length += ~step.first
-        for i in np.flatnonzero(step.terminated | step.truncated):
-            statistics.game_over(float(self._episode_return[i]), int(self._episode_length[i]))
-            self._episode_return[i] = self._episode_length[i] = 0
+        over = np.flatnonzero(step.terminated | step.truncated)
+        games = [(float(self._episode_return[i]), int(self._episode_length[i])) for i in over]
+        self._episode_return[over] = self._episode_length[over] = 0
+        return games
 
     def finish(self) -> tuple[ActorState, Outcome]:
         """The full rollout. The state is still needed for the next `begin`."""

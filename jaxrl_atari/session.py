@@ -92,12 +92,16 @@ def _train(trainer: Trainer, log: SessionLog) -> None:
     """The loop. With `devices.check` nothing moves between host and devices that was not told to, once compiled."""
     guard = "disallow" if trainer.config.devices.check else "allow"
     with StopRequest() as stop:
-        while not trainer.config.is_spent(trainer.env_steps) and not sum_over_processes(stop.signal is not None):
+        told_to_stop = False  # this process, or one that learns with it
+        while not trainer.config.is_spent(trainer.env_steps):
+            told_to_stop = sum_over_processes(stop.signal is not None) > 0
+            if told_to_stop:
+                break
             with jax.transfer_guard("allow" if log.compiling else guard):
                 metrics = trainer.iterate()
             log.after_update(metrics)
         log.finish()
-        if stop.signal is not None:
+        if told_to_stop or stop.signal is not None:
             raise KeyboardInterrupt
 
 

@@ -6,6 +6,7 @@
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.devices import DataParallel, Placement, sum_over_processes
+from jaxrl_atari.devices import DataParallel, Placement, gather_rows, sum_over_processes
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import Learner
@@ -158,19 +159,23 @@ class Trainer:
         turns = [
             (actor, params) for shard, params in zip(self.actors, self._acting_params, strict=True) for actor in shard
         ]
+        games = []  # step, return, length
         for actor, _ in turns:
             actor.begin(key)
         for t in range(length):
             for actor, params in turns:
                 if t > 0:
-                    actor.receive(t - 1, self.statistics)
+                    games += [(t - 1, *game) for game in actor.receive(t - 1)]
                 actor.choose(params)
                 actor.send()
             self.first_step_at = self.first_step_at or time.time()
         for actor, params in turns:
-            actor.receive(length - 1, self.statistics)
+            games += [(length - 1, *game) for game in actor.receive(length - 1)]
             actor.choose(params)  # for the bootstrap value; the action is drawn anew when the next rollout begins
         self.env_steps += sum_over_processes(sum(actor.transitions() for actor, _ in turns))
+        games_everywhere = gather_rows(np.reshape(games, (-1, 3)))
+        for _, episode_return, episode_length in sorted(games_everywhere.tolist(), key=itemgetter(0)):
+            self.statistics.game_over(episode_return, int(episode_length))
         return [self._finish(*zip(*(actor.finish() for actor in shard), strict=True)) for shard in self.actors]
 
     def iterate(self) -> Metrics | None:

@@ -1,6 +1,6 @@
 """One of several processes that learn together: trains for some updates and saves its parameters.
 
-python tests/distributed_child.py OUTPUT.npz PROCESSES INDEX COORDINATOR DEVICES_HERE
+python tests/distributed_child.py OUTPUT.npz PROCESSES INDEX COORDINATOR
 """
 
 import sys
@@ -12,8 +12,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
 from jaxrl_atari.devices import join_processes, place
 from jaxrl_atari.trainer import Trainer
 
-output, processes, index, coordinator, devices_here = sys.argv[1:]
-jax.config.update("jax_num_cpu_devices", int(devices_here))
+output, processes, index, coordinator = sys.argv[1:]
 devices = DevicesConfig(
     gpu=False,
     data_parallel="all",

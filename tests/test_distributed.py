@@ -1,43 +1,110 @@
 """Two real processes that learn one session together, over gloo."""
 
+import csv
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
+import pytest
 
+from jaxrl_atari.checkpoint import Checkpoints
+from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.devices import place
+from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.policy import load_policy
+
+ROOT = Path(__file__).parent.parent
 CHILD = Path(__file__).with_name("distributed_child.py")
 
 
-def run(tmp_path, processes, devices_here):
-    """Parameters of each process."""
+def start_together(commands, devices_here=1):
+    """Runs the commands as the processes of one session; returns what each has printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    files = [tmp_path / f"{processes}_{index}.npz" for index in range(processes)]
+    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_here}"}
     children = [
         subprocess.Popen(
-            [sys.executable, CHILD, file, str(processes), str(index), coordinator, str(devices_here)], env=environment
+            [sys.executable, *(coordinator if word == "COORDINATOR" else str(word) for word in command)],
+            env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )
-        for index, file in enumerate(files)
-    ]
+        for command in commands
+    ]  # fmt: skip
     try:
-        for child in children:
-            assert child.wait(timeout=240) == 0
+        printed = [child.communicate(timeout=240)[0] for child in children]
+        assert [child.returncode for child in children] == [0] * len(children), printed
+        return printed
     finally:
         for child in children:
             child.kill()  # jax.distributed swallows SIGTERM
             child.wait()
-    return [dict(np.load(file)) for file in files]
 
 
 def test_two_processes_learn_what_one_learns(tmp_path):
-    first, second = run(tmp_path, processes=2, devices_here=1)
-    (alone,) = run(tmp_path, processes=1, devices_here=2)
+    def run(processes, devices_here):
+        files = [tmp_path / f"{processes}_{index}.npz" for index in range(processes)]
+        start_together(
+            [[CHILD, file, processes, index, "COORDINATOR"] for index, file in enumerate(files)], devices_here
+        )
+        return [dict(np.load(file)) for file in files]
+
+    first, second = run(processes=2, devices_here=1)
+    (alone,) = run(processes=1, devices_here=2)
     assert first.keys() == second.keys() == alone.keys()
     for name in first:
         np.testing.assert_array_equal(first[name], second[name])
         assert np.sqrt(np.mean(np.square(first[name] - alone[name]))) < 1e-5  # Adam can have gone 6e-3
+
+
+def read_metrics(run_dir):
+    with (run_dir / "session_0" / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+SMALL = [
+    "--config", "configs/qbert.py", "--total-env-steps", 1024, "--env.num-envs", 4, "--env.max-frames", 200,
+    "--ppo.rollout-length", 64, "--ppo.minibatch-size", 64, "--ppo.epochs", 1, "--log.every-env-steps", 256,
+    "--log.no-graphs", "--log.no-tensorboard", "--devices.gpu", "false", "--devices.data-parallel", "all",
+]  # fmt: skip
+
+
+def test_the_command_in_two_processes(tmp_path):
+    def together(*arguments):
+        return start_together(
+            [
+                ["-m", "jaxrl_atari.train", *arguments, "--devices.distributed", "--devices.coordinator", "COORDINATOR",
+                 "--devices.num-processes", 2, "--devices.process-index", index]
+                for index in range(2)
+            ]
+        )  # fmt: skip
+
+    leader, follower = together(*SMALL, "--output-dir", tmp_path / "two")
+    assert "final return_ma" in leader
+    assert "session 0" not in follower, "only process 0 logs"
+    start_together([["-m", "jaxrl_atari.train", *SMALL, "--output-dir", tmp_path / "one"]], devices_here=2)
+    (two,), (one,) = (tmp_path / "two").iterdir(), (tmp_path / "one").iterdir()
+    rows, expected = read_metrics(two), read_metrics(one)
+    assert int(rows[-1]["episodes"]) >= 16, "the games of both processes"
+    for name in ("env_steps", "episodes", "return_mean", "episode_length", "learning_rate"):
+        assert [row[name] for row in rows] == [row[name] for row in expected], name
+
+    # It goes on, in two processes or in one, and a process of its own can play what was learned.
+    together("--resume", two, "--total-env-steps", "1536")
+    assert read_metrics(two)[: len(rows)] == rows
+    start_together([["-m", "jaxrl_atari.train", "--resume", two, "--total-env-steps", "2048",
+                     "--devices.no-distributed", "--devices.data-parallel", 1]])  # fmt: skip
+    written = read_metrics(two)
+    steps = [int(row["env_steps"]) for row in written]
+    assert steps == sorted(set(steps))
+    assert Checkpoints(two / "session_0", read_only=True).latest_step() == int(written[-1]["env_steps"])
+    assert load_policy(two).env_steps > 0
+
+
+def test_each_process_needs_a_device(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"devices.data_parallel = 1.*all, or enough for the 2 processes"):
+        place(DevicesConfig(gpu=False))

@@ -32,7 +32,8 @@ def test_learns_to_walk_to_the_lamp():
         for t in range(length):
             actor.choose(state.params)
             actor.send()
-            actor.receive(t, statistics)
+            for game in actor.receive(t):
+                statistics.game_over(*game)
         actor.choose(state.params)
         rollout = finish(*([part] for part in actor.finish()))
         state, _ = update(state, rollout, hyper, update_key)

@@ -49,7 +49,8 @@ def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS):
                 actor.choose(params)
                 actor.send()
             for actor in actors:
-                actor.receive(t, statistics)
+                for game in actor.receive(t):
+                    statistics.game_over(*game)
         for actor in actors:
             actor.choose(params)
         transitions += sum(actor.transitions() for actor in actors)

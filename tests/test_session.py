@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import math
+import signal
 
 import jax
 import numpy as np
@@ -157,6 +158,23 @@ def test_a_longer_budget_on_resume(tmp_path):
     assert f"resumed at {before[-1]:,} env steps" in message
     assert "budget 192 -> 320 env steps: the learning rate goes on at" in message
     assert float(lines.rows[0]["learning_rate"]) > 0.2 * 2.5e-4
+
+
+@pytest.mark.parametrize("who", ["this process", "another process"])
+def test_a_wish_to_stop_is_granted_after_the_update_with_a_last_checkpoint(who, tmp_path, monkeypatch):
+    class Signal(Lines):
+        def progress(self, env_steps, row):
+            if who == "this process" and env_steps > 60:
+                signal.raise_signal(signal.SIGTERM)
+
+    if who == "another process":  # of those that learn this session together
+        asked = iter([0, 0, 1])
+        monkeypatch.setattr("jaxrl_atari.session.sum_over_processes", lambda here: here + next(asked))
+    with pytest.raises(KeyboardInterrupt):
+        run_session(TINY, tmp_path / "session_0", writers=[Signal()])
+    _, meta = latest(tmp_path / "session_0")
+    assert meta["updates"] == 2
+    assert meta["env_steps"] == int(rows(tmp_path / "session_0")[-1]["env_steps"]) < TINY.total_env_steps
 
 
 def test_resume_without_a_checkpoint_says_that_it_starts_anew(tmp_path):
