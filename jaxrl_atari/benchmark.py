@@ -33,7 +33,8 @@ from jaxrl_atari.comparison import (
     summary,
     usable_cores,
 )
-from jaxrl_atari.config import Config, load_config_file
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_files import load_config_file
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.measure import RATES, SECTIONS, measure
 from jaxrl_atari.memory import out_of_memory_advice

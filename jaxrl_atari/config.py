@@ -5,77 +5,25 @@ PPO-Atari spec (Schulman et al. 2017, in SLM Lab's per-game tuning of lambda).
 """
 
 import dataclasses
-import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.constructors import PrimitiveConstructorSpec
-
-from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.config_fields import (
+    GpuOption,
+    one_word,
+    parse_count,
+    parse_gpu,
+    parse_place,
+    require,
+    require_choice,
+    require_int,
+    require_number,
+)
 from jaxrl_atari.games import parse_game, tuned_gae_lambda
 
-GpuOption = bool | int | Literal["auto"]
 Backend = Literal["ale", "envpool"]
 Protocol = Literal["auto", "v5", "classic"]
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
-
-
-def parse_gpu(text: str) -> GpuOption:
-    """Reads a `gpu` option as people write it: `auto`, `true`, `false` or a device index (`0` is a device)."""
-    word = text.strip().lower()
-    if word == "auto":
-        return "auto"
-    if word in ("true", "false"):
-        return word == "true"
-    if word.isdecimal():
-        return int(word)
-    raise ConfigError("devices.gpu", text, "auto, true, false or a device index such as 0")
-
-
-def parse_place(text: str) -> GpuOption | Literal["learner"]:
-    """Reads where something runs: `learner`, or as `parse_gpu`."""
-    return "learner" if text.strip().lower() == "learner" else parse_gpu(text)
-
-
-def parse_count(text: str) -> int | Literal["all"]:
-    """Reads a number of devices, or `all`."""
-    if text.strip().lower() == "all":
-        return "all"
-    if text.strip().isdecimal():
-        return int(text)
-    raise ConfigError("devices.data_parallel", text, "a number of devices, or all")
-
-
-def _word(parse: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec:
-    """Tells tyro that an option is one word, and how it is read."""
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=lambda words: parse(words[0]),
-        is_instance=lambda value: isinstance(value, bool | int | str),
-        str_from_instance=lambda value: [str(value).lower()],
-    )
-
-
-def _require(holds: bool, name: str, value: Any, expected: str, hint: str = "") -> None:
-    if not holds:
-        raise ConfigError(name, value, expected, hint)
-
-
-def _require_int(name: str, value: Any, low: int, high: int) -> None:
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    _require(is_int and low <= value <= high, name, value, f"a whole number from {low:,} to {high:,}")
-
-
-def _require_number(name: str, value: Any, low: float, high: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    _require(is_number and low <= value <= high, name, value, f"a number from {low:g} to {high:g}")
-
-
-def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    _require(value in choices, name, value, "one of " + ", ".join(choices))
 
 
 @dataclass(frozen=True)
@@ -99,14 +47,14 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         parse_game(self.game)
-        _require_choice("env.backend", self.backend, ("ale", "envpool"))
-        _require_choice("env.protocol", self.protocol, ("auto", "v5", "classic"))
-        _require_int("env.num_envs", self.num_envs, 1, 65_536)
-        _require_int("env.num_groups", self.num_groups, 0, 64)
-        _require_int("env.num_threads", self.num_threads, 0, 4_096)
-        _require_int("env.max_frames", self.max_frames, 8, 10_000_000)
+        require_choice("env.backend", self.backend, ("ale", "envpool"))
+        require_choice("env.protocol", self.protocol, ("auto", "v5", "classic"))
+        require_int("env.num_envs", self.num_envs, 1, 65_536)
+        require_int("env.num_groups", self.num_groups, 0, 64)
+        require_int("env.num_threads", self.num_threads, 0, 4_096)
+        require_int("env.max_frames", self.max_frames, 8, 10_000_000)
         named = parse_game(self.game)[1]
-        _require(
+        require(
             self.protocol == "auto" or named in (None, self.protocol),
             "env.protocol",
             self.protocol,
@@ -158,19 +106,19 @@ class PPOConfig:
     """Gradients are scaled down to this global norm."""
 
     def __post_init__(self) -> None:
-        _require_int("ppo.rollout_length", self.rollout_length, 1, 65_536)
-        _require_int("ppo.epochs", self.epochs, 1, 1_000)
-        _require_int("ppo.minibatch_size", self.minibatch_size, 1, 2**31 - 1)
-        _require_number("ppo.learning_rate", self.learning_rate, 0.0, 1.0)
-        _require_number("ppo.adam_epsilon", self.adam_epsilon, 1e-12, 1.0)
-        _require_number("ppo.weight_decay", self.weight_decay, 0.0, 10.0)
-        _require_number("ppo.gamma", self.gamma, 0.0, 1.0)
+        require_int("ppo.rollout_length", self.rollout_length, 1, 65_536)
+        require_int("ppo.epochs", self.epochs, 1, 1_000)
+        require_int("ppo.minibatch_size", self.minibatch_size, 1, 2**31 - 1)
+        require_number("ppo.learning_rate", self.learning_rate, 0.0, 1.0)
+        require_number("ppo.adam_epsilon", self.adam_epsilon, 1e-12, 1.0)
+        require_number("ppo.weight_decay", self.weight_decay, 0.0, 10.0)
+        require_number("ppo.gamma", self.gamma, 0.0, 1.0)
         if self.gae_lambda is not None:
-            _require_number("ppo.gae_lambda", self.gae_lambda, 0.0, 1.0)
-        _require_number("ppo.clip_epsilon", self.clip_epsilon, 1e-6, 10.0)
-        _require_number("ppo.entropy_coef", self.entropy_coef, 0.0, 10.0)
-        _require_number("ppo.value_coef", self.value_coef, 0.0, 100.0)
-        _require_number("ppo.max_grad_norm", self.max_grad_norm, 1e-6, 1e6)
+            require_number("ppo.gae_lambda", self.gae_lambda, 0.0, 1.0)
+        require_number("ppo.clip_epsilon", self.clip_epsilon, 1e-6, 10.0)
+        require_number("ppo.entropy_coef", self.entropy_coef, 0.0, 10.0)
+        require_number("ppo.value_coef", self.value_coef, 0.0, 100.0)
+        require_number("ppo.max_grad_norm", self.max_grad_norm, 1e-6, 1e6)
 
 
 @dataclass(frozen=True)
@@ -183,21 +131,21 @@ class NetworkConfig:
     """Form of the convolutions, the same numbers in each: plain (cuDNN's), matmul (fast in a loop on CPU), auto."""
 
     def __post_init__(self) -> None:
-        _require_choice("network.compute_dtype", self.compute_dtype, ("auto", "float32", "bfloat16"))
-        _require_choice("network.conv", self.conv, ("auto", "plain", "matmul"))
+        require_choice("network.compute_dtype", self.compute_dtype, ("auto", "float32", "bfloat16"))
+        require_choice("network.conv", self.conv, ("auto", "plain", "matmul"))
 
 
 @dataclass(frozen=True)
 class DevicesConfig:
     """Where things run."""
 
-    gpu: Annotated[GpuOption, _word(parse_gpu, "auto|true|false|INDEX")] = "auto"
+    gpu: Annotated[GpuOption, one_word(parse_gpu, "auto|true|false|INDEX")] = "auto"
     """`auto`: a GPU if JAX has one, else CPU; `true`: a GPU or an error; `false`: the CPU; `0`, `1`...: that GPU."""
-    data_parallel: Annotated[int | Literal["all"], _word(parse_count, "N|all")] = 1
+    data_parallel: Annotated[int | Literal["all"], one_word(parse_count, "N|all")] = 1
     """Devices that learn one session together, each with its share of the environments and of every minibatch."""
-    actor: Annotated[GpuOption | Literal["learner"], _word(parse_place, "learner|auto|true|false|INDEX")] = "learner"
+    actor: Annotated[GpuOption | Literal["learner"], one_word(parse_place, "learner|auto|true|false|INDEX")] = "learner"
     """Device that acts: `learner` (the learner's own), or as `gpu`."""
-    evaluator: Annotated[GpuOption | Literal["learner"], _word(parse_place, "learner|auto|true|false|INDEX")] = False
+    evaluator: Annotated[GpuOption | Literal["learner"], one_word(parse_place, "learner|auto|true|false|INDEX")] = False
     """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
     memory_fraction: float | None = None
     """Share of a GPU's memory that a process takes. None: JAX's 0.75, or 0.9 / n where n processes share a GPU."""
@@ -219,10 +167,10 @@ class DevicesConfig:
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, parse_place(getattr(self, name)))
         if self.memory_fraction is not None:
-            _require_number("devices.memory_fraction", self.memory_fraction, 0.01, 1.0)
+            require_number("devices.memory_fraction", self.memory_fraction, 0.01, 1.0)
         if self.data_parallel != "all":
-            _require_int("devices.data_parallel", self.data_parallel, 1, 4_096)
-        _require(isinstance(self.gpu, bool | int | str), "devices.gpu", self.gpu, "auto, true, false or an index")
+            require_int("devices.data_parallel", self.data_parallel, 1, 4_096)
+        require(isinstance(self.gpu, bool | int | str), "devices.gpu", self.gpu, "auto, true, false or an index")
 
 
 @dataclass(frozen=True)
@@ -233,7 +181,7 @@ class TrialConfig:
     """Sessions at a time, each in a process of its own. 0: one a GPU (or data_parallel GPUs), one on a CPU."""
 
     def __post_init__(self) -> None:
-        _require_int("trial.parallel", self.parallel, 0, 1_024)
+        require_int("trial.parallel", self.parallel, 0, 1_024)
 
 
 @dataclass(frozen=True)
@@ -256,9 +204,9 @@ class LogConfig:
     """Weights & Biases project."""
 
     def __post_init__(self) -> None:
-        _require_int("log.every_env_steps", self.every_env_steps, 1, 10**12)
-        _require_int("log.checkpoint_every_env_steps", self.checkpoint_every_env_steps, 1, 10**12)
-        _require(bool(self.wandb_project), "log.wandb_project", self.wandb_project, "the name of a project")
+        require_int("log.every_env_steps", self.every_env_steps, 1, 10**12)
+        require_int("log.checkpoint_every_env_steps", self.checkpoint_every_env_steps, 1, 10**12)
+        require(bool(self.wandb_project), "log.wandb_project", self.wandb_project, "the name of a project")
 
 
 @dataclass(frozen=True)
@@ -275,9 +223,9 @@ class EvaluationConfig:
     """Take the most probable action instead of drawing one."""
 
     def __post_init__(self) -> None:
-        _require_int("evaluation.every_env_steps", self.every_env_steps, 0, 10**12)
-        _require_int("evaluation.episodes", self.episodes, 1, 1_000_000)
-        _require_int("evaluation.num_envs", self.num_envs, 1, 4_096)
+        require_int("evaluation.every_env_steps", self.every_env_steps, 0, 10**12)
+        require_int("evaluation.episodes", self.episodes, 1, 1_000_000)
+        require_int("evaluation.num_envs", self.num_envs, 1, 4_096)
 
 
 @dataclass(frozen=True)
@@ -305,18 +253,18 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             bool(self.name) and not set(self.name) & set("/\\\0") and self.name not in (".", ".."),
             "name",
             self.name,
             "a plain file name",
         )
-        _require_int("seed", self.seed, 0, 2**31 - 1)
-        _require_int("sessions", self.sessions, 1, 10_000)
-        _require_choice("overlap", self.overlap, ("none", "update"))
-        _require_int("total_env_steps", self.total_env_steps, 1, 10**12)
+        require_int("seed", self.seed, 0, 2**31 - 1)
+        require_int("sessions", self.sessions, 1, 10_000)
+        require_choice("overlap", self.overlap, ("none", "update"))
+        require_int("total_env_steps", self.total_env_steps, 1, 10**12)
         samples, minibatch = self.rollout_size, self.ppo.minibatch_size
-        _require(
+        require(
             samples % minibatch == 0,
             "ppo.minibatch_size",
             minibatch,
@@ -324,19 +272,19 @@ class Config:
             "change ppo.minibatch_size, ppo.rollout_length or env.num_envs",
         )
         devices = 1 if self.devices.data_parallel == "all" else self.devices.data_parallel
-        _require(
+        require(
             self.env.num_envs % devices == 0 and minibatch % devices == 0,
             "devices.data_parallel",
             devices,
             f"a divisor of env.num_envs = {self.env.num_envs} and ppo.minibatch_size = {minibatch}",
         )
-        _require(
+        require(
             self.env.num_groups == 0 or self.env.num_envs % self.env.num_groups == 0,
             "env.num_groups",
             self.env.num_groups,
             f"a divisor of env.num_envs = {self.env.num_envs}",
         )
-        _require(
+        require(
             self.total_env_steps >= samples,
             "total_env_steps",
             self.total_env_steps,
@@ -366,53 +314,3 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """This config as nested dicts of JSON values."""
         return dataclasses.asdict(self)
-
-
-def config_from_dict(values: dict[str, Any]) -> Config:
-    """The inverse of `Config.to_dict`; raises `UserError` for fields that this version does not know."""
-
-    def build(cls: Any, values: dict[str, Any], prefix: str) -> Any:
-        fields = {f.name: f for f in dataclasses.fields(cls)}
-        for key in values:
-            if key not in fields:
-                raise UserError(
-                    f"{prefix}{key}: this version of jaxrl_atari has no such field; use the version that saved it"
-                )
-        return cls(
-            **{
-                key: build(fields[key].type, value, f"{prefix}{key}.")
-                if dataclasses.is_dataclass(fields[key].type)
-                else value
-                for key, value in values.items()
-            }
-        )
-
-    return build(Config, values, "")
-
-
-def load_config_file(path: str | Path) -> Config:
-    """Runs a Python config file and returns what its `get_config()` returns.
-
-    Raises:
-        UserError: no such file, it does not run, or it has no `get_config()` that returns a `Config`.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"--config {path}: no such file; for example configs/qbert.py")
-    spec = importlib.util.spec_from_file_location(f"jaxrl_atari_config_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"--config {path}: not a Python file; expected one that defines get_config()")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        get_config = getattr(module, "get_config", None)
-        if get_config is None:
-            raise UserError(f"--config {path}: has no get_config(); define get_config() -> jaxrl_atari.config.Config")
-        config = get_config()
-    except UserError:
-        raise
-    except Exception as error:  # whatever a user's file can raise, told in one line
-        raise UserError(f"--config {path}: {type(error).__name__}: {error}; mend the file") from error
-    if not isinstance(config, Config):
-        raise UserError(f"--config {path}: get_config() returned {type(config).__name__}; expected a Config")
-    return config

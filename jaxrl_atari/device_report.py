@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari import devices, gpus
-from jaxrl_atari.config import GpuOption, load_config_file
+from jaxrl_atari.config import GpuOption
+from jaxrl_atari.config_files import load_config_file
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.memory import estimate, format_bytes, report
 from jaxrl_atari.monitor import GpuReader, GpuUnknown

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 
 from jaxrl_atari import cli
 from jaxrl_atari.checkpoint import Checkpoints
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_files import read_config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.policy import find_session
-from jaxrl_atari.results import read_config, session_dirs, write_trial_summary
+from jaxrl_atari.results import session_dirs, write_trial_summary
 
 SESSION_FILES = ("config.json", "metrics.csv", "graphs/*.png", "graphs/*.svg", "evaluation_*.json")
 RUN_FILES = ("config.json", "trial.json", "graphs/*.png", "graphs/*.svg")
@@ -68,7 +70,7 @@ def _score(mean: float | None, std: float | None) -> str:
 
 def model_card(
     repo_id: str,
-    config: dict[str, Any],
+    config: Config,
     summary: dict[str, Any],
     described: dict[str, Any],
     files: dict[str, Path],
@@ -78,7 +80,7 @@ def model_card(
     """README.md: the metadata that the Hub reads (YAML), then what people want to know.
 
     Args:
-        config: as `results.read_config` returns it.
+        config: of the run.
         summary: as `write_trial_summary` returns it.
         described: all of the run's config.json.
         files: what is pushed beside the card.
@@ -127,7 +129,7 @@ def model_card(
         "`return_ma`, the mean of the last 100 log points of the mean return of the last 100 full games, raw rewards).",
         "" if summary["complete"] else "\nThe run is **not complete**: it has not spent its budget.",
         f"Protocol: **{protocol}** ({sticky}, frame skip 4, full games of all lives, at most "
-        f"{config['env']['max_frames']:,} frames). Budget: {summary['planned_env_steps']:,} env steps a session "
+        f"{config.env.max_frames:,} frames). Budget: {summary['planned_env_steps']:,} env steps a session "
         "(1 env step = 4 emulator frames).",
         "",
         f"To compare: {'; '.join(compare) or 'no scores known'}.",
@@ -142,7 +144,7 @@ def model_card(
         "```",
         "",
         *(["![returns](graphs/trial.png)", ""] if "graphs/trial.png" in files else []),
-        f"Trained with seed {summary['seed']}, lambda {described.get('gae_lambda')}, {config['env']['num_envs']} "
+        f"Trained with seed {summary['seed']}, lambda {described.get('gae_lambda')}, {config.env.num_envs} "
         f"environments; all of it in config.json. {versions}.",
         "",
     ]

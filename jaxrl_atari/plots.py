@@ -21,10 +21,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_files import read_config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.games import GAMES, Game
 from jaxrl_atari.metrics import Table, aggregate_trial, align_sessions, moving_average
-from jaxrl_atari.results import read_config, read_metrics, read_sessions
+from jaxrl_atari.results import read_metrics, read_sessions
 
 # Okabe & Ito 2008, "Color Universal Design", without the yellow (too pale for a line) and the black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -57,17 +59,17 @@ _drawing = threading.Lock()
 
 class _Run(NamedTuple):
     path: Path
-    config: dict[str, Any]  # of `read_config`
+    config: Config
     tables: dict[Path, Table]  # of `read_sessions`
 
     @property
     def game(self) -> Game:
-        return GAMES[self.config["env"]["game"]]
+        return GAMES[self.config.env.game_name]
 
 
 def _read_run(run_dir: str | Path) -> _Run:
     path = Path(run_dir).absolute()
-    return _Run(path, read_config(path), read_sessions(path))
+    return _Run(path, read_config(run_dir), read_sessions(path))
 
 
 def _score_text(score: float) -> str:
@@ -224,7 +226,7 @@ def _sessions_and_score(run: _Run) -> str:
 
 
 def _title(run: _Run) -> str:
-    return f"{run.config['name']}: {run.game.name}, protocol {run.config['env']['protocol']}"
+    return f"{run.config.name}: {run.game.name}, protocol {run.config.env.resolved_protocol}"
 
 
 def _last_env_step(run: _Run) -> float:
@@ -293,7 +295,7 @@ def _plot_comparison(runs: Sequence[_Run], output: Path) -> list[Path]:
                 line = {
                     "color": COLOURS[number % len(COLOURS)],
                     "linestyle": LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)],
-                    "label": f"{name}: {run.config['env']['protocol']}, {_sessions_and_score(run)}",
+                    "label": f"{name}: {run.config.env.resolved_protocol}, {_sessions_and_score(run)}",
                 }
                 _draw_mean(axes, list(run.tables.values()), "return_ma", True, linewidth=2.2, **line)
             axes.set_title(game)

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari.checkpoint import Checkpoints
-from jaxrl_atari.config import Config, config_from_dict
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_files import config_from_dict
 from jaxrl_atari.envs import FRAME_SIZE, EnvPool, EnvStep, make_pool
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.networks import STACK, NatureActorCritic

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_atari.config_files import read_config
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.games import GAMES, parse_game
+from jaxrl_atari.games import GAMES
 from jaxrl_atari.metrics import SESSION_FIGURES, Table, aggregate_trial
 
 _log = logging.getLogger(__name__)
@@ -86,30 +87,6 @@ def read_metrics(session_dir: str | Path) -> Table:
     return {name: kept[:, index].copy() for index, name in enumerate(header)}
 
 
-def read_config(run_dir: str | Path) -> dict[str, Any]:
-    """The nested config of `run_dir/config.json`, with its game's name as `GAMES` has it and its protocol in force.
-
-    Raises:
-      UserError: no such directory or file, or it is not a config.
-    """
-    path = Path(run_dir) / "config.json"
-    if not path.parent.is_dir():
-        raise UserError(f"{run_dir}: no such run directory")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))["config"]
-        game, named_protocol = parse_game(config["env"]["game"])
-        protocol = config["env"]["protocol"]
-        protocol = named_protocol or "v5" if protocol == "auto" else protocol
-        return {**config, "env": {**config["env"], "game": game, "protocol": protocol}}
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{run_dir}: holds no config.json; expected a run directory, which holds it and session_0"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error) if isinstance(error, UserError) else type(error).__name__
-        raise UserError(f"{path}: is not the config of a run ({reason})") from error
-
-
 def session_dirs(run_dir: str | Path) -> list[Path]:
     """The directories `session_<i>` of a run, by i."""
     numbered = {
@@ -149,18 +126,15 @@ def write_trial_summary(run_dir: str | Path) -> dict[str, Any]:
       UserError: the run has no readable config or no session with metrics.
     """
     config, tables = read_config(run_dir), read_sessions(run_dir)
-    figures = aggregate_trial(list(tables.values()), GAMES[config["env"]["game"]])
-    # The last rollout of a session need not fit into its budget: what is missing of it is less than one
-    # rollout.
-    rollout_size = config["env"]["num_envs"] * config["ppo"]["rollout_length"]
-    finished = [table["env_steps"][-1] > config["total_env_steps"] - rollout_size for table in tables.values()]
+    figures = aggregate_trial(list(tables.values()), GAMES[config.env.game_name])
+    finished = [config.is_spent(int(table["env_steps"][-1])) for table in tables.values()]
     summary = {
-        "name": config["name"],
-        "protocol": config["env"]["protocol"],
-        "seed": config["seed"],
-        "planned_sessions": config["sessions"],
-        "planned_env_steps": config["total_env_steps"],
-        "complete": bool(len(finished) >= config["sessions"] and all(finished)),
+        "name": config.name,
+        "protocol": config.env.resolved_protocol,
+        "seed": config.seed,
+        "planned_sessions": config.sessions,
+        "planned_env_steps": config.total_env_steps,
+        "complete": len(finished) >= config.sessions and all(finished),
         **figures,
     }
     for figures_of_one, session_dir in zip(summary["sessions"], tables, strict=True):

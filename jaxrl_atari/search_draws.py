@@ -43,7 +43,7 @@ def optuna_distributions(space: Space) -> dict[str, optuna.distributions.BaseDis
             case LogUniform(low, high):
                 return kinds.FloatDistribution(low, high, log=True)
             case Integer(low, high):
-                return kinds.IntDistribution(low, high)
+                return kinds.IntDistribution(int(low), int(high))
             case Choice(values) | Grid(values):
                 return kinds.CategoricalDistribution(values)
         raise TypeError(f"{distribution!r} is no distribution")

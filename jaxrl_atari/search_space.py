@@ -8,10 +8,9 @@ import dataclasses
 import itertools
 import json
 import math
-import runpy
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,46 +18,48 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import tyro
 
-from jaxrl_atari.config import Config, config_from_dict, load_config_file
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_fields import require_choice, require_int
+from jaxrl_atari.config_files import call_config_file, config_from_dict
 from jaxrl_atari.errors import ConfigError, UserError
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Range:
+    """From `low` to `high`."""
+
+    low: float
+    high: float
+
+
+class Uniform(Range):
     """Numbers from `low` to `high`, each as likely."""
 
-    low: float
-    high: float
 
-
-@dataclass(frozen=True)
-class LogUniform:
+class LogUniform(Range):
     """Numbers from `low` > 0 to `high` whose logarithm is uniform: for quantities that are compared by their ratio."""
 
-    low: float
-    high: float
 
-
-@dataclass(frozen=True)
-class Integer:
+class Integer(Range):
     """Whole numbers from `low` to `high`, both included."""
 
-    low: int
-    high: int
-
 
 @dataclass(frozen=True)
-class Choice:
+class Values:
+    """Some of these, at least one."""
+
+    values: Sequence[Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(self.values))
+
+
+class Choice(Values):
     """One of these values."""
 
-    values: tuple[Any, ...]
 
-
-@dataclass(frozen=True)
-class Grid:
+class Grid(Values):
     """All of these values in turn: trial i takes point i of the product of all grids, modulo its size."""
-
-    values: tuple[Any, ...]
 
 
 Distribution = Uniform | LogUniform | Integer | Choice | Grid
@@ -82,7 +83,7 @@ class ResourcesConfig:
     def __post_init__(self) -> None:
         if not (0 <= self.gpu <= 1 or self.gpu == int(self.gpu)):
             raise ConfigError("search.resources.gpu", self.gpu, "a share from 0 to 1, or a whole number of GPUs")
-        _require_whole("search.resources.cpu", self.cpu, 0)
+        require_int("search.resources.cpu", self.cpu, 0, 4_096)
 
 
 @dataclass(frozen=True)
@@ -110,31 +111,28 @@ class SearchConfig:
     resources: ResourcesConfig = field(default_factory=ResourcesConfig)
 
     def __post_init__(self) -> None:
-        _require_whole("search.trials", self.trials, 1)
-        _require_whole("search.seed", self.seed, 0)
-        _require_whole("search.grace_env_steps", self.grace_env_steps, 1)
-        _require_whole("search.reduction", self.reduction, 2)
-        _require_whole("search.keep", self.keep, 0)
-        for name, choices in (("method", ("optuna", "random")), ("early_stopping", ("asha", "none"))):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"search.{name}", getattr(self, name), "one of " + ", ".join(choices))
+        require_int("search.trials", self.trials, 1, 1_000_000)
+        require_int("search.seed", self.seed, 0, 2**31 - 1)
+        require_int("search.grace_env_steps", self.grace_env_steps, 1, 10**12)
+        require_int("search.reduction", self.reduction, 2, 1_000_000)
+        require_int("search.keep", self.keep, 0, 1_000_000)
+        require_choice("search.method", self.method, ("optuna", "random"))
+        require_choice("search.early_stopping", self.early_stopping, ("asha", "none"))
 
     def to_dict(self) -> dict[str, Any]:
         """This search as nested dicts of JSON values."""
-        space = {name: {type(d).__name__: list(dataclasses.astuple(d))} for name, d in self.space.items()}
-        for name, d in self.space.items():
-            if isinstance(d, Choice | Grid):
-                space[name] = {type(d).__name__: list(d.values)}
+        space = {name: {type(d).__name__: dataclasses.asdict(d)} for name, d in self.space.items()}
         return {**dataclasses.asdict(dataclasses.replace(self, space={})), "space": space}
 
 
 def search_from_dict(values: dict[str, Any]) -> SearchConfig:
     """The inverse of `SearchConfig.to_dict`."""
     kinds = {kind.__name__: kind for kind in typing.get_args(Distribution)}
-    space = {}
-    for name, described in values["space"].items():
-        ((kind, arguments),) = described.items()
-        space[name] = kinds[kind](tuple(arguments)) if kind in ("Choice", "Grid") else kinds[kind](*arguments)
+    space = {
+        name: kinds[kind](**arguments)
+        for name, described in values["space"].items()
+        for kind, arguments in described.items()
+    }
     return SearchConfig(**{**values, "space": space, "resources": ResourcesConfig(**values["resources"])})
 
 
@@ -144,18 +142,7 @@ def load_search_file(path: str | Path) -> tuple[Config, SearchConfig]:
     Raises:
         UserError: the file cannot be used, or has no `get_search()` that returns a `SearchConfig`.
     """
-    config = load_config_file(path)
-    get_search = runpy.run_path(str(path)).get("get_search")
-    if get_search is None:
-        raise UserError(f"--config {path}: has no get_search(); define one as in configs/search_qbert.py")
-    try:
-        search = get_search()
-    except UserError:
-        raise
-    except Exception as error:  # whatever a user's file can raise, told in one line
-        raise UserError(f"--config {path}: {type(error).__name__}: {error}; mend get_search()") from error
-    if not isinstance(search, SearchConfig):
-        raise UserError(f"--config {path}: get_search() returned {type(search).__name__}; expected a SearchConfig")
+    config, search = call_config_file(path, get_config=Config, get_search=SearchConfig)
     return config, search
 
 
@@ -223,11 +210,11 @@ def check_space(config: Config, search: SearchConfig) -> None:
 def _check_field(name: str, distribution: Distribution) -> list[Any]:
     """The ends of a field's range, or all its values, which are of the field's type."""
     field_type = _field_type(name)
-    if isinstance(distribution, Choice | Grid):
+    if isinstance(distribution, Values):
         values = list(distribution.values)
         if not values:
             raise ConfigError(f"search.space {name}", values, "at least one value")
-    elif isinstance(distribution, Uniform | LogUniform | Integer):
+    elif isinstance(distribution, Range):
         low, high = values = [distribution.low, distribution.high]
         kind = type(distribution).__name__
         whole = isinstance(distribution, Integer)
@@ -279,11 +266,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _require_whole(name: str, value: Any, low: int) -> None:
-    if not _is_whole(value) or value < low:
-        raise ConfigError(name, value, f"a whole number from {low} on")
-
-
 # --- Draws -----------------------------------------------------------------------------------------------------------
 
 
@@ -308,7 +290,7 @@ def _draw_one(distribution: Distribution, rng: np.random.Generator) -> Any:
         case LogUniform(low, high):
             return float(min(max(math.exp(rng.uniform(math.log(low), math.log(high))), low), high))
         case Integer(low, high):
-            return int(rng.integers(low, high, endpoint=True))
+            return int(rng.integers(int(low), int(high), endpoint=True))
         case Choice(values):
             return values[int(rng.integers(len(values)))]
     raise TypeError(f"{distribution!r} is not drawn")

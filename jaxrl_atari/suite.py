@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari import cli, trial
-from jaxrl_atari.config import Config, config_from_dict, load_config_file
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_files import CONFIG_FILE, config_from_dict, load_config_file
 from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.games import GAMES
 from jaxrl_atari.gpus import place_session, visible
@@ -143,7 +144,7 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
             print(f"game {name}  finished already", flush=True)
             continue
         run_dir.mkdir(exist_ok=True)
-        trial.write_json(run_dir / trial.CONFIG_FILE, trial.describe(of_game, of_game.seed))
+        trial.write_json(run_dir / CONFIG_FILE, trial.describe(of_game, of_game.seed))
         waiting[name] = run_dir
     if not waiting:
         return {}

@@ -11,8 +11,9 @@ def main() -> None:
     """Runs the game's trial, or what is missing of it, and brings the suite's results up to date."""
     end_with_parent()
     from jaxrl_atari import runtime
+    from jaxrl_atari.config_files import read_config
     from jaxrl_atari.suite import write_results
-    from jaxrl_atari.trial import read_config, run_trial
+    from jaxrl_atari.trial import run_trial
 
     run_dir = Path(sys.argv[1])
     print(f"game {run_dir.name}", flush=True)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_atari import cli, runtime
-from jaxrl_atari.config import Config, load_config_file
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_files import load_config_file, read_config
 from jaxrl_atari.errors import UserError
 
 
@@ -30,8 +31,6 @@ def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
     if known.config and known.resume:
         raise UserError("--config and --resume: a resumed run has its config already; give one of the two")
     if known.resume:
-        from jaxrl_atari.trial import read_config
-
         default, run_dir = read_config(Path(known.resume)), Path(known.resume)
     elif known.config:
         default, run_dir = load_config_file(known.config), None

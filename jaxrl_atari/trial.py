@@ -13,7 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.config import Config, config_from_dict
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_files import CONFIG_FILE
 from jaxrl_atari.errors import SessionsFailed, UserError
 from jaxrl_atari.gpus import (
     Place,
@@ -27,7 +28,6 @@ from jaxrl_atari.memory import out_of_memory_advice
 from jaxrl_atari.processes import Task, run_processes
 from jaxrl_atari.session import run_session
 
-CONFIG_FILE = "config.json"
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
 
 
@@ -91,23 +91,6 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     os.replace(partial, path)
-
-
-def read_config(run_dir: Path) -> Config:
-    """The config of a run directory.
-
-    Raises:
-        UserError: it is no run directory, or its config.json cannot be used.
-    """
-    path = Path(run_dir) / CONFIG_FILE
-    if not path.is_file():
-        raise UserError(f"{run_dir}: not a run directory (it has no {CONFIG_FILE}); expected data/NAME_TIMESTAMP")
-    try:
-        return config_from_dict(json.loads(path.read_text(encoding="utf-8"))["config"])
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path}: damaged ({type(error).__name__}: {error}); restore it from the session's copy"
-        ) from error
 
 
 def session_dir(run_dir: Path, session: int) -> Path:

@@ -16,7 +16,8 @@ def main() -> None:
     end_with_parent()
     from jaxrl_atari import runtime
     from jaxrl_atari.config import parse_gpu
-    from jaxrl_atari.trial import read_config, train_session
+    from jaxrl_atari.config_files import read_config
+    from jaxrl_atari.trial import train_session
 
     run_dir, session, gpu, resume = Path(sys.argv[1]), int(sys.argv[2]), parse_gpu(sys.argv[3]), sys.argv[4] == "True"
     runtime.configure()

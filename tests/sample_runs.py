@@ -41,7 +41,7 @@ def write_run(run_dir, tables, game="Qbert", protocol="auto", total_env_steps=40
         "sessions": len(tables),
         "total_env_steps": total_env_steps,
         "env": {"game": game, "protocol": protocol, "num_envs": 2},
-        "ppo": {"rollout_length": 8},
+        "ppo": {"rollout_length": 8, "minibatch_size": 16},
     }
     (run_dir / "config.json").write_text(json.dumps({"config": config, "versions": {}}))
     return run_dir

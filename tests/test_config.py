@@ -11,9 +11,8 @@ from jaxrl_atari.config import (
     EnvConfig,
     LogConfig,
     PPOConfig,
-    config_from_dict,
-    load_config_file,
 )
+from jaxrl_atari.config_files import config_from_dict, load_config_file
 from jaxrl_atari.errors import ConfigError, UserError
 
 

@@ -278,10 +278,10 @@ def test_session_directories_are_in_the_order_of_their_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"holds no config\.json"),
-        ("{", "is not the config of a run"),
-        ("[]", "is not the config of a run"),
-        ('{"config": {}}', "is not the config of a run"),
+        (None, r"it has no config\.json"),
+        ("{", r"config\.json: damaged"),
+        ("[]", r"config\.json: damaged"),
+        ('{"config": {"ppo": {"magic": 1}}}', r"config\.json: ppo\.magic: this version"),
         ('{"config": {"env": {"game": "Qbret", "protocol": "auto"}}}', "did you mean Qbert"),
     ],
 )
@@ -293,7 +293,7 @@ def test_a_bad_config_is_one_clear_line(tmp_path, content, message):
 
 
 def test_a_missing_run_directory_is_one_clear_line(tmp_path):
-    with pytest.raises(UserError, match="no such run directory"):
+    with pytest.raises(UserError, match="not a run directory"):
         write_trial_summary(tmp_path / "nowhere")
 
 
@@ -305,9 +305,9 @@ def test_a_missing_run_directory_is_one_clear_line(tmp_path):
         ("Qbert", "classic", ("Qbert", "classic")),
     ],
 )
-def test_the_config_is_read_with_its_protocol_in_force(tmp_path, game, protocol, expected):
-    config = read_config(write_run(tmp_path, [table([1])], game=game, protocol=protocol))
-    assert (config["env"]["game"], config["env"]["protocol"]) == expected
+def test_the_summary_has_the_games_name_and_the_protocol_in_force(tmp_path, game, protocol, expected):
+    summary = write_trial_summary(write_run(tmp_path, [table([1])], game=game, protocol=protocol))
+    assert (summary["game"], summary["protocol"]) == expected
 
 
 def test_the_trial_summary_is_written_and_printed(tmp_path):

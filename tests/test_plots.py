@@ -192,9 +192,9 @@ def test_a_run_that_is_still_being_written_is_drawn(tmp_path, caplog, capsys):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda run: None, "no such run directory"),
-        (lambda run: run.mkdir(), "holds no config.json"),
-        (lambda run: (run.mkdir(), (run / "config.json").write_text('{"config": {"na')), "not the config of a run"),
+        (lambda run: None, "not a run directory"),
+        (lambda run: run.mkdir(), "it has no config.json"),
+        (lambda run: (run.mkdir(), (run / "config.json").write_text('{"config": {"na')), "damaged (JSONDecodeError"),
         (
             lambda run: (write_run(run, [table([1])]) / "session_0" / "metrics.csv").write_text("env"),
             "no log point yet",
@@ -217,9 +217,9 @@ def test_a_bad_run_directory_is_one_line_and_status_2(tmp_path, capsys, damage, 
 
 
 def test_the_library_functions_raise_what_the_command_prints(tmp_path):
-    with pytest.raises(UserError, match="no such run directory"):
+    with pytest.raises(UserError, match="not a run directory"):
         plots.plot_trial(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"holds no config\.json"):
+    with pytest.raises(UserError, match=r"it has no config\.json"):
         plots.plot_session(tmp_path)
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from jaxrl_atari import search as search_command
 from jaxrl_atari import train
-from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig, load_config_file
+from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
+from jaxrl_atari.config_files import load_config_file
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.loggers import CsvWriter
 from jaxrl_atari.search_results import write_results
