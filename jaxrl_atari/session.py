@@ -10,7 +10,7 @@ import jax
 
 from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config
-from jaxrl_atari.devices import is_leader, place, sum_over_processes
+from jaxrl_atari.devices import Placement, is_leader, place, sum_over_processes
 from jaxrl_atari.evaluator import Evaluator
 from jaxrl_atari.loggers import Writer, make_writers
 from jaxrl_atari.monitor import Monitor
@@ -69,7 +69,7 @@ def run_session(
     if is_leader():
         writers = [*make_writers(config, session_dir, label=label, start_env_steps=trainer.env_steps), *writers]
     log = SessionLog(writers, checkpoints if is_leader() else None, trainer, session, session_dir, meta)
-    log.message(f"device: {', '.join(map(str, placement.learner))} ({placement.reason})")
+    log.message(_device_message(config, placement))
     if resume:
         log.message(_resume_message(config, trainer, meta))
     try:
@@ -103,6 +103,16 @@ def _train(trainer: Trainer, log: SessionLog) -> None:
         log.finish()
         if told_to_stop or stop.signal is not None:
             raise KeyboardInterrupt
+
+
+def _device_message(config: Config, placement: Placement) -> str:
+    text = f"device: {', '.join(map(str, placement.learner))} ({placement.reason})"
+    actors = list(dict.fromkeys(placement.actors))
+    if not set(actors) <= set(placement.learner):
+        text += f"; acts on {', '.join(map(str, actors))}"
+    if config.evaluation.every_env_steps:
+        text += f"; evaluates on {placement.evaluator}"
+    return text
 
 
 def _resume_message(config: Config, trainer: Trainer, meta: dict[str, Any] | None) -> str:
