@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.devices import check_placement
 from jaxrl_atari.policy import EvaluationResult, Policy, evaluate
 from jaxrl_atari.trainer import make_network
 
@@ -40,8 +39,6 @@ class Evaluator:
         """Evaluates `params`, which are copied first. Waits for the evaluation before, if that is still going on."""
         self.settle()
         snapshot = jax.tree.map(lambda x: x.copy(), jax.device_put(params, self._device))
-        if self._config.devices.check:
-            check_placement("evaluating", {"params": snapshot}, [self._device])
         policy = Policy(self._config, self._network, snapshot, self._device, self._dir, env_steps)
         options = self._config.evaluation
         self._at = env_steps

@@ -65,9 +65,15 @@ class Learner:
         hyper, key_data = self.parallel.replicate((hyper, jax.random.key_data(key)))
         if self._check:
             check_placement("learning", {"train_state": self.state, "rollout": rollout}, self.parallel.local_devices)
-        if not self._stepwise:
+        if self._stepwise:
+            metrics = self._update_stepwise(rollout, hyper, key_data)
+        else:
             self.state, metrics = self._update(self.state, rollout, hyper, key_data)
-            return self.parallel.shard(metrics, 0)
+        if self._check:
+            check_placement("learning", {"train_state": self.state, "metrics": metrics}, self.parallel.local_devices)
+        return self.parallel.shard(metrics, 0)
+
+    def _update_stepwise(self, rollout: Rollout, hyper: Hyperparameters, key_data: jax.Array) -> Metrics:
         samples, indices, metrics = self._prepare(rollout, hyper, key_data)
         steps = []
         for k in range(indices.shape[-2]):
@@ -75,7 +81,7 @@ class Learner:
             self.state, of_step = self._train_on(self.state, samples, hyper, indices, row)
             steps.append(of_step)
             jax.block_until_ready(of_step)  # the next minibatch queues behind what was asked for meanwhile
-        return self.parallel.shard(metrics | self._mean(*steps), 0)
+        return metrics | self._mean(*steps)
 
     def params(self, index: int = 0) -> Any:
         """The parameters on local device `index`. The next update consumes them: copy what has to outlive it."""

@@ -18,6 +18,7 @@ import numpy as np
 from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_files import config_from_dict
+from jaxrl_atari.devices import check_placement
 from jaxrl_atari.envs import FRAME_SIZE, EnvPool, EnvStep, make_pool
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.networks import STACK, NatureActorCritic
@@ -57,7 +58,13 @@ class Policy:
           int32 [n], indices into the game's minimal action set.
         """
         frames, key = jax.device_put((frames, key), self.device)
-        return np.asarray(choose_actions(self.network, self.params, frames, key, greedy))
+        check = self.config.devices.check
+        if check:
+            check_placement("evaluating", {"params": self.params, "frames": frames, "key": key}, [self.device])
+        actions = choose_actions(self.network, self.params, frames, key, greedy)
+        if check:
+            check_placement("evaluating", {"actions": actions}, [self.device])
+        return jax.device_get(actions)
 
 
 class Game(NamedTuple):

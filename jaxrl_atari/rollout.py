@@ -236,6 +236,8 @@ class Actor:
         if self._check:
             check_placement("acting", {"params": params, "state": self.state, "frame": frame}, [self.device])
         self.state, self._action = self._functions.act(params, self.state, frame, first)
+        if self._check:
+            check_placement("acting", {"state": self.state, "action": self._action}, [self.device])
 
     def send(self) -> None:
         """Waits for the actions and starts the emulators."""

@@ -9,7 +9,8 @@ import pytest
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
 from jaxrl_atari.devices import PlacementError, check_placement, place
-from jaxrl_atari.trainer import Trainer
+from jaxrl_atari.policy import Policy
+from jaxrl_atari.trainer import Trainer, make_network
 
 SMALL = Config(
     env=EnvConfig(game="Qbert", num_envs=8),
@@ -196,6 +197,22 @@ def test_the_checker_names_a_misplaced_array():
             trainer.iterate()
     finally:
         trainer.close()
+
+
+def test_the_checker_watches_evaluation(tmp_path):
+    here, there = jax.devices("cpu")[:2]
+    trainer = Trainer(small(), 0, place(SMALL.devices))
+    trainer.close()
+    config = dataclasses.replace(SMALL, devices=DevicesConfig(gpu=False, check=True))
+    network = make_network(config, trainer.num_actions, "cpu")
+    policy = Policy(config, network, jax.device_put(trainer.learner.params(), there), there, tmp_path, 0)
+    frames = np.zeros((2, 84, 84, 4), np.uint8)
+    assert policy.act(frames, jax.random.key(0)).shape == (2,)
+    policy = dataclasses.replace(
+        policy, params={**policy.params, "value": jax.device_put(policy.params["value"], here)}
+    )
+    with pytest.raises(PlacementError, match=rf"evaluating: params/value/bias is on {here}; expected on {there}"):
+        policy.act(frames, jax.random.key(0))
 
 
 def test_the_checker_sees_arrays_on_the_host():
