@@ -108,10 +108,11 @@ def out_of_memory_advice(config: Config) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        fraction = config.devices.memory_fraction
-        raise UserError(
-            f"out of device memory ({' '.join(str(error).split())[:160]}): lower ppo.minibatch_size"
-            f" (now {config.ppo.minibatch_size}) or env.num_envs (now {config.env.num_envs}), or raise"
-            f" devices.memory_fraction (now {'0.75, as JAX has it' if fraction is None else fraction}) if no other"
-            " process uses this GPU; go on with --resume"
-        ) from error
+        advice = (
+            f"lower ppo.minibatch_size (now {config.ppo.minibatch_size}) or env.num_envs (now {config.env.num_envs})"
+        )
+        if jax.default_backend() != "cpu":
+            fraction = config.devices.memory_fraction or "0.75, as JAX has it"
+            advice += f", or raise devices.memory_fraction (now {fraction}) if no other process uses this GPU"
+        text = " ".join(str(error).split()).rstrip(".")[:160]
+        raise UserError(f"out of device memory ({text}); {advice}, and go on with --resume") from error

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrl_atari.cli import INTERRUPTED
-from jaxrl_atari.session import StopRequest
+from jaxrl_atari.stopping import StopRequest, drop_output
 
 POLL_SECONDS = 0.1
 
@@ -116,7 +116,7 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
         A task's name -> why it failed, in one line.
 
     Raises:
-        KeyboardInterrupt: after SIGINT or SIGTERM, which is passed on, once all processes have ended. A second one
+        KeyboardInterrupt: told to stop, which is passed on, once all processes have ended. A second one
             kills them.
     """
     waiting, running, failures = list(tasks), [], {}
@@ -158,10 +158,7 @@ def end_with_parent() -> None:
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 1):
             pass
-        # Nobody reads any more what this process prints, and printing would fail.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
+        drop_output()
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="end with parent", daemon=True).start()

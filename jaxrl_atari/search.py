@@ -9,9 +9,7 @@ Every field of the config and of the search is an option; docs/search.md explain
 import argparse
 import dataclasses
 import os
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +30,8 @@ RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
     "RAY_AIR_NEW_OUTPUT": "0",  # no tables: the search tells what there is to tell
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # each trial's output.txt has its own
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # `StopFile` has its own
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial may end before its first game does
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # our own files hold all that theirs would
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a trial without a GPU keeps off it by itself
 }
@@ -113,7 +113,7 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
     Raises:
         UserError: it cannot be run.
         TrialsFailed: every trial has failed; the results are written.
-        KeyboardInterrupt: after SIGINT or SIGTERM, once all processes have ended.
+        KeyboardInterrupt: told to stop, once all processes have ended.
     """
     from jaxrl_atari.search_results import write_results
 
@@ -142,8 +142,6 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
-    if threading.current_thread() is threading.main_thread():  # Ray Tune stops cleanly after SIGINT alone
-        signal.signal(signal.SIGTERM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
     search(*options)
 
 

@@ -28,7 +28,7 @@ from jaxrl_atari.search_space import (
     draw,
     grid_point,
 )
-from jaxrl_atari.search_worker import Record, read_records, trial_dir, write_record
+from jaxrl_atari.search_worker import Record, StopFile, read_records, trial_dir, write_record
 from jaxrl_atari.trial import session_dir
 
 
@@ -52,14 +52,15 @@ def optuna_distributions(space: Space) -> dict[str, optuna.distributions.BaseDis
 
 
 class Draws(Searcher):
-    """Draws the trials' fields: first those of unfinished trials, as they are, then new ones until there are enough.
+    """Draws the trials' fields: first those of unfinished trials, as they are, then new ones until there are enough
+    or the search is interrupted.
 
     What is drawn is on disk before the trial starts.
     """
 
     def __init__(self, search_dir: Path, search: SearchConfig, task: dict[str, Any]):
         super().__init__(metric="return_ma", mode="max")
-        self._dir, self._search, self._task = search_dir, search, task
+        self._dir, self._search, self._task, self._stop = search_dir, search, task, StopFile(search_dir)
         records = read_records(search_dir)
         self._begun = [record for record in records.values() if record.status == "unfinished"]
         self._next = max(records, default=-1) + 1
@@ -84,7 +85,9 @@ class Draws(Searcher):
             distributions=self._distributions,
         )
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+        if self._stop.wanted():
+            return Searcher.FINISHED
         if self._begun:
             record = self._begun.pop(0)
             fields = self._ask(trial_id, record.fields)

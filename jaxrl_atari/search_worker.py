@@ -19,14 +19,13 @@ from typing import Any, Literal
 
 from jaxrl_atari import runtime
 from jaxrl_atari.config import Config
+from jaxrl_atari.config_files import CONFIG_FILE
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.gpus import apply_memory_fraction
 from jaxrl_atari.loggers import Row, Writer
-from jaxrl_atari.memory import out_of_memory_advice
 from jaxrl_atari.results import write_trial_summary
 from jaxrl_atari.search_space import Fields, SearchConfig, read_search, set_fields
-from jaxrl_atari.session import run_session
-from jaxrl_atari.trial import CONFIG_FILE, describe, is_finished, session_dir, write_json
+from jaxrl_atari.stopping import StopRequest
+from jaxrl_atari.trial import describe, is_finished, session_dir, train_session, write_json
 
 Status = Literal["unfinished", "finished", "stopped", "failed"]
 
@@ -111,19 +110,43 @@ def trial_config(config: Config, search: SearchConfig, fields: Fields, gpu: floa
     )
 
 
+class StopFile(StopRequest):
+    """A wish to stop that reaches all processes of a search: a signal to it leaves a file, which its trials find.
+
+    Ray calls trials in threads, which take no signals, and perhaps on other machines.
+    """
+
+    def __init__(self, search_dir: Path):
+        super().__init__()
+        self._path = search_dir / "stop"
+
+    def wanted(self) -> bool:
+        return self._path.exists()
+
+    def _handle(self, number: int, frame: Any) -> None:
+        super()._handle(number, frame)
+        self._path.touch()
+
+    def clear(self) -> None:
+        """Takes the wish back."""
+        self._path.unlink(missing_ok=True)
+
+
 @dataclass
 class TuneWriter(Writer):
     """Reports log points to Ray Tune, which may end the process's thread there (SystemExit).
 
-    The last one is left out: the trial reports it itself, once its last checkpoint is written.
+    The last one is left out, also of a trial that is told to stop: first its last checkpoint is to be written.
     """
 
     config: Config
     session: int
+    stop: StopRequest
 
     def write(self, row: Row) -> None:
         score = float(row["return_ma"])
-        if math.isfinite(score) and not self.config.is_spent(int(row["env_steps"])):
+        last = self.config.is_spent(int(row["env_steps"])) or self.stop.wanted()
+        if math.isfinite(score) and not last:
             from ray import tune
 
             tune.report({"env_steps": int(row["env_steps"]), "return_ma": score, "session": self.session})
@@ -136,7 +159,8 @@ def run_search_trial(task: dict[str, Any]) -> dict[str, Any] | None:
         task: `search_dir`, `number`, `fields`, and the trial's part of the machine, `gpu` and `cpu`.
 
     Returns:
-        What Ray Tune is told at the end: `env_steps` and `return_ma`, the score. None where no game was finished.
+        What Ray Tune is told at the end: `env_steps` and `return_ma`, the score. None where no game was finished, or
+        the search is being interrupted.
     """
     directory = trial_dir(Path(task["search_dir"]), task["number"])
     with recorded(directory):
@@ -145,7 +169,10 @@ def run_search_trial(task: dict[str, Any]) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def recorded(directory: Path) -> Iterator[None]:
-    """Keeps what is printed in output.txt, and the reason of a failure in failure.json, which the search reads."""
+    """Keeps what is printed in output.txt, and the reason of a failure in failure.json, which the search reads.
+
+    The reason is what happened: what a `UserError` says beyond that, behind a semicolon, is what to do about it.
+    """
     with (
         (directory / "output.txt").open("a", buffering=1, encoding="utf-8") as output,
         contextlib.redirect_stdout(output),
@@ -156,9 +183,10 @@ def recorded(directory: Path) -> Iterator[None]:
         except Exception as error:
             if not isinstance(error, UserError):
                 traceback.print_exc()
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            print(f"failed: {reason}")
-            write_json(directory / "failure.json", {"reason": reason})
+            said = " ".join(str(error).split())
+            print(f"failed: {said}")
+            reason = said.partition("; ")[0] if isinstance(error, UserError) else f"{type(error).__name__}: {said}"
+            write_json(directory / "failure.json", {"reason": reason[:300]})
             raise
 
 
@@ -168,18 +196,20 @@ def prepare(task: dict[str, Any]) -> Config:
     if task["gpu"] == 0:
         os.environ.setdefault("NPROC", str(task["cpu"]))  # threads that XLA computes with
     runtime.configure()
-    apply_memory_fraction(config.devices)
     return config
 
 
 def _train(directory: Path, task: dict[str, Any]) -> dict[str, Any] | None:
     config = prepare(task)
     write_json(directory / CONFIG_FILE, describe(config, config.seed))
+    stop = StopFile(directory.parent)
     for session in range(config.sessions):
-        path = session_dir(directory, session)
-        if not is_finished(config, path):
-            with out_of_memory_advice(config):
-                run_session(config, path, session, resume=True, writers=[TuneWriter(config, session)])
+        if not is_finished(config, session_dir(directory, session)):
+            writers = [TuneWriter(config, session, stop)]
+            try:
+                train_session(config, directory, session, resume=True, writers=writers, stop=stop)
+            except KeyboardInterrupt:
+                return None
     summary = write_trial_summary(directory)
     if summary["score"] is None:
         return None

@@ -1,7 +1,5 @@
 """One session: act -> update -> log -> checkpoint, with one seed, until its budget is spent."""
 
-import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,34 +13,18 @@ from jaxrl_atari.evaluator import Evaluator
 from jaxrl_atari.loggers import Writer, make_writers
 from jaxrl_atari.monitor import Monitor
 from jaxrl_atari.session_log import SessionLog, SessionResult
+from jaxrl_atari.stopping import StopRequest
 from jaxrl_atari.trainer import Trainer, abstract_arrays
 
 
-class StopRequest:
-    """Turns the first SIGINT or SIGTERM into a wish to stop after the update under way; a second one ends at once."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-
-    def __enter__(self) -> "StopRequest":
-        self._before = {}
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python takes no signals
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def _handle(self, number: int, frame: Any) -> None:
-        if self.signal is not None:
-            raise KeyboardInterrupt
-        self.signal = number
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
 def run_session(
-    config: Config, session_dir: Path, session: int = 0, *, resume: bool = False, writers: Sequence[Writer] = ()
+    config: Config,
+    session_dir: Path,
+    session: int = 0,
+    *,
+    resume: bool = False,
+    writers: Sequence[Writer] = (),
+    stop: StopRequest | None = None,
 ) -> SessionResult:
     """Trains session `session` of a trial, with seed `config.seed + session`, and writes all its files.
 
@@ -50,10 +32,11 @@ def run_session(
         session_dir: where metrics, events and checkpoints go; made if it is not there.
         resume: go on from the latest checkpoint, if there is one.
         writers: take the log points beside those that `config.log` asks for; one that raises ends the session.
+        stop: where the wish to stop may come from; left out, from signals.
 
     Raises:
         UserError: the loss became non-finite (the last checkpoint before is kept), or a file cannot be used.
-        KeyboardInterrupt: after SIGINT or SIGTERM, once the last checkpoint is written.
+        KeyboardInterrupt: told to stop, once the last checkpoint is written.
     """
     seed = config.seed + session
     placement = place(config.devices)
@@ -76,7 +59,7 @@ def run_session(
         with Monitor(sorted({*placement.learner, *placement.actors}, key=str), log.message) as log.monitor:
             if config.evaluation.every_env_steps and is_leader():
                 log.evaluator = Evaluator(config, trainer.num_actions, placement.evaluator, session_dir, log.message)
-            _train(trainer, log)
+            _train(trainer, log, stop or StopRequest())
         return log.result()
     finally:
         trainer.close()
@@ -88,20 +71,20 @@ def run_session(
             writer.close()
 
 
-def _train(trainer: Trainer, log: SessionLog) -> None:
+def _train(trainer: Trainer, log: SessionLog, stop: StopRequest) -> None:
     """The loop. With `devices.check` nothing moves between host and devices that was not told to, once compiled."""
     guard = "disallow" if trainer.config.devices.check else "allow"
-    with StopRequest() as stop:
+    with stop:
         told_to_stop = False  # this process, or one that learns with it
         while not trainer.config.is_spent(trainer.env_steps):
-            told_to_stop = sum_over_processes(stop.signal is not None) > 0
+            told_to_stop = sum_over_processes(stop.wanted()) > 0
             if told_to_stop:
                 break
             with jax.transfer_guard("allow" if log.compiling else guard):
                 metrics = trainer.iterate()
             log.after_update(metrics)
         log.finish()
-        if told_to_stop or stop.signal is not None:
+        if told_to_stop or stop.wanted():
             raise KeyboardInterrupt
 
 

@@ -24,9 +24,11 @@ from jaxrl_atari.gpus import (
     set_memory_fraction,
     visible,
 )
+from jaxrl_atari.loggers import Writer, import_wandb
 from jaxrl_atari.memory import out_of_memory_advice
 from jaxrl_atari.processes import Task, run_processes
 from jaxrl_atari.session import run_session
+from jaxrl_atari.stopping import StopRequest
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
 
@@ -35,8 +37,10 @@ def make_run_dir(config: Config) -> Path:
     """Makes `OUTPUT_DIR/NAME_TIMESTAMP`, never one that is there already.
 
     Raises:
-        UserError: the folder cannot be written to.
+        UserError: the folder cannot be written to, or the config asks for a package that is missing.
     """
+    if config.log.wandb:
+        import_wandb()
     stamp = time.strftime("%Y%m%d_%H%M%S")
     for suffix in ("", *(f"_{i}" for i in range(2, 100))):
         run_dir = Path(config.output_dir) / f"{config.name}_{stamp}{suffix}"
@@ -158,15 +162,24 @@ def follow_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None
             train_session(config, run_dir, session, resume=resume)
 
 
-def train_session(config: Config, run_dir: Path, session: int, *, resume: bool) -> None:
-    """Trains one session of a trial in this process.
+def train_session(
+    config: Config,
+    run_dir: Path,
+    session: int,
+    *,
+    resume: bool,
+    writers: Sequence[Writer] = (),
+    stop: StopRequest | None = None,
+) -> None:
+    """Trains one session of a trial in this process; `run_session` says what `writers` and `stop` are.
 
     Raises:
         UserError: it failed for a reason that the user can do something about, such as too little memory.
+        KeyboardInterrupt: told to stop, once its last checkpoint is written.
     """
     apply_memory_fraction(config.devices)
     with out_of_memory_advice(config):
-        run_session(config, session_dir(run_dir, session), session, resume=resume)
+        run_session(config, session_dir(run_dir, session), session, resume=resume, writers=writers, stop=stop)
 
 
 def _run_here(config: Config, run_dir: Path, sessions: Sequence[int], resume: bool) -> dict[int, str]:

@@ -93,8 +93,10 @@ def test_report_names_the_larger_part_first():
     assert "  fits into the 1.00 GiB" in report(large_rollout, limit=2**30)
 
 
-def test_out_of_memory_becomes_advice():
-    advice = r"ppo.minibatch_size \(now 256\).*env.num_envs \(now 16\).*memory_fraction"
+@pytest.mark.parametrize(("backend", "more"), [("cpu", ", and go on"), ("gpu", ", or raise devices.memory_fraction")])
+def test_out_of_memory_becomes_advice(backend, more, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    advice = r"ppo.minibatch_size \(now 256\) or env.num_envs \(now 16\)" + more
     with pytest.raises(UserError, match=advice), out_of_memory_advice(Config()):
         jax.block_until_ready(jax.jit(lambda: jnp.zeros((1 << 50,), jnp.uint8))())  # a petabyte
 

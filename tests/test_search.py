@@ -3,6 +3,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.config_files import load_config_file
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.loggers import CsvWriter
+from jaxrl_atari.results import session_dirs
 from jaxrl_atari.search_results import write_results
 from jaxrl_atari.search_space import (
     Choice,
@@ -37,7 +39,7 @@ from jaxrl_atari.search_space import (
     set_fields,
 )
 from jaxrl_atari.search_worker import Record, ranked, read_records, trial_config, trial_dir, write_record
-from jaxrl_atari.trial import write_json
+from jaxrl_atari.trial import session_dir, write_json
 
 # Ray forks to start its processes, and these run other programs at once: JAX's warning is not for them.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
@@ -92,6 +94,19 @@ def add_trial(search_dir, number, scores, status="unfinished", fields=None, ever
     for i, score in enumerate(scores):
         writer.write({"env_steps": every * (i + 1), "return_mean": score, "return_ma": score, "wall_seconds": 1.0})
     writer.close()
+
+
+def last_checkpoint(session_dir):
+    return max(int(path.name) for path in (session_dir / "checkpoints").iterdir())
+
+
+def last_log_point(session_dir):
+    with (session_dir / "metrics.csv").open() as file:
+        return int(([{"env_steps": 0}, *csv.DictReader(file)])[-1]["env_steps"])
+
+
+def output(search_dir, number):
+    return (trial_dir(search_dir, number) / "output.txt").read_text()
 
 
 # --- The space -------------------------------------------------------------------------------------------------------
@@ -274,10 +289,10 @@ def test_resources(engine):
     def split(gpu, cpu, cluster):
         return engine.resources(small_search(resources=ResourcesConfig(gpu, cpu)), cluster)
 
-    assert split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[:2] == (0.25, 2)
-    assert "8 at a time" in split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[2]
-    gpu, cpu, line = split(0.25, 0, {"CPU": 2.0})
-    assert (gpu, cpu) == (0, 1)
+    assert split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[:3] == (0.25, 2, 8)
+    assert "8 at a time" in split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[3]
+    gpu, cpu, at_once, line = split(0.25, 0, {"CPU": 2.0})
+    assert (gpu, cpu, at_once) == (0, 1, 2)
     assert "there is no GPU" in line
     assert split(0.0, 2, {"GPU": 2.0, "CPU": 16.0})[:2] == (0, 2)
     with pytest.raises(UserError, match="there are 1 and 2"):
@@ -439,36 +454,38 @@ def test_processes_get_their_part_of_a_gpu_and_failures_do_not_end_the_search(en
         import os
         import signal
         import time
-        from pathlib import Path
 
         import jax
-        from ray import tune
 
+        from jaxrl_atari import trial
         from jaxrl_atari.loggers import CsvWriter
-        from jaxrl_atari.search_worker import prepare, read_records, recorded, trial_dir
-        from jaxrl_atari.trial import write_json
+        from jaxrl_atari.search_worker import read_records, run_search_trial
 
-        number, directory = task["number"], trial_dir(Path(task["search_dir"]), task["number"])
-        config = prepare(task)
-        started = jax._src.xla_bridge.backends_are_initialized()
-        seen = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "XLA_CLIENT_MEM_FRACTION")}
-        write_json(directory / "seen.json", {**seen, "started": started, "pid": os.getpid()})
-        write_json(directory / "config.json", {"config": config.to_dict()})
-        (directory / "session_0").mkdir()
-        writer = CsvWriter(directory / "session_0" / "metrics.csv")
-        if number == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        while number == 3 and read_records(directory.parent)[0].status == "unfinished":
-            time.sleep(0.1)  # it is compared with trial 0
-        for i in range(1, 10):
-            with recorded(directory):
-                if number == 2:
-                    raise ValueError("made to fail")
-            score = 10.0 - number  # each trial is worse than the one before
-            writer.write({"env_steps": 1000 * i, "return_mean": score, "return_ma": score, "wall_seconds": 1.0})
-            tune.report({"env_steps": 1000 * i, "return_ma": score})
+        number = task["number"]
 
-    search = small_search(resources=ResourcesConfig(gpu=0.25, cpu=1), method="random", trials=4)
+        def run_session(config, session_dir, session, writers, **how):
+            started = jax._src.xla_bridge.backends_are_initialized()
+            seen = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "XLA_CLIENT_MEM_FRACTION")}
+            trial.write_json(session_dir.parent / "seen.json", {**seen, "started": started, "pid": os.getpid()})
+            if number == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if number == 2:
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.")
+            session_dir.mkdir()
+            search_dir = session_dir.parents[1]
+            while number == 3 and read_records(search_dir)[0].status == "unfinished":
+                time.sleep(0.1)  # it is compared with trial 0
+            score = float("nan") if number == 4 else 10.0 - number  # each trial is worse than the one before
+            row = {"return_mean": score, "return_ma": score, "wall_seconds": 1.0}
+            for i in range(1, 10):
+                for writer in (CsvWriter(session_dir / "metrics.csv", 10**6), *writers):
+                    writer.write({"env_steps": 1000 * i, **row})
+                    writer.close()
+
+        trial.run_session = run_session
+        return run_search_trial(task)
+
+    search = small_search(resources=ResourcesConfig(gpu=0.25, cpu=1), method="random", trials=5)
     config = begin(tmp_path, search)
     monkeypatch.setattr(engine, "run_search_trial", look)
     monkeypatch.setattr(
@@ -480,10 +497,13 @@ def test_processes_get_their_part_of_a_gpu_and_failures_do_not_end_the_search(en
     assert engine.run(config, search, tmp_path)
 
     records = read_records(tmp_path)
-    assert [record.status for record in records.values()] == ["finished", "failed", "failed", "stopped"]
+    statuses = [record.status for record in records.values()]
+    assert statuses == ["finished", "failed", "failed", "stopped", "finished"]
     assert "killed" in records[1].reason
-    assert "made to fail" in records[2].reason
-    seen = [json.loads((trial_dir(tmp_path, number) / "seen.json").read_text()) for number in range(4)]
+    assert records[2].reason == "out of device memory (RESOURCE_EXHAUSTED: Out of memory)"
+    assert "lower ppo.minibatch_size (now 256)" in output(tmp_path, 2)
+    assert (records[4].score, records[4].env_steps) == (None, 9000)  # no game of it has ended
+    seen = [json.loads((trial_dir(tmp_path, number) / "seen.json").read_text()) for number in range(5)]
     for values in seen:
         assert values["CUDA_VISIBLE_DEVICES"] in ("0", "1")
         assert float(values["XLA_CLIENT_MEM_FRACTION"]) == 0.225
@@ -498,15 +518,15 @@ from jaxrl_atari.search_space import Grid, SearchConfig, Uniform
 
 def get_config():
     return Config(
-        name="tiny", total_env_steps=2048, sessions=2, env=EnvConfig(game="Qbert", num_envs=8, max_frames=600),
+        name="tiny", total_env_steps=4096, sessions=2, env=EnvConfig(game="Qbert", num_envs=8, max_frames=600),
         ppo=PPOConfig(rollout_length=32, epochs=1, minibatch_size=256),
-        log=LogConfig(every_env_steps=256, checkpoint_every_env_steps=512, tensorboard=False),
+        log=LogConfig(every_env_steps=256, checkpoint_every_env_steps=100_000, tensorboard=False),
     )
 
 def get_search():
     return SearchConfig(
         space={"ppo.gae_lambda": Uniform(0.7, 0.98), "ppo.learning_rate": Grid((1e-4, 3e-4))},
-        trials=3, method="random", early_stopping="none", keep=1,
+        trials=4, method="random", early_stopping="none", keep=1,
     )
 """
 
@@ -522,7 +542,11 @@ def test_search_interrupted_and_resumed_on_the_emulator(engine, tmp_path):
     before = {process.pid for process in psutil.process_iter()}
     process = start("--config", str(tmp_path / "tiny.py"), "--output-dir", str(tmp_path))
     for line in process.stdout:
-        if "finished at" in line:  # the first to end; others run
+        if line.startswith("trial 2  starts"):  # one has ended, this one runs, the fourth may
+            (search_dir,) = tmp_path.glob("tiny_search_*")
+            metrics = session_dir(trial_dir(search_dir, 2), 0) / "metrics.csv"
+            while not metrics.exists() or last_log_point(metrics.parent) == 0:
+                time.sleep(0.05)
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
             break
     process.communicate(timeout=60)
@@ -530,17 +554,67 @@ def test_search_interrupted_and_resumed_on_the_emulator(engine, tmp_path):
     time.sleep(2)
     left = [p.cmdline() for p in psutil.process_iter() if p.pid not in before and "ray" in " ".join(p.cmdline())]
     assert left == []
-    (search_dir,) = tmp_path.glob("tiny_search_*")
-    ended = {n: record for n, record in read_records(search_dir).items() if record.status == "finished"}
+    records = read_records(search_dir)
+    ended = {n: record for n, record in records.items() if record.status == "finished"}
     assert ended
+    # What ran has a checkpoint where it was told to stop: in this config only a session's end makes one.
+    running = [path for n in records if n not in ended for path in session_dirs(trial_dir(search_dir, n))]
+    assert running
+    for path in running:
+        assert last_checkpoint(path) == last_log_point(path)
     stamps = {n: (trial_dir(search_dir, n) / "output.txt").stat().st_mtime_ns for n in ended}
 
     process = start("--resume", str(search_dir))
     told, _ = process.communicate(timeout=280)
     assert process.returncode == 0, told
     records = read_records(search_dir)
-    assert [record.status for record in records.values()] == ["finished"] * 3
+    assert [record.status for record in records.values()] == ["finished"] * 4
     assert {n: (trial_dir(search_dir, n) / "output.txt").stat().st_mtime_ns for n in ended} == stamps
     assert len(list(search_dir.glob("trial_*/session_*/checkpoints"))) == 2  # both sessions of the best trial
     assert all(record.score is not None for record in records.values())
-    load_config_file(search_dir / "tiny_best.py")
+    continued = [text for n in set(records) - set(ended) if "resumed at" in (text := output(search_dir, n))]
+    assert continued
+
+    command = [sys.executable, "-m", "jaxrl_atari.train", "--config", str(search_dir / "tiny_best.py")]
+    budget = ["--total-env-steps", "512", "--sessions", "1", "--output-dir", str(tmp_path / "confirmed")]
+    told = subprocess.run([*command, *budget], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert told.returncode == 0, told.stderr
+    (run_dir,) = (tmp_path / "confirmed").iterdir()
+    best = ranked(list(records.values()))[0]
+    ppo = json.loads((run_dir / "config.json").read_text())["config"]["ppo"]
+    assert {name: ppo[name.removeprefix("ppo.")] for name in best.fields} == best.fields
+    assert last_checkpoint(run_dir / "session_0") == last_log_point(run_dir / "session_0") > 0
+
+
+@pytest.mark.slow
+def test_too_little_memory_and_a_loss_that_is_not_finite_do_not_end_a_search(engine, tmp_path, monkeypatch):
+    """Both for real: Adam at learning rate 1, and a process that may take less memory than one of its minibatches."""
+
+    def limited(task):
+        import resource
+
+        import psutil
+
+        from jaxrl_atari.search_worker import run_search_trial
+
+        limit = psutil.Process().memory_info().vms + 2 * 2**30  # it needs 3 GiB for 16,384 samples, 0.6 for 256
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        return run_search_trial(task)
+
+    monkeypatch.setattr(engine, "run_search_trial", limited)
+    config = Config(
+        name="fails", output_dir=str(tmp_path), total_env_steps=32_768, env=EnvConfig(num_envs=8),
+        ppo=PPOConfig(rollout_length=2048, epochs=1), log=LogConfig(tensorboard=False),
+    )  # fmt: skip
+    space = {"ppo.minibatch_size": Grid((256, 16_384)), "ppo.learning_rate": Choice((1.0, 2.5e-4))}
+    search = SearchConfig(space=space, trials=3, method="random", early_stopping="none", seed=1)
+    assert [tuple(draw(space, 1, n).values()) for n in range(3)] == [(256, 1.0), (16_384, 2.5e-4), (256, 2.5e-4)]
+    search_dir = search_command.search(config, search)
+    exploded, starved, sound = read_records(search_dir).values()
+    assert (exploded.status, starved.status, sound.status) == ("failed", "failed", "finished")
+    assert re.fullmatch(r"update [12] at [\d,]+ env steps: .*gradient_norm = (inf|nan).*", exploded.reason)
+    allocation = r"out of device memory \(RESOURCE_EXHAUSTED: Out of memory allocating \d{10} bytes\)"
+    assert re.fullmatch(allocation, starved.reason)
+    table = (search_dir / "trials.md").read_text()
+    assert exploded.reason in table
+    assert starved.reason in table

@@ -233,7 +233,7 @@ def started(monkeypatch):
     for name in (SIMULATED, "CUDA_VISIBLE_DEVICES", "CUDA_OFFSET", FRACTION):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(trial, "run_processes", lambda *arguments: calls.append(arguments) or {})
-    monkeypatch.setattr(trial, "run_session", lambda config, folder, session, resume: calls.append(session))
+    monkeypatch.setattr(trial, "run_session", lambda config, folder, session, **how: calls.append(session))
     return calls
 
 
@@ -282,7 +282,7 @@ def test_several_processes_on_a_cpu(tmp_path, started):
 
 
 def test_a_failing_session_here(tmp_path, started, monkeypatch):
-    def run_session(config, folder, session, resume):
+    def run_session(config, folder, session, **how):
         if session == 1:
             raise UserError("no such game")
         Path(folder, "checkpoints", "32").mkdir(parents=True)
@@ -296,7 +296,9 @@ def test_a_failing_session_here(tmp_path, started, monkeypatch):
     assert started == [0, 2]
 
     # Going on runs what is missing.
-    monkeypatch.setattr(trial, "run_session", lambda config, folder, session, resume: started.append((session, resume)))
+    monkeypatch.setattr(
+        trial, "run_session", lambda config, folder, session, resume, **how: started.append((session, resume))
+    )
     (run_dir,) = tmp_path.iterdir()
     run_trial(make_config(tmp_path, sessions=3), run_dir, resume=True)
     assert started == [0, 2, (1, True)]

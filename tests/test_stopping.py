@@ -1,0 +1,57 @@
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl_atari.search_worker import StopFile
+from jaxrl_atari.stopping import StopRequest
+
+
+def test_the_first_signal_is_a_wish_and_the_second_ends_at_once():
+    before = signal.getsignal(signal.SIGTERM)
+    with StopRequest() as stop:
+        assert not stop.wanted()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.wanted()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+CLOSED = """
+import os, signal, sys
+from jaxrl_atari.stopping import StopRequest
+
+if sys.argv[1] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with StopRequest() as stop:
+    os.close(int(sys.argv[2]))  # nobody holds the other end of standard output any more
+    signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)  # shell and kernel may both say it
+    if sys.argv[1] == "closed":
+        print("nobody reads this", flush=True)
+    sys.exit(10 if stop.signal == signal.SIGTERM else 11)
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("closed", 10), ("nohup", 11)])
+def test_a_closed_terminal_counts_as_sigterm_but_not_under_nohup(how, status):
+    """In a process of its own, whose standard output is a pipe that breaks."""
+    code = "import os; read, write = os.pipe(); os.dup2(write, 1); os.set_inheritable(1, True);"
+    code += f"import sys; sys.argv = ['-c', {how!r}, str(read)]; exec({CLOSED!r})"
+    ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == status, ended.stderr
+
+
+def test_the_wish_to_stop_reaches_all_processes_of_a_search(tmp_path):
+    in_a_trial = StopFile(tmp_path)
+    with StopFile(tmp_path) as in_the_search:
+        assert not in_a_trial.wanted()
+        signal.raise_signal(signal.SIGINT)
+        assert in_a_trial.wanted()
+        assert in_the_search.wanted()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    in_the_search.clear()
+    assert not in_a_trial.wanted()
