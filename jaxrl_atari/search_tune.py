@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import re
 import shutil
 import signal
 import time
@@ -109,6 +110,9 @@ def _state(trial: Any) -> str:
 
 def why_ended(said: str) -> str:
     """Why a process ended that could not say so itself, in one line; `said` is what Ray has written about it."""
+    if "running low on memory" in said:  # Ray's watch over the machine's memory
+        used = re.search(r"\S+ used / \S+ limit", said)
+        return "Ray killed its process, for the machine had too little memory left" + (f" ({used[0]})" if used else "")
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if not lines or "actor died" in said:
         return "its process was killed, by hand or for lack of memory"

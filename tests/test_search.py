@@ -376,6 +376,25 @@ def test_end_of_a_trial_is_told_from_its_files(engine, tmp_path):
     assert [record.number for record in ranked(ended)] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("", "its process was killed, by hand or for lack of memory"),
+        ("Failure # 1\nThe actor died unexpectedly before finishing this task.\n", "its process was killed, by hand"),
+        # What Ray 2.60 writes, in excerpt; its last line is about Ray's settings.
+        (
+            "Failure # 1\n1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 127.0.0.1,"
+            " ID: a1) was 1.20GB used / 23.54GB limit (0.050969)\nRefer to the documentation\n",
+            "Ray killed its process, for the machine had too little memory left (1.20GB used / 23.54GB limit)",
+        ),
+        ("Traceback\n  File x\nTypeError: cannot pickle\n", "TypeError: cannot pickle"),
+    ],
+)
+def test_why_a_process_ended_is_one_line(engine, said, reason):
+    assert engine.why_ended(said).startswith(reason)
+    assert "\n" not in engine.why_ended(said)
+
+
 def test_only_the_best_keep_their_models(engine, tmp_path):
     begin(tmp_path, small_search())
     for number, (score, status) in enumerate(
