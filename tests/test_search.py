@@ -383,7 +383,7 @@ def test_end_of_a_trial_is_told_from_its_files(engine, tmp_path):
         ("Failure # 1\nThe actor died unexpectedly before finishing this task.\n", "its process was killed, by hand"),
         # What Ray 2.60 writes, in excerpt; its last line is about Ray's settings.
         (
-            "Failure # 1\n1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 127.0.0.1,"
+            "Failure # 1\n1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 127.1,"
             " ID: a1) was 1.20GB used / 23.54GB limit (0.050969)\nRefer to the documentation\n",
             "Ray killed its process, for the machine had too little memory left (1.20GB used / 23.54GB limit)",
         ),

@@ -237,6 +237,13 @@ def started(monkeypatch):
     return calls
 
 
+def test_a_missing_package_is_refused_before_a_run_directory_is_made(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"pip install 'jaxrl_atari\[wandb\]'"):
+        trial.make_run_dir(Config(output_dir=str(tmp_path / "data"), log=LogConfig(wandb=True)))
+    assert not list(tmp_path.iterdir())
+
+
 def test_on_one_device_sessions_run_here_one_after_the_other(tmp_path, started, monkeypatch):
     run_trial(make_config(tmp_path, sessions=2))
     assert started == [0, 1]
