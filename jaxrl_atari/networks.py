@@ -6,7 +6,7 @@ values `[...]` out.
 Two forms of the same network share one set of parameters:
 
 - `plain`: `lax.conv_general_dilated`, which is what a GPU wants (cuDNN).
-- `matmul`: each convolution is one matrix product (`_convolution`). XLA's CPU backend compiles the gradient
+- `matmul`: each convolution is one matrix product (`_first_layer`, `_layer`). XLA's CPU backend compiles the gradient
   of a convolution inside `lax.scan` to a naive loop (https://github.com/jax-ml/jax/issues/12868), 10 to 30
   times slower than this form.
 
@@ -79,53 +79,89 @@ def gather_stacks(frames: jax.Array, age: jax.Array, index: jax.Array) -> jax.Ar
     return jnp.moveaxis(stacks, 1, -2).reshape(-1, 21, 21, 16 * STACK)
 
 
-def _convolution(x: jax.Array, w: jax.Array, size: int, dtype: Any) -> jax.Array:
-    """Convolution with stride 1 as one matrix product: `[N, H, W, C]` -> float `[N, H-size+1, W-size+1, O]`.
+def _places(size: int) -> list[tuple[int, int]]:
+    """Places in a square window, row by row."""
+    return [(i, j) for i in range(size) for j in range(size)]
 
-    `w` is `[C, size * size * O]`. Every position is multiplied by the weights of all places in the
-    window first, and the shifted products are added up afterwards. Patches of the input, for the first layer four
-    times the input and in float, are never written to memory.
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
+    """`relu(convolution(blocks, w) + b)` with a 2x2 window, and space-to-depth of the result for the next layer.
+
+    Each block is multiplied by the weights of all four places that it takes in a window, and the shifted products are
+    added up. Patches of the input, four times as large and in float, are never written to memory.
+
+    Args:
+      blocks: uint8 `[N, 21, 21, 64]`; w: `[64, 4 * 32]`, place by place; b: `[32]`.
+
+    Returns:
+      `[N, 10, 10, 4 * 32]`. For the gradient only the input and this are saved.
     """
-    n, height, width, channels = x.shape
+    products = (blocks.reshape(-1, 64).astype(dtype) @ w.astype(dtype)).reshape(-1, 21, 21, 4, 32)
+    shifted = [products[:, i : i + 20, j : j + 20, place] for place, (i, j) in enumerate(_places(2))]
+    out = nn.relu(functools.reduce(jnp.add, shifted) + b.astype(dtype))
+    return jnp.concatenate([out[:, i::2, j::2] for i, j in _places(2)], axis=-1)
+
+
+def _first_layer_forward(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> tuple[jax.Array, Any]:
+    out = _first_layer(blocks, w, b, dtype)
+    return out, (blocks, w, out)
+
+
+def _first_layer_backward(dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
+    blocks, w, out = saved
+    g = jnp.where(out > 0, g, 0)
+    db = g.sum((0, 1, 2), dtype=w.dtype).reshape(4, 32).sum(0)
+    g = jnp.stack([g[..., :64], g[..., 64:]], axis=2).reshape(-1, 20, 20, 32)  # depth-to-space
+    # Each product was used in one shifted place: shift the gradient back to it, with zeros around.
+    pads = [((0, 0), (i, 1 - i), (j, 1 - j), (0, 0)) for i, j in _places(2)]
+    g_products = jnp.concatenate([jnp.pad(g, pad) for pad in pads], axis=-1).reshape(-1, 4 * 32)
+    dw = jnp.matmul(blocks.reshape(-1, 64).astype(dtype).T, g_products, preferred_element_type=w.dtype)
+    return np.zeros(blocks.shape, jax.dtypes.float0), dw, db
+
+
+_first_layer.defvjp(_first_layer_forward, _first_layer_backward)
+
+
+def _patches(x: jax.Array, size: int) -> jax.Array:
+    """Every window of `[N, H, W, C]` as a row: `[N * (H-size+1) * (W-size+1), size * size * C]`."""
+    _, height, width, channels = x.shape
     h, v = height - size + 1, width - size + 1
-    products = (x.reshape(-1, channels).astype(dtype) @ w.astype(dtype)).reshape(n, height, width, size * size, -1)
-    shifted = [products[:, i : i + h, j : j + v, i * size + j] for i in range(size) for j in range(size)]
-    return functools.reduce(jnp.add, shifted)
+    windows = [x[:, i : i + h, j : j + v] for i, j in _places(size)]
+    return jnp.concatenate(windows, axis=-1).reshape(-1, size * size * channels)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int, dtype: Any) -> jax.Array:
-    """`relu(convolution(x, w) + b)`. For the gradient it saves only input and output."""
-    return nn.relu(_convolution(x, w, size, dtype) + b.astype(dtype))
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> jax.Array:
+    """`relu(convolution(x, w) + b)` with stride 1: `[N, H, W, C]` -> `[N, H-size+1, W-size+1, O]`.
+
+    `w` is `[size * size * C, O]`. For the gradient only input and output are saved: patches are quicker made again
+    than read from memory.
+    """
+    n, height, width, _ = x.shape
+    out = nn.relu(_patches(x, size) @ w.astype(x.dtype) + b.astype(x.dtype))
+    return out.reshape(n, height - size + 1, width - size + 1, -1)
 
 
-def _layer_forward(x: jax.Array, w: jax.Array, b: jax.Array, size: int, dtype: Any) -> tuple[Any, Any]:
-    out = _layer(x, w, b, size, dtype)
+def _layer_forward(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> tuple[jax.Array, Any]:
+    out = _layer(x, w, b, size)
     return out, (x, w, out)
 
 
-def _layer_backward(size: int, dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
+def _layer_backward(size: int, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, w, out = saved
+    n, h, v, outputs = g.shape
     g = jnp.where(out > 0, g, 0)
-    # Each product was used in one shifted place: shift the gradient back to it, with zeros around.
-    places = [(i, j) for i in range(size) for j in range(size)]
-    pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in places]
-    g_products = jnp.concatenate([jnp.pad(g, pad) for pad in pads], axis=-1).reshape(-1, w.shape[1])
-    # (g.T @ x).T rather than x.T @ g: up to 3 times faster on CPU. Weight gradients are summed in float32.
-    flat_x = x.reshape(-1, x.shape[-1]).astype(dtype)
-    dw = jnp.matmul(g_products.T, flat_x, preferred_element_type=w.dtype).T
+    flat = g.reshape(-1, outputs)
+    dw = jnp.matmul(flat.T, _patches(x, size), preferred_element_type=w.dtype)
+    dw = lax.optimization_barrier(dw).T  # XLA would make it patches.T @ flat, which takes twice as long
     db = g.sum((0, 1, 2), dtype=w.dtype)
-    if x.dtype == jnp.uint8:
-        return np.zeros(x.shape, jax.dtypes.float0), dw, db
-    return (g_products @ w.astype(dtype).T).reshape(x.shape), dw, db
+    dx = (flat @ w.astype(x.dtype).T).reshape(n, h, v, size * size, -1)
+    pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in _places(size)]
+    return functools.reduce(jnp.add, [jnp.pad(dx[..., place, :], pad) for place, pad in enumerate(pads)]), dw, db
 
 
 _layer.defvjp(_layer_forward, _layer_backward)
-
-
-def _window_last(kernel: jax.Array) -> jax.Array:
-    """The weights as `_layer` wants them: `[size, size, C, O]` -> `[C, size * size * O]`."""
-    return kernel.transpose(2, 0, 1, 3).reshape(kernel.shape[2], -1)
 
 
 class _Weights(nn.Module):
@@ -186,18 +222,18 @@ class NatureActorCritic(nn.Module):
         return h.reshape(-1, 3136)
 
     def _matmul_torso(self, blocks: jax.Array) -> jax.Array:
+        # The weights in the order of the blocked input: (place, channel), the channels being (frame, row, column).
         k1, b1 = self.conv1()
-        w1 = _window_last(k1.reshape(2, 4, 2, 4, STACK, 32).transpose(0, 2, 4, 1, 3, 5).reshape(2, 2, 64, 32) / 255)
+        w1 = k1.reshape(2, 4, 2, 4, STACK, 32).transpose(4, 1, 3, 0, 2, 5).reshape(64, 4 * 32) / 255
         k2, b2 = self.conv2()
-        w2 = _window_last(k2.reshape(2, 2, 2, 2, 32, 64).transpose(0, 2, 1, 3, 4, 5).reshape(2, 2, 128, 64))
+        w2 = k2.reshape(2, 2, 2, 2, 32, 64).transpose(0, 2, 1, 3, 4, 5).reshape(-1, 64)
         k3, b3 = self.conv3()
-        w3 = _window_last(k3)
+        w3 = k3.reshape(-1, 64)
 
-        def torso(x: jax.Array) -> jax.Array:
-            h: Any = _layer(x, w1, b1, 2, self.compute_dtype)
-            h = h.reshape(-1, 10, 2, 10, 2, 32).swapaxes(2, 3).reshape(-1, 10, 10, 128)  # space-to-depth, 2x2
-            h = _layer(h, w2, b2, 2, self.compute_dtype)
-            h = _layer(h, w3, b3, 3, self.compute_dtype)
+        def torso(chunk: jax.Array) -> jax.Array:
+            h = _first_layer(chunk, w1, b1, self.compute_dtype)
+            h = _layer(h, w2, b2, 2)
+            h = _layer(h, w3, b3, 3)
             return h.reshape(-1, 3136)
 
         n = blocks.shape[0]
