@@ -103,7 +103,7 @@ def _first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> j
     return jnp.concatenate([out[:, i::2, j::2] for i, j in _places(2)], axis=-1)
 
 
-def _first_layer_forward(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> tuple[jax.Array, Any]:
+def _first_layer_forward(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> tuple[Any, Any]:
     out = _first_layer(blocks, w, b, dtype)
     return out, (blocks, w, out)
 
@@ -143,7 +143,7 @@ def _layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> jax.Array:
     return out.reshape(n, height - size + 1, width - size + 1, -1)
 
 
-def _layer_forward(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> tuple[jax.Array, Any]:
+def _layer_forward(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> tuple[Any, Any]:
     out = _layer(x, w, b, size)
     return out, (x, w, out)
 
@@ -231,7 +231,7 @@ class NatureActorCritic(nn.Module):
         w3 = k3.reshape(-1, 64)
 
         def torso(chunk: jax.Array) -> jax.Array:
-            h = _first_layer(chunk, w1, b1, self.compute_dtype)
+            h: Any = _first_layer(chunk, w1, b1, self.compute_dtype)
             h = _layer(h, w2, b2, 2)
             h = _layer(h, w3, b3, 3)
             return h.reshape(-1, 3136)
