@@ -7,16 +7,19 @@ network, losses and default spec. Needs torch (measured with 2.13.0).
 
 Modes: `plain`, as PyTorch comes; `tuned`, with channels_last arrays and glibc told to keep freed memory (the program
 starts itself anew with malloc's environment variables). The last line of the output is JSON.
+`python -m jaxrl_atari.benchmark --config configs/qbert.py --compare torch` runs both beside jaxrl_atari, in turns.
 """
 
 import argparse
+import json
 import os
+import resource
+import statistics
 import sys
 import time
 
 import numpy as np
 import torch
-from report import report
 from torch import nn
 
 from jaxrl_atari.envs import make_pool
@@ -181,7 +184,16 @@ def main() -> None:
     rates = measure(loop, args.what, args.iterations)
     loop.pool.close()
     print("each iteration:", " ".join(f"{rate:.0f}" for rate in rates))
-    print(report(f"torch {torch.__version__}", args.mode, args.what, rates))
+    result = {
+        "framework": f"torch {torch.__version__}",
+        "mode": args.mode,
+        "unit": "env steps/s" if args.what == "end_to_end" else "gradient samples/s",
+        "median": statistics.median(rates),
+        "min": min(rates),
+        "max": max(rates),
+        "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
