@@ -268,7 +268,7 @@ def test_report_of_the_devices(tmp_path):
     for line in ("devices.gpu = auto  cpu:1", "devices.gpu = true  cpu:1", "devices.gpu = 1     cpu:2"):
         assert line in result.stdout
     assert "run on GPU 1, 0, 1, 0, " in result.stdout
-    assert "what reduces it: ppo.minibatch_size, then env.num_envs" in result.stdout
+    assert "what reduces it: env.num_envs, then ppo.minibatch_size" in result.stdout
     assert "no problem found" in result.stdout
 
     result = python("-m", "jaxrl_atari.devices", CUDA_VISIBLE_DEVICES="", CUDA_OFFSET="x", **two)
