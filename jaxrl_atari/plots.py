@@ -26,7 +26,7 @@ from jaxrl_atari.config_files import read_config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.games import GAMES, Game
 from jaxrl_atari.metrics import Table, aggregate_trial, align_sessions, moving_average
-from jaxrl_atari.results import read_metrics, read_sessions
+from jaxrl_atari.results import read_metrics, read_sessions, score_text
 
 # Okabe & Ito 2008, "Color Universal Design", without the yellow (too pale for a line) and the black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -70,10 +70,6 @@ class _Run(NamedTuple):
 def _read_run(run_dir: str | Path) -> _Run:
     path = Path(run_dir).absolute()
     return _Run(path, read_config(run_dir), read_sessions(path))
-
-
-def _score_text(score: float) -> str:
-    return f"{score:,.0f}" if abs(score) >= 1000 else f"{score:.2f}".removesuffix(".00")
 
 
 def _tick_text(value: float, _position: int) -> str:
@@ -121,7 +117,7 @@ def _draw_reference_lines(axes: Axes, game: Game) -> None:
             axes.axhline(score, color=GREY, linestyle=dashes, linewidth=1.1)
         arrow = "" if score in near else " ↑" if score > high else " ↓"
         axes.annotate(
-            f"{name} (v5){arrow}\n{_score_text(score)}",
+            f"{name} (v5){arrow}\n{score_text(score)}",
             xy=(1.0, heights[index]),
             xycoords=axes.get_yaxis_transform(),
             xytext=(5, 0),
@@ -221,8 +217,8 @@ def _sessions_and_score(run: _Run) -> str:
     trial = aggregate_trial(list(run.tables.values()), run.game)
     if trial["score"] is None:
         return f"{count}, no finished game yet"
-    spread = f" ± {_score_text(trial['score_std'])}" if len(run.tables) > 1 else ""
-    return f"{count}, score {_score_text(trial['score'])}{spread}"
+    spread = f" ± {score_text(trial['score_std'])}" if len(run.tables) > 1 else ""
+    return f"{count}, score {score_text(trial['score'])}{spread}"
 
 
 def _title(run: _Run) -> str:

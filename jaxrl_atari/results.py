@@ -146,6 +146,11 @@ def write_trial_summary(run_dir: str | Path) -> dict[str, Any]:
     return summary
 
 
+def score_text(score: float) -> str:
+    """A score for people: 14,482 or 1.44."""
+    return f"{score:,.0f}" if abs(score) >= 1000 else f"{score:.2f}".removesuffix(".00")
+
+
 def _number(value: float | None) -> str:
     if value is None:
         return "-"

@@ -14,8 +14,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.metrics import align_sessions
-from jaxrl_atari.plots import COLOURS, GREY, _drawing, _format_axes, _new_figure, _save, _score_text, _tick_text
-from jaxrl_atari.results import read_sessions
+from jaxrl_atari.plots import COLOURS, GREY, _drawing, _format_axes, _new_figure, _save, _tick_text
+from jaxrl_atari.results import read_sessions, score_text
 from jaxrl_atari.search_space import LogUniform, SearchConfig, Uniform
 from jaxrl_atari.search_worker import Record, ranked, short, trial_dir
 
@@ -56,29 +56,31 @@ def _positions(search: SearchConfig, records: Sequence[Record], name: str) -> tu
     return [float(labels.index(str(value))) for value in values], labels
 
 
+def _scores(records: Sequence[Record]) -> np.ndarray:
+    """The trials' scores `[N]`, NaN for those without one and those that failed: what they had says little."""
+    return np.array([np.nan if r.score is None or r.status == "failed" else r.score for r in records], float)
+
+
 def _plot_fields(search: SearchConfig, records: Sequence[Record], graphs: Path) -> list[Path]:
-    """Score against each searched field. Trials without a score lie on the lower edge."""
+    """Score against each searched field. Trials without a score, and those that failed, lie on the lower edge."""
     names = list(search.space)
     columns = min(len(names), 3)
     rows = -(-len(names) // columns)
     figure = _new_figure("Score against each searched field", 4.2 * columns, 3.6 * rows + 0.6)
-    scores = [record.score for record in records if record.score is not None]
-    low = min(scores, default=0.0)
-    low -= 0.08 * ((max(scores, default=1.0) - low) or 1.0)
+    scores = _scores(records)
+    low, high = (np.nanmin(scores), np.nanmax(scores)) if np.isfinite(scores).any() else (0.0, 1.0)
+    scores = np.where(np.isnan(scores), low - 0.08 * ((high - low) or 1.0), scores)
     for index, name in enumerate(names):
         axes = figure.add_subplot(rows, columns, index + 1)
         positions, labels = _positions(search, records, name)
         for status, look in LOOKS.items():
-            points = [
-                (x, low if r.score is None else r.score)
-                for x, r in zip(positions, records, strict=True)
-                if r.status == status
-            ]
+            points = [(x, score) for x, score, r in zip(positions, scores, records, strict=True) if r.status == status]
             if points:
                 axes.scatter(*zip(*points, strict=True), s=45, label=NAMES.get(status, status), zorder=3, **look)
-        for x, record in zip(positions, records, strict=True):
-            text = (x, low if record.score is None else record.score)
-            axes.annotate(str(record.number), text, (5, 4), textcoords="offset points", fontsize="small", color=GREY)
+        for x, score, record in zip(positions, scores, records, strict=True):
+            axes.annotate(
+                str(record.number), (x, score), (5, 4), textcoords="offset points", fontsize="small", color=GREY
+            )
         _field_axis(axes, search, name, labels)
         axes.yaxis.set_major_formatter(FuncFormatter(_tick_text))
         axes.grid(color="#E0E0E0", linewidth=0.6)
@@ -98,7 +100,8 @@ def _field_axis(axes: Axes, search: SearchConfig, name: str, labels: list[str] |
         axes.set_xticks(range(len(labels)), labels)
     elif isinstance(search.space[name], LogUniform):
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high / low >= 10 else MaxNLocator(4))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
@@ -108,7 +111,7 @@ def _field_axis(axes: Axes, search: SearchConfig, name: str, labels: list[str] |
 def _plot_parallel(search: SearchConfig, records: Sequence[Record], graphs: Path) -> list[Path]:
     """A line for each trial over the fields, each scaled to the values tried, coloured by score.
 
-    A trial without a score is grey and ends at the last field.
+    A trial that failed or has no score is grey and ends at the last field.
     """
     names = list(search.space)
     figure = _new_figure("Parallel coordinates: a line for each trial", 2.2 * (len(names) + 2), 4.8)
@@ -122,17 +125,19 @@ def _plot_parallel(search: SearchConfig, records: Sequence[Record], graphs: Path
         if isinstance(search.space[name], LogUniform):
             positions, ends = [math.log(x) for x in positions], (math.log(ends[0]), math.log(ends[1]))
         columns.append([(x - ends[0]) / ((ends[1] - ends[0]) or 1.0) for x in positions])
-    scores = [math.nan if record.score is None else record.score for record in records]
+    scores = _scores(records)
     norm = Normalize(np.nanmin(scores), np.nanmax(scores) if np.nanmax(scores) > np.nanmin(scores) else None)
     columns.append([float(norm(score)) for score in scores])
-    ticks.append((_score_text(np.nanmin(scores)), _score_text(np.nanmax(scores))))
+    ticks.append((score_text(np.nanmin(scores)), score_text(np.nanmax(scores))))
     colours = colormaps["viridis"]
-    for record, *heights in zip(records, *columns, strict=True):
+    for record, score, *heights in zip(records, scores, *columns, strict=True):
         drawn: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.2}
-        if record.score is not None:
+        if math.isfinite(score):
             dashes = "-" if record.status == "finished" else "--"
-            drawn = {"color": colours(float(norm(record.score))), "linestyle": dashes, "linewidth": 2.0}
+            drawn = {"color": colours(float(norm(score))), "linestyle": dashes, "linewidth": 2.0}
         axes.plot(range(len(heights)), heights, marker="o", markersize=4, clip_on=False, **drawn)
+        end = (len(names) if math.isfinite(score) else len(names) - 1, heights[-1 if math.isfinite(score) else -2])
+        axes.annotate(str(record.number), end, (7, -3), textcoords="offset points", fontsize="small", color=GREY)
     for x, (low, high) in enumerate(ticks):
         axes.axvline(x, color=GREY, linewidth=0.8, zorder=0)
         axes.text(x, -0.04, low, ha="center", va="top", fontsize="small", color=GREY)
@@ -144,7 +149,8 @@ def _plot_parallel(search: SearchConfig, records: Sequence[Record], graphs: Path
     axes.tick_params(axis="x", length=0, pad=18)
     axes.spines[:].set_visible(False)
     figure.supxlabel(
-        "full lines: budget spent; dashed: ended before; dotted: no score; numbers: lowest and highest value tried",
+        "full lines: budget spent; dashed: ended before; dotted: failed or without a score;"
+        " numbers: the trials, and the lowest and highest value tried",
         fontsize="small", color=GREY,
     )  # fmt: skip
     bar = figure.colorbar(ScalarMappable(norm, colours), ax=axes, pad=0.02)

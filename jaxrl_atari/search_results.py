@@ -17,6 +17,7 @@ from typing import Any
 from jaxrl_atari import cli
 from jaxrl_atari import config as config_module
 from jaxrl_atari.config import Config
+from jaxrl_atari.results import score_text
 from jaxrl_atari.search_space import SearchConfig, read_search, set_fields
 from jaxrl_atari.search_worker import Record, ranked, read_records, short
 
@@ -53,7 +54,7 @@ def markdown(records: Sequence[Record], names: Sequence[str]) -> str:
     rows = [["trial", *names, "score", "env steps", "status", "why it ended"]]
     for record in records:
         fields = [short(record.fields[name]) for name in names]
-        score = "-" if record.score is None else f"{record.score:,.1f}"
+        score = "-" if record.score is None else score_text(record.score)
         reason = record.reason.replace("|", "/")
         rows.append([str(record.number), *fields, score, f"{record.env_steps:,}", record.status, reason])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -70,11 +71,12 @@ def config_file(config: Config, search: SearchConfig, best: Record, trials: int)
     chosen = dataclasses.replace(set_fields(config, best.fields), name=name)
     used: set[str] = set()
     body = _source(chosen, used)
+    score = score_text(best.score or 0.0)
     drawn = "".join(f"    {field} = {short(value)}\n" for field, value in best.fields.items())
     return (
         f'"""{chosen.env.game_name}: the best of {trials} trials of a search (trial {best.number}).\n\n'
         f"    python -m jaxrl_atari.train --config configs/{name}.py --sessions 4\n\n"
-        f"{drawn}\nScore: {best.score:,.1f} after {best.env_steps:,} env steps; confirm it with other seeds.\n"
+        f"{drawn}\nScore: {score} after {best.env_steps:,} env steps; confirm it with other seeds.\n"
         f'"""\n\nfrom jaxrl_atari.config import {", ".join(sorted(used))}\n\n\n'
         f"def get_config() -> Config:\n    return {body}\n"
     )
