@@ -32,7 +32,7 @@ import numpy as np
 from jax import lax
 
 STACK = 4  # frames a stack
-CHUNK = 16  # samples that the matmul form works on at a time: their activations stay in a CPU core's cache
+CHUNK = 8  # samples that the matmul form works on at a time: their activations stay in a CPU core's cache
 
 
 def conv_form(platform: str) -> str:
