@@ -75,8 +75,8 @@ def gather_stacks(frames: jax.Array, age: jax.Array, index: jax.Array) -> jax.Ar
     """
     t, b = jnp.divmod(index, age.shape[1])
     back = jnp.minimum(jnp.arange(STACK - 1, -1, -1), age[t, b][:, None])
-    stacks = frames[t[:, None] + STACK - 1 - back, b[:, None]]  # [N, 4, 21, 21, 16]
-    return jnp.moveaxis(stacks, 1, -2).reshape(-1, 21, 21, 16 * STACK)
+    # Four gathers side by side: XLA's CPU backend takes 6 times as long over one of `[N, 4, ...]` and a transposition.
+    return jnp.concatenate([frames[t + STACK - 1 - back[:, j], b] for j in range(STACK)], axis=-1)
 
 
 def _places(size: int) -> list[tuple[int, int]]:
