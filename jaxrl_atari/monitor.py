@@ -205,7 +205,12 @@ class Monitor:
             self._whole.add(values)
 
     def read(self) -> dict[str, float]:
-        """`COLUMNS`: means over the samples since the last `read`; where there is none since, the newest sample."""
+        """`COLUMNS`: means over the samples since the last `read`; where there is none since, the newest sample.
+
+        Before the thread's first sample, one is taken now.
+        """
+        if not self._whole.samples:
+            self.sample()
         if self._unsaid:  # here, so that all lines for the user come from one thread
             self._say(self._unsaid)
             self._unsaid = ""

@@ -98,7 +98,8 @@ def test_mig_slice_has_its_own_memory_and_its_boards_power():
 def test_read_is_the_mean_since_the_last_read_and_summary_over_the_run():
     nvml, said = FakeNvml(), []
     with make_monitor([gpu(0)], nvml, said) as monitor:
-        assert all(math.isnan(value) for value in monitor.read().values())
+        nvml.busy[2] = 80
+        assert monitor.read()["gpu_busy_percent"] == 80  # no sample yet: one is taken
         for busy in (10, 20, 90):
             nvml.busy[2] = busy
             monitor.sample()
@@ -108,7 +109,7 @@ def test_read_is_the_mean_since_the_last_read_and_summary_over_the_run():
         monitor.sample()
         row = monitor.read()
         assert row["gpu_busy_percent"] == 0
-    assert monitor.summary()["gpu_busy_percent"] == 30
+    assert monitor.summary()["gpu_busy_percent"] == 40
     assert list(row) == list(COLUMNS)
     assert row["rss_gib"] > 0.01
     assert said == []
