@@ -23,6 +23,7 @@ import psutil
 
 from jaxrl_atari import cli, gpus, runtime
 from jaxrl_atari.comparison import (
+    COMPARED,
     NAMED_COMPARISONS,
     Job,
     compare,
@@ -85,7 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--compare", metavar="torch|cpu,gpu|FIELD=V1,V2,...",
-        help="against PPO in plain PyTorch; a CPU against a GPU; values of a field (or a VARIABLE) against each other",
+        help="against PPO in plain PyTorch; a CPU against a GPU; values of a field (or a VARIABLE) against each other;"
+        " with --parts update the update alone",
     )  # fmt: skip
     instead.add_argument("--scale", metavar="FIELD=N1,N2,...", help="speed and memory against a field, with a graph")
     return parser
@@ -108,6 +110,9 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
     options.parts = options.parts.split(",")
     if wrong := [part for part in options.parts if part not in PARTS]:
         raise ConfigError("--parts", wrong[0], f"some of {', '.join(PARTS)}, with commas between them")
+    options.compared = options.parts[0] if len(options.parts) == 1 else "end_to_end"
+    if options.compare and options.compared not in COMPARED:
+        raise ConfigError("--parts", options.compared, f"one of {', '.join(COMPARED)} for --compare")
     if options.repeats < 0:
         raise ConfigError("--repeats", options.repeats, "a whole number from 0 on (0: the first update and no more)")
     if options.repeats == 0 and (options.compare or options.scale):
@@ -220,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if machine["load_average"] > 0.5:
         print("warning: other programs are computing on this machine, or were a minute ago: figures may be low")
     print()
-    job = Job(options.config, overrides, options.seconds)
+    job = Job(options.config, overrides, options.seconds, options.compared)
     about = {"seconds": job.seconds, "repeats": options.repeats, "hardware": machine, **describe(config, config.seed)}
     if options.compare:
         result = {"compare": options.compare, **compare(job, config, options.compare, options.repeats)}

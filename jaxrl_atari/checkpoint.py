@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
@@ -63,14 +64,13 @@ def array_shapes(arrays: Any) -> dict[str, str]:
 
 
 def _is_key(x: Any) -> bool:
-    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _to_host(arrays: Any) -> Any:
     """Copies in NumPy: what one process writes by itself may not lie on devices that it shares with others."""
-    return jax.tree.map(
-        np.array, jax.device_get(jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, arrays))
-    )
+    plain = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, arrays)
+    return jax.tree.map(np.array, jax.device_get(plain))
 
 
 def _blank(like: Any) -> np.ndarray:
@@ -83,7 +83,7 @@ def _place(value: np.ndarray, like: Any) -> jax.Array:
     """An array that was read, where the target says."""
     if not _is_key(like):
         return jax.device_put(value, like.sharding)
-    return jax.device_put(jax.random.wrap_key_data(value), like.sharding)
+    return jax.device_put(jax.random.wrap_key_data(jnp.asarray(value)), like.sharding)
 
 
 def _first_difference(saved: dict[str, str], wanted: dict[str, str]) -> str | None:

@@ -31,6 +31,11 @@ YARDSTICK_SPEC = {
 
 
 NAMED_COMPARISONS = ("torch", "cpu,gpu", "gpu,cpu")
+COMPARED = {
+    "end_to_end": ("end_to_end_sps", "end-to-end SPS"),
+    "update": ("update_samples_per_second", "update samples/s"),
+}
+"""Parts that can be compared: the name of the figure, and what it is called in a table."""
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
@@ -49,6 +54,7 @@ class Job(NamedTuple):
     config_file: str
     overrides: tuple[str, ...]  # options of the config
     seconds: float
+    compared: str = "end_to_end"  # the part whose rate a comparison compares
 
     def run(
         self,
@@ -154,7 +160,7 @@ def parse_range(text: str, usage: str) -> tuple[str, list[str]]:
 
 
 class Side(NamedTuple):
-    """One of those that are compared. `run` returns `sps` and what else there is to tell, as JSON values."""
+    """One of those that are compared. `run` returns its `rate` and what else there is to tell, as JSON values."""
 
     name: str
     run: Callable[[], dict[str, Any]]
@@ -164,9 +170,9 @@ def _training_side(
     job: Job, name: str, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Side:
     def run() -> dict[str, Any]:
-        result = job.run("end_to_end", 1, overrides, environment)
+        result = job.run(job.compared, 1, overrides, environment)
         return {
-            "sps": result["figures"]["end_to_end_sps"]["median"],
+            "rate": result["figures"][COMPARED[job.compared][0]]["median"],
             "peak_rss_gib": result["memory"]["peak_rss_gib"],
             "peak_device_gib": result["memory"]["peak_device_gib"],
             "devices": result["process"]["devices"],
@@ -178,13 +184,13 @@ def _training_side(
 def _torch_side(job: Job, config: Config, mode: str) -> Side:
     iterations = max(1, math.ceil(job.seconds * 500 / config.rollout_size))  # at the 500 SPS of PyTorch on two cores
     arguments = [
-        str(YARDSTICK), "--what=end_to_end", f"--mode={mode}", f"--iterations={iterations}",
+        str(YARDSTICK), f"--what={job.compared}", f"--mode={mode}", f"--iterations={iterations}",
         f"--game={config.env.game_name}", f"--threads={usable_cores()}",
     ]  # fmt: skip
 
     def run() -> dict[str, Any]:
         result = run_for_json(arguments)
-        return {"sps": result["median"], "peak_rss_gib": result["peak_rss_gib"], "framework": result["framework"]}
+        return {"rate": result["median"], "peak_rss_gib": result["peak_rss_gib"], "framework": result["framework"]}
 
     return Side(f"torch {mode}", run)
 
@@ -233,7 +239,7 @@ def compare(job: Job, config: Config, text: str, repeats: int) -> dict[str, Any]
     """Runs the sides of a comparison in turns, forth and back, and prints who is faster.
 
     Returns:
-        JSON values: `sides` (name -> summary of its SPS, and its runs) and `ratios` ("a / b" -> summary, one ratio
+        JSON values: `sides` (name -> summary of its rate, and its runs) and `ratios` ("a / b" -> summary, one ratio
         for each round).
     """
     sides, pairs = make_sides(job, config, text)
@@ -241,25 +247,25 @@ def compare(job: Job, config: Config, text: str, repeats: int) -> dict[str, Any]
     for turn in range(repeats):
         for side in sides if turn % 2 == 0 else reversed(sides):
             runs[side.name].append(side.run())
-            print(f"round {turn + 1} of {repeats}: {side.name} {runs[side.name][-1]['sps']:,.0f} SPS", flush=True)
-    sps = {name: [run["sps"] for run in of_side] for name, of_side in runs.items()}
-    ratios = {f"{a} / {b}": [x / y for x, y in zip(sps[a], sps[b], strict=True)] for a, b in pairs}
+            print(f"round {turn + 1} of {repeats}: {side.name} {runs[side.name][-1]['rate']:,.0f}", flush=True)
+    rates = {name: [run["rate"] for run in of_side] for name, of_side in runs.items()}
+    ratios = {f"{a} / {b}": [x / y for x, y in zip(rates[a], rates[b], strict=True)] for a, b in pairs}
 
-    print(f"\n{'end-to-end SPS':<36}{'median':>10}{'min':>10}{'max':>10}{'RSS GiB':>10}")
-    for name, values in sps.items():
+    print(f"\n{COMPARED[job.compared][1]:<36}{'median':>10}{'min':>10}{'max':>10}{'RSS GiB':>10}")
+    for name, values in rates.items():
         rss = statistics.median(run["peak_rss_gib"] for run in runs[name])  # the first one may have compiled
         print(f"{name:<36}{statistics.median(values):>10,.0f}{min(values):>10,.0f}{max(values):>10,.0f}{rss:>10.2f}")
     print()
     for (a, b), values in zip(pairs, ratios.values(), strict=True):
         print(verdict(a, b, values))
     return {
-        "sides": {name: {"sps": summary(sps[name]), "runs": runs[name]} for name in runs},
+        "sides": {name: {"rate": summary(rates[name]), "runs": runs[name]} for name in runs},
         "ratios": {name: summary(values) for name, values in ratios.items()},
     }
 
 
 def verdict(a: str, b: str, ratios: Sequence[float]) -> str:
-    """Which is faster, in a sentence. `ratios` are those of a's SPS to b's."""
+    """Which is faster, in a sentence. `ratios` are those of a's rate to b's."""
     if statistics.median(ratios) < 1:
         a, b, ratios = b, a, [1 / ratio for ratio in ratios]
     spread = f"{min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} pairs"

@@ -230,7 +230,7 @@ def test_sides_take_turns_and_ratios_are_of_neighbours(monkeypatch, capsys):
     def side(name):
         def run():
             order.append(name)
-            return {"sps": float(next(speed)), "peak_rss_gib": 0.5}
+            return {"rate": float(next(speed)), "peak_rss_gib": 0.5}
 
         return Side(name, run)
 
@@ -240,7 +240,7 @@ def test_sides_take_turns_and_ratios_are_of_neighbours(monkeypatch, capsys):
     assert order == ["a", "b", "c", "c", "b", "a"]
     assert result["ratios"]["b / a"]["values"] == [2 / 1, 5 / 6]
     assert result["ratios"]["c / a"]["values"] == [3 / 1, 4 / 6]
-    assert result["sides"]["a"]["sps"]["median"] == 3.5
+    assert result["sides"]["a"]["rate"]["median"] == 3.5
     assert "b is 1.42 times as fast as a" in capsys.readouterr().out
 
 
@@ -249,7 +249,8 @@ def fake_run(calls):
 
     def run(arguments, environment=None):
         calls.append((list(arguments), environment))
-        figures = {name: summary([10.0]) for name in ("env_sps", "acting_sps", "end_to_end_sps", "share_of_limit")}
+        names = ("env_sps", "acting_sps", "end_to_end_sps", "share_of_limit", "update_samples_per_second")
+        figures = {name: summary([10.0]) for name in names}
         memory = {"peak_rss_gib": 1.0, "peak_device_gib": None}
         return {
             "figures": figures, "memory": memory, "process": {"devices": ["cpu:0"]},
@@ -281,6 +282,10 @@ def test_what_is_run_for_a_comparison(monkeypatch):
     assert list(result["ratios"]) == ["jaxrl_atari / torch plain", "jaxrl_atari / torch tuned"]
     assert calls[2][0][0] == __file__
     assert {"--mode=tuned", "--game=Qbert", "--what=end_to_end"} < set(calls[2][0])
+    calls.clear()
+    compare(job._replace(compared="update"), Config(), "torch", repeats=1)
+    assert calls[0][0][calls[0][0].index("--parts") + 1] == "update"
+    assert "--what=update" in calls[2][0]
     calls.clear()
     monkeypatch.setattr(gpus, "visible", lambda: gpus.Visible((gpus.Gpu("0", "a GPU", 1),)))
     compare(job, Config(), "cpu,gpu", repeats=1)
