@@ -23,8 +23,8 @@ CLOSED = """
 import os, signal, sys
 from jaxrl_atari.stopping import StopRequest
 
-if sys.argv[1] == "nohup":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+# Whoever started the tests may have been under nohup.
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
 with StopRequest() as stop:
     os.close(int(sys.argv[2]))  # nobody holds the other end of standard output any more
     signal.raise_signal(signal.SIGHUP)
