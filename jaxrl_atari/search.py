@@ -98,6 +98,8 @@ def engine(address: str = "") -> ModuleType:
     """
     if not address:  # listen on the loopback interface alone: Ray runs what it is sent
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    elif (Path.home() / ".ray" / "auth_token").exists():  # `ray start` asks for it; Ray shows it to `auto` alone
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     for name, value in RAY_SETTINGS.items():
         os.environ.setdefault(name, value)
     try:

@@ -10,6 +10,7 @@ import logging
 import re
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -167,7 +168,7 @@ def connect(search: SearchConfig) -> None:
     """Starts Ray on this machine, or joins the cluster at `search.address`.
 
     Raises:
-        UserError: no cluster there.
+        UserError: no cluster there, or it wants a token.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `Recorder` tells the user
@@ -182,10 +183,16 @@ def connect(search: SearchConfig) -> None:
             )
         return
     try:
+        if search.address != "auto":
+            host, _, port = search.address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=10).close()  # Ray would wait minutes for nobody
         ray.init(address=search.address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"search.address = {search.address!r}: {reason}; is there a `ray start --head`?") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        if "InvalidAuthToken" in str(error.__cause__):
+            reason, advice = "the cluster wants its token", "copy ~/.ray/auth_token from the machine of its head"
+        else:
+            reason, advice = " ".join(str(error).split())[:200], "is there a `ray start --head`?"
+        raise UserError(f"search.address = {search.address!r}: {reason}; {advice}") from error
 
 
 @contextlib.contextmanager

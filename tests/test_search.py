@@ -5,6 +5,7 @@ import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -463,6 +464,52 @@ def test_a_search_of_failures_says_so_and_returns_one(engine, tmp_path):
 
 
 # --- In real processes -----------------------------------------------------------------------------------------------
+
+
+def test_a_running_cluster_is_joined_with_its_token_and_not_without(engine, tmp_path):
+    home = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"} | {"HOME": str(tmp_path)}
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("0123456789abcdef" * 4)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    ray_start = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus", "3"]
+    ray_start += ["--node-ip-address", "127.0.0.1", "--port", address.split(":")[1], "--include-dashboard", "false"]
+    join = f"""
+from jaxrl_atari import cli, search
+from jaxrl_atari.search_space import SearchConfig
+def main():
+    engine = search.engine({address!r})
+    engine.connect(SearchConfig(space={{}}, address={address!r}))
+    print("CPUs:", engine.ray.cluster_resources()["CPU"])
+cli.run(main)
+"""
+
+    def joined(**environment):
+        return subprocess.run(
+            [sys.executable, "-c", join], cwd=ROOT, env=home | environment, capture_output=True, text=True, timeout=120
+        )
+
+    nobody = joined()
+    assert nobody.returncode == 2
+    assert nobody.stderr.strip().splitlines()[-1].startswith(f"error: search.address = '{address}': ")
+    assert nobody.stderr.strip().endswith("is there a `ray start --head`?")
+    with (tmp_path / "ray.txt").open("w") as log:
+        head = subprocess.Popen(ray_start, env=home, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 60
+        while "Ray runtime started" not in (tmp_path / "ray.txt").read_text() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        with_token = joined()
+        assert "CPUs: 3.0" in with_token.stdout, with_token.stderr
+        token.unlink()
+        without = joined(RAY_NUM_REDIS_GET_RETRIES="2")
+        assert without.returncode == 2
+        assert "the cluster wants its token; copy ~/.ray/auth_token" in without.stderr
+    finally:
+        head.terminate()
+        head.wait(30)
 
 
 def test_processes_get_their_part_of_a_gpu_and_failures_do_not_end_the_search(engine, tmp_path, monkeypatch):
