@@ -64,8 +64,7 @@ def estimate(config: Config, platform: str, num_actions: int = MAX_ACTIONS) -> E
         # The stacks as gathered, as the network takes them and as numbers; outputs, half as much for their gradients.
         sample = stacks * (2 + itemsize) + round(1.5 * ACTIVATIONS * itemsize)
     else:
-        # Gradients lie there for a chunk at a time, and the CPU turns bfloat16 into float32 to compute; measured.
-        sample = 2 * stacks + round(0.8 * ACTIVATIONS * 4)
+        sample = 2 * stacks + round(0.8 * ACTIVATIONS * itemsize)  # gradients lie there for a chunk at a time; measured
     return Estimate(
         weights=weights,
         optimizer=2 * weights,

@@ -6,9 +6,9 @@ values `[...]` out.
 Two forms of the same network share one set of parameters:
 
 - `plain`: `lax.conv_general_dilated`, which is what a GPU wants (cuDNN).
-- `matmul`: each convolution is one matrix product (`_first_layer`, `_layer`). XLA's CPU backend compiles the gradient
-  of a convolution inside `lax.scan` to a naive loop (https://github.com/jax-ml/jax/issues/12868), 10 to 30
-  times slower than this form.
+- `matmul`: each convolution is one matrix product (`_first_layer`, `_layer`), and so is each of its gradients. XLA's
+  CPU backend compiles the gradient of a convolution inside `lax.scan` to a naive loop
+  (https://github.com/jax-ml/jax/issues/12868), 10 to 30 times slower than this form.
 
 **Space-to-depth.** Cut a frame of 84x84 pixels into 21x21 blocks of 4x4 pixels and write the 16 pixels of a
 block as 16 channels: `[84, 84] -> [21, 21, 16]`. Nothing is computed, pixels only change places. A
@@ -32,7 +32,7 @@ import numpy as np
 from jax import lax
 
 STACK = 4  # frames a stack
-CHUNK = 8  # samples that the matmul form works on at a time: their activations stay in a CPU core's cache
+CHUNK = 16  # samples that the matmul form works on at a time: their activations stay in the CPU's caches
 
 
 def conv_form(platform: str) -> str:
@@ -79,12 +79,68 @@ def gather_stacks(frames: jax.Array, age: jax.Array, index: jax.Array) -> jax.Ar
     return jnp.concatenate([frames[t + STACK - 1 - back[:, j], b] for j in range(STACK)], axis=-1)
 
 
+def _bits(x: jax.Array) -> jax.Array:
+    """bfloat16 as uint16: XLA's CPU backend moves bfloat16 by way of float32, and integers as they are."""
+    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def _numbers(x: jax.Array) -> jax.Array:
+    """The inverse of `_bits`."""
+    return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`a @ b`, summed up in float32: `[M, K]`, `[K, N]` -> float32 `[M, N]`."""
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
+
+
+def _columns(x: jax.Array) -> jax.Array:
+    """`[..., C]` of three or more axes as the transposed matrix of its rows, `[C, K]`, moved in memory.
+
+    Of a matrix's `x.T` XLA makes one that lies column by column, with which a product takes up to twice as long.
+    """
+    return _numbers(jnp.moveaxis(_bits(x), -1, 0).reshape(x.shape[-1], -1))
+
+
 def _places(size: int) -> list[tuple[int, int]]:
     """Places in a square window, row by row."""
     return [(i, j) for i in range(size) for j in range(size)]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _patches(x: jax.Array, size: int) -> jax.Array:
+    """Every window of `[N, H, W, C]` as a row: `[N * (H-size+1) * (W-size+1), size * size * C]`."""
+    _, height, width, channels = x.shape
+    h, v = height - size + 1, width - size + 1
+    windows = [_bits(x)[:, i : i + h, j : j + v] for i, j in _places(size)]
+    return _numbers(jnp.concatenate(windows, axis=-1).reshape(-1, size * size * channels))
+
+
+def _layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> jax.Array:
+    """`relu(convolution(x, w) + b)` with stride 1: `[N, H, W, C]` -> `[N, H-size+1, W-size+1, O]`.
+
+    `w` is float32 `[size * size * C, O]`.
+    """
+    n, height, width, _ = x.shape
+    out = nn.relu(_product(_patches(x, size), w.astype(x.dtype)) + b).astype(x.dtype)
+    return out.reshape(n, height - size + 1, width - size + 1, -1)
+
+
+def _layer_backward(
+    x: jax.Array, w: jax.Array, out: jax.Array, g: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients for x, w and b of `_layer`, float32, from `g` for its output."""
+    n, h, v, outputs = g.shape
+    g = jnp.where(out > 0, g, 0)
+    db = g.sum((0, 1, 2))
+    g = g.astype(x.dtype)
+    # Patches are quicker made again than read from memory. The barrier: XLA would make it patches.T @ g.
+    dw = lax.optimization_barrier(_product(_columns(g), _patches(x, size))).T
+    w_columns = _columns(w.astype(x.dtype).reshape(size * size, -1, outputs))
+    dx = _product(g.reshape(-1, outputs), w_columns).reshape(n, h, v, size * size, -1)
+    pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in _places(size)]
+    return functools.reduce(jnp.add, [jnp.pad(dx[..., place, :], pad) for place, pad in enumerate(pads)]), dw, db
+
+
 def _first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
     """`relu(convolution(blocks, w) + b)` with a 2x2 window, and space-to-depth of the result for the next layer.
 
@@ -92,76 +148,79 @@ def _first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> j
     added up. Patches of the input, four times as large and in float, are never written to memory.
 
     Args:
-      blocks: uint8 `[N, 21, 21, 64]`; w: `[64, 4 * 32]`, place by place; b: `[32]`.
+      blocks: uint8 `[N, 21, 21, 64]`; w: float32 `[64, 4 * 32]`, place by place; b: float32 `[32]`.
 
     Returns:
-      `[N, 10, 10, 4 * 32]`. For the gradient only the input and this are saved.
+      `[N, 10, 10, 4 * 32]`
     """
-    products = (blocks.reshape(-1, 64).astype(dtype) @ w.astype(dtype)).reshape(-1, 21, 21, 4, 32)
+    products = _product(blocks.reshape(-1, 64).astype(dtype), w.astype(dtype)).reshape(-1, 21, 21, 4, 32)
     shifted = [products[:, i : i + 20, j : j + 20, place] for place, (i, j) in enumerate(_places(2))]
-    out = nn.relu(functools.reduce(jnp.add, shifted) + b.astype(dtype))
-    return jnp.concatenate([out[:, i::2, j::2] for i, j in _places(2)], axis=-1)
+    out = _bits(nn.relu(functools.reduce(jnp.add, shifted) + b).astype(dtype))
+    return _numbers(jnp.concatenate([out[:, i::2, j::2] for i, j in _places(2)], axis=-1))
 
 
-def _first_layer_forward(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> tuple[Any, Any]:
-    out = _first_layer(blocks, w, b, dtype)
-    return out, (blocks, w, out)
-
-
-def _first_layer_backward(dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
-    blocks, w, out = saved
+def _first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The gradients for w and b of `_first_layer`, float32, from `g` for its output."""
     g = jnp.where(out > 0, g, 0)
-    db = g.sum((0, 1, 2), dtype=w.dtype).reshape(4, 32).sum(0)
+    db = g.sum((0, 1, 2)).reshape(4, 32).sum(0)
+    g = _bits(g.astype(out.dtype))
     g = jnp.stack([g[..., :64], g[..., 64:]], axis=2).reshape(-1, 20, 20, 32)  # depth-to-space
     # Each product was used in one shifted place: shift the gradient back to it, with zeros around.
-    pads = [((0, 0), (i, 1 - i), (j, 1 - j), (0, 0)) for i, j in _places(2)]
-    g_products = jnp.concatenate([jnp.pad(g, pad) for pad in pads], axis=-1).reshape(-1, 4 * 32)
-    dw = jnp.matmul(blocks.reshape(-1, 64).astype(dtype).T, g_products, preferred_element_type=w.dtype)
-    return np.zeros(blocks.shape, jax.dtypes.float0), dw, db
+    g = jnp.moveaxis(g, -1, 0)
+    pads = [((0, 0), (0, 0), (i, 1 - i), (j, 1 - j)) for i, j in _places(2)]
+    g_products = _numbers(jnp.concatenate([jnp.pad(g, pad) for pad in pads]).reshape(4 * 32, -1))
+    dw = _product(g_products, blocks.reshape(-1, 64).astype(out.dtype))
+    return lax.optimization_barrier(dw).T, db
 
 
-_first_layer.defvjp(_first_layer_forward, _first_layer_backward)
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _torso(dtype: Any, blocks: jax.Array, *weights: jax.Array) -> jax.Array:
+    """The three convolutions: uint8 `[N, 21, 21, 64]` -> features, float32 `[N, 3136]`.
 
-
-def _patches(x: jax.Array, size: int) -> jax.Array:
-    """Every window of `[N, H, W, C]` as a row: `[N * (H-size+1) * (W-size+1), size * size * C]`."""
-    _, height, width, channels = x.shape
-    h, v = height - size + 1, width - size + 1
-    windows = [x[:, i : i + h, j : j + v] for i, j in _places(size)]
-    return jnp.concatenate(windows, axis=-1).reshape(-1, size * size * channels)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> jax.Array:
-    """`relu(convolution(x, w) + b)` with stride 1: `[N, H, W, C]` -> `[N, H-size+1, W-size+1, O]`.
-
-    `w` is `[size * size * C, O]`. For the gradient only input and output are saved: patches are quicker made again
-    than read from memory.
+    `weights` are w and b of each layer. For the gradient only the input and the layers' outputs are saved.
     """
-    n, height, width, _ = x.shape
-    out = nn.relu(_patches(x, size) @ w.astype(x.dtype) + b.astype(x.dtype))
-    return out.reshape(n, height - size + 1, width - size + 1, -1)
+    return _torso_forward(dtype, blocks, *weights)[0]
 
 
-def _layer_forward(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> tuple[Any, Any]:
-    out = _layer(x, w, b, size)
-    return out, (x, w, out)
+def _torso_forward(dtype: Any, blocks: jax.Array, *weights: jax.Array) -> tuple[jax.Array, Any]:
+    w1, b1, w2, b2, w3, b3 = weights
+    out1 = _first_layer(blocks, w1, b1, dtype)
+    out2 = _layer(out1, w2, b2, 2)
+    out3 = _layer(out2, w3, b3, 3)
+    return out3.reshape(-1, 3136).astype(jnp.float32), (blocks, w2, w3, [_bits(x) for x in (out1, out2, out3)])
 
 
-def _layer_backward(size: int, saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    x, w, out = saved
-    n, h, v, outputs = g.shape
-    g = jnp.where(out > 0, g, 0)
-    flat = g.reshape(-1, outputs)
-    dw = jnp.matmul(flat.T, _patches(x, size), preferred_element_type=w.dtype)
-    dw = lax.optimization_barrier(dw).T  # XLA would make it patches.T @ flat, which takes twice as long
-    db = g.sum((0, 1, 2), dtype=w.dtype)
-    dx = (flat @ w.astype(x.dtype).T).reshape(n, h, v, size * size, -1)
-    pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in _places(size)]
-    return functools.reduce(jnp.add, [jnp.pad(dx[..., place, :], pad) for place, pad in enumerate(pads)]), dw, db
+def _torso_backward(dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, ...]:
+    blocks, w2, w3, outs = saved
+    out1, out2, out3 = map(_numbers, outs)
+    g, dw3, db3 = _layer_backward(out2, w3, out3, g.reshape(out3.shape), 3)
+    g, dw2, db2 = _layer_backward(out1, w2, out2, g, 2)
+    dw1, db1 = _first_layer_backward(blocks, out1, g)
+    return np.zeros(blocks.shape, jax.dtypes.float0), dw1, db1, dw2, db2, dw3, db3
 
 
-_layer.defvjp(_layer_forward, _layer_backward)
+_torso.defvjp(_torso_forward, _torso_backward)
+
+
+@jax.custom_vjp
+def _dense(x: jax.Array, w: jax.Array) -> jax.Array:
+    """`x @ w` as `_product`, and its gradients as products of the same type: `[N, 3136]`, `[3136, O]` -> `[N, O]`."""
+    return _product(x, w)
+
+
+def _dense_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
+    return _product(x, w), (x, w)
+
+
+def _dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, w = saved
+    g = g.astype(x.dtype)
+    dx = _product(g, _columns(w.reshape(49, 64, -1)))
+    x_columns = _numbers(_bits(x).reshape(-1, 49, 64).transpose(1, 2, 0).reshape(3136, -1))
+    return dx.astype(x.dtype), _product(x_columns, g).astype(w.dtype)
+
+
+_dense.defvjp(_dense_forward, _dense_backward)
 
 
 class _Weights(nn.Module):
@@ -231,10 +290,7 @@ class NatureActorCritic(nn.Module):
         w3 = k3.reshape(-1, 64)
 
         def torso(chunk: jax.Array) -> jax.Array:
-            h: Any = _first_layer(chunk, w1, b1, self.compute_dtype)
-            h = _layer(h, w2, b2, 2)
-            h = _layer(h, w3, b3, 3)
-            return h.reshape(-1, 3136)
+            return _torso(self.compute_dtype, chunk, w1, b1, w2, b2, w3, b3)
 
         n = blocks.shape[0]
         if n <= CHUNK:
@@ -244,7 +300,9 @@ class NatureActorCritic(nn.Module):
 
     def _heads(self, features: jax.Array, batch: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
         kernel, bias = self.dense(self.compute_dtype)
-        h = nn.relu(features @ kernel + bias).astype(jnp.float32)
+        features = features.astype(self.compute_dtype)
+        h = _dense(features, kernel) if self.conv == "matmul" else features @ kernel
+        h = nn.relu(h + bias).astype(jnp.float32)
         kernel, bias = self.policy(jnp.float32)
         logits = h @ kernel + bias
         kernel, bias = self.value(jnp.float32)
