@@ -1,8 +1,9 @@
-"""Breakout for 13 minutes on two CPU cores: from 1.2 points, which is random play, to about 4 (BENCHMARKS.md).
+"""Crazy Climber for 12 minutes on two CPU cores: from random play to a human's score (BENCHMARKS.md).
 
     python -m jaxrl_atari.train --config configs/quickstart.py
 
-A short budget makes the learning rate fall faster than in configs/breakout.py, whose published score is 326.
+Of the games tried, this one shows the most in the time. A short budget makes the learning rate fall fast; the published
+score after 10M env steps is 112,094.
 """
 
 from jaxrl_atari.config import Config, EnvConfig, LogConfig
@@ -12,6 +13,6 @@ def get_config() -> Config:
     return Config(
         name="quickstart",
         total_env_steps=500_000,
-        env=EnvConfig(game="Breakout"),
+        env=EnvConfig(game="CrazyClimber"),
         log=LogConfig(checkpoint_every_env_steps=100_000),
     )

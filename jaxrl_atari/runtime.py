@@ -33,7 +33,8 @@ def _keep_freed_memory() -> str | None:
 
     XLA's CPU backend allocates large scratch buffers at every step. By default glibc returns them to the system each
     time, and the page faults of getting them back take about a fifth of all CPU time. One arena for all threads: what
-    the compiler's threads have freed serves training.
+    the compiler's threads have freed serves training. Blocks of 32 MiB and more, which come once an update, are
+    returned: kept, they leave gaps that the next rollout does not fit into.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _MALLOC_VARIABLES):
         return None
@@ -43,7 +44,7 @@ def _keep_freed_memory() -> str | None:
         mallopt = libc.mallopt
     except (OSError, AttributeError):
         return None
-    settings = {_M_MMAP_THRESHOLD: 1 << 30, _M_TRIM_THRESHOLD: (1 << 31) - 1, _M_TOP_PAD: 64 << 20, _M_ARENA_MAX: 1}
+    settings = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: (1 << 31) - 1, _M_TOP_PAD: 64 << 20, _M_ARENA_MAX: 1}
     return "malloc keeps freed memory" if all(mallopt(*setting) for setting in settings.items()) else None
 
 
