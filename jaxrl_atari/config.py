@@ -126,7 +126,8 @@ class NetworkConfig:
     """The Nature-DQN actor-critic (Mnih et al. 2015)."""
 
     compute_dtype: ComputeDtype = "auto"
-    """Arithmetic of the torso; auto: bfloat16 on a GPU, else float32. Parameters, heads, losses: always float32."""
+    """Arithmetic of the torso; auto: bfloat16 on a GPU, else float32, though a CPU with AVX512-BF16 is faster in
+    bfloat16. Parameters, heads, losses: always float32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
     """Form of the convolutions, the same numbers in each: plain (cuDNN's), matmul (fast in a loop on CPU), auto."""
 

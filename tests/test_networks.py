@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_atari.networks import (
+    CHUNK,
     NatureActorCritic,
     block_frames,
     block_stacks,
@@ -37,7 +38,9 @@ class Reference(nn.Module):
 
 @pytest.fixture(scope="module")
 def stacks():
-    return np.random.default_rng(0).integers(0, 256, (5, 84, 84, 4), dtype=np.uint8)
+    """More than one chunk of the matmul form, and the last one not full."""
+    n = CHUNK + 5
+    return np.random.default_rng(0).integers(0, 256, (n, 84, 84, 4), dtype=np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +113,16 @@ def test_bfloat16_is_close(conv, stacks, variables):
     assert float(jnp.abs(value - expected[1]).max()) < 0.05 * float(jnp.abs(expected[1]).max())
     assert float(jnp.abs(logits - expected[0]).max()) > 1e-5  # it did compute in another type
 
+    gradients = jax.jit(jax.grad(lambda v: scalar(apply(conv, dtype=jnp.bfloat16)(v, stacks))))(variables)
+    expected = jax.grad(lambda v: scalar(Reference().apply(v, stacks)))(variables)
+    error = jax.tree.map(lambda got, want: jnp.linalg.norm(got - want) / jnp.linalg.norm(want), gradients, expected)
+    assert all(g.dtype == jnp.float32 for g in jax.tree.leaves(gradients))
+    assert max(map(float, jax.tree.leaves(error))) < 0.1, error  # 0.05 in both forms
+
 
 def test_blocks_and_back(stacks):
     blocks = block_stacks(jnp.asarray(stacks))
-    assert (blocks.shape, blocks.dtype) == ((5, 21, 21, 64), jnp.uint8)
+    assert (blocks.shape, blocks.dtype) == ((len(stacks), 21, 21, 64), jnp.uint8)
     np.testing.assert_array_equal(unblock_stacks(blocks), stacks)
     n, y, x, frame = 3, 50, 33, 2  # one pixel, its place worked out by hand
     assert blocks[n, 12, 8, 16 * frame + 4 * 2 + 1] == stacks[n, y, x, frame]
