@@ -273,11 +273,16 @@ class NatureActorCritic(nn.Module):
     def _plain_torso(self, stacks: jax.Array) -> jax.Array:
         h = stacks.astype(self.compute_dtype) / 255
         for layer, stride in ((self.conv1, 4), (self.conv2, 2), (self.conv3, 1)):
-            kernel, bias = layer(self.compute_dtype)
+            kernel, bias = layer()
             h = lax.conv_general_dilated(
-                h, kernel, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+                h,
+                kernel.astype(self.compute_dtype),
+                (stride, stride),
+                "VALID",
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
             )
-            h = nn.relu(h + bias)
+            # The sum in float32, for that is how the gradient of the bias then adds up its thousands of terms.
+            h = nn.relu(h.astype(jnp.float32) + bias).astype(self.compute_dtype)
         return h.reshape(-1, 3136)
 
     def _matmul_torso(self, blocks: jax.Array) -> jax.Array:
