@@ -1,8 +1,9 @@
 """How much memory of its device a training needs, and what to lower when there is too little.
 
 The estimate counts what lies on the device while an update runs. On CPU it agrees with XLA's `memory_analysis()` of
-the compiled update within 7%, but for plain convolutions in bfloat16, of which a CPU needs 17% more. On a GPU it leaves out cuDNN's workspaces, which cuDNN
-chooses by what is free, and about 0.5 GiB that the CUDA context takes outside of what JAX manages.
+the compiled update within 7%; for plain convolutions in bfloat16, which a CPU computes in float32, it is 17% too low.
+On a GPU it leaves out cuDNN's workspaces, which cuDNN chooses by what is free, and about 0.5 GiB that the CUDA context
+takes outside of what JAX manages.
 """
 
 import contextlib
