@@ -175,12 +175,9 @@ def convolutions_in_loops(hlo):
     return [line for name in reached for line in found[name] if re.search(r"= \S+ convolution\(", line)]
 
 
-def compiled_update(conv="auto"):
-    """The text of the compiled update of a small rollout, by the path that the trainer takes."""
-    config, length = small(), 2 * LENGTH  # several minibatches, each of several chunks of the convolutions
-    network = make_network(config, 6, "cpu")
-    if conv != "auto":
-        network = network.clone(conv=conv)
+def update_and_arguments(config, network):
+    """The update as the trainer has it, and the shapes of what it takes for a small rollout."""
+    length = 2 * LENGTH  # several minibatches, each of several chunks of the convolutions
     per_step = jax.ShapeDtypeStruct((length, ENVS), jnp.float32)
     frames = jax.ShapeDtypeStruct((length + 4, ENVS, 84, 84), jnp.uint8)
     whole = jax.ShapeDtypeStruct((length, ENVS), jnp.int32)
@@ -192,11 +189,47 @@ def compiled_update(conv="auto"):
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(lambda: init_train_state(network, config.ppo, jax.random.key(0)))
     hyper = Hyperparameters(*[jax.ShapeDtypeStruct((), jnp.float32)] * len(Hyperparameters._fields))
-    update = make_update(network, config.ppo).update
-    return jax.jit(update).lower(state, data, hyper, key).compile().as_text()
+    return jax.jit(make_update(network, config.ppo).update), (state, data, hyper, key)
+
+
+def compiled_update(conv="auto"):
+    """The text of the update compiled for this machine."""
+    network = make_network(small(), 6, "cpu")
+    update, arguments = update_and_arguments(small(), network if conv == "auto" else network.clone(conv=conv))
+    return update.lower(*arguments).compile().as_text()
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the slow path is XLA's CPU back end's")
 def test_no_convolution_in_a_loop_of_the_update():
     assert convolutions_in_loops(compiled_update()) == []
     assert len(convolutions_in_loops(compiled_update("plain"))) >= 3  # it finds them where they are
+
+
+# --- What a GPU is given ---------------------------------------------------------------------------------------------
+
+
+def lowered_for_cuda(function, arguments):
+    """The StableHLO that XLA would compile for a GPU; it takes none to make it."""
+    return jax.export.export(function, platforms=["cuda"])(*arguments).mlir_module()
+
+
+def test_the_update_of_a_gpu_has_its_convolutions_in_bfloat16_and_heads_in_float32():
+    config = small()
+    network = make_network(config, 6, "gpu")
+    program = lowered_for_cuda(*update_and_arguments(config, network))
+    convolutions = re.findall(r"stablehlo\.convolution\(.*?\) dim_numbers.*?-> tensor<\S+x(\w+)>", program)
+    assert convolutions == ["bf16"] * (3 + 2 + 3)  # forward, gradients for inputs, gradients for weights
+    products = re.findall(r"stablehlo\.dot_general .*?-> tensor<\S+x(\w+)>", program)
+    assert Counter(products) == {"bf16": 3, "f32": 6}  # the dense layer; the two heads
+    assert "custom_call" not in program  # nothing that calls back to the host
+
+
+def test_the_policy_of_a_gpu_does_not_call_the_host():
+    config = small()
+    network = make_network(config, 6, "gpu")
+    params = jax.eval_shape(lambda: init_train_state(network, config.ppo, jax.random.key(0))).params
+    state = jax.eval_shape(lambda: rollout.empty_actor_state(LENGTH, ENVS))
+    frame, first = jax.ShapeDtypeStruct((ENVS, 84, 84), jnp.uint8), jax.ShapeDtypeStruct((ENVS,), jnp.bool_)
+    program = lowered_for_cuda(rollout.make_actor_functions(network).act, (params, state, frame, first))
+    assert program.count("stablehlo.convolution(") == 3
+    assert "custom_call" not in program

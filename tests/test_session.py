@@ -114,6 +114,15 @@ def test_log_points_and_checkpoints(tmp_path):
     assert any("first env step" in message for message in lines.messages)
 
 
+def test_a_budget_of_one_update_has_its_log_point(tmp_path):
+    config = dataclasses.replace(TINY, total_env_steps=TINY.rollout_size)
+    result = run_session(config, tmp_path / "session_0")
+    (row,) = rows(tmp_path / "session_0")
+    assert (int(row["updates"]), int(row["env_steps"])) == (1, result.env_steps)
+    assert row["sps"] == ""  # the first iteration compiles
+    assert math.isfinite(float(row["policy_loss"]))
+
+
 def test_resume_is_bit_exact_for_the_learner(tmp_path):
     """A learner that was saved and restored does with the same rollouts just what one does that went on."""
     config, device = TINY, jax.devices("cpu")[0]
