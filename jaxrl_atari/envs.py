@@ -66,6 +66,17 @@ class EnvPool(Protocol):
     def close(self) -> None: ...
 
 
+class _Games(NamedTuple):
+    """What a back end makes a pool of; see `make_pool`."""
+
+    rom_id: str
+    seeds: list[int]  # one for each environment
+    num_threads: int
+    sticky: float  # probability that the action before is taken once more
+    max_frames: int
+    screen: bool
+
+
 class _RawStep(NamedTuple):
     """What both emulators can tell, before the marks that they disagree on."""
 
@@ -188,24 +199,14 @@ class _Pool:
 class AlePool(_Pool):
     """ale-py's `AtariVectorEnv`. Its arrays are made anew by each step, so nothing is copied here."""
 
-    def __init__(
-        self,
-        rom_id: str,
-        num_envs: int,
-        *,
-        seeds: list[int],
-        num_threads: int,
-        sticky: float,
-        max_frames: int,
-        screen: bool,
-    ):
+    def __init__(self, games: _Games):
         def make(**shape) -> AtariVectorEnv:
             return AtariVectorEnv(
-                rom_id,
-                num_envs,
-                num_threads=num_threads,
-                max_num_frames_per_episode=max_frames,
-                repeat_action_probability=sticky,
+                games.rom_id,
+                len(games.seeds),
+                num_threads=games.num_threads,
+                max_num_frames_per_episode=games.max_frames,
+                repeat_action_probability=games.sticky,
                 stack_num=1,
                 frameskip=FRAME_SKIP,
                 maxpool=True,
@@ -220,10 +221,10 @@ class AlePool(_Pool):
         self._games = make(img_height=FRAME_SIZE, img_width=FRAME_SIZE, grayscale=True)
         height, width, _ = SCREEN_SHAPE
         # The emulator is deterministic: a twin with the same seeds and actions is the same in colour.
-        self._twin = make(img_height=height, img_width=width, grayscale=False) if screen else None
+        self._twin = make(img_height=height, img_width=width, grayscale=False) if games.screen else None
         self._screen: np.ndarray | None = None
-        self._seeds: np.ndarray | None = np.array(seeds)
-        super().__init__(num_envs, tuple(action.name for action in self._games.ale.get_action_set()))
+        self._seeds: np.ndarray | None = np.array(games.seeds)
+        super().__init__(len(games.seeds), tuple(action.name for action in self._games.ale.get_action_set()))
 
     def screen(self) -> np.ndarray:
         """uint8 [n, 210, 160, 3]: the colour screens of the newest step (also the maximum of two frames)."""
@@ -283,33 +284,23 @@ def _import_envpool() -> Any:
 class EnvpoolPool(_Pool):
     """envpool's Atari games. Its arrays are also made anew by each step, so nothing is copied here."""
 
-    def __init__(
-        self,
-        rom_id: str,
-        num_envs: int,
-        *,
-        seeds: list[int],
-        num_threads: int,
-        sticky: float,
-        max_frames: int,
-        screen: bool,
-    ):
-        if screen:
+    def __init__(self, games: _Games):
+        if games.screen:
             raise ConfigError("env.backend", "envpool", "ale, the back end that has colour screens")
         envpool_atari = _import_envpool()
-        actions = _minimal_actions(rom_id)
-        self._max_steps = max_frames // FRAME_SKIP
+        actions = _minimal_actions(games.rom_id)
+        self._max_steps = games.max_frames // FRAME_SKIP
         with tempfile.TemporaryDirectory() as assets:  # envpool reads the ROM once, when the pool is made
             Path(assets, "atari").mkdir()
-            Path(assets, "atari", "roms").symlink_to(_rom_path(rom_id).parent)
+            Path(assets, "atari", "roms").symlink_to(_rom_path(games.rom_id).parent)
             config = envpool_atari.AtariEnvSpec.gen_config(
-                task=rom_id,
+                task=games.rom_id,
                 base_path=assets,
-                num_envs=num_envs,
-                num_threads=num_threads,
-                env_seed=seeds,
+                num_envs=len(games.seeds),
+                num_threads=games.num_threads,
+                env_seed=games.seeds,
                 max_episode_steps=self._max_steps,
-                repeat_action_probability=sticky,
+                repeat_action_probability=games.sticky,
                 stack_num=1,
                 frame_skip=FRAME_SKIP,
                 noop_max=NOOP_MAX,
@@ -320,7 +311,7 @@ class EnvpoolPool(_Pool):
                 img_width=FRAME_SIZE,
             )
             self._games = envpool_atari.AtariGymnasiumEnvPool(envpool_atari.AtariEnvSpec(config))
-        super().__init__(num_envs, actions)
+        super().__init__(len(games.seeds), actions)
 
     def _reset(self) -> _RawStep:
         frame, info = self._games.reset()
@@ -388,12 +379,12 @@ def make_pool(
             raise ConfigError(field, value, f"an integer >= {least}")
     if backend not in BACKENDS:
         raise ConfigError("env.backend", backend, f"one of {', '.join(BACKENDS)}")
-    return BACKENDS[backend](
-        _rom_ids()[game],
-        num_envs,
+    games = _Games(
+        rom_id=_rom_ids()[game],
         seeds=env_seeds(seed, first_env + num_envs)[first_env:],
         num_threads=num_threads,
         sticky=STICKY[protocol],
         max_frames=max_frames,
         screen=screen,
     )
+    return BACKENDS[backend](games)
