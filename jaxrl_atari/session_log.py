@@ -140,7 +140,7 @@ class SessionLog:
     def finish(self) -> None:
         """The end: a last log point and a last checkpoint."""
         self._flush()
-        if self._metrics:
+        if self._metrics and (self._trainer.env_steps > self._point[1] or not self.row):
             self._log_point()
         self.checkpoint()
         if self.evaluator is not None:
