@@ -60,7 +60,7 @@ class Training:
         self._checkpoints = Checkpoints(folder)
         # Without the first one, the terminal's.
         self._writers = make_writers(config, folder, label="benchmark")[1:]
-        self.log = SessionLog(self._writers, self._checkpoints, self.trainer, 0, folder, None)
+        self.log = SessionLog(self._writers, self._checkpoints, self.trainer, 0, folder, time.time(), None)
         self.overlap = config.overlap == "update"
         self._pools: list[EnvPool] = []
         self._rng = np.random.default_rng(config.seed)

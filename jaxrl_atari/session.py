@@ -1,5 +1,6 @@
 """One session: act -> update -> log -> checkpoint, with one seed, until its budget is spent."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def run_session(
         UserError: the loss became non-finite (the last checkpoint before is kept), or a file cannot be used.
         KeyboardInterrupt: told to stop, once the last checkpoint is written.
     """
-    seed = config.seed + session
+    seed, began_at = config.seed + session, time.time()
     placement = place(config.devices)
     checkpoints = Checkpoints(session_dir, read_only=not is_leader()) if is_leader() or resume else None
     latest = checkpoints.latest_step() if checkpoints and resume else None
@@ -51,7 +52,7 @@ def run_session(
     label = f"session {session}"
     if is_leader():
         writers = [*make_writers(config, session_dir, label=label, start_env_steps=trainer.env_steps), *writers]
-    log = SessionLog(writers, checkpoints if is_leader() else None, trainer, session, session_dir, meta)
+    log = SessionLog(writers, checkpoints if is_leader() else None, trainer, session, session_dir, began_at, meta)
     log.message(_device_message(config, placement))
     if resume:
         log.message(_resume_message(config, trainer, meta))

@@ -37,7 +37,12 @@ class SessionResult:
 
 
 class SessionLog:
-    """Log points, progress and checkpoints of a session. SPS leave out the first iteration, which compiles."""
+    """Log points, progress and checkpoints of a session. SPS leave out the first iteration, which compiles.
+
+    Args:
+        began_at: when the session began, as `time.time()`.
+        meta: of the checkpoint that the session goes on from.
+    """
 
     def __init__(
         self,
@@ -46,17 +51,19 @@ class SessionLog:
         trainer: Trainer,
         session: int,
         session_dir: Path,
+        began_at: float,
         meta: dict[str, Any] | None,
     ):
         self._writers, self._checkpoints, self._trainer = writers, checkpoints, trainer
-        self._session, self._dir = session, session_dir
+        self._session, self._dir, self._began_at = session, session_dir, began_at
         self.monitor: Monitor | None = None
         self.evaluator: Evaluator | None = None
         self._graphs: subprocess.Popen | None = None
         self._log = trainer.config.log
         self.best_score: float | None = meta["best_score"] if meta else None
         self._earlier_seconds: float = meta["wall_seconds"] if meta else 0.0
-        self._start = self._point = (time.monotonic(), trainer.env_steps)
+        self._start = (time.monotonic(), trainer.env_steps)
+        self._point: tuple[float, int] | None = None  # where the SPS of the next log point begin
         self.compiling = True
         self._pending: Metrics | None = None  # metrics of the newest update, still on the device
         self._metrics: list[dict[str, float]] = []  # of the updates since the last log point
@@ -76,23 +83,32 @@ class SessionLog:
         """Seconds of training, those before a resume included, the first iteration's not."""
         return self._earlier_seconds + (0.0 if self.compiling else time.monotonic() - self._start[0])
 
+    def _seconds_to_first_step(self) -> str:
+        """From the start of the process, and from that of the session where another one came before it."""
+        at = self._trainer.first_step_at or math.nan
+        text = f"{at - psutil.Process().create_time():.1f} s after the start of the process"
+        return text if self._session == 0 else f"{text}, {at - self._began_at:.1f} s after that of the session"
+
     def after_update(self, metrics: Metrics | None) -> None:
         """Takes the metrics of an update that may still be running; those of the one before are read now."""
         trainer = self._trainer
         self._read(self._pending)
         self._pending = metrics
         if self.compiling:
-            jax.block_until_ready(metrics)
+            self._flush()
             now = time.monotonic()
-            to_first_step = (trainer.first_step_at or math.nan) - psutil.Process().create_time()
             self.message(
-                f"first env step {to_first_step:.1f} s after the start of the process; first rollout and update took"
+                f"first env step {self._seconds_to_first_step()}; first rollout and update took"
                 f" {now - self._start[0]:.1f} s, compilation included"
             )
-            self._start = self._point = (now, trainer.env_steps)
+            self._start = (now, trainer.env_steps)
             self.compiling = False
-        for writer in self._writers:
-            writer.progress(trainer.env_steps, self.row)
+        else:
+            # Each of these calls comes while an update is running: from one to another there are as many updates as
+            # rollouts. From the first call, which waits, to the second there is a rollout more.
+            self._point = self._point or (time.monotonic(), trainer.env_steps)
+            for writer in self._writers:
+                writer.progress(trainer.env_steps, self.row)
         if self.evaluator is not None:
             self.evaluator.poll()
             if trainer.env_steps >= self._next_evaluation and not self.evaluator.busy:
@@ -101,7 +117,7 @@ class SessionLog:
                 self.evaluator.start(trainer.learner.params(), trainer.env_steps)
         if trainer.env_steps >= self._next_log and self._metrics:
             self._next_log = _next_multiple(trainer.env_steps, self._log.every_env_steps)
-            self._log_point()
+            self._log_point(time.monotonic())
         if trainer.env_steps >= self._next_checkpoint:
             self._next_checkpoint = _next_multiple(trainer.env_steps, self._log.checkpoint_every_env_steps)
             self.checkpoint()
@@ -118,16 +134,18 @@ class SessionLog:
             )
         self._metrics.append(values)
 
-    def _log_point(self) -> None:
-        trainer, now = self._trainer, time.monotonic()
-        seconds, env_steps = now - self._point[0], trainer.env_steps - self._point[1]
-        self._point = (now, trainer.env_steps)
+    def _log_point(self, now: float) -> None:
+        trainer = self._trainer
+        sps = math.nan
+        if self._point is not None and trainer.env_steps > self._point[1]:
+            sps = (trainer.env_steps - self._point[1]) / (now - self._point[0])
+            self._point = (now, trainer.env_steps)
         self.row = {
             "env_steps": trainer.env_steps,
             "updates": trainer.updates,
             "optimizer_steps": trainer.updates * trainer.config.ppo.epochs * trainer.config.num_minibatches,
             "wall_seconds": self.wall_seconds(),
-            "sps": env_steps / seconds if env_steps else math.nan,
+            "sps": sps,
             **trainer.statistics.log_point(),
             "learning_rate": trainer.learning_rate,
             **{name: float(np.mean([metrics[name] for metrics in self._metrics])) for name in self._metrics[0]},
@@ -139,9 +157,10 @@ class SessionLog:
 
     def finish(self) -> None:
         """The end: a last log point and a last checkpoint."""
+        now = time.monotonic()
         self._flush()
-        if self._metrics and (self._trainer.env_steps > self._point[1] or not self.row):
-            self._log_point()
+        if self._metrics and self._trainer.env_steps != self.row.get("env_steps"):
+            self._log_point(now)
         self.checkpoint()
         if self.evaluator is not None:
             self.evaluator.settle()

@@ -5,18 +5,20 @@ import dataclasses
 import json
 import math
 import signal
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
-from jaxrl_atari import train
+from jaxrl_atari import session_log, train
 from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, PPOConfig
 from jaxrl_atari.devices import place
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.rollout import EpisodeStatistics
 from jaxrl_atari.session import run_session
-from jaxrl_atari.session_log import NonFiniteError
+from jaxrl_atari.session_log import NonFiniteError, SessionLog
 from jaxrl_atari.trainer import Trainer, abstract_arrays
 
 TINY = Config(
@@ -121,6 +123,53 @@ def test_a_budget_of_one_update_has_its_log_point(tmp_path):
     assert (int(row["updates"]), int(row["env_steps"])) == (1, result.env_steps)
     assert row["sps"] == ""  # the first iteration compiles
     assert math.isfinite(float(row["policy_loss"]))
+
+
+class TimedTrainer:
+    """A trainer on a clock of its own: acting takes 1 s, then the update 2 s, during which nobody waits for it."""
+
+    first_step_at, learning_rate = 0.0, 1e-3
+
+    def __init__(self, config, clock):
+        self.config, self.clock, self.statistics = config, clock, EpisodeStatistics()
+        self.env_steps = self.updates = 0
+        self.updated_at = 0.0
+
+    def iterate(self):
+        self.clock.now = max(self.clock.now, self.updated_at) + 1.0
+        self.updated_at = self.clock.now + 2.0
+        self.env_steps += 300
+        self.updates += 1
+        return {"loss": self.updated_at}
+
+    def settle(self):
+        return None
+
+    def meta(self):
+        return {}
+
+
+@pytest.mark.parametrize(("every", "last"), [(300, 5), (600, 5), (900, 6)])
+def test_sps_counts_as_many_updates_as_rollouts(every, last, tmp_path, monkeypatch):
+    config = dataclasses.replace(TINY, log=LogConfig(every_env_steps=every, checkpoint_every_env_steps=10**6))
+    clock, lines = SimpleNamespace(now=0.0), Lines()
+
+    def device_get(metrics):  # waits for the update
+        clock.now = max(clock.now, *metrics.values())
+        return metrics
+
+    monkeypatch.setattr(session_log.jax, "device_get", device_get)
+    monkeypatch.setattr(session_log.time, "monotonic", lambda: clock.now)
+    trainer = TimedTrainer(config, clock)
+    log = SessionLog([lines], None, trainer, 0, tmp_path, 0.0, None)
+    for _ in range(last):
+        log.after_update(trainer.iterate())
+    log.finish()
+    assert lines.rows[-1]["env_steps"] == 300 * last
+    known = [row["sps"] for row in lines.rows if math.isfinite(row["sps"])]
+    assert len(known) >= 2
+    assert known == pytest.approx([100.0] * len(known))
+    assert log.result().sps == pytest.approx(100.0)
 
 
 def test_resume_is_bit_exact_for_the_learner(tmp_path):
