@@ -182,8 +182,9 @@ def _plot_session(run: _Run, session_dir: Path) -> list[Path]:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
         for index, (column, name, unit) in enumerate(panels):
             axes = figure.add_subplot(grid[1 + index // 3, index % 3])
+            window = 1 if column == "learning_rate" else SMOOTHING  # a schedule has no noise to average away
             axes.plot(env_steps, table[column], **faint, marker=marker)
-            axes.plot(env_steps, moving_average(table[column], SMOOTHING), **strong, linewidth=1.3)
+            axes.plot(env_steps, moving_average(table[column], window), **strong, linewidth=1.3)
             axes.set_title(name, fontsize="medium")
             _format_axes(axes, last, unit)
             if index >= len(panels) - 3:
