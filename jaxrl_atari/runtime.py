@@ -1,4 +1,4 @@
-"""Settings of the whole process that make JAX faster. `configure()` is called once, at the start of a program.
+"""Settings of the whole process, for a fast start and little memory. `configure()` is called once, at the start.
 
 `JAXRL_ATARI_NO_TUNING=1` leaves everything as it is. What the user has set already is never overridden.
 """
@@ -31,10 +31,10 @@ def configure() -> tuple[str, ...]:
 def _keep_freed_memory() -> str | None:
     """Lets glibc keep freed memory for the next allocation.
 
-    XLA's CPU backend allocates large scratch buffers at every step. By default glibc returns them to the system each
-    time, and the page faults of getting them back take about a fifth of all CPU time. One arena for all threads: what
-    the compiler's threads have freed serves training. Blocks of 32 MiB and more, which come once an update, are
-    returned: kept, they leave gaps that the next rollout does not fit into.
+    One arena for all threads: what the compiler's threads have freed serves training, which takes a third off the peak.
+    By default glibc returns large scratch buffers to the system at each step, and page faults bring them back; the
+    thresholds keep them. Blocks of 32 MiB and more, which come once an update, are returned: kept, they leave gaps that
+    the next rollout does not fit into.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _MALLOC_VARIABLES):
         return None
