@@ -223,6 +223,14 @@ def _dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
 _dense.defvjp(_dense_forward, _dense_backward)
 
 
+def acting_params(params: Any, dtype: Any) -> Any:
+    """The parameters as acting reads them at every step: the dense layer's weights, 95% of all, in `dtype` already.
+
+    With the network's compute dtype its outputs are the same bit for bit.
+    """
+    return {**params, "dense": {**params["dense"], "kernel": params["dense"]["kernel"].astype(dtype)}}
+
+
 class _Weights(nn.Module):
     """`kernel` and `bias` named, shaped and initialised as in `nn.Conv` and `nn.Dense`, float32."""
 

@@ -141,7 +141,8 @@ def gae(
         advantage = delta_t + decay_t * next_advantage
         return advantage, advantage
 
-    _, advantage = lax.scan(backward, jnp.zeros_like(bootstrap_value), (delta, decay), reverse=True)
+    # Unrolled: on a GPU each turn of a loop starts kernels of its own, however little they do.
+    _, advantage = lax.scan(backward, jnp.zeros_like(bootstrap_value), (delta, decay), reverse=True, unroll=16)
     return advantage
 
 

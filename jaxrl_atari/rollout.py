@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxrl_atari.devices import check_placement
 from jaxrl_atari.envs import EnvPool, EnvStep
-from jaxrl_atari.networks import STACK, NatureActorCritic
+from jaxrl_atari.networks import STACK, NatureActorCritic, acting_params
 from jaxrl_atari.ppo import Rollout, sample_action
 
 
@@ -75,8 +76,9 @@ def act(
     """
     t = state.step
     age = jnp.where(first, 0, jnp.minimum(state.last_age + 1, STACK - 1))
-    frames = state.frames.at[t + STACK - 1].set(frame)
-    window = jax.lax.dynamic_slice_in_dim(frames, t, STACK)
+    store = partial(lax.dynamic_update_index_in_dim, axis=0)  # `.at[t].set` asks in kernels of its own whether t fits
+    frames = store(state.frames, frame, index=t + STACK - 1)
+    window = lax.dynamic_slice_in_dim(frames, t, STACK)
     logits, value = network.apply({"params": params}, stack_window(window, age))
     # Each environment draws from a key of its own, whatever group or device it belongs to.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(state.key, t), state.env_index)
@@ -85,10 +87,10 @@ def act(
         step=t + 1,
         last_age=age,
         frames=frames,
-        age=state.age.at[t].set(age),
-        action=state.action.at[t].set(action),
-        log_prob=state.log_prob.at[t].set(log_prob),
-        value=state.value.at[t].set(value),
+        age=store(state.age, age, index=t),
+        action=store(state.action, action, index=t),
+        log_prob=store(state.log_prob, log_prob, index=t),
+        value=store(state.value, value, index=t),
     ), action
 
 
@@ -176,15 +178,17 @@ class EpisodeStatistics:
 
 
 class ActorFunctions(NamedTuple):
-    """The compiled functions that all actors of a session share."""
+    """The compiled functions that all actors of a session on the same kind of device share."""
 
+    params: Callable[[Any], Any]
     begin: Callable[[ActorState, jax.Array], ActorState]
     act: Callable[[Any, ActorState, jax.Array, jax.Array], tuple[ActorState, jax.Array]]
 
 
 def make_actor_functions(network: NatureActorCritic) -> ActorFunctions:
-    """Compiles `begin_rollout` and `act`, which replaces its state in place."""
-    return ActorFunctions(jax.jit(begin_rollout), jax.jit(partial(act, network), donate_argnums=1))
+    """Compiles `acting_params`, `begin_rollout` and `act`, which replaces its state in place."""
+    params = jax.jit(partial(acting_params, dtype=network.compute_dtype))
+    return ActorFunctions(params, jax.jit(begin_rollout), jax.jit(partial(act, network), donate_argnums=1))
 
 
 class Actor:

@@ -72,6 +72,7 @@ class Trainer:
 
         parallel = DataParallel(placement.learner)
         self.device = placement.home
+        self._functions: dict[str, ActorFunctions] = {}  # by platform
         self.actors = self._make_actors(parallel)
         self.num_actions = self.actors[0][0].pool.num_actions
 
@@ -106,7 +107,6 @@ class Trainer:
         size = env.num_envs // (len(parallel) * groups)
         # A resumed session plays other games than those it began with.
         pool_seed = int(np.random.SeedSequence([self.seed, self.updates]).generate_state(1)[0] >> 1)
-        functions: dict[str, ActorFunctions] = {}  # by platform
 
         def make(home: jax.Device, device: jax.Device, group: int) -> Actor:
             first_env = (parallel.devices.index(home) * groups + group) * size
@@ -118,12 +118,11 @@ class Trainer:
                 protocol=env.resolved_protocol,
                 max_frames=env.max_frames,
             )  # fmt: skip
-            if device.platform not in functions:
-                functions[device.platform] = make_actor_functions(
-                    make_network(self.config, pool.num_actions, device.platform)
-                )
+            if device.platform not in self._functions:
+                network = make_network(self.config, pool.num_actions, device.platform)
+                self._functions[device.platform] = make_actor_functions(network)
             length, check = self.config.ppo.rollout_length, self.config.devices.check
-            return Actor(pool, functions[device.platform], length, device, first_env, check)
+            return Actor(pool, self._functions[device.platform], length, device, first_env, check)
 
         homes = zip(parallel.local_devices, self.placement.actors, strict=True)
         return [[make(home, device, group) for group in range(groups)] for home, device in homes]
@@ -147,11 +146,17 @@ class Trainer:
         )
 
     def _params_of_actors(self) -> list[Any]:
-        """The learner's parameters on each actor's device; copies, where the learner goes on while they are in use."""
-        params = [self.learner.params(i) for i in range(len(self.actors))]
-        if self._thread is not None:
-            params = self._copy(params)
-        return [jax.device_put(p, device) for p, device in zip(params, self.placement.actors, strict=True)]
+        """The learner's parameters, as each actor's device takes them.
+
+        Copies, where the learner goes on while they are in use: its next update consumes its own.
+        """
+        params = []
+        for i, device in enumerate(self.placement.actors):
+            of_learner = self.learner.params(i)
+            if self._thread is not None:
+                of_learner = self._copy(of_learner)
+            params.append(self._functions[device.platform].params(jax.device_put(of_learner, device)))
+        return params
 
     def collect(self, key: jax.Array) -> list[Rollout]:
         """One rollout, as a part for each local device; each group steps while the policy acts for the others."""

@@ -11,6 +11,7 @@ import pytest
 from jaxrl_atari.networks import (
     CHUNK,
     NatureActorCritic,
+    acting_params,
     block_frames,
     block_stacks,
     conv_form,
@@ -118,6 +119,16 @@ def test_bfloat16_is_close(conv, stacks, variables):
     error = jax.tree.map(lambda got, want: jnp.linalg.norm(got - want) / jnp.linalg.norm(want), gradients, expected)
     assert all(g.dtype == jnp.float32 for g in jax.tree.leaves(gradients))
     assert max(map(float, jax.tree.leaves(error))) < 0.1, error
+
+
+@pytest.mark.parametrize("conv", ["plain", "matmul"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_acting_params_change_no_bit_of_the_outputs(conv, dtype, stacks, variables):
+    prepared = acting_params(variables["params"], dtype)
+    assert prepared["dense"]["kernel"].dtype == dtype
+    run = jax.jit(apply(conv, dtype=dtype))
+    for output, expected in zip(run({"params": prepared}, stacks), run(variables, stacks), strict=True):
+        np.testing.assert_array_equal(output, expected)
 
 
 def test_blocks_and_back(stacks):

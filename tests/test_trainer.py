@@ -135,6 +135,22 @@ def test_overlap_is_reproducible_and_its_first_update_is_the_strict_one(one_devi
     assert np.abs(first[0]["dense"]["kernel"] - one_device[0]["dense"]["kernel"]).max() > 1e-6
 
 
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_overlap_on_several_devices_is_as_on_one(stepwise):
+    alone = trained(small(overlap="update"))
+    config = small(overlap="update", data_parallel=2)
+    trainer = Trainer(config, 0, place(config.devices))
+    trainer.learner._stepwise = stepwise
+    try:
+        for _ in range(3):
+            trainer.iterate()
+        metrics = jax.device_get(trainer.settle())
+        assert_close(alone[0], jax.device_get(trainer.learner.params()))
+    finally:
+        trainer.close()
+    assert metrics["loss"] == pytest.approx(alone[1][-1]["loss"], abs=1e-5)
+
+
 def test_minibatch_by_minibatch_is_the_same_update(one_device):
     config = small()
     trainer = Trainer(config, 0, place(config.devices))
