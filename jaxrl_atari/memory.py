@@ -2,8 +2,8 @@
 
 The estimate counts what lies on the device while an update runs. On CPU it agrees with XLA's `memory_analysis()` of
 the compiled update within 7%; for plain convolutions in bfloat16, which a CPU computes in float32, it is 17% too low.
-Compiled for an H100, the update takes 4 to 16% less than estimated (benchmarks/compile_for_gpu.py). Left out are cuDNN's
-workspaces, which cuDNN chooses by what is free, and about 0.5 GiB that the CUDA context takes outside of what JAX
+Compiled for an H100, the update takes 4 to 16% less than estimated (benchmarks/compile_for_gpu.py). Left out are the
+workspaces of cuDNN, which it chooses by what is free, and about 0.5 GiB that the CUDA context takes outside of what JAX
 manages.
 """
 
