@@ -263,6 +263,14 @@ class Config:
         require_int("seed", self.seed, 0, 2**31 - 1)
         require_int("sessions", self.sessions, 1, 10_000)
         require_choice("overlap", self.overlap, ("none", "update"))
+        # Several processes add up their env steps in acting: in each, that would come at another point of the update.
+        require(
+            self.overlap == "none" or not self.devices.distributed,
+            "overlap",
+            self.overlap,
+            "none with devices.distributed",
+            "leave one of the two out",
+        )
         require_int("total_env_steps", self.total_env_steps, 1, 10**12)
         samples, minibatch = self.rollout_size, self.ppo.minibatch_size
         require(

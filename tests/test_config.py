@@ -63,6 +63,10 @@ def test_the_name_of_a_game_may_mean_a_protocol():
         (lambda: Config(name="a/b"), r"name = 'a/b': expected a plain file name"),
         (lambda: Config(seed=-1), r"seed = -1"),
         (lambda: Config(overlap="acting"), r"overlap = 'acting': expected one of none, update"),
+        (
+            lambda: Config(overlap="update", devices=DevicesConfig(distributed=True)),
+            r"overlap = 'update': expected none with devices\.distributed; leave one of the two out",
+        ),
         (lambda: DevicesConfig(gpu="cuda"), r"devices\.gpu = 'cuda': expected auto, true, false or a device index"),
         (lambda: DevicesConfig(data_parallel=0), r"devices\.data_parallel = 0"),
     ],
