@@ -7,6 +7,7 @@ SESSION_DIR/checkpoints/<env_steps>/metrics   JSON: the score by which the best 
 Orbax writes a step under a temporary name and renames it when it is complete, so a step that is listed is whole.
 """
 
+import json
 import logging
 import math
 import sys
@@ -86,6 +87,14 @@ def _place(value: np.ndarray, like: Any) -> jax.Array:
     return jax.device_put(jax.random.wrap_key_data(jnp.asarray(value)), like.sharding)
 
 
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def _first_difference(saved: dict[str, str], wanted: dict[str, str]) -> str | None:
     for path in dict.fromkeys([*wanted, *saved]):
         if saved.get(path) != wanted.get(path):
@@ -118,7 +127,9 @@ class Checkpoints:
                 self.directory.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(self.directory, options=_options(read_only))
         except Exception as error:  # orbax and the file system raise many kinds
-            raise UserError(f"{self.directory}: cannot be opened ({_reason(error)})") from error
+            damaged = [path for path in sorted(self.directory.glob("*/metrics/metrics")) if not _is_json(path)]
+            advice = f"; remove the damaged {damaged[0].parents[1]} to use the other checkpoints" if damaged else ""
+            raise UserError(f"{self.directory}: cannot be opened ({_reason(error)}){advice}") from error
 
     def save(self, env_steps: int, arrays: Any, meta: dict[str, Any], score: float) -> None:
         """Copies the arrays to the host and returns; they are written in the background.

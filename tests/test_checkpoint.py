@@ -319,6 +319,8 @@ def test_meta_of_another_program(session):
 
 def test_damaged_score(session):
     (session / "checkpoints" / "20" / "metrics" / "metrics").write_text('{"sco')
-    with pytest.raises(UserError, match="checkpoints: cannot be opened") as error:
+    with pytest.raises(UserError, match=r"cannot be opened .*; remove the damaged \S*checkpoints/20 to") as error:
         Checkpoints(session, read_only=True)
     one_line(error)
+    shutil.rmtree(session / "checkpoints" / "20")
+    assert Checkpoints(session, read_only=True).steps() == [10]
