@@ -13,6 +13,7 @@ from jaxrl_atari.devices import Placement, is_leader, place, sum_over_processes
 from jaxrl_atari.evaluator import Evaluator
 from jaxrl_atari.loggers import Writer, make_writers
 from jaxrl_atari.monitor import Monitor
+from jaxrl_atari.runtime import multiplies_bfloat16
 from jaxrl_atari.session_log import SessionLog, SessionResult
 from jaxrl_atari.stopping import StopRequest
 from jaxrl_atari.trainer import Trainer, abstract_arrays
@@ -54,6 +55,8 @@ def run_session(
         writers = [*make_writers(config, session_dir, label=label, start_env_steps=trainer.env_steps), *writers]
     log = SessionLog(writers, checkpoints if is_leader() else None, trainer, session, session_dir, began_at, meta)
     log.message(_device_message(config, placement))
+    if config.network.compute_dtype == "auto" and placement.home.platform == "cpu" and multiplies_bfloat16():
+        log.message("this CPU multiplies bfloat16: with --network.compute-dtype bfloat16 it trains faster")
     if resume:
         log.message(_resume_message(config, trainer, meta))
     try:

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_atari import session_log, train
+from jaxrl_atari import runtime, session, session_log, train
 from jaxrl_atari.checkpoint import Checkpoints
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, PPOConfig
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import place
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.rollout import EpisodeStatistics
@@ -233,6 +233,18 @@ def test_a_wish_to_stop_is_granted_after_the_update_with_a_last_checkpoint(who, 
     _, meta = latest(tmp_path / "session_0")
     assert meta["updates"] == 2
     assert meta["env_steps"] == int(rows(tmp_path / "session_0")[-1]["env_steps"]) < TINY.total_env_steps
+
+
+@pytest.mark.parametrize(("has", "dtype", "told"), [(True, "auto", 1), (False, "auto", 0), (True, "float32", 0)])
+def test_a_cpu_that_multiplies_bfloat16_is_told_of(has, dtype, told, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {'avx512_bf16 ' * has}amx_tile\n")
+    assert runtime.multiplies_bfloat16(tmp_path / "cpuinfo") == has
+    assert not runtime.multiplies_bfloat16(tmp_path / "nothing")
+    monkeypatch.setattr(session, "multiplies_bfloat16", lambda: has)
+    lines = Lines()
+    config = dataclasses.replace(TINY, total_env_steps=TINY.rollout_size, network=NetworkConfig(compute_dtype=dtype))
+    run_session(config, tmp_path / "session_0", writers=[lines])
+    assert sum("--network.compute-dtype bfloat16" in message for message in lines.messages) == told
 
 
 def test_resume_without_a_checkpoint_says_that_it_starts_anew(tmp_path):
