@@ -23,7 +23,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import ale_py
 import numpy as np
@@ -31,6 +31,7 @@ from ale_py import roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
+from jaxrl_atari.env_pool import BasePool, EnvPool, RawStep
 from jaxrl_atari.errors import ConfigError, UserError
 
 FRAME_SIZE = 84
@@ -39,31 +40,6 @@ FRAME_SKIP = 4
 NOOP_MAX = 30
 STICKY = {"v5": 0.25, "classic": 0.0}
 MULTIPLAYER_ONLY = {"combat", "joust", "maze_craze", "warlords"}
-
-
-class EnvStep(NamedTuple):
-    """What `n` environments returned. Fresh arrays: they stay valid, and may be kept or written to."""
-
-    frame: np.ndarray  # uint8 [n, 84, 84], the newest preprocessed frame
-    reward: np.ndarray  # float32 [n], raw, not clipped
-    terminated: np.ndarray  # bool [n], the game ended (all lives)
-    truncated: np.ndarray  # bool [n], the game was cut off at `max_frames`; never together with `terminated`
-    life_lost: np.ndarray  # bool [n], a life was lost and the game goes on: a terminal for learning only
-    first: np.ndarray  # bool [n], `frame` starts a new game; the step that returned it ignored its action
-
-
-class EnvPool(Protocol):
-    """`num_envs` copies of one game. The step after the end of a game starts a new one."""
-
-    num_envs: int
-    num_actions: int
-    action_meanings: tuple[str, ...]
-
-    def reset(self) -> EnvStep: ...
-    def send(self, actions: np.ndarray) -> None: ...
-    def recv(self) -> EnvStep: ...
-    def step(self, actions: np.ndarray) -> EnvStep: ...
-    def close(self) -> None: ...
 
 
 class _Games(NamedTuple):
@@ -75,16 +51,6 @@ class _Games(NamedTuple):
     sticky: float  # probability that the action before is taken once more
     max_frames: int
     screen: bool
-
-
-class _RawStep(NamedTuple):
-    """What both emulators can tell, before the marks that they disagree on."""
-
-    frame: np.ndarray  # uint8 [n, 84, 84]
-    reward: np.ndarray  # [n], raw
-    game_over: np.ndarray  # bool [n]
-    cut_off: np.ndarray  # bool [n]
-    lives: np.ndarray  # int [n]
 
 
 @cache
@@ -117,86 +83,7 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
     return list(dict.fromkeys(words.tolist()))[:num_envs]
 
 
-class _Pool:
-    """What the back ends share: checks, and the marks `life_lost` and `first`."""
-
-    def __init__(self, num_envs: int, action_meanings: tuple[str, ...]):
-        self.num_envs = num_envs
-        self.num_actions = len(action_meanings)
-        self.action_meanings = action_meanings
-        self._lives = np.zeros(num_envs, np.int32)
-        self._ended = np.ones(num_envs, bool)
-        self._started = self._pending = self._closed = False
-
-    def _reset(self) -> _RawStep:
-        raise NotImplementedError
-
-    def _send(self, actions: np.ndarray) -> None:
-        raise NotImplementedError
-
-    def _recv(self) -> _RawStep:
-        raise NotImplementedError
-
-    def _free(self) -> None:
-        raise NotImplementedError
-
-    def reset(self) -> EnvStep:
-        """Starts a new game everywhere. Only the first reset uses the seeds; later ones go on from there."""
-        self._check_open()
-        if self._pending:
-            self.recv()
-        self._started = True
-        self._ended = np.ones(self.num_envs, bool)
-        return self._mark(self._reset())
-
-    def send(self, actions: np.ndarray) -> None:
-        """Starts a step with `actions`, int [n], and returns at once; `recv` waits for it."""
-        self._check_open()
-        if not self._started or self._pending:
-            raise RuntimeError("EnvPool.send: call reset() first, then send() and recv() in turn")
-        actions = np.ascontiguousarray(actions, np.int32)
-        # Checked here because ale-py's recv() never returns after an action out of range.
-        if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() >= self.num_actions:
-            raise ValueError(f"actions: expected [{self.num_envs}] in 0..{self.num_actions - 1}, got {actions}")
-        self._send(actions)
-        self._pending = True
-
-    def recv(self) -> EnvStep:
-        """Waits for the step that `send` started."""
-        self._check_open()
-        if not self._pending:
-            raise RuntimeError("EnvPool.recv: nothing was sent")
-        self._pending = False
-        return self._mark(self._recv())
-
-    def step(self, actions: np.ndarray) -> EnvStep:
-        """`send`, then `recv`."""
-        self.send(actions)
-        return self.recv()
-
-    def close(self) -> None:
-        """Frees the emulators. May be called again."""
-        if not self._closed:
-            self._closed = True
-            self._free()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("EnvPool: used after close()")
-
-    def _mark(self, raw: _RawStep) -> EnvStep:
-        first = self._ended
-        terminated = raw.game_over & ~first
-        truncated = raw.cut_off & ~raw.game_over & ~first
-        self._ended = terminated | truncated
-        # No lives while the game goes on (the last life's death scene) is not a life lost: the end of the game is
-        # about to come and is the terminal. The rule of OpenAI Baselines' EpisodicLifeEnv.
-        life_lost = (raw.lives < self._lives) & (raw.lives > 0) & ~self._ended & ~first
-        self._lives = raw.lives
-        return EnvStep(raw.frame, raw.reward.astype(np.float32), terminated, truncated, life_lost, first)
-
-
-class AlePool(_Pool):
+class AlePool(BasePool):
     """ale-py's `AtariVectorEnv`. Its arrays are made anew by each step, so nothing is copied here."""
 
     def __init__(self, games: _Games):
@@ -232,20 +119,20 @@ class AlePool(_Pool):
             raise RuntimeError("EnvPool.screen: needs make_pool(..., screen=True) and a reset()")
         return self._screen
 
-    def _reset(self) -> _RawStep:
+    def _reset(self) -> RawStep:
         frame, info = self._games.reset(seed=self._seeds)
         if self._twin is not None:
             self._screen = self._twin.reset(seed=self._seeds)[0][:, 0]
         self._seeds = None
         zeros = np.zeros(self.num_envs, bool)
-        return _RawStep(frame[:, 0], zeros, zeros, zeros, info["lives"])
+        return RawStep(frame[:, 0], zeros, zeros, zeros, info["lives"])
 
     def _send(self, actions: np.ndarray) -> None:
         self._games.send(actions)
         if self._twin is not None:
             self._twin.send(actions)
 
-    def _recv(self) -> _RawStep:
+    def _recv(self) -> RawStep:
         frame, reward, terminated, truncated, info = self._games.recv()
         if self._twin is not None:
             screen, twin_reward, *_, twin_info = self._twin.recv()
@@ -255,7 +142,7 @@ class AlePool(_Pool):
             if not same:
                 raise RuntimeError("EnvPool.screen: the colour games are no longer in step with the played ones")
             self._screen = screen[:, 0]
-        return _RawStep(frame[:, 0], reward, terminated, truncated, info["lives"])
+        return RawStep(frame[:, 0], reward, terminated, truncated, info["lives"])
 
     def _free(self) -> None:
         del self._games, self._twin
@@ -281,7 +168,7 @@ def _import_envpool() -> Any:
         del sys.modules["envpool.entry"]
 
 
-class EnvpoolPool(_Pool):
+class EnvpoolPool(BasePool):
     """envpool's Atari games. Its arrays are also made anew by each step, so nothing is copied here."""
 
     def __init__(self, games: _Games):
@@ -313,20 +200,20 @@ class EnvpoolPool(_Pool):
             self._games = envpool_atari.AtariGymnasiumEnvPool(envpool_atari.AtariEnvSpec(config))
         super().__init__(len(games.seeds), actions)
 
-    def _reset(self) -> _RawStep:
+    def _reset(self) -> RawStep:
         frame, info = self._games.reset()
         return self._raw(frame, info)
 
     def _send(self, actions: np.ndarray) -> None:
         self._games.send(actions)
 
-    def _recv(self) -> _RawStep:
+    def _recv(self) -> RawStep:
         frame, _, _, _, info = self._games.recv()
         return self._raw(frame, info)
 
-    def _raw(self, frame: np.ndarray, info: dict[str, np.ndarray]) -> _RawStep:
+    def _raw(self, frame: np.ndarray, info: dict[str, np.ndarray]) -> RawStep:
         cut_off = info["elapsed_step"] >= self._max_steps
-        return _RawStep(frame[:, 0], info["reward"], info["terminated"].astype(bool), cut_off, info["lives"])
+        return RawStep(frame[:, 0], info["reward"], info["terminated"].astype(bool), cut_off, info["lives"])
 
     def _free(self) -> None:
         del self._games

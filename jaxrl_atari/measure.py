@@ -29,7 +29,8 @@ import numpy as np
 from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import place
-from jaxrl_atari.envs import EnvPool, make_pool
+from jaxrl_atari.env_pool import EnvPool
+from jaxrl_atari.envs import make_pool
 from jaxrl_atari.instruments import Compilations, SectionTimer, peak_device_gib, peak_rss_gib, wrapped
 from jaxrl_atari.loggers import make_writers
 from jaxrl_atari.monitor import Monitor

@@ -19,7 +19,8 @@ from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_files import config_from_dict
 from jaxrl_atari.devices import check_placement
-from jaxrl_atari.envs import FRAME_SIZE, EnvPool, EnvStep, make_pool
+from jaxrl_atari.env_pool import EnvPool, EnvStep
+from jaxrl_atari.envs import FRAME_SIZE, make_pool
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.networks import STACK, NatureActorCritic
 from jaxrl_atari.results import session_dirs

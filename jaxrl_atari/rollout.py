@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxrl_atari.devices import check_placement
-from jaxrl_atari.envs import EnvPool, EnvStep
+from jaxrl_atari.env_pool import EnvPool, EnvStep
 from jaxrl_atari.networks import STACK, NatureActorCritic, acting_params
 from jaxrl_atari.ppo import Rollout, sample_action
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxrl_atari.envs import EnvStep
+from jaxrl_atari.env_pool import EnvStep
 
 
 class FakePool:

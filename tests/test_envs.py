@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from ale_py import roms
 
-from jaxrl_atari.envs import EnvStep, _Pool, _RawStep, env_seeds, list_games, make_pool
+from jaxrl_atari.env_pool import BasePool, EnvStep, RawStep
+from jaxrl_atari.envs import env_seeds, list_games, make_pool
 from jaxrl_atari.errors import ConfigError, UserError
 
 needs_envpool = pytest.mark.skipif(
@@ -151,12 +152,12 @@ def test_life_marks_equal_an_independent_count_of_lives(backend):
 
 def test_no_lives_while_the_game_goes_on_is_not_a_life_lost():
     """The last life's death scene, written by hand: random play did not come across it in six games."""
-    pool = _Pool(1, ("NOOP",))
+    pool = BasePool(1, ("NOOP",))
     lives = [2, 1, 0, 0]
     game_over = [False, False, False, True]
     frame, no = np.zeros((1, 84, 84), np.uint8), np.array([False])
     steps = [
-        pool._mark(_RawStep(frame, no, np.array([over]), no, np.array([left])))
+        pool._mark(RawStep(frame, no, np.array([over]), no, np.array([left])))
         for left, over in zip(lives, game_over, strict=True)
     ]
     assert [bool(step.life_lost[0]) for step in steps] == [False, True, False, False]

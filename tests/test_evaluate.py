@@ -16,7 +16,8 @@ from ale_py.vector_env import AtariVectorEnv
 from jaxrl_atari import policy as module
 from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.envs import EnvStep, env_seeds, make_pool
+from jaxrl_atari.env_pool import EnvStep
+from jaxrl_atari.envs import env_seeds, make_pool
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate import main
 from jaxrl_atari.policy import evaluate, find_session, load_policy
