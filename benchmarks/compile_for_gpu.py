@@ -27,6 +27,7 @@ from jax.experimental import topologies
 from jaxrl_atari import ppo, rollout
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.memory import estimate, format_bytes
+from jaxrl_atari.networks import BLOCKED
 from jaxrl_atari.train import parse
 from jaxrl_atari.trainer import make_network
 
@@ -90,8 +91,8 @@ def rollout_shapes(length: int, num_envs: int) -> ppo.Rollout:
     shape = jax.ShapeDtypeStruct
     number, whole, mark = (shape((length, num_envs), dtype) for dtype in (jnp.float32, jnp.int32, jnp.bool_))
     return ppo.Rollout(
-        frames=shape((length + 4, num_envs, 84, 84), jnp.uint8), age=whole, action=whole, log_prob=number, value=number,
-        reward=number, terminated=mark, truncated=mark, weight=number,
+        frames=shape((length + 4, num_envs, *BLOCKED), jnp.uint8), age=whole, action=whole, log_prob=number,
+        value=number, reward=number, terminated=mark, truncated=mark, weight=number,
         bootstrap_value=shape((num_envs,), jnp.float32),
     )  # fmt: skip
 

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_atari import devices, gpus
-from jaxrl_atari.config import GpuOption
+from jaxrl_atari import cli, devices, gpus
+from jaxrl_atari.config import Config, GpuOption
 from jaxrl_atari.config_files import load_config_file
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.memory import estimate, format_bytes, report
@@ -107,10 +107,17 @@ VARIABLES = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command; exits with status 1 if a device does not compute or a setting is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m jaxrl_atari.devices", description=__doc__)
+    prog = "python -m jaxrl_atari.devices"
+    parser = argparse.ArgumentParser(
+        prog=prog, description=__doc__, allow_abbrev=False, usage="%(prog)s [--config FILE [config options]]"
+    )
     parser.add_argument("--config", help="a config file; also estimates the memory that its training needs")
-    options = parser.parse_args(arguments)
-    config = load_config_file(options.config) if options.config else None
+    options, overrides = parser.parse_known_args(arguments)
+    if overrides and not options.config:
+        raise UserError(f"{overrides[0]}: expected --config FILE before the config's options; --help shows how")
+    config = None
+    if options.config:
+        config = cli.parse(Config, overrides, default=load_config_file(options.config), prog=prog)
     # To look must not take the memory that others on this GPU need.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     text, problems = lines()

@@ -1,8 +1,8 @@
 """How much memory of its device a training needs, and what to lower when there is too little.
 
 The estimate counts what lies on the device while an update runs. On CPU it agrees with XLA's `memory_analysis()` of
-the compiled update within 7%; for plain convolutions in bfloat16, which a CPU computes in float32, it is 17% too low.
-Compiled for an H100, the update takes 4 to 16% less than estimated (benchmarks/compile_for_gpu.py). Left out are the
+the compiled update within 5%; for plain convolutions in bfloat16, which a CPU computes in float32, it is 26% too low.
+Compiled for an H100, the update takes 3 to 13% less than estimated (benchmarks/compile_for_gpu.py). Left out are the
 workspaces of cuDNN, which it chooses by what is free, and about 0.5 GiB that the CUDA context takes outside of what JAX
 manages.
 """
@@ -63,15 +63,15 @@ def estimate(config: Config, platform: str, num_actions: int = MAX_ACTIONS) -> E
     steps = config.ppo.rollout_length * num_envs * PER_STEP
     stacks = STACK * FRAME
     if network.conv == "plain":
-        # The stacks as gathered, as the network takes them and as numbers; outputs, half as much for their gradients.
-        sample = stacks * (2 + itemsize) + round(1.5 * ACTIVATIONS * itemsize)
+        # The stacks as gathered and as numbers; outputs, half as much for their gradients.
+        sample = stacks * (1 + itemsize) + round(1.5 * ACTIVATIONS * itemsize)
     else:
         sample = 2 * stacks + round(0.8 * ACTIVATIONS * itemsize)  # gradients lie there for a chunk at a time; measured
     return Estimate(
         weights=weights,
         optimizer=2 * weights,
         gradients=round(2.5 * weights),  # as they come, clipped and scaled; measured
-        rollout=2 * frames + steps,  # each frame as it came, and blocked
+        rollout=frames + steps,
         minibatch=samples * sample,
         overhead=frames + (weights if config.overlap == "update" else 0),
     )

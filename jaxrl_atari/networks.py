@@ -32,6 +32,7 @@ import numpy as np
 from jax import lax
 
 STACK = 4  # frames a stack
+BLOCKED = (21, 21, 16)  # shape of a frame after `block_frames`
 CHUNK = 16  # samples that the matmul form works on at a time: their activations stay in the CPU's caches
 
 

@@ -17,7 +17,7 @@ import optax
 from jax import lax
 
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.networks import NatureActorCritic, block_frames, gather_stacks
+from jaxrl_atari.networks import NatureActorCritic, gather_stacks
 
 Metrics = dict[str, jax.Array]
 Scalar = jax.Array | np.float32
@@ -41,7 +41,7 @@ class Rollout(NamedTuple):
     carries no signal: the emulator ignored its action, because the game before it had just ended.
     """
 
-    frames: jax.Array  # uint8 [T + S - 1, B, 84, 84]
+    frames: jax.Array  # uint8 [T + S - 1, B, 21, 21, 16], see `networks.block_frames`
     age: jax.Array  # int32 [T, B]: frames of the same game before the newest one, at most S - 1
     action: jax.Array  # int32 [T, B]
     log_prob: jax.Array  # float32 [T, B]: log pi_old(action)
@@ -241,9 +241,9 @@ def minibatch_indices(
 
 
 class Samples(NamedTuple):
-    """A rollout made ready for its epochs; everything but the frames is [T * B]."""
+    """A rollout made ready for its epochs; everything but frames and ages is [T * B]."""
 
-    blocks: jax.Array  # uint8 [T + S, B, 21, 21, 16]: each frame once, see `networks.block_frames`
+    frames: jax.Array  # uint8 [T + S - 1, B, 21, 21, 16]
     age: jax.Array  # int32 [T, B]
     action: jax.Array
     log_prob: jax.Array
@@ -254,13 +254,13 @@ class Samples(NamedTuple):
 
 
 def prepare(rollout: Rollout, hyper: Hyperparameters) -> Samples:
-    """What all minibatches of a rollout share: advantages, targets of the value, blocked frames."""
+    """What all minibatches of a rollout share: advantages, targets of the value."""
     advantage = gae(
         rollout.reward, rollout.value, rollout.bootstrap_value, rollout.terminated, rollout.truncated,
         hyper.gamma, hyper.gae_lambda,
     )  # fmt: skip
     return Samples(
-        blocks=block_frames(rollout.frames),
+        frames=rollout.frames,
         age=rollout.age,
         action=rollout.action.reshape(-1),
         log_prob=rollout.log_prob.reshape(-1),
@@ -296,7 +296,7 @@ def train_on_minibatches(
     def gradient_step(state: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
         weight = samples.weight[index]
         batch = Minibatch(
-            observation=gather_stacks(samples.blocks, samples.age, index),
+            observation=gather_stacks(samples.frames, samples.age, index),
             action=samples.action[index],
             log_prob=samples.log_prob[index],
             value=samples.value[index],

@@ -1,6 +1,6 @@
 """Acting: a pool of games and a policy -> a rollout [T, B], and the returns of the games that ended.
 
-The host loop sends actions to the emulator and hands the newest frames to the device; frames are stacked, stored and
+The host loop sends actions to the emulator and hands the newest frames to the device; frames are stored, stacked and
 turned into actions there. One step moves one frame an environment to the device and one action back.
 """
 
@@ -16,7 +16,7 @@ from jax import lax
 
 from jaxrl_atari.devices import check_placement
 from jaxrl_atari.env_pool import EnvPool, EnvStep
-from jaxrl_atari.networks import STACK, NatureActorCritic, acting_params
+from jaxrl_atari.networks import BLOCKED, STACK, NatureActorCritic, acting_params, block_frames, gather_stacks
 from jaxrl_atari.ppo import Rollout, sample_action
 
 
@@ -27,7 +27,7 @@ class ActorState(NamedTuple):
     key: jax.Array
     env_index: jax.Array  # int32 [B]: the environments' numbers among all of the session
     last_age: jax.Array  # int32 [B]: of the step before
-    frames: jax.Array  # uint8 [T + S, B, 84, 84]: S - 1 frames from before, then the newest of steps 0..T
+    frames: jax.Array  # uint8 [T + S, B, 21, 21, 16], blocked: S - 1 from before, then the newest of steps 0..T
     age: jax.Array  # int32 [T + 1, B]
     action: jax.Array  # int32 [T + 1, B]
     log_prob: jax.Array  # float32 [T + 1, B]
@@ -42,7 +42,7 @@ def empty_actor_state(rollout_length: int, num_envs: int, first_env: int = 0) ->
         key=jax.random.key(0),
         env_index=first_env + jnp.arange(num_envs, dtype=jnp.int32),
         last_age=jnp.zeros(num_envs, jnp.int32),
-        frames=jnp.zeros((rollout_length + STACK, num_envs, 84, 84), jnp.uint8),
+        frames=jnp.zeros((rollout_length + STACK, num_envs, *BLOCKED), jnp.uint8),
         age=jnp.zeros(per_step, jnp.int32),
         action=jnp.zeros(per_step, jnp.int32),
         log_prob=jnp.zeros(per_step, jnp.float32),
@@ -77,9 +77,10 @@ def act(
     t = state.step
     age = jnp.where(first, 0, jnp.minimum(state.last_age + 1, STACK - 1))
     store = partial(lax.dynamic_update_index_in_dim, axis=0)  # `.at[t].set` asks in kernels of its own whether t fits
-    frames = store(state.frames, frame, index=t + STACK - 1)
+    frames = store(state.frames, block_frames(frame), index=t + STACK - 1)
     window = lax.dynamic_slice_in_dim(frames, t, STACK)
-    logits, value = network.apply({"params": params}, stack_window(window, age))
+    stacks = gather_stacks(window, age[None], jnp.arange(len(age)))
+    logits, value = network.apply({"params": params}, stacks, method="from_blocks")
     # Each environment draws from a key of its own, whatever group or device it belongs to.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(state.key, t), state.env_index)
     action, log_prob = sample_action(keys, logits)
@@ -92,16 +93,6 @@ def act(
         log_prob=store(state.log_prob, log_prob, index=t),
         value=store(state.value, value, index=t),
     ), action
-
-
-def stack_window(window: jax.Array, age: jax.Array) -> jax.Array:
-    """The last S frames [S, B, 84, 84] as stacks [B, 84, 84, S], the oldest first.
-
-    Where a game is younger than its stack, its first frame is repeated.
-    """
-    back = jnp.minimum(jnp.arange(STACK - 1, -1, -1)[:, None], age)  # [S, B]: how many frames ago
-    stacked = jnp.take_along_axis(window, (STACK - 1 - back)[:, :, None, None], axis=0)
-    return jnp.moveaxis(stacked, 0, -1)
 
 
 class Outcome(NamedTuple):

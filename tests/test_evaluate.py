@@ -20,8 +20,8 @@ from jaxrl_atari.env_pool import EnvStep
 from jaxrl_atari.envs import env_seeds, make_pool
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate import main
+from jaxrl_atari.networks import block_frames, gather_stacks, unblock_stacks
 from jaxrl_atari.policy import evaluate, find_session, load_policy
-from jaxrl_atari.rollout import stack_window
 from jaxrl_atari.trainer import abstract_arrays
 from jaxrl_atari.video import record_video
 
@@ -154,7 +154,7 @@ def test_cut_off_games_say_so(tmp_path):
 
 
 def test_stacks_are_those_of_training():
-    """Against `rollout.stack_window`, over the start of a new game."""
+    """Against `gather_stacks`, over the start of a new game."""
     pool = make_pool("ale", "Qbert", 2, seed=0, num_threads=1, max_frames=80)
     step = pool.reset()
     stacks = module._push_frame(np.zeros((2, 84, 84, 4), np.uint8), step)
@@ -166,7 +166,9 @@ def test_stacks_are_those_of_training():
         stacks = module._push_frame(stacks, step)
         window = np.concatenate([window[1:], step.frame[None]])
         age = np.where(step.first, 0, np.minimum(age + 1, 3))
-        np.testing.assert_array_equal(stacks, stack_window(window, age))
+        np.testing.assert_array_equal(
+            stacks, unblock_stacks(gather_stacks(block_frames(window), age[None], np.arange(2)))
+        )
     assert starts >= 2
     pool.close()
 

@@ -179,7 +179,7 @@ def update_and_arguments(config, network):
     """The update as the trainer has it, and the shapes of what it takes for a small rollout."""
     length = 2 * LENGTH  # several minibatches, each of several chunks of the convolutions
     per_step = jax.ShapeDtypeStruct((length, ENVS), jnp.float32)
-    frames = jax.ShapeDtypeStruct((length + 4, ENVS, 84, 84), jnp.uint8)
+    frames = jax.ShapeDtypeStruct((length + 4, ENVS, 21, 21, 16), jnp.uint8)
     whole = jax.ShapeDtypeStruct((length, ENVS), jnp.int32)
     marks = jax.ShapeDtypeStruct((length, ENVS), jnp.bool_)
     data = Rollout(

@@ -9,7 +9,7 @@ import pytest
 import reference
 
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.networks import NatureActorCritic, block_stacks
+from jaxrl_atari.networks import NatureActorCritic, block_frames, block_stacks
 from jaxrl_atari.ppo import (
     Hyperparameters,
     Minibatch,
@@ -76,7 +76,9 @@ def random_rollout(seed, steps=4, num_envs=4):
 def shipped(rollout):
     """The same rollout as the package takes it."""
     float32 = {n: x.astype(np.float32) if x.dtype == np.float64 else x for n, x in rollout.items()}
-    return Rollout(**{name: jnp.asarray(x) for name, x in float32.items()})
+    return Rollout(
+        **{name: jnp.asarray(x) for name, x in float32.items()} | {"frames": block_frames(rollout["frames"])}
+    )
 
 
 SHAPES = {

@@ -10,8 +10,8 @@ import pytest
 from fake_pools import NoisePool, Recorded
 
 from jaxrl_atari.envs import make_pool
-from jaxrl_atari.networks import NatureActorCritic, block_frames, gather_stacks, unblock_stacks
-from jaxrl_atari.rollout import Actor, EpisodeStatistics, finish_rollout, make_actor_functions, stack_window
+from jaxrl_atari.networks import NatureActorCritic, gather_stacks, unblock_stacks
+from jaxrl_atari.rollout import Actor, EpisodeStatistics, finish_rollout, make_actor_functions
 
 LENGTH = 6
 NUM_ROLLOUTS = 6
@@ -92,7 +92,7 @@ def test_the_update_sees_the_stacks_that_the_policy_saw(played):
     pool, rollouts, *_ = played
     stacks = naive_stacks(pool.steps)
     for number, rollout in enumerate(rollouts):
-        blocks = gather_stacks(block_frames(rollout.frames), rollout.age, jnp.arange(LENGTH * pool.num_envs))
+        blocks = gather_stacks(rollout.frames, rollout.age, jnp.arange(LENGTH * pool.num_envs))
         seen = np.asarray(unblock_stacks(blocks)).reshape(LENGTH, pool.num_envs, 84, 84, 4)
         np.testing.assert_array_equal(seen, stacks[number * LENGTH : (number + 1) * LENGTH])
 
@@ -163,17 +163,6 @@ def test_same_seed_same_rollouts_bit_for_bit():
     jax.tree.map(np.testing.assert_array_equal, one, again)
     assert not np.array_equal(one[1].action, other[1].action)
     assert not np.array_equal(one[0].action, one[1].action)
-
-
-def test_stack_window_repeats_the_first_frame_of_a_young_game():
-    frame = np.arange(5)[:, None] * 10 + np.arange(4)  # frame t of environment b holds 10 t + b
-    window = jnp.asarray(np.broadcast_to(frame[1:, :, None, None], (4, 4, 84, 84)).astype(np.uint8))
-    stacks = np.asarray(stack_window(window, jnp.arange(4)))
-    assert stacks.shape == (4, 84, 84, 4)
-    np.testing.assert_array_equal(
-        stacks[:, 0, 0], [[40, 40, 40, 40], [31, 31, 31, 41], [22, 22, 32, 42], [13, 23, 33, 43]]
-    )
-    np.testing.assert_array_equal(stacks, np.broadcast_to(stacks[:, :1, :1], stacks.shape))
 
 
 def test_return_ma_is_the_mean_of_the_last_100_means_of_the_last_100_games():
