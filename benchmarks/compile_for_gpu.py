@@ -29,7 +29,7 @@ from jaxrl_atari.envs import make_pool
 from jaxrl_atari.memory import estimate, format_bytes
 from jaxrl_atari.networks import BLOCKED
 from jaxrl_atari.train import parse
-from jaxrl_atari.trainer import make_network
+from jaxrl_atari.trainer import make_network, num_groups
 
 H100 = """
 gpu_device_info {
@@ -102,7 +102,7 @@ def main() -> None:
     config, _ = parse(sys.argv[1:])
     pool = make_pool("ale", config.env.game_name, 1, seed=0, num_threads=1)
     network, device = make_network(config, pool.num_actions, "gpu"), h100()
-    length, size = config.ppo.rollout_length, config.env.num_envs // (config.env.num_groups or 2)
+    length, size = config.ppo.rollout_length, config.env.num_envs // num_groups(config.env, 1, "gpu")
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(partial(ppo.init_train_state, network, config.ppo), key)
     hyper = ppo.Hyperparameters(*[jax.ShapeDtypeStruct((), jnp.float32)] * len(ppo.Hyperparameters._fields))

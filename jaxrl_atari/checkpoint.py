@@ -22,6 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
+from jaxrl_atari import __version__
 from jaxrl_atari.errors import UserError
 
 FORMAT_VERSION = 2
@@ -139,7 +140,7 @@ class Checkpoints:
 
         Args:
           arrays: a pytree of `jax.Array`, typed keys among them.
-          meta: JSON values; `format_version`, `env_steps` and `shapes` are added.
+          meta: JSON values; `format_version`, `package_version`, `env_steps` and `shapes` are added.
           score: what the best one is the highest of (of equals, the newest). NaN ranks below every number.
 
         Raises:
@@ -147,7 +148,8 @@ class Checkpoints:
         """
         if env_steps in self.steps():
             return
-        meta = {**meta, "format_version": FORMAT_VERSION, "env_steps": env_steps, "shapes": array_shapes(arrays)}
+        added = {"format_version": FORMAT_VERSION, "package_version": __version__, "shapes": array_shapes(arrays)}
+        meta = {**meta, **added, "env_steps": env_steps}
         try:
             saved = self._manager.save(
                 env_steps,

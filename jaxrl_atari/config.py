@@ -13,7 +13,6 @@ from jaxrl_atari.config_fields import (
     one_word,
     parse_count,
     parse_gpu,
-    parse_place,
     require,
     require_choice,
     require_int,
@@ -39,7 +38,8 @@ class EnvConfig:
     num_envs: int = 16
     """Environments stepped in parallel (B)."""
     num_groups: int = 0
-    """Groups of environments in ping-pong: one steps while the policy acts for the other. 0: 2 on a GPU, 1 on a CPU."""
+    """Groups of environments in ping-pong: one steps while the policy acts for the other. 0: 2 on a GPU (1 where
+    its share of the environments is odd), 1 on a CPU."""
     num_threads: int = 0
     """Emulator threads. 0: one per core."""
     max_frames: int = 108_000
@@ -53,6 +53,7 @@ class EnvConfig:
         require_int("env.num_groups", self.num_groups, 0, 64)
         require_int("env.num_threads", self.num_threads, 0, 4_096)
         require_int("env.max_frames", self.max_frames, 8, 10_000_000)
+        require(self.max_frames % 4 == 0, "env.max_frames", self.max_frames, "a multiple of 4 (an env step)")
         named = parse_game(self.game)[1]
         require(
             self.protocol == "auto" or named in (None, self.protocol),
@@ -140,13 +141,13 @@ class NetworkConfig:
 class DevicesConfig:
     """Where things run."""
 
-    gpu: Annotated[GpuOption, one_word(parse_gpu, "auto|true|false|INDEX")] = "auto"
+    gpu: Annotated[GpuOption, one_word(str, "auto|true|false|INDEX")] = "auto"
     """`auto`: a GPU if JAX has one, else CPU; `true`: a GPU or an error; `false`: the CPU; `0`, `1`...: that GPU."""
     data_parallel: Annotated[int | Literal["all"], one_word(parse_count, "N|all")] = 1
     """Devices that learn one session together, each with its share of the environments and of every minibatch."""
-    actor: Annotated[GpuOption | Literal["learner"], one_word(parse_place, "learner|auto|true|false|INDEX")] = "learner"
+    actor: Annotated[GpuOption | Literal["learner"], one_word(str, "learner|auto|true|false|INDEX")] = "learner"
     """Device that acts: `learner` (the learner's own), or as `gpu`."""
-    evaluator: Annotated[GpuOption | Literal["learner"], one_word(parse_place, "learner|auto|true|false|INDEX")] = False
+    evaluator: Annotated[GpuOption | Literal["learner"], one_word(str, "learner|auto|true|false|INDEX")] = False
     """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
     memory_fraction: float | None = None
     """Share of a GPU's memory that a process takes. None: JAX's 0.75, or 0.9 / n where n processes share a GPU."""
@@ -162,16 +163,12 @@ class DevicesConfig:
     """Assert at every step that each array lies on the device where it belongs, and forbid implicit transfers."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.gpu, str):
-            object.__setattr__(self, "gpu", parse_gpu(self.gpu))
-        for name in ("actor", "evaluator"):
-            if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, parse_place(getattr(self, name)))
+        for name, words in (("gpu", ()), ("actor", ("learner",)), ("evaluator", ("learner",))):
+            object.__setattr__(self, name, parse_gpu(getattr(self, name), f"devices.{name}", words))
         if self.memory_fraction is not None:
             require_number("devices.memory_fraction", self.memory_fraction, 0.01, 1.0)
         if self.data_parallel != "all":
             require_int("devices.data_parallel", self.data_parallel, 1, 4_096)
-        require(isinstance(self.gpu, bool | int | str), "devices.gpu", self.gpu, "auto, true, false or an index")
 
 
 @dataclass(frozen=True)
@@ -262,6 +259,9 @@ class Config:
         )
         require_int("seed", self.seed, 0, 2**31 - 1)
         require_int("sessions", self.sessions, 1, 10_000)
+        require(
+            self.seed + self.sessions <= 2**31, "seed", self.seed, "at most 2,147,483,648 - sessions", "lower the seed"
+        )
         require_choice("overlap", self.overlap, ("none", "update"))
         # Several processes add up their env steps in acting: in each, that would come at another point of the update.
         require(

@@ -10,21 +10,24 @@ from jaxrl_atari.errors import ConfigError
 GpuOption = bool | int | Literal["auto"]
 
 
-def parse_gpu(text: str) -> GpuOption:
-    """Reads a `gpu` option as people write it: `auto`, `true`, `false` or a device index (`0` is a device)."""
-    word = text.strip().lower()
-    if word == "auto":
-        return "auto"
+def parse_gpu(value: bool | int | str, field: str = "devices.gpu", words: tuple[str, ...] = ()) -> Any:
+    """Reads a `gpu` option as people write it: `auto`, `true`, `false` or a device index (`0` is a device).
+
+    Args:
+        field: what it is called in errors.
+        words: what else it may be.
+
+    Returns:
+        "auto", True, False, an index, or one of `words`.
+    """
+    word = value.strip().lower() if isinstance(value, str) else value
+    if word in ("auto", *words) or isinstance(word, bool) or (isinstance(word, int) and word >= 0):
+        return word
     if word in ("true", "false"):
         return word == "true"
-    if word.isdecimal():
+    if isinstance(word, str) and word.isdecimal():
         return int(word)
-    raise ConfigError("devices.gpu", text, "auto, true, false or a device index such as 0")
-
-
-def parse_place(text: str) -> GpuOption | Literal["learner"]:
-    """Reads where something runs: `learner`, or as `parse_gpu`."""
-    return "learner" if text.strip().lower() == "learner" else parse_gpu(text)
+    raise ConfigError(field, value, ", ".join((*words, "auto", "true", "false")) + " or a device index such as 0")
 
 
 def parse_count(text: str) -> int | Literal["all"]:

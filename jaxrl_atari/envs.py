@@ -255,7 +255,7 @@ def make_pool(
     if protocol not in STICKY:
         raise ConfigError("env.protocol", protocol, f"one of {', '.join(STICKY)}")
     if max_frames < FRAME_SKIP or max_frames % FRAME_SKIP:
-        raise ConfigError("max_frames", max_frames, f"a positive multiple of {FRAME_SKIP}")
+        raise ConfigError("env.max_frames", max_frames, f"a positive multiple of {FRAME_SKIP}")
     for field, value, least in (
         ("env.num_envs", num_envs, 1),
         ("num_threads", num_threads, 0),

@@ -6,6 +6,7 @@ From Python: `jaxrl_atari.policy`.
 """
 
 import dataclasses
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ class Options:
     episodes: int = 32
     """Full games to play."""
     video: bool = False
-    """Also record one more game, to video_STEP.mp4 in the session's directory."""
+    """Also record one more game, to video_STEP.mp4 in the session's directory (or video_STEP_2.mp4, ...)."""
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
     session: int | None = None
@@ -58,6 +59,12 @@ def _scores_to_compare(game: str) -> str:
     return "to compare: " + ("; ".join(known) or "no scores known")
 
 
+def _unused(path: Path) -> Path:
+    """The path, or where there is such a file already, PATH_2, PATH_3, ...: earlier results are kept."""
+    numbered = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
+    return next(candidate for candidate in itertools.chain([path], numbered) if not candidate.exists())
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = cli.parse(
@@ -68,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     for line in runtime.configure():
         print(line, flush=True)
-    device = pick_device(parse_gpu(options.gpu)).device  # before anything starts JAX's back end
+    device = pick_device(parse_gpu(options.gpu, "--gpu")).device  # before anything starts JAX's back end
     session_dir, reason = find_session(options.run_dir, options.session)
     if not os.access(session_dir, os.W_OK):
         raise UserError(f"{session_dir}: cannot be written to; the results go there, so copy the run elsewhere first")
@@ -90,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     result = evaluate(policy, options.episodes, options.seed, options.greedy, options.num_envs, print_game)
     print(f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {result.std:>12,.1f}\n{_scores_to_compare(env.game_name)}")
-    path = session_dir / f"evaluation_{policy.env_steps}.json"
+    path = _unused(session_dir / f"evaluation_{policy.env_steps}.json")
     figures = {
         "game": env.game_name,
         "protocol": env.resolved_protocol,
@@ -111,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_json(path, figures)
     print(f"written: {path}", flush=True)
     if options.video:
-        path = session_dir / f"video_{policy.env_steps}.mp4"
+        path = _unused(session_dir / f"video_{policy.env_steps}.mp4")
         game = record_video(policy, path, options.seed, options.greedy)
         print(f"written: {path} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
 

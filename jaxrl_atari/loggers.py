@@ -194,9 +194,9 @@ class TensorBoardWriter(Writer):
         name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{os.getpid()}"
         self._file = RecordWriter((directory / name).open("wb"))
         self._add(self._event(file_version="brain.Event:2"))
-        if start_env_steps:  # the readers' sign to forget what they have from this step on
-            start = session_log(status=session_log.START)
-            self._add(self._event(step=start_env_steps + 1, session_log=start))
+        # The readers' sign to forget what they have from this step on.
+        start = session_log(status=session_log.START)
+        self._add(self._event(step=start_env_steps + 1, session_log=start))
 
     def _add(self, event: Any) -> None:
         event.wall_time = time.time()

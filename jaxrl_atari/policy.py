@@ -7,6 +7,7 @@ result = evaluate(policy, episodes=32)                           # result.mean, 
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -202,11 +203,12 @@ def play(
     seed: int,
     greedy: bool,
     on_step: Callable[[int, Game | None], None],
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Plays until environment i has ended `quota[i]` games.
 
     Calls `on_step(i, game)` for each environment i that has games left, after the reset and after each step; `game` is
-    the one that just ended, or None.
+    the one that just ended, or None. Raises `CancelledError` at the first step at which `cancelled()`.
     """
     remaining = quota.copy()
     episode_return, length = np.zeros(pool.num_envs), np.zeros(pool.num_envs, np.int64)
@@ -216,6 +218,8 @@ def play(
     for i in np.flatnonzero(remaining):
         on_step(int(i), None)
     while remaining.any():
+        if cancelled():
+            raise CancelledError
         step = pool.step(policy.act(stacks, jax.random.fold_in(key, env_step), greedy))
         stacks = _push_frame(stacks, step)
         env_step += 1
@@ -236,6 +240,7 @@ def evaluate(
     greedy: bool = False,
     num_envs: int = 16,
     on_game: Callable[[Game], None] = lambda game: None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> EvaluationResult:
     """Plays full games with raw scores under the protocol of the training.
 
@@ -248,8 +253,10 @@ def evaluate(
       greedy: take the most probable action instead of drawing one.
       num_envs: games played at once.
       on_game: called with each game as it ends.
+      cancelled: asked at each step.
 
     Raises:
+      CancelledError: `cancelled()` said yes.
       ConfigError: a number that is not possible.
     """
     for name, value, least in (("episodes", episodes, 1), ("num_envs", num_envs, 1), ("seed", seed, 0)):
@@ -266,7 +273,7 @@ def evaluate(
 
     pool = make_evaluation_pool(policy, num_envs, seed, policy.config.env.backend)
     try:
-        play(policy, pool, quota, seed, greedy, on_step)
+        play(policy, pool, quota, seed, greedy, on_step, cancelled)
     finally:
         pool.close()
     return EvaluationResult(tuple(games))

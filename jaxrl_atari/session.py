@@ -11,6 +11,7 @@ from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement, is_leader, place, sum_over_processes
 from jaxrl_atari.evaluator import Evaluator
+from jaxrl_atari.lock import only_writer
 from jaxrl_atari.loggers import Writer, make_writers
 from jaxrl_atari.monitor import Monitor
 from jaxrl_atari.runtime import multiplies_bfloat16
@@ -37,9 +38,20 @@ def run_session(
         stop: where the wish to stop may come from; left out, from signals.
 
     Raises:
-        UserError: the loss became non-finite (the last checkpoint before is kept), or a file cannot be used.
+        UserError: the loss became non-finite (the last checkpoint before is kept), a file cannot be used, or another
+            process is training there.
         KeyboardInterrupt: told to stop, once the last checkpoint is written.
     """
+    if not is_leader():
+        return _run(config, session_dir, session, resume, (), stop)
+    session_dir.mkdir(parents=True, exist_ok=True)
+    with only_writer(session_dir):
+        return _run(config, session_dir, session, resume, writers, stop)
+
+
+def _run(
+    config: Config, session_dir: Path, session: int, resume: bool, writers: Sequence[Writer], stop: StopRequest | None
+) -> SessionResult:
     seed, began_at = config.seed + session, time.time()
     placement = place(config.devices)
     checkpoints = Checkpoints(session_dir, read_only=not is_leader()) if is_leader() or resume else None
@@ -62,7 +74,7 @@ def run_session(
     try:
         with Monitor(sorted({*placement.learner, *placement.actors}, key=str), log.message) as log.monitor:
             if config.evaluation.every_env_steps and is_leader():
-                log.evaluator = Evaluator(config, trainer.num_actions, placement.evaluator, session_dir, log.message)
+                log.evaluator = Evaluator(trainer, placement.evaluator, session_dir, log.message)
             _train(trainer, log, stop or StopRequest())
         return log.result()
     finally:

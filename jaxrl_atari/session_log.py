@@ -66,6 +66,7 @@ class SessionLog:
         self._point: tuple[float, int] | None = None  # where the SPS of the next log point begin
         self.compiling = True
         self._pending: Metrics | None = None  # metrics of the newest update, still on the device
+        self._checked = trainer.updates  # updates whose metrics were read, and are finite
         self._metrics: list[dict[str, float]] = []  # of the updates since the last log point
         self.row: dict[str, float] = {}
         self._saved_at = trainer.env_steps if meta else None
@@ -115,7 +116,7 @@ class SessionLog:
                 self._next_evaluation = _next_multiple(trainer.env_steps, self._evaluate_every)
                 self._flush()
                 self.evaluator.start(trainer.learner.params(), trainer.env_steps)
-        if trainer.env_steps >= self._next_log and self._metrics:
+        if trainer.env_steps >= self._next_log:
             self._next_log = _next_multiple(trainer.env_steps, self._log.every_env_steps)
             self._log_point(time.monotonic())
         if trainer.env_steps >= self._next_checkpoint:
@@ -129,9 +130,10 @@ class SessionLog:
         if not all(map(math.isfinite, values.values())):
             bad = ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value))
             raise NonFiniteError(
-                f"update {self._trainer.updates:,} at {self._trainer.env_steps:,} env steps: {bad}; training stopped,"
-                " the last checkpoint is kept: lower ppo.learning_rate or ppo.max_grad_norm and go on with --resume"
+                f"update {self._checked + 1:,}: {bad}; training stopped at {self._trainer.env_steps:,} env steps, the"
+                " last checkpoint is kept: lower ppo.learning_rate or ppo.max_grad_norm and go on with --resume"
             )
+        self._checked += 1
         self._metrics.append(values)
 
     def _log_point(self, now: float) -> None:
@@ -143,12 +145,12 @@ class SessionLog:
         self.row = {
             "env_steps": trainer.env_steps,
             "updates": trainer.updates,
-            "optimizer_steps": trainer.updates * trainer.config.ppo.epochs * trainer.config.num_minibatches,
+            "optimizer_steps": trainer.optimizer_steps,
             "wall_seconds": self.wall_seconds(),
             "sps": sps,
             **trainer.statistics.log_point(),
             "learning_rate": trainer.learning_rate,
-            **{name: float(np.mean([metrics[name] for metrics in self._metrics])) for name in self._metrics[0]},
+            **_means(self._metrics),
             **(self.monitor.read() if self.monitor else {}),
         }
         self._metrics.clear()
@@ -156,12 +158,14 @@ class SessionLog:
             writer.write(self.row)
 
     def finish(self) -> None:
-        """The end: a last log point and a last checkpoint."""
+        """The end: a last log point and a last checkpoint, on disk before anything else is waited for."""
         now = time.monotonic()
         self._flush()
         if self._metrics and self._trainer.env_steps != self.row.get("env_steps"):
             self._log_point(now)
         self.checkpoint()
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
         if self.evaluator is not None:
             self.evaluator.settle()
         if self._graphs is not None:
@@ -210,6 +214,11 @@ class SessionLog:
         return SessionResult(
             self._dir, self._trainer.env_steps, self.row.get("return_ma", math.nan), env_steps / seconds
         )
+
+
+def _means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean of each metric over updates; empty where there was none."""
+    return {name: float(np.mean([values[name] for values in metrics])) for name in (metrics[0] if metrics else ())}
 
 
 def _next_multiple(value: int, interval: int) -> int:

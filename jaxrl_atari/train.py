@@ -7,6 +7,7 @@ Every field of the config is an option; --help after --config shows them with th
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 from jaxrl_atari import cli, runtime
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_files import load_config_file, read_config
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import SessionsFailed, UserError
 
 
 def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
@@ -46,15 +47,18 @@ def train(config: Config, run_dir: Path | None = None) -> Path:
     """Runs a trial, or goes on with the one in `run_dir`; returns the run directory.
 
     With `devices.distributed` every process calls it; process 0 writes.
+
+    Raises:
+        UserError: as `run_trial`; `run_dir` holds a run of another game, protocol or seed.
     """
     from jaxrl_atari import devices
     from jaxrl_atari.gpus import place_session
-    from jaxrl_atari.plots import plot_trial
-    from jaxrl_atari.results import summary_table, write_trial_summary
-    from jaxrl_atari.trial import follow_trial, make_run_dir, run_trial
+    from jaxrl_atari.trial import follow_trial, make_run_dir, require_same_run, run_trial
 
     place_session(config, 0)  # refuses devices that are not there before a run directory is made
     resume = run_dir is not None
+    if run_dir is not None:
+        require_same_run(config, run_dir)
     if config.devices.distributed:
         devices.join_processes(config.devices)
         run_dir = Path(devices.agree(str(run_dir or (make_run_dir(config) if devices.is_leader() else ""))))
@@ -63,11 +67,24 @@ def train(config: Config, run_dir: Path | None = None) -> Path:
             return run_dir
     run_dir = run_dir or make_run_dir(config)
     print(f"{'resuming' if resume else 'run directory:'} {run_dir}", flush=True)
-    run_trial(config, run_dir, resume=resume)
+    try:
+        run_trial(config, run_dir, resume=resume)
+    except SessionsFailed:
+        with contextlib.suppress(UserError):  # no session has figures
+            _summarise(config, run_dir)
+        raise
+    _summarise(config, run_dir)
+    return run_dir
+
+
+def _summarise(config: Config, run_dir: Path) -> None:
+    """trial.json, the trial's graphs, and a table for people."""
+    from jaxrl_atari.plots import plot_trial
+    from jaxrl_atari.results import summary_table, write_trial_summary
+
     summary = write_trial_summary(run_dir)
     graphs = plot_trial(run_dir) if config.log.graphs else []
     print("\n" + summary_table(summary), *graphs, sep="\n", flush=True)
-    return run_dir
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.devices import DataParallel, Placement, gather_rows, sum_over_processes
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.errors import ConfigError
@@ -30,6 +30,11 @@ def make_network(config: Config, num_actions: int, platform: str) -> NatureActor
         dtype = "float32" if platform == "cpu" else "bfloat16"
     form = config.network.conv if config.network.conv != "auto" else conv_form(platform)
     return NatureActorCritic(num_actions=num_actions, compute_dtype=jnp.dtype(dtype), conv=form)
+
+
+def num_groups(env: EnvConfig, devices: int, platform: str) -> int:
+    """Groups on each device: as chosen, else 2 on a GPU whose environments can be halved, else 1."""
+    return env.num_groups or (2 if platform != "cpu" and env.num_envs % (2 * devices) == 0 else 1)
 
 
 def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
@@ -83,6 +88,7 @@ class Trainer:
             state: TrainState = init(jax.random.fold_in(self.key, 2**31))
         else:
             state, self.key = restored[0]["train_state"], restored[0]["key"]
+        self.optimizer_steps = int(state.optimizer_steps)
         overlap = config.overlap == "update"
         self.learner = Learner(
             network, config.ppo, parallel, state, stepwise=overlap and self.device.platform != "cpu",
@@ -98,7 +104,7 @@ class Trainer:
     def _make_actors(self, parallel: DataParallel) -> list[list[Actor]]:
         """For each local device of the learner, its groups of environments."""
         env = self.config.env
-        groups = env.num_groups or (1 if self.device.platform == "cpu" else 2)
+        groups = num_groups(env, len(parallel), self.device.platform)
         if env.num_envs % (len(parallel) * groups):
             raise ConfigError(
                 "env.num_envs", env.num_envs, f"a multiple of {len(parallel)} devices x {groups} groups",
@@ -196,6 +202,7 @@ class Trainer:
         actor_key, update_key = self._split(self.key, number)
         rollouts = self.collect(actor_key)
         self.updates += 1
+        self.optimizer_steps += self.config.ppo.epochs * self.config.num_minibatches
         if self._thread is None:
             metrics = self.learner.update(rollouts, hyper, update_key)
             self._acting_params = self._params_of_actors()

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.config_files import CONFIG_FILE
+from jaxrl_atari.config_fields import require
+from jaxrl_atari.config_files import CONFIG_FILE, read_config
 from jaxrl_atari.errors import SessionsFailed, UserError
 from jaxrl_atari.gpus import (
     Place,
@@ -24,6 +25,7 @@ from jaxrl_atari.gpus import (
     set_memory_fraction,
     visible,
 )
+from jaxrl_atari.lock import only_writer
 from jaxrl_atari.loggers import Writer, import_wandb
 from jaxrl_atari.memory import out_of_memory_advice
 from jaxrl_atari.processes import Task, run_processes
@@ -64,10 +66,44 @@ def describe(config: Config, seed: int) -> dict[str, Any]:
         "game": config.env.game_name,
         "protocol": config.env.resolved_protocol,
         "gae_lambda": config.gae_lambda,
+        **software(),
+    }
+
+
+def software() -> dict[str, Any]:
+    """What runs here: the version of Python, of packages, and the git revision."""
+    return {
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "git_revision": _git_revision(),
     }
+
+
+def _write_description(directory: Path, config: Config) -> None:
+    """config.json. Of a run that goes on it keeps the software that began it, and adds today's to `resumed`."""
+    path, described = directory / CONFIG_FILE, describe(config, config.seed)
+    if path.is_file() and any(directory.rglob("checkpoints/*")):
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:  # damaged
+            before = {}
+        today = software()
+        began = {name: before.get(name) for name in today}
+        resumed = [*before.get("resumed", []), {"date": time.strftime("%Y-%m-%d %H:%M:%S"), **today}]
+        described |= began | {"resumed": resumed}
+    write_json(path, described)
+
+
+def require_same_run(config: Config, run_dir: Path) -> None:
+    """Raises `ConfigError` where a config to go on with asks for another run than the one in `run_dir`."""
+    before = read_config(run_dir)
+    for name, was, wanted in (
+        ("env.game", before.env.game_name, config.env.game_name),
+        ("env.protocol", before.env.resolved_protocol, config.env.resolved_protocol),
+        ("seed", before.seed, config.seed),
+    ):
+        hint = "leave it out, or start a new run with --config"
+        require(wanted == was, name, wanted, f"{was}, with which the run began", hint)
 
 
 def _version(package: str) -> str | None:
@@ -122,22 +158,27 @@ def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = Fal
 
     Raises:
         SessionsFailed: some sessions of several failed; the others have finished.
-        UserError: the only session failed, or nothing could be started.
+        UserError: the only session failed, nothing could be started, or another process is at work in `run_dir`.
         KeyboardInterrupt: after SIGINT or SIGTERM, once every session has written its last checkpoint.
     """
     places = [place_session(config, session, trial) for session in range(config.sessions)]
     run_dir = make_run_dir(config) if run_dir is None else Path(run_dir)
-    write_json(run_dir / CONFIG_FILE, describe(config, config.seed))
+    with only_writer(run_dir):
+        _run_sessions(config, run_dir, places, resume)
+
+
+def _run_sessions(config: Config, run_dir: Path, places: Sequence[Place], resume: bool) -> None:
     sessions = []
     for session in range(config.sessions):
-        directory = session_dir(run_dir, session)
-        if resume and is_finished(config, directory):
+        if resume and is_finished(config, session_dir(run_dir, session)):
             print(f"session {session}  finished already", flush=True)
-            continue
-        sessions.append(session)
-        directory.mkdir(exist_ok=True)
-        single = dataclasses.replace(config, seed=config.seed + session)
-        write_json(directory / CONFIG_FILE, describe(single, single.seed))
+        else:
+            sessions.append(session)
+    if sessions:
+        _write_description(run_dir, config)
+    for session in sessions:
+        session_dir(run_dir, session).mkdir(exist_ok=True)
+        _write_description(session_dir(run_dir, session), dataclasses.replace(config, seed=config.seed + session))
 
     blocks = {places[session].gpus for session in sessions}
     parallel = min(config.trial.parallel or len(blocks), len(sessions))

@@ -280,7 +280,8 @@ def test_another_network_names_the_first_difference(session):
 def test_another_format_version(session):
     path = session / "checkpoints" / "20" / "meta" / "metadata"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99, "package_version": "7.0"}))
-    with pytest.raises(UserError, match=rf"has checkpoint format 99.* reads format {FORMAT_VERSION}; use"):
+    advice = rf"has checkpoint format 99.* reads format {FORMAT_VERSION}; use jaxrl_atari 7.0"
+    with pytest.raises(UserError, match=advice):
         Checkpoints(session, read_only=True).restore(20, small_arrays(0))
 
 

@@ -68,6 +68,11 @@ def test_the_name_of_a_game_may_mean_a_protocol():
             r"overlap = 'update': expected none with devices\.distributed; leave one of the two out",
         ),
         (lambda: DevicesConfig(gpu="cuda"), r"devices\.gpu = 'cuda': expected auto, true, false or a device index"),
+        (lambda: DevicesConfig(gpu=-1), r"devices\.gpu = -1: expected auto, true, false or a device index"),
+        (lambda: DevicesConfig(actor=1.5), r"devices\.actor = 1\.5: expected learner, auto, true, false or a device"),
+        (lambda: DevicesConfig(evaluator="cuda"), r"devices\.evaluator = 'cuda': expected learner, auto, true, false"),
+        (lambda: EnvConfig(max_frames=10), r"env\.max_frames = 10: expected a multiple of 4"),
+        (lambda: Config(seed=2**31 - 1, sessions=2), r"seed = 2147483647: expected at most .* - sessions"),
         (lambda: DevicesConfig(data_parallel=0), r"devices\.data_parallel = 0"),
     ],
 )

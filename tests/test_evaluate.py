@@ -254,6 +254,10 @@ def test_command_prints_and_writes(run_dir, capsys):
     assert "human tester (as in DQN Zoo) 13,455.0" in out
     assert len(read_video(session_dir / "video_2000.mp4")[1]) > 2
 
+    main([str(run_dir), "--episodes", "1", "--checkpoint", "latest", "--gpu", "false"])  # takes nothing's place
+    assert json.loads((session_dir / "evaluation_2000.json").read_text()) == written
+    assert json.loads((session_dir / "evaluation_2000_2.json").read_text())["greedy"] is False
+
 
 @pytest.mark.parametrize(
     ("options", "message"),

@@ -120,6 +120,15 @@ def test_tensorboard_reads_back_and_forgets_what_is_made_again(tmp_path):
     assert "charts/return_ma" not in events.Tags()["scalars"]  # NaN at each point
 
 
+def test_tensorboard_forgets_what_came_before_the_first_checkpoint(tmp_path):
+    for value in (1.0, 2.0):  # the second time there is no checkpoint to go on from
+        writer = TensorBoardWriter(tmp_path)
+        for env_steps in (10240, 20480) if value == 1.0 else (10240,):
+            writer.write(row(env_steps, return_mean=value))
+        writer.close()
+    assert scalars(tmp_path, "charts/return_mean") == [(10240, 2.0)]
+
+
 def test_tensorboard_needs_no_tensorflow_and_no_torch(tmp_path):
     code = (
         "import sys; sys.modules.update(tensorflow=None, torch=None)\n"  # importing either would raise

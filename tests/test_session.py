@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import signal
+import time
 from types import SimpleNamespace
 
 import jax
@@ -15,10 +16,12 @@ from jaxrl_atari import runtime, session, session_log, train
 from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import place
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
+from jaxrl_atari.evaluator import Evaluator
 from jaxrl_atari.rollout import EpisodeStatistics
 from jaxrl_atari.session import run_session
 from jaxrl_atari.session_log import NonFiniteError, SessionLog
+from jaxrl_atari.stopping import StopRequest
 from jaxrl_atari.trainer import Trainer, abstract_arrays
 
 TINY = Config(
@@ -107,6 +110,7 @@ def test_log_points_and_checkpoints(tmp_path):
     steps = [int(row["env_steps"]) for row in written]
     assert steps == sorted(set(steps))
     assert steps[-1] == result.env_steps
+    assert [int(row["updates"]) for row in written][:3] == [1, 2, 3]  # the interval is that of a rollout
     assert TINY.total_env_steps - TINY.rollout_size < result.env_steps <= TINY.total_env_steps + TINY.rollout_size
     assert float(written[-1]["learning_rate"]) < 0.2 * 2.5e-4
     assert all(math.isfinite(float(written[-1][name])) for name in ("policy_loss", "value_loss", "entropy", "rss_gib"))
@@ -132,7 +136,7 @@ class TimedTrainer:
 
     def __init__(self, config, clock):
         self.config, self.clock, self.statistics = config, clock, EpisodeStatistics()
-        self.env_steps = self.updates = 0
+        self.env_steps = self.updates = self.optimizer_steps = 0
         self.updated_at = 0.0
 
     def iterate(self):
@@ -264,12 +268,78 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
 
     monkeypatch.setattr(Trainer, "hyperparameters", poisoned)
     longer = dataclasses.replace(TINY, total_env_steps=640)
-    with pytest.raises(NonFiniteError, match=r"loss = nan.*training stopped, the last checkpoint is kept") as error:
+    named = rf"update {meta['updates'] + 1}: .*loss = nan.*training stopped at .* env steps, the last checkpoint is kept"
+    with pytest.raises(NonFiniteError, match=named) as error:
         run_session(longer, session_dir, resume=True)
     assert "\n" not in str(error.value)
     kept, kept_meta = latest(session_dir)
     assert kept_meta["env_steps"] == meta["env_steps"]
     assert_equal(kept, good)
+
+
+def test_optimizer_steps_go_on_where_an_update_has_other_minibatches(tmp_path):
+    session_dir = tmp_path / "session_0"
+    run_session(TINY, session_dir)
+    first = [(int(row["updates"]), int(row["optimizer_steps"])) for row in rows(session_dir)]
+    assert all(steps == 2 * updates for updates, steps in first)
+    other = dataclasses.replace(TINY, total_env_steps=288, ppo=dataclasses.replace(TINY.ppo, epochs=3))
+    run_session(other, session_dir, resume=True)
+    after = [(int(row["updates"]), int(row["optimizer_steps"])) for row in rows(session_dir)][len(first) :]
+    updates, steps = first[-1]
+    assert after
+    assert all(step == steps + 6 * (update - updates) for update, step in after)
+    assert latest(session_dir)[0]["train_state"].optimizer_steps == after[-1][1]
+
+
+def test_a_second_process_is_refused_and_disturbs_nothing(tmp_path):
+    held = []
+
+    class Intruder(Lines):
+        def progress(self, env_steps, row):
+            with pytest.raises(UserError, match="session_0: another process is training there; wait for its end"):
+                run_session(TINY, tmp_path / "session_0", resume=True)
+            held.append(env_steps)
+
+    result = run_session(TINY, tmp_path / "session_0", writers=[Intruder()])
+    assert held
+    assert latest(tmp_path / "session_0")[1]["env_steps"] == result.env_steps
+    run_session(TINY, tmp_path / "session_0", resume=True)  # free again
+
+
+def test_the_last_checkpoint_is_on_disk_before_signals_count_again(tmp_path):
+    there = []
+
+    class Stop(StopRequest):
+        def __exit__(self, *exception):
+            super().__exit__(*exception)
+            there.extend(path.name for path in (tmp_path / "session_0" / "checkpoints").iterdir())
+
+    result = run_session(TINY, tmp_path / "session_0", stop=Stop())
+    assert str(result.env_steps) in there
+    assert not any("tmp" in name for name in there)
+
+
+def test_closing_an_evaluator_drops_what_it_plays(tmp_path):
+    config = dataclasses.replace(TINY, env=EnvConfig(game="Pong", num_envs=4, num_threads=1))  # thousands of steps
+    config = dataclasses.replace(config, evaluation=EvaluationConfig(every_env_steps=64, episodes=1, num_envs=1))
+    device = jax.devices("cpu")[0]
+    trainer = Trainer(config, 0, place(config.devices))
+    evaluator = Evaluator(trainer, device, tmp_path, print)
+    evaluator.start(trainer.learner.params(), 64)
+    time.sleep(1.0)
+    assert evaluator.busy
+    start = time.monotonic()
+    evaluator.close()
+    assert time.monotonic() - start < 10
+    trainer.close()
+    assert (tmp_path / "evaluations.csv").read_text().split() == ["env_steps,episodes,mean,std"]
+
+
+def test_evaluations_beyond_the_checkpoint_are_dropped_on_resume(tmp_path):
+    (tmp_path / "evaluations.csv").write_text("env_steps,episodes,mean,std\n64,2,1.5,0.5\n128,2,2.5,0.5\n19")
+    trainer = SimpleNamespace(config=TINY, seed=0, num_actions=4, env_steps=100)
+    Evaluator(trainer, jax.devices("cpu")[0], tmp_path, print).close()
+    assert (tmp_path / "evaluations.csv").read_text().split() == ["env_steps,episodes,mean,std", "64,2,1.5,0.5"]
 
 
 def test_evaluation_while_training_goes_on(tmp_path):
@@ -313,3 +383,37 @@ def test_bad_input_is_one_line_and_writes_nothing(arguments, message, tmp_path, 
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["configs"]
+
+
+def test_going_on_with_another_game_protocol_or_seed_is_refused_and_changes_nothing(tmp_path):
+    run_dir = train.train(dataclasses.replace(TINY, output_dir=str(tmp_path), total_env_steps=96))
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    for option, value, message in (
+        ("--env.game", "SpaceInvaders", "env.game = 'SpaceInvaders': expected Breakout, with which the run began"),
+        ("--env.protocol", "classic", "env.protocol = 'classic': expected v5, with which the run began"),
+        ("--seed", "9", "seed = 9: expected 0, with which the run began"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            train.main(["--resume", str(run_dir), option, value])
+        assert message in str(error.value)
+    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+
+    began = json.loads((run_dir / "config.json").read_text())
+    assert "resumed" not in began
+    (run_dir / "config.json").write_text(json.dumps(began | {"git_revision": "abc", "python": "3.0"}))
+    train.main(["--resume", str(run_dir), "--total-env-steps", "160"])
+    resumed = json.loads((run_dir / "config.json").read_text())
+    assert resumed["git_revision"] == "abc"  # what began it; what went on with it comes after
+    assert [entry["python"] for entry in resumed["resumed"]] == [began["python"]]
+    assert resumed["config"]["total_env_steps"] == 160
+
+
+def test_a_trial_with_a_failed_session_is_summed_up(tmp_path, capsys):
+    run_dir = train.train(dataclasses.replace(TINY, output_dir=str(tmp_path)))
+    (run_dir / "session_1").mkdir()
+    (run_dir / "session_1" / "checkpoints").write_text("in the way")
+    with pytest.raises(SessionsFailed, match="1 of 2 sessions failed"):
+        train.main(["--resume", str(run_dir), "--sessions", "2"])
+    summary = json.loads((run_dir / "trial.json").read_text())
+    assert (summary["planned_sessions"], summary["complete"], len(summary["sessions"])) == (2, False, 1)
+    assert "tiny: Breakout, protocol v5" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import pytest
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
 from jaxrl_atari.devices import PlacementError, check_placement, place
 from jaxrl_atari.policy import Policy
-from jaxrl_atari.trainer import Trainer, make_network
+from jaxrl_atari.trainer import Trainer, make_network, num_groups
 
 SMALL = Config(
     env=EnvConfig(game="Qbert", num_envs=8),
@@ -259,3 +259,12 @@ def test_the_learning_rate_is_a_line_to_zero():
         assert trainer.learning_rate == 0.0
     finally:
         trainer.close()
+
+
+def test_groups_on_a_device():
+    def groups(num_envs, devices, platform, chosen=0):
+        return num_groups(EnvConfig(num_envs=num_envs, num_groups=chosen), devices, platform)
+
+    assert [groups(16, 1, "cpu"), groups(16, 1, "gpu"), groups(16, 8, "gpu")] == [1, 2, 2]
+    assert [groups(1, 1, "gpu"), groups(15, 1, "gpu"), groups(8, 8, "gpu")] == [1, 1, 1]  # no halves
+    assert groups(16, 1, "gpu", chosen=4) == 4
