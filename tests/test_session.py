@@ -268,7 +268,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
 
     monkeypatch.setattr(Trainer, "hyperparameters", poisoned)
     longer = dataclasses.replace(TINY, total_env_steps=640)
-    named = rf"update {meta['updates'] + 1}: .*loss = nan.*training stopped at .* env steps, the last checkpoint is kept"
+    named = rf"update {meta['updates'] + 1}: .*loss = nan.*stopped at .* env steps, the last checkpoint is kept"
     with pytest.raises(NonFiniteError, match=named) as error:
         run_session(longer, session_dir, resume=True)
     assert "\n" not in str(error.value)
