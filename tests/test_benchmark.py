@@ -448,3 +448,21 @@ def test_on_a_gpu(capsys):
     assert result["hardware"]["gpus"]
     assert 0 < result["figures"]["gpu_busy_percent"]["median"] <= 100
     assert 0.01 < result["memory"]["peak_device_gib"] < 16
+
+
+def test_the_yardstick_trains_about_as_long_as_asked(monkeypatch):
+    calls = []
+    monkeypatch.setattr(comparison, "run_for_json", fake_run(calls))
+    comparison._torch_side(Job("c.py", (), 16.0), Config(), "plain").run()
+    assert "--iterations=4" in calls[0][0]  # 16 s at 500 env steps a second, rollouts of 2,048
+
+
+def test_the_scale_graph_shows_median_and_range(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(comparison.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    figures = {name: summary([1.0, 2.0, 9.0]) for name in ("env_sps", "acting_sps", "end_to_end_sps")}
+    rows = {value: figures | {"peak_rss_gib": value / 8, "peak_device_gib": None} for value in (8, 16)}
+    comparison.draw_scale("num_envs", rows, tmp_path / "scale.png")
+    speed, memory = drawn[0].axes
+    assert [line.get_ydata(orig=False).tolist() for line in speed.lines] == [[2.0, 2.0]] * 3
+    assert [line.get_ydata(orig=False).tolist() for line in memory.lines] == [[1.0, 2.0]]

@@ -11,7 +11,7 @@ import pytest
 
 from jaxrl_atari import gpus
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig
-from jaxrl_atari.devices import pick_device
+from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.gpus import FRACTION, OLD_FRACTION, driver_gpus, memory_fraction, place_session, rotate, simulated_gpus
 
@@ -276,3 +276,23 @@ def test_report_of_the_devices(tmp_path):
     assert result.returncode == 1
     assert "problem: CUDA_VISIBLE_DEVICES='' leaves none" in result.stdout
     assert "problem: CUDA_OFFSET = 'x': expected a whole number" in result.stdout
+
+
+def test_devices_of_a_session(monkeypatch):
+    cpu = jax.devices("cpu")  # the back end has started: device 0 stands for the CPU, 1 to 4 for the GPUs
+    monkeypatch.setenv(gpus.SIMULATED, "4")
+    placement = place(DevicesConfig(gpu=1, data_parallel=2, actor=3))
+    assert placement.learner == (cpu[2], cpu[3])  # from the chosen one on
+    assert placement.actors == (cpu[4], cpu[4])
+    assert placement.evaluator == cpu[0]
+    placement = place(DevicesConfig(gpu=2, evaluator=0))
+    assert (placement.learner, placement.actors, placement.evaluator) == ((cpu[3],), (cpu[3],), cpu[1])
+    assert place(DevicesConfig(gpu=2, evaluator="learner")).evaluator == cpu[3]
+    assert place(DevicesConfig(gpu=1, data_parallel="all")).learner == tuple(cpu[2:5])
+    with pytest.raises(ConfigError, match=r"devices.data_parallel = 4: expected at most 3"):
+        place(DevicesConfig(gpu=1, data_parallel=4))
+
+
+def test_a_session_whose_evaluator_has_an_index_sees_all_gpus(monkeypatch):
+    monkeypatch.setenv(gpus.SIMULATED, "4")
+    assert places(evaluator=1) == [(0, 1, 2, 3)] * 4

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import imageio_ffmpeg
 import jax
@@ -304,3 +305,38 @@ def test_error_names_the_field():
     with pytest.raises(ConfigError) as error:
         evaluate(None, episodes=0)  # type: ignore[arg-type]
     assert error.value.field == "episodes"
+
+
+def test_every_step_draws_with_a_key_of_its_own():
+    keys, options = [], []
+
+    def act(stacks, key, greedy):
+        keys.append(tuple(jax.random.key_data(key).tolist()))
+        options.append(greedy)
+        return np.zeros(2, np.int32)
+
+    stand_in = SimpleNamespace(act=act)
+    module.play(stand_in, ScriptedPool(), np.array([2, 1]), seed=0, greedy=True, on_step=lambda env, game: None)
+    assert len(set(keys)) == len(keys) == 40
+    assert all(options)
+
+
+def test_the_command_plays_as_its_options_say(run_dir, monkeypatch):
+    asked = []
+
+    def evaluate(policy, *options):
+        asked.append(options[:4])
+        return module.EvaluationResult((module.Game(1.0, 2, False),))
+
+    monkeypatch.setattr("jaxrl_atari.evaluate.evaluate", evaluate)
+    options = ["--episodes", "3", "--seed", "7", "--num-envs", "2", "--gpu", "false"]
+    main([str(run_dir), *options, "--greedy"])
+    main([str(run_dir), *options])
+    assert asked == [(3, 7, True, 2), (3, 7, False, 2)]
+
+
+def test_a_policy_acts_where_it_is_told_to(run_dir):
+    there = jax.devices("cpu")[2]
+    policy = load_policy(run_dir, device=there)
+    assert policy.device == there
+    assert all(x.devices() == {there} for x in jax.tree.leaves(policy.params))

@@ -325,3 +325,38 @@ def test_elsewhere_plain_aligned_lines(monkeypatch):
 def test_log_config_is_checked():
     with pytest.raises(UserError, match=r"log\.wandb_project"):
         dataclasses.replace(LogConfig(), wandb_project="")
+
+
+def test_live_line_reaches_the_end(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    writer = ProgressWriter(1000, label="session 0", stream=terminal, clock=Clock())
+    writer.progress(990, {})
+    writer.progress(1000, {})  # within the 0.2 s between two drawings
+    assert terminal.screen()[-1].startswith("session 0 100%")
+
+
+def test_jsonl_and_tensorboard_are_on_disk_at_once(tmp_path):
+    writers = [JsonLinesWriter(tmp_path / "metrics.jsonl"), TensorBoardWriter(tmp_path)]
+    for writer in writers:
+        writer.write(row(10240, return_mean=5.0))
+    try:  # before they are closed: a crash loses nothing
+        assert json.loads((tmp_path / "metrics.jsonl").read_text())["env_steps"] == 10240
+        assert scalars(tmp_path, "charts/return_mean") == [(10240, 5.0)]
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+def test_writers_of_a_resumed_session_drop_what_is_made_again(tmp_path):
+    for start, steps in ((0, (2048, 4096, 6144)), (4096, (6144, 8192))):
+        writers = make_writers(config(jsonl=True), tmp_path, label="session 0", start_env_steps=start)
+        for writer in writers:
+            for env_steps in steps:
+                writer.write(row(env_steps, return_mean=float(start)))
+            writer.close()
+    expected = [(2048, 0.0), (4096, 0.0), (6144, 4096.0), (8192, 4096.0)]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["env_steps"], line["return_mean"]) for line in lines] == expected
+    assert [(int(r["env_steps"]), float(r["return_mean"])) for r in read_csv(tmp_path / "metrics.csv")] == expected
+    assert scalars(tmp_path, "charts/return_mean") == expected

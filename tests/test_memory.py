@@ -102,3 +102,7 @@ def test_out_of_memory_becomes_advice(backend, more, monkeypatch):
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), out_of_memory_advice(Config()):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+
+def test_the_rollout_that_the_actors_fill_is_counted():
+    assert estimate(make_config(16, 128, 256), "cpu", 6).overhead >= 128 * 16 * 84 * 84

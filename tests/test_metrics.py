@@ -349,3 +349,11 @@ def test_a_run_without_any_metrics_says_what_is_missing(tmp_path):
     (tmp_path / "session_0").rmdir()
     with pytest.raises(UserError, match="holds no session_0"):
         read_sessions(tmp_path)
+
+
+def test_session_figures_are_the_highest_the_median_and_the_most():
+    session = table([10, 30, 20, 0], sps=[500, 510, 490, 10], gpu_memory_gib=[1, 3, 2, 2], rss_gib=[4, 4, 9, 5])
+    figures = metrics.session_figures(session, GAME)
+    assert (figures["max_return_ma"], figures["final_return_ma"]) == (20, 15)  # return_ma is 10, 20, 20, 15
+    assert figures["sps"] == 495  # a slow log point does not colour it
+    assert (figures["gpu_memory_gib"], figures["rss_gib"]) == (3, 9)

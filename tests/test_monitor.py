@@ -216,3 +216,8 @@ def test_real_gpu():
     assert row["gpu_memory_gib"] > 0.06
     assert row["gpu_power_watts"] > 10
     assert 10 < row["gpu_temperature_c"] < 110
+
+
+def test_memory_and_power_of_several_gpus_add_up():
+    read = GpuReader([gpu(0), gpu(1)], FakeNvml(), ["uuid-2", "uuid-3"].__getitem__).read()
+    assert read == {"gpu_busy_percent": 25, "gpu_memory_gib": 5, "gpu_power_watts": 500, "gpu_temperature_c": 33}

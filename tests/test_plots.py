@@ -12,6 +12,7 @@ from sample_runs import learning_table, table, write_run
 from jaxrl_atari import plots
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.games import GAMES
+from jaxrl_atari.metrics import moving_average
 
 NAN = np.nan
 
@@ -230,3 +231,50 @@ def test_without_a_gpu_no_panel_is_empty(tmp_path):
     shown = texts(plots.plot_session(run_dir / "session_0")[1])
     assert "GPU busy" not in shown
     assert "learning rate" in shown
+
+
+def drawn(monkeypatch, draw, *arguments):
+    """The figure that a function draws."""
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, *_: figures.append(figure))
+    draw(*arguments)
+    return figures[0]
+
+
+def lines(axes):
+    return {line.get_label(): line.get_ydata(orig=False).tolist() for line in axes.lines}
+
+
+def band(axes):
+    """Lowest and highest value of the only band."""
+    (shape,) = axes.collections
+    return shape.get_paths()[0].vertices[:, 1].min(), shape.get_paths()[0].vertices[:, 1].max()
+
+
+def test_a_trial_graph_draws_means_over_sessions_and_a_band_of_one_std(tmp_path, monkeypatch):
+    run_dir = write_run(tmp_path / "run", [table([1000, 2000, 3000]), table([2000, 4000, 6000])])
+    axes = drawn(monkeypatch, plots.plot_trial, run_dir).axes[0]
+    shown = lines(axes)
+    assert shown[plots.RETURN_MEAN + "; band: ± 1 std over sessions"] == [1500, 3000, 4500]
+    assert shown[plots.RETURN_MA] == [1500, 2250, 3000]
+    assert band(axes) == (1000, 6000)  # 1500 - 500, 4500 + 1500
+
+
+def test_a_session_graph_draws_log_points_and_their_moving_average(tmp_path, monkeypatch):
+    noise = np.random.default_rng(0).normal(size=50)
+    session = table(np.arange(50.0), policy_loss=noise, learning_rate=noise)
+    run_dir = write_run(tmp_path / "run", [session])
+    first, *small = drawn(monkeypatch, plots.plot_session, run_dir / "session_0").axes
+    assert lines(first)[plots.RETURN_MEAN] == session["return_mean"].tolist()
+    assert lines(first)[plots.RETURN_MA] == session["return_ma"].tolist()
+    panels = {axes.get_title(): [line.get_ydata(orig=False) for line in axes.lines] for axes in small}
+    points, average = panels["policy loss"]
+    np.testing.assert_array_equal(points, noise)
+    np.testing.assert_allclose(average, moving_average(noise, plots.SMOOTHING))
+
+
+def test_a_comparison_draws_the_mean_return_ma(tmp_path, monkeypatch):
+    runs = [write_run(tmp_path / name, [table([k, 3 * k]), table([3 * k, 5 * k])]) for name, k in (("a", 1), ("b", 9))]
+    axes = drawn(monkeypatch, plots.plot_comparison, runs, tmp_path / "out").axes[0]
+    shown = {label.partition(":")[0]: y for label, y in lines(axes).items()}
+    assert (shown["a"], shown["b"]) == ([2, 3], [18, 27])  # return_ma is k, 2 k and 3 k, 4 k

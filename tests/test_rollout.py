@@ -11,7 +11,7 @@ from fake_pools import NoisePool, Recorded
 
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.networks import NatureActorCritic, gather_stacks, unblock_stacks
-from jaxrl_atari.rollout import Actor, EpisodeStatistics, finish_rollout, make_actor_functions
+from jaxrl_atari.rollout import Actor, EpisodeStatistics, empty_actor_state, finish_rollout, make_actor_functions
 
 LENGTH = 6
 NUM_ROLLOUTS = 6
@@ -188,3 +188,18 @@ def test_return_ma_is_the_mean_of_the_last_100_means_of_the_last_100_games():
         assert point["episodes"] == len(games)
     assert len(games) > 150  # both windows were full
     assert len(points) > 110
+
+
+def test_every_step_and_every_environment_draws_for_itself():
+    """Where the policy has no preference and sees always the same, only the keys decide."""
+    network = NatureActorCritic(4)
+    shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 84, 84, 4), jnp.uint8))["params"]
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    functions = make_actor_functions(network)
+    state = functions.begin(empty_actor_state(16, 8), jax.random.key(0))
+    for _ in range(16):
+        state, _ = functions.act(params, state, jnp.zeros((8, 84, 84), jnp.uint8), jnp.zeros(8, bool))
+    action = np.asarray(state.action[:16])
+    assert (action != action[:, :1]).any(axis=1).all()
+    assert (action != action[:1]).any(axis=0).all()
+    assert len({row.tobytes() for row in action}) == 16

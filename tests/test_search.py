@@ -17,7 +17,7 @@ import pytest
 
 from jaxrl_atari import search as search_command
 from jaxrl_atari import train
-from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.config_files import load_config_file
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.loggers import CsvWriter
@@ -210,7 +210,7 @@ def test_draws_are_reproducible_and_distributed_as_asked():
     # Median of a log-uniform: the geometric mean of its ends; 2,000 draws come within a twentieth.
     assert np.median(rates) == pytest.approx(math.sqrt(1e-4 * 5e-4), rel=0.05)
     assert np.mean([d["ppo.gae_lambda"] for d in draws]) == pytest.approx(0.84, abs=0.01)
-    counts = np.bincount([d["ppo.epochs"] for d in draws])
+    counts = np.bincount([d["ppo.epochs"] for d in draws], minlength=4)
     assert counts[0] == 0
     assert counts[1:].min() > 550  # a third each, and the upper end too
     assert {d["ppo.clip_epsilon"] for d in draws} == {0.1, 0.2}
@@ -684,3 +684,45 @@ def test_too_little_memory_and_a_loss_that_is_not_finite_do_not_end_a_search(eng
     table = (search_dir / "trials.md").read_text()
     assert exploded.reason in table
     assert starved.reason in table
+
+
+def test_optuna_learns_which_trials_were_good(engine, tmp_path):
+    search = small_search()
+    begin(tmp_path, search)
+    for number, (score, status) in enumerate([(10.0, "finished"), (30.0, "stopped"), (99.0, "failed")]):
+        add_trial(tmp_path, number, [score], status)
+    draws = engine.Draws(tmp_path, search, {})
+    assert draws._study.best_value == 30.0  # the highest; that of a failed trial does not count
+    draws.suggest("id0")
+    draws.on_trial_complete("id0", {"env_steps": 9000, "return_ma": 50.0})
+    draws.suggest("id1")
+    draws.on_trial_complete("id1", error=True)
+    assert draws._study.best_value == 50.0
+    assert draws._study.best_trial.params == read_records(tmp_path)[3].fields
+
+
+def test_asha_lets_the_share_go_on_that_was_asked_for(engine, tmp_path):
+    search = small_search(reduction=2)
+    begin(tmp_path, search)
+    for number, score in enumerate((10.0, 20.0, 30.0, 40.0, 50.0)):
+        add_trial(tmp_path, number, [score], "finished")
+    asha = engine.Asha(tmp_path, search, 9000)
+    asha.set_search_properties("return_ma", "max")
+    for number, score, decision in ((5, 29.0, "STOP"), (6, 31.0, "CONTINUE")):  # the better half goes on
+        trial = FakeTrial(number)
+        asha.on_trial_add(None, trial)
+        assert asha.on_trial_result(None, trial, {"env_steps": 1000, "return_ma": score}) == decision
+
+
+def test_a_trial_needs_as_many_gpus_as_it_learns_on():
+    config = Config(devices=DevicesConfig(data_parallel=4))
+    with pytest.raises(ConfigError, match=r"search.resources.gpu = 2.* at least devices.data_parallel = 4"):
+        check_space(config, SearchConfig(space=SPACE, resources=ResourcesConfig(gpu=2)))
+    check_space(config, SearchConfig(space=SPACE, resources=ResourcesConfig(gpu=4)))
+
+
+def test_the_best_trial_is_the_one_with_the_highest_score():
+    scores = [(-20.0, "finished"), (3.0, "finished"), (9.0, "stopped"), (50.0, "failed"), (None, "finished")]
+    records = [Record(number, {}, status, score=score) for number, (score, status) in enumerate(scores)]
+    records += [Record(5, {}, "stopped", score=8.0), Record(6, {}, "finished", score=3.0)]
+    assert [record.number for record in ranked(records)] == [1, 6, 0, 2, 5]

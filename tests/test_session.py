@@ -417,3 +417,117 @@ def test_a_trial_with_a_failed_session_is_summed_up(tmp_path, capsys):
     summary = json.loads((run_dir / "trial.json").read_text())
     assert (summary["planned_sessions"], summary["complete"], len(summary["sessions"])) == (2, False, 1)
     assert "tiny: Breakout, protocol v5" in capsys.readouterr().out
+
+
+class SteadyTrainer(TimedTrainer):
+    """300 env steps an update, and its number as the loss."""
+
+    def __init__(self, config):
+        super().__init__(config, None)
+        self.learner = SimpleNamespace(params=dict)
+
+    def iterate(self):
+        self.env_steps += 300
+        self.updates += 1
+        return {"policy_loss": float(self.updates)}
+
+    def arrays(self):
+        return {}
+
+
+def test_log_points_checkpoints_and_evaluations_come_at_their_intervals(tmp_path):
+    config = dataclasses.replace(
+        TINY,
+        log=LogConfig(every_env_steps=600, checkpoint_every_env_steps=900, graphs=False),
+        evaluation=EvaluationConfig(every_env_steps=750),
+    )
+    lines, saved, evaluated = Lines(), [], []
+    checkpoints = SimpleNamespace(save=lambda env_steps, *_: saved.append(env_steps), wait=lambda: None)
+    trainer = SteadyTrainer(config)
+    log = SessionLog([lines], checkpoints, trainer, 0, tmp_path, 0.0, None)
+    start = lambda params, env_steps: evaluated.append(env_steps)  # noqa: E731
+    log.evaluator = SimpleNamespace(busy=False, poll=lambda: None, settle=lambda: None, start=start)
+    for _ in range(7):
+        log.after_update(trainer.iterate())
+    log.finish()
+    assert [row["env_steps"] for row in lines.rows] == [600, 1200, 1800, 2100]
+    assert saved == [900, 1800, 2100]
+    assert evaluated == [900, 1500]
+    # Means over the updates since the log point before; each update is in one of them.
+    counts = np.diff([row["updates"] for row in lines.rows])
+    assert counts.tolist() == [2, 2, 1]
+    assert [row["policy_loss"] for row in lines.rows] == [1.0, 2.5, 4.5, 6.5]
+
+
+def test_sps_are_those_since_the_log_point_before(tmp_path, monkeypatch):
+    config = dataclasses.replace(TINY, log=LogConfig(every_env_steps=300, checkpoint_every_env_steps=10**6))
+    clock, lines = SimpleNamespace(now=0.0), Lines()
+    monkeypatch.setattr(session_log.time, "monotonic", lambda: clock.now)
+    trainer = SteadyTrainer(config)
+    log = SessionLog([lines], None, trainer, 0, tmp_path, 0.0, None)
+    for seconds in (3, 3, 3, 3, 6, 6, 6):
+        clock.now += seconds
+        log.after_update(trainer.iterate())
+    known = [row["sps"] for row in lines.rows if math.isfinite(row["sps"])]
+    assert (known[0], known[-1]) == (100.0, 50.0)
+
+
+def test_the_best_score_and_the_hours_go_on_with_a_resumed_session(tmp_path):
+    metas = []
+    checkpoints = SimpleNamespace(save=lambda env_steps, arrays, meta, score: metas.append(meta))
+    trainer = SteadyTrainer(TINY)
+    log = SessionLog([], checkpoints, trainer, 0, tmp_path, 0.0, {"best_score": 7.0, "wall_seconds": 100.0})
+    for score in (5.0, 9.0, 6.0):
+        trainer.iterate()
+        trainer.statistics = EpisodeStatistics()
+        trainer.statistics.game_over(score, 1)
+        log.checkpoint()
+    assert [meta["best_score"] for meta in metas] == [7.0, 9.0, 9.0]
+    assert metas[0]["wall_seconds"] == 100.0
+
+
+def test_a_checkpoint_waits_for_the_update_under_way(tmp_path):
+    saved = []
+    trainer = SteadyTrainer(TINY)
+    trainer.settle = lambda: {"loss": math.nan}
+    log = SessionLog([], SimpleNamespace(save=saved.append), trainer, 0, tmp_path, 0.0, None)
+    with pytest.raises(NonFiniteError, match="loss = nan"):
+        log.checkpoint()
+    assert not saved
+
+
+def test_session_i_has_the_seed_of_the_trial_plus_i(tmp_path):
+    config = dataclasses.replace(TINY, total_env_steps=32, seed=5)
+    run_session(config, tmp_path / "session_2", 2)
+    assert latest(tmp_path / "session_2")[1]["seed"] == 7
+
+
+def test_evaluations_run_where_they_are_placed_and_tell_when(tmp_path, monkeypatch):
+    there = jax.devices("cpu")[2]  # stands for GPU 1
+    monkeypatch.setenv("JAXRL_ATARI_SIMULATED_GPUS", "2")
+    config = dataclasses.replace(
+        TINY,
+        total_env_steps=96,
+        devices=dataclasses.replace(TINY.devices, evaluator=1),
+        evaluation=EvaluationConfig(every_env_steps=64, episodes=2, num_envs=2),
+    )
+    lines = Lines()
+    run_session(config, tmp_path / "session_0", writers=[lines])
+    with (tmp_path / "session_0" / "evaluations.csv").open() as file:
+        (result,) = csv.DictReader(file)
+    assert 64 <= int(result["env_steps"]) <= 96
+    (message,) = [m for m in lines.messages if m.startswith("evaluation at")]
+    assert message.startswith(f"evaluation at {result['env_steps']} env steps")
+    assert message.endswith(f"full games on {there}")
+
+
+def test_devices_check_forbids_transfers_that_nobody_told(tmp_path, monkeypatch):
+    iterate = Trainer.iterate
+
+    def careless(self):
+        jax.block_until_ready(jax.numpy.zeros(2) + np.ones(2))
+        return iterate(self)
+
+    monkeypatch.setattr(Trainer, "iterate", careless)
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        run_session(TINY, tmp_path / "session_0")

@@ -187,3 +187,14 @@ def test_a_real_game_fails_and_another_finishes(tmp_path):
     assert rows["Pong"]["status"].startswith("failed: ")
     assert Checkpoints(suite_dir / "Breakout" / "session_0", read_only=True).latest_step() == 32
     assert Path(suite_dir / "Breakout" / "trial.json").is_file()
+
+
+def test_each_game_sees_its_gpus_by_the_names_that_the_suite_was_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXRL_ATARI_SIMULATED_GPUS", "4")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    started = []
+    monkeypatch.setattr(suite, "run_processes", lambda tasks, parallel: started.append((tasks, parallel)) or {})
+    suite.run_suite(make_suite(tmp_path / "suite"), TINY, ["Pong", "Breakout", "Alien"])
+    ((tasks, parallel),) = started
+    assert [task.environment["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["3", "1", "3"]
+    assert parallel == 2

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import PlacementError, check_placement, place
+from jaxrl_atari.envs import make_pool
 from jaxrl_atari.policy import Policy
 from jaxrl_atari.trainer import Trainer, make_network, num_groups
 
@@ -268,3 +269,83 @@ def test_groups_on_a_device():
     assert [groups(16, 1, "cpu"), groups(16, 1, "gpu"), groups(16, 8, "gpu")] == [1, 2, 2]
     assert [groups(1, 1, "gpu"), groups(15, 1, "gpu"), groups(8, 8, "gpu")] == [1, 1, 1]  # no halves
     assert groups(16, 1, "gpu", chosen=4) == 4
+
+
+def test_what_the_config_says_reaches_the_update_and_the_games(monkeypatch):
+    config = dataclasses.replace(
+        small(),
+        env=EnvConfig(game="BreakoutNoFrameskip-v4", num_envs=8, num_groups=1, num_threads=1, max_frames=400),
+        ppo=PPOConfig(
+            rollout_length=8, minibatch_size=16, learning_rate=1e-3, anneal_learning_rate=False,
+            gamma=0.9, clip_epsilon=0.2, entropy_coef=0.03, value_coef=0.6,
+        ),
+    )  # fmt: skip
+    asked = []
+
+    def spy(*arguments, **options):
+        asked.append((arguments, options))
+        return make_pool(*arguments, **options)
+
+    monkeypatch.setattr("jaxrl_atari.trainer.make_pool", spy)
+
+    def made(seed, restored=None):
+        trainer = Trainer(config, seed, place(config.devices), restored)
+        trainer.close()
+        return trainer
+
+    trainer = made(0)
+    trainer.env_steps = 320  # half of the budget
+    expected = (1e-3, 0.9, 0.7, 0.2, 0.03, 0.6)  # 0.7: the lambda tuned for Breakout
+    assert trainer.hyperparameters() == tuple(map(np.float32, expected))
+    (arguments, options) = asked[0]
+    assert arguments == ("ale", "Breakout", 8)
+    assert (options["protocol"], options["num_threads"], options["max_frames"]) == ("classic", 1, 400)
+    # Another seed plays other games, and so does a resumed session.
+    made(1)
+    made(0, (trainer.arrays(), trainer.meta() | {"updates": 5}))
+    assert len({options["seed"] for _, options in asked}) == 3
+
+
+def test_every_update_has_keys_of_its_own():
+    trainer = Trainer(small(), 0, place(SMALL.devices))
+    keys = []
+    trainer.collect = lambda key: keys.append(key)
+    trainer.learner.update = lambda rollouts, hyper, key: keys.append(key)
+    try:
+        for _ in range(3):
+            trainer.iterate()
+    finally:
+        trainer.close()
+    assert len({tuple(jax.random.key_data(key).tolist()) for key in keys}) == 6
+
+
+@pytest.mark.parametrize(
+    ("network", "platform", "expected"),
+    [
+        (NetworkConfig(), "cpu", ("float32", "matmul")),
+        (NetworkConfig(), "gpu", ("bfloat16", "plain")),
+        (NetworkConfig(compute_dtype="bfloat16", conv="plain"), "cpu", ("bfloat16", "plain")),
+        (NetworkConfig(compute_dtype="float32", conv="matmul"), "gpu", ("float32", "matmul")),
+    ],
+)
+def test_form_and_arithmetic_are_the_chosen_ones(network, platform, expected):
+    made = make_network(dataclasses.replace(SMALL, network=network), 6, platform)
+    assert (made.compute_dtype.name, made.conv) == expected
+
+
+def test_the_checker_watches_learning():
+    trainer = Trainer(small(), 0, place(SMALL.devices))
+    try:
+        state = trainer.learner.state
+        there = jax.device_put(state.params["value"], jax.devices("cpu")[1])
+        trainer.learner.state = state.replace(params={**state.params, "value": there})
+        with pytest.raises(PlacementError, match="learning: train_state/params/value/bias is on"):
+            trainer.iterate()
+    finally:
+        trainer.close()
+
+
+def test_every_metric_is_over_all_devices(one_device):
+    (metrics,) = trained(small(data_parallel=2), updates=1)[1]
+    for name, value in one_device[1][0].items():
+        assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
