@@ -17,7 +17,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
@@ -69,13 +69,8 @@ SECTION_NOTES = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help shows all options")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = cli.Parser(
         prog="python -m jaxrl_atari.benchmark", description=__doc__, add_help=False, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, usage="%(prog)s --config FILE [options] [config options]",
     )  # fmt: skip
@@ -230,7 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.compare:
         result = {"compare": options.compare, **compare(job, config, options.compare, options.repeats)}
     elif options.scale:
-        result = {"scale": options.scale, **scale(job, options.scale, options.repeats, Path(config.output_dir))}
+        folder = Path(config.output_dir).expanduser()
+        result = {"scale": options.scale, **scale(job, options.scale, options.repeats, folder)}
     else:
         result = report(job, config, options.parts, options.repeats)
     print("\n" + json.dumps(result | about, allow_nan=False))

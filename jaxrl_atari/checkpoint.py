@@ -7,11 +7,13 @@ SESSION_DIR/checkpoints/<env_steps>/metrics   JSON: the score by which the best 
 Orbax writes a step under a temporary name and renames it when it is complete, so a step that is listed is whole.
 """
 
+import contextlib
 import json
 import logging
 import math
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -151,13 +153,16 @@ class Checkpoints:
         added = {"format_version": FORMAT_VERSION, "package_version": __version__, "shapes": array_shapes(arrays)}
         meta = {**meta, **added, "env_steps": env_steps}
         try:
-            saved = self._manager.save(
-                env_steps,
-                args=ocp.args.Composite(arrays=ocp.args.StandardSave(_to_host(arrays)), meta=ocp.args.JsonSave(meta)),
-                metrics={"score": None if math.isnan(score) else float(score)},
-            )
+            with _one_report():
+                saved = self._manager.save(
+                    env_steps,
+                    args=ocp.args.Composite(
+                        arrays=ocp.args.StandardSave(_to_host(arrays)), meta=ocp.args.JsonSave(meta)
+                    ),
+                    metrics={"score": None if math.isnan(score) else float(score)},
+                )
         except Exception as error:
-            raise UserError(f"{self.directory}: a checkpoint could not be written ({_reason(error)})") from error
+            raise self._not_written(error) from error
         if not saved:
             raise RuntimeError(f"orbax refused to save step {env_steps} after step {self.latest_step()}")
 
@@ -211,9 +216,16 @@ class Checkpoints:
     def wait(self) -> None:
         """Returns when everything is on disk. Raises `UserError` if that failed."""
         try:
-            self._manager.wait_until_finished()
+            with _one_report():
+                self._manager.wait_until_finished()
         except Exception as error:
-            raise UserError(f"{self.directory}: a checkpoint could not be written ({_reason(error)})") from error
+            raise self._not_written(error) from error
+
+    def _not_written(self, error: Exception) -> UserError:
+        full = shutil.disk_usage(self.directory).free < 64 << 20
+        advice = "free some space" if full else "mend what is wrong there"
+        what = f"a checkpoint could not be written ({_reason(error)})"
+        return UserError(f"{self.directory}: {what}; {advice}, then go on with --resume")
 
     def close(self) -> None:
         """`wait`, then frees the threads."""
@@ -226,12 +238,9 @@ class Checkpoints:
                 raise UserError(f"{self.directory}: holds no complete checkpoint yet; wait for the session's first one")
             there = ", ".join(map(str, self.steps()))
             raise UserError(f"{self.directory}: has no checkpoint at env step {step}; there are: {there}")
-        hook = sys.unraisablehook
-        sys.unraisablehook = partial(_without_stragglers, hook)
         try:
-            value = self._manager.restore(step, args=ocp.args.Composite(**{item: how}))[item]
-            sys.unraisablehook = hook
-            return value
+            with _one_report():
+                return self._manager.restore(step, args=ocp.args.Composite(**{item: how}))[item]
         except Exception as error:  # a damaged file can make orbax raise anything
             raise UserError(
                 f"{self.directory / str(step)}: its {item} cannot be read ({_reason(error)}); "
@@ -239,16 +248,26 @@ class Checkpoints:
             ) from error
 
 
-def _without_stragglers(hook: Callable[[Any], object], unraisable: Any) -> None:
-    """When one array cannot be read, the reads of others report later to orbax's event loop, which is closed by then.
+@contextlib.contextmanager
+def _one_report() -> Iterator[None]:
+    """When one array cannot be read or written, others report later to orbax's event loop, which is closed by then.
 
-    Python would print a traceback for each of them, after the one line that tells what is wrong.
+    Python would print a traceback for each of them, before or after the one line that tells what is wrong. After an
+    error they are left out to the end of the process.
     """
+    hook = sys.unraisablehook
+    sys.unraisablehook = partial(_without_stragglers, hook)
+    yield
+    sys.unraisablehook = hook
+
+
+def _without_stragglers(hook: Callable[[Any], object], unraisable: Any) -> None:
     if str(unraisable.exc_value) != "Event loop is closed":
         hook(unraisable)
 
 
 def _reason(error: Exception) -> str:
-    """An exception in one line of bearable length."""
+    """An exception in one line of bearable length; what counts stands at its begin and at its end."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+    text = text if len(text) <= 240 else f"{text[:120]} ... {text[-120:]}"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

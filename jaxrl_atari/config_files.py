@@ -7,6 +7,7 @@ RUN_DIR/config.json  the config, nested, under "config", among what else is need
 import dataclasses
 import importlib.util
 import json
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def call_config_file(path: str | Path, **functions: type) -> list[Any]:
     Raises:
         UserError: no such file, it does not run, or a function is missing or returns something else.
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"--config {path}: no such file; for example configs/qbert.py")
     spec = importlib.util.spec_from_file_location(f"jaxrl_atari_config_{path.stem}", path)
@@ -55,8 +56,14 @@ def call_config_file(path: str | Path, **functions: type) -> list[Any]:
                 raise UserError(f"--config {path}: {name}() returned {got}; expected a {kind.__name__}")
     except UserError:
         raise
-    except Exception as error:  # whatever a user's file can raise, told in one line
-        raise UserError(f"--config {path}: {type(error).__name__}: {error}; mend the file") from error
+    except (Exception, SystemExit) as error:  # whatever a user's file can raise, told in one line
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if Path(frame.filename).resolve() == path.resolve()
+        ]
+        where = f"{path}, line {lines[-1]}" if lines else path
+        raise UserError(f"--config {where}: {type(error).__name__}: {error}; mend the file") from error
     return returned
 
 

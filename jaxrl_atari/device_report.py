@@ -1,6 +1,5 @@
 """What `python -m jaxrl_atari.devices` prints: the devices, what each `gpu` option picks, and what is wrong."""
 
-import argparse
 import importlib.metadata
 import os
 import platform
@@ -108,7 +107,7 @@ VARIABLES = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command; exits with status 1 if a device does not compute or a setting is wrong."""
     prog = "python -m jaxrl_atari.devices"
-    parser = argparse.ArgumentParser(
+    parser = cli.Parser(
         prog=prog, description=__doc__, allow_abbrev=False, usage="%(prog)s [--config FILE [config options]]"
     )
     parser.add_argument("--config", help="a config file; also estimates the memory that its training needs")

@@ -6,7 +6,6 @@ From Python: `jaxrl_atari.policy`.
 """
 
 import dataclasses
-import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -19,9 +18,9 @@ from jaxrl_atari import cli, runtime
 from jaxrl_atari.config import parse_gpu
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.files import unused, write_json
 from jaxrl_atari.games import GAMES
 from jaxrl_atari.policy import Game, evaluate, find_session, load_policy
-from jaxrl_atari.trial import write_json
 from jaxrl_atari.video import record_video
 
 
@@ -59,12 +58,6 @@ def _scores_to_compare(game: str) -> str:
     return "to compare: " + ("; ".join(known) or "no scores known")
 
 
-def _unused(path: Path) -> Path:
-    """The path, or where there is such a file already, PATH_2, PATH_3, ...: earlier results are kept."""
-    numbered = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
-    return next(candidate for candidate in itertools.chain([path], numbered) if not candidate.exists())
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = cli.parse(
@@ -97,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     result = evaluate(policy, options.episodes, options.seed, options.greedy, options.num_envs, print_game)
     print(f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {result.std:>12,.1f}\n{_scores_to_compare(env.game_name)}")
-    path = _unused(session_dir / f"evaluation_{policy.env_steps}.json")
+    path = unused(session_dir / f"evaluation_{policy.env_steps}.json")
     figures = {
         "game": env.game_name,
         "protocol": env.resolved_protocol,
@@ -118,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_json(path, figures)
     print(f"written: {path}", flush=True)
     if options.video:
-        path = _unused(session_dir / f"video_{policy.env_steps}.mp4")
+        path = unused(session_dir / f"video_{policy.env_steps}.mp4")
         game = record_video(policy, path, options.seed, options.greedy)
         print(f"written: {path} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
 

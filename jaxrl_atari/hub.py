@@ -8,7 +8,6 @@ the best session, and besides these a model card (README.md) and the newest vide
 pulled is a run directory again, for `evaluate` and `plots`. HF_TOKEN and HF_ENDPOINT are respected.
 """
 
-import argparse
 import contextlib
 import json
 import re
@@ -277,9 +276,7 @@ def pull(repo_id: str, directory: str | Path | None = None, endpoint: str | None
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxrl_atari.hub", description="Shares runs on the Hugging Face Hub."
-    )
+    parser = cli.Parser(prog="python -m jaxrl_atari.hub", description="Shares runs on the Hugging Face Hub.")
     commands = parser.add_subparsers(dest="command", required=True)
     pushing = commands.add_parser("push", help="push a run")
     pushing.add_argument("run_dir", metavar="RUN_DIR", help="directory of a run, such as data/NAME_TIMESTAMP")

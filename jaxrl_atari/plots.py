@@ -7,7 +7,6 @@ their comparison into DIR. Nothing here uses pyplot or changes matplotlib's glob
 can draw from a thread of its own.
 """
 
-import argparse
 import os
 import sys
 import threading
@@ -21,6 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
+from jaxrl_atari import cli
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_files import read_config
 from jaxrl_atari.errors import UserError
@@ -305,7 +305,7 @@ def _plot_comparison(runs: Sequence[_Run], output: Path) -> list[Path]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status: 0, or 2 after one line about what is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m jaxrl_atari.plots", description="Draws the graphs of runs.")
+    parser = cli.Parser(prog="python -m jaxrl_atari.plots", description="Draws the graphs of runs.")
     parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run, with its config.json")
     parser.add_argument("--output", default="graphs", metavar="DIR", help="for the comparison of several runs [graphs]")
     options = parser.parse_args(arguments)
@@ -324,4 +324,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(lambda: sys.exit(main()))

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from jaxrl_atari.stopping import drop_output
+
 
 class Pace:
     """Env steps per second of the recent past, from which the time that is left is told."""
@@ -103,14 +105,19 @@ class ProgressWriter:
         self._line = ""
 
     def _print(self, text: str) -> None:
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        self._write(text + "\n")
 
     def _draw(self, line: str) -> None:
         if self._live and (line or self._line):
-            self._stream.write(f"\r{line}\x1b[K")  # \x1b[K clears the rest of the old line
-            self._stream.flush()
+            self._write(f"\r{line}\x1b[K")  # \x1b[K clears the rest of the old line
             self._line = line
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError:  # as in `train ... | head`: training goes on
+            drop_output()
 
     def _eta(self, env_steps: int) -> str:
         sps = self._pace.sps

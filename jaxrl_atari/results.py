@@ -6,9 +6,7 @@ RUN_DIR/trial.json               written here: the figures of `metrics.aggregate
 """
 
 import csv
-import json
 import logging
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 
 from jaxrl_atari.config_files import read_config
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.files import write_json
 from jaxrl_atari.games import GAMES
 from jaxrl_atari.metrics import SESSION_FIGURES, Table, aggregate_trial
 
@@ -139,10 +138,7 @@ def write_trial_summary(run_dir: str | Path) -> dict[str, Any]:
     }
     for figures_of_one, session_dir in zip(summary["sessions"], tables, strict=True):
         figures_of_one["session"] = session_dir.name
-    path = Path(run_dir) / "trial.json"
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)  # so that whoever reads it never finds half of it
+    write_json(Path(run_dir) / "trial.json", summary)
     return summary
 
 

@@ -145,15 +145,21 @@ class EpisodeStatistics:
         """Mean return of the last 100 finished games; NaN before the first."""
         return float(np.mean(self.returns)) if self.returns else float("nan")
 
-    def log_point(self) -> dict[str, float]:
-        """Adds a log point: the mean of the last 100 games; `return_ma` is the mean of the last 100 such points."""
-        mean = self.mean_return()
+    def log_point(self, keep: bool = True) -> dict[str, float]:
+        """A log point: the mean of the last 100 games; `return_ma` is the mean of the last 100 such points.
+
+        Args:
+            keep: False for one off the interval, which later ones leave out.
+        """
+        mean, points = self.mean_return(), self.points.copy()
         if self.returns:
-            self.points.append(mean)
+            points.append(mean)
+        if keep:
+            self.points = points
         return {
             "episodes": self.episodes,
             "return_mean": mean,
-            "return_ma": float(np.mean(self.points)) if self.points else float("nan"),
+            "return_ma": float(np.mean(points)) if points else float("nan"),
             "episode_length": float(np.mean(self.lengths)) if self.lengths else float("nan"),
         }
 

@@ -53,14 +53,23 @@ def _cache_compiled_programs() -> str | None:
     if _cache_dir() is None:  # not set in JAX_COMPILATION_CACHE_DIR either
         home = os.environ.get("XDG_CACHE_HOME")
         folder = (Path(home) if home else Path.home() / ".cache") / "jaxrl_atari" / "xla"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return None
+        if not _can_write(folder):
+            return f"compiled programs are not kept: {folder} cannot be written to"
         jax.config.update("jax_compilation_cache_dir", str(folder))
+    elif not _can_write(Path(str(_cache_dir()))):
+        jax.config.update("jax_enable_compilation_cache", False)
+        return f"compiled programs are not kept: {_cache_dir()} cannot be written to"
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     return f"compiled programs are kept in {_cache_dir()}"
+
+
+def _can_write(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.access(folder, os.W_OK)
+    except OSError:
+        return False
 
 
 def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

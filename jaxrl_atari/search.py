@@ -6,7 +6,6 @@
 Every field of the config and of the search is an option; docs/search.md explains them.
 """
 
-import argparse
 import dataclasses
 import os
 import sys
@@ -21,9 +20,10 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.files import write_json
 from jaxrl_atari.search_space import SearchConfig, check_space, load_search_file, read_search
 from jaxrl_atari.search_worker import read_records
-from jaxrl_atari.trial import make_run_dir, write_json
+from jaxrl_atari.trial import make_run_dir
 
 CHANGED_BY_RESUME = ("trials", "keep", "address", "resources")
 RAY_SETTINGS = {
@@ -65,7 +65,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, SearchConfig, Path | None]:
         UserError: a value that cannot be used.
         SystemExit: after --help.
     """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = cli.Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     first.add_argument("--resume")
     known, rest = first.parse_known_args(arguments)

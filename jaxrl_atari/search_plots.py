@@ -69,6 +69,7 @@ def _plot_fields(search: SearchConfig, records: Sequence[Record], graphs: Path) 
     figure = _new_figure("Score against each searched field", 4.2 * columns, 3.6 * rows + 0.6)
     scores = _scores(records)
     low, high = (np.nanmin(scores), np.nanmax(scores)) if np.isfinite(scores).any() else (0.0, 1.0)
+    known = bool(np.isfinite(scores).any())
     scores = np.where(np.isnan(scores), low - 0.08 * ((high - low) or 1.0), scores)
     for index, name in enumerate(names):
         axes = figure.add_subplot(rows, columns, index + 1)
@@ -83,10 +84,12 @@ def _plot_fields(search: SearchConfig, records: Sequence[Record], graphs: Path) 
             )
         _field_axis(axes, search, name, labels)
         axes.yaxis.set_major_formatter(FuncFormatter(_tick_text))
+        if not known:
+            axes.set_yticks([])
         axes.grid(color="#E0E0E0", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.supylabel(RETURN, fontsize="medium")
+    figure.supylabel(RETURN if known else "no trial has a score yet", fontsize="medium")
     by_label = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }

@@ -5,7 +5,6 @@
 writes them anew, also while the search runs.
 """
 
-import argparse
 import csv
 import dataclasses
 import json
@@ -109,7 +108,7 @@ def write_text(path: Path, text: str) -> None:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m jaxrl_atari.search_results", description=__doc__)
+    parser = cli.Parser(prog="python -m jaxrl_atari.search_results", description=__doc__)
     parser.add_argument("search_dir", type=Path)
     print(write_results(parser.parse_args().search_dir))
 

@@ -149,7 +149,8 @@ def end_record(search_dir: Path, number: int, config: Config, failure: str, inte
 def remove_models(search_dir: Path, keep: int) -> None:
     """Removes the checkpoints of all trials that have ended but the best `keep`."""
     records = list(read_records(search_dir).values())
-    kept = {record.number for record in ranked(records)[:keep]}
+    unscored = [record for record in records if record.status == "finished" and record.score is None]
+    kept = {record.number for record in [*ranked(records), *unscored][:keep]}
     for record in records:
         if record.status != "unfinished" and record.number not in kept:
             for checkpoints in trial_dir(search_dir, record.number).glob("session_*/checkpoints"):

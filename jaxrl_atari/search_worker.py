@@ -21,11 +21,12 @@ from jaxrl_atari import runtime
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_files import CONFIG_FILE
 from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.files import write_json
 from jaxrl_atari.loggers import Row, Writer
 from jaxrl_atari.results import write_trial_summary
 from jaxrl_atari.search_space import Fields, SearchConfig, read_search, set_fields
 from jaxrl_atari.stopping import StopRequest
-from jaxrl_atari.trial import describe, is_finished, session_dir, train_session, write_json
+from jaxrl_atari.trial import describe, is_finished, session_dir, train_session
 
 Status = Literal["unfinished", "finished", "stopped", "failed"]
 

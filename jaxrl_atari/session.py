@@ -11,6 +11,7 @@ from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement, is_leader, place, sum_over_processes
 from jaxrl_atari.evaluator import Evaluator
+from jaxrl_atari.files import unused
 from jaxrl_atari.lock import only_writer
 from jaxrl_atari.loggers import Writer, make_writers
 from jaxrl_atari.monitor import Monitor
@@ -63,6 +64,7 @@ def _run(
 
     trainer = Trainer(config, seed, placement, restored)
     label = f"session {session}"
+    aside = _set_aside(session_dir) if resume and restored is None and is_leader() else None
     if is_leader():
         writers = [*make_writers(config, session_dir, label=label, start_env_steps=trainer.env_steps), *writers]
     log = SessionLog(writers, checkpoints if is_leader() else None, trainer, session, session_dir, began_at, meta)
@@ -70,7 +72,7 @@ def _run(
     if config.network.compute_dtype == "auto" and placement.home.platform == "cpu" and multiplies_bfloat16():
         log.message("this CPU multiplies bfloat16: with --network.compute-dtype bfloat16 it trains faster")
     if resume:
-        log.message(_resume_message(config, trainer, meta))
+        log.message(_resume_message(config, trainer, meta) + (f"; {aside}" if aside else ""))
     try:
         with Monitor(sorted({*placement.learner, *placement.actors}, key=str), log.message) as log.monitor:
             if config.evaluation.every_env_steps and is_leader():
@@ -85,6 +87,14 @@ def _run(
             checkpoints.close()
         for writer in writers:
             writer.close()
+
+
+def _set_aside(session_dir: Path) -> str | None:
+    """Renames the log points of a session that has no checkpoint and starts anew; returns what to say of it."""
+    table = session_dir / "metrics.csv"
+    if not table.is_file() or len(table.read_bytes().splitlines()) < 2:
+        return None
+    return f"the log points before are in {table.rename(unused(table)).name}"
 
 
 def _train(trainer: Trainer, log: SessionLog, stop: StopRequest) -> None:

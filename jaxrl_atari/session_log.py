@@ -118,7 +118,7 @@ class SessionLog:
                 self.evaluator.start(trainer.learner.params(), trainer.env_steps)
         if trainer.env_steps >= self._next_log:
             self._next_log = _next_multiple(trainer.env_steps, self._log.every_env_steps)
-            self._log_point(time.monotonic())
+            self._log_point(time.monotonic(), keep=True)
         if trainer.env_steps >= self._next_checkpoint:
             self._next_checkpoint = _next_multiple(trainer.env_steps, self._log.checkpoint_every_env_steps)
             self.checkpoint()
@@ -136,7 +136,7 @@ class SessionLog:
         self._checked += 1
         self._metrics.append(values)
 
-    def _log_point(self, now: float) -> None:
+    def _log_point(self, now: float, keep: bool) -> None:
         trainer = self._trainer
         sps = math.nan
         if self._point is not None and trainer.env_steps > self._point[1]:
@@ -148,7 +148,7 @@ class SessionLog:
             "optimizer_steps": trainer.optimizer_steps,
             "wall_seconds": self.wall_seconds(),
             "sps": sps,
-            **trainer.statistics.log_point(),
+            **trainer.statistics.log_point(keep),
             "learning_rate": trainer.learning_rate,
             **_means(self._metrics),
             **(self.monitor.read() if self.monitor else {}),
@@ -162,7 +162,7 @@ class SessionLog:
         now = time.monotonic()
         self._flush()
         if self._metrics and self._trainer.env_steps != self.row.get("env_steps"):
-            self._log_point(now)
+            self._log_point(now, keep=False)
         self.checkpoint()
         if self._checkpoints is not None:
             self._checkpoints.wait()

@@ -11,7 +11,6 @@ SUITE_DIR/<Game>/                a run directory, like any other
 SUITE_DIR/results.{md,csv,json}  written again whenever a game ends
 """
 
-import argparse
 import csv
 import dataclasses
 import io
@@ -258,7 +257,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str], Path | None]:
     Raises:
         UserError: a value that cannot be used.
     """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = cli.Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     first.add_argument("--resume")
     first.add_argument("--games", nargs="*")

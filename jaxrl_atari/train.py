@@ -6,7 +6,6 @@
 Every field of the config is an option; --help after --config shows them with the config's values.
 """
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
@@ -25,20 +24,22 @@ def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
         UserError: a value that cannot be used.
         SystemExit: --help, or an option that is not there (status 2).
     """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = cli.Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     first.add_argument("--resume")
     known, rest = first.parse_known_args(arguments)
     if known.config and known.resume:
         raise UserError("--config and --resume: a resumed run has its config already; give one of the two")
     if known.resume:
-        default, run_dir = read_config(Path(known.resume)), Path(known.resume)
+        run_dir = Path(known.resume).expanduser()
+        default = read_config(run_dir)
     elif known.config:
         default, run_dir = load_config_file(known.config), None
     elif {"-h", "--help"} & set(rest):
         default, run_dir = Config(), None
     else:
-        raise UserError("--config or --resume: one is needed; for example --config configs/qbert.py")
+        given = f"; given were {' '.join(rest)}" if rest else ""
+        raise UserError(f"--config or --resume: one is needed; for example --config configs/qbert.py{given}")
     config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.train", description=__doc__)
     return config, run_dir
 

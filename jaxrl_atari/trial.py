@@ -17,6 +17,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.config_fields import require
 from jaxrl_atari.config_files import CONFIG_FILE, read_config
 from jaxrl_atari.errors import SessionsFailed, UserError
+from jaxrl_atari.files import write_json
 from jaxrl_atari.gpus import (
     Place,
     apply_memory_fraction,
@@ -45,7 +46,7 @@ def make_run_dir(config: Config) -> Path:
         import_wandb()
     stamp = time.strftime("%Y%m%d_%H%M%S")
     for suffix in ("", *(f"_{i}" for i in range(2, 100))):
-        run_dir = Path(config.output_dir) / f"{config.name}_{stamp}{suffix}"
+        run_dir = Path(config.output_dir).expanduser() / f"{config.name}_{stamp}{suffix}"
         try:
             run_dir.mkdir(parents=True)
             return run_dir
@@ -95,7 +96,10 @@ def _write_description(directory: Path, config: Config) -> None:
 
 
 def require_same_run(config: Config, run_dir: Path) -> None:
-    """Raises `ConfigError` where a config to go on with asks for another run than the one in `run_dir`."""
+    """Raises `UserError` where `run_dir` is no run's, or holds another run than the config to go on with asks for."""
+    if (run_dir / "checkpoints").is_dir():
+        expected = run_dir.absolute().parent
+        raise UserError(f"--resume {run_dir}: is a session's directory; expected the run's, {expected}")
     before = read_config(run_dir)
     for name, was, wanted in (
         ("env.game", before.env.game_name, config.env.game_name),
@@ -124,13 +128,6 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return revision.stdout.strip() or None
-
-
-def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Writes a file that is there whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
 
 
 def session_dir(run_dir: Path, session: int) -> Path:
@@ -174,12 +171,26 @@ def _run_sessions(config: Config, run_dir: Path, places: Sequence[Place], resume
             print(f"session {session}  finished already", flush=True)
         else:
             sessions.append(session)
-    if sessions:
-        _write_description(run_dir, config)
+    described = {run_dir: config} if sessions else {}
     for session in sessions:
         session_dir(run_dir, session).mkdir(exist_ok=True)
-        _write_description(session_dir(run_dir, session), dataclasses.replace(config, seed=config.seed + session))
+        described[session_dir(run_dir, session)] = dataclasses.replace(config, seed=config.seed + session)
+    before = {path: path.read_bytes() for folder in described if (path := folder / CONFIG_FILE).is_file()}
+    for folder, of_folder in described.items():
+        _write_description(folder, of_folder)
+    checkpoints = set(run_dir.glob("session_*/checkpoints/*"))
+    try:
+        _run_or_start(config, run_dir, sessions, places, resume)
+    except Exception:
+        if resume and set(run_dir.glob("session_*/checkpoints/*")) == checkpoints:
+            for path, content in before.items():  # nothing came of it: the next resume is not to ask for it again
+                path.write_bytes(content)
+        raise
 
+
+def _run_or_start(
+    config: Config, run_dir: Path, sessions: Sequence[int], places: Sequence[Place], resume: bool
+) -> None:
     blocks = {places[session].gpus for session in sessions}
     parallel = min(config.trial.parallel or len(blocks), len(sessions))
     here = parallel <= 1 and all(len(block) in (0, len(visible().gpus)) for block in blocks)

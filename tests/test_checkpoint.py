@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -325,3 +326,15 @@ def test_damaged_score(session):
     one_line(error)
     shutil.rmtree(session / "checkpoints" / "20")
     assert Checkpoints(session, read_only=True).steps() == [10]
+
+
+@pytest.mark.parametrize(("free", "advice"), [(0, "free some space"), (1 << 40, "mend what is wrong there")])
+def test_a_checkpoint_that_cannot_be_written(free, advice, tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    said = "RESOURCE_EXHAUSTED: " + "x" * 500 + " No space left on device"
+    monkeypatch.setattr(checkpoints._manager, "save", lambda *a, **k: (_ for _ in ()).throw(ValueError(said)))
+    expected = rf"written \(ValueError: RESOURCE_EXHAUSTED: x.*x No space left on device\); {advice}, then go on"
+    with pytest.raises(UserError, match=expected) as error:
+        checkpoints.save(1, small_arrays(0), {}, 0.0)
+    assert len(str(error.value)) < 500

@@ -410,3 +410,12 @@ def test_screens_that_are_not_210_lines_high(backend):
     assert screen.shape == (250, 160)
     seen = screen if backend == "ale" else screen[:210]
     assert np.abs(area_resize(seen) - frame).max() <= 0.501
+
+
+def test_an_end_and_a_cut_off_at_once_are_an_end():
+    """Also where envpool, which says both, is not installed."""
+    pool = BasePool(1, ("NOOP",))
+    frame, no, yes = np.zeros((1, 84, 84), np.uint8), np.array([False]), np.array([True])
+    pool._mark(RawStep(frame, no, no, no, np.array([1])))
+    step = pool._mark(RawStep(frame, no, yes, yes, np.array([0])))
+    assert (step.terminated[0], step.truncated[0]) == (True, False)

@@ -327,6 +327,17 @@ def test_log_config_is_checked():
         dataclasses.replace(LogConfig(), wandb_project="")
 
 
+def test_a_reader_that_goes_away_does_not_end_training(monkeypatch):
+    class Closed(io.StringIO):
+        def flush(self):
+            raise BrokenPipeError
+
+    dropped = []
+    monkeypatch.setattr("jaxrl_atari.progress.drop_output", lambda: dropped.append(True))
+    ProgressWriter(1000, label="session 0", stream=Closed()).message("hello")
+    assert dropped
+
+
 def test_live_line_reaches_the_end(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()

@@ -408,6 +408,14 @@ def test_only_the_best_keep_their_models(engine, tmp_path):
     assert (tmp_path / "trial_0/session_0/metrics.csv").exists()
 
 
+def test_models_are_kept_where_no_trial_has_a_score(engine, tmp_path):
+    begin(tmp_path, small_search())
+    for number in range(2):
+        add_trial(tmp_path, number, [], "finished")
+    engine.remove_models(tmp_path, keep=1)
+    assert [path.parent.parent.name for path in tmp_path.glob("trial_*/session_0/checkpoints")] == ["trial_0"]
+
+
 # --- Results ---------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import math
+import shutil
 import signal
 import time
 from types import SimpleNamespace
@@ -365,7 +366,7 @@ def test_evaluation_while_training_goes_on(tmp_path):
             ["--config", "configs/qbert.py", "--ppo.minibatch-size", "300"],
             "ppo.minibatch_size = 300: expected a divisor",
         ),
-        (["--config", "configs/qbert.py", "--ppo.gamma", "x"], "--ppo.gamma: could not convert"),
+        (["--config", "configs/qbert.py", "--ppo.gamma", "x"], "--ppo.gamma: expected a number"),
         (["--config", "configs/qbert.py", "--ppo.gama", "1"], "Unrecognized options: --ppo.gama"),
         (
             ["--config", "configs/qbert.py", "--devices.gpu", "maybe"],
@@ -531,3 +532,42 @@ def test_devices_check_forbids_transfers_that_nobody_told(tmp_path, monkeypatch)
     monkeypatch.setattr(Trainer, "iterate", careless)
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         run_session(TINY, tmp_path / "session_0")
+
+
+def test_a_resume_that_cannot_be_leaves_everything_as_it_was(tmp_path, monkeypatch):
+    run_dir = train.train(dataclasses.replace(TINY, output_dir=str(tmp_path), total_env_steps=96))
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=f"session_0: is a session's directory; expected the run's, {run_dir}"):
+        train.main(["--resume", str(run_dir / "session_0")])
+
+    def no_writers(*arguments, **options):
+        raise UserError("no key")
+
+    monkeypatch.setattr(session, "make_writers", no_writers)
+    with pytest.raises(UserError, match="no key"):
+        train.main(["--resume", str(run_dir), "--total-env-steps", "160"])
+    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+
+
+def test_log_points_of_a_session_that_starts_anew_are_kept_aside(tmp_path):
+    run_session(TINY, tmp_path / "session_0")
+    before = (tmp_path / "session_0" / "metrics.csv").read_bytes()
+    shutil.rmtree(tmp_path / "session_0" / "checkpoints")
+    lines = Lines()
+    run_session(TINY, tmp_path / "session_0", resume=True, writers=[lines])
+    assert (tmp_path / "session_0" / "metrics_2.csv").read_bytes() == before
+    assert any(message.endswith("the log points before are in metrics_2.csv") for message in lines.messages)
+    assert int(rows(tmp_path / "session_0")[0]["updates"]) == 1
+
+
+def test_an_interruption_takes_no_place_among_the_points_of_return_ma(tmp_path):
+    """A last log point off the interval shows the newest mean, and later ones leave it out."""
+    config = dataclasses.replace(TINY, log=LogConfig(every_env_steps=600, checkpoint_every_env_steps=10**6))
+    lines, trainer = Lines(), SteadyTrainer(config)
+    log = SessionLog([lines], None, trainer, 0, tmp_path, 0.0, None)
+    for score in (1.0, 3.0, 8.0):
+        trainer.statistics.game_over(score, 1)
+        log.after_update(trainer.iterate())
+    log.finish()
+    assert [(row["env_steps"], row["return_ma"]) for row in lines.rows] == [(600, 2.0), (900, 3.0)]
+    assert list(trainer.statistics.points) == [2.0]
