@@ -181,6 +181,8 @@ def _run_sessions(config: Config, run_dir: Path, places: Sequence[Place], resume
     checkpoints = set(run_dir.glob("session_*/checkpoints/*"))
     try:
         _run_or_start(config, run_dir, sessions, places, resume)
+    except SessionsFailed:  # --resume is to run what is missing
+        raise
     except Exception:
         if resume and set(run_dir.glob("session_*/checkpoints/*")) == checkpoints:
             for path, content in before.items():  # nothing came of it: the next resume is not to ask for it again
