@@ -178,16 +178,22 @@ def _run_sessions(config: Config, run_dir: Path, places: Sequence[Place], resume
     before = {path: path.read_bytes() for folder in described if (path := folder / CONFIG_FILE).is_file()}
     for folder, of_folder in described.items():
         _write_description(folder, of_folder)
-    checkpoints = set(run_dir.glob("session_*/checkpoints/*"))
+    made = _made(run_dir)
     try:
         _run_or_start(config, run_dir, sessions, places, resume)
     except SessionsFailed:  # --resume is to run what is missing
         raise
     except Exception:
-        if resume and set(run_dir.glob("session_*/checkpoints/*")) == checkpoints:
+        if resume and _made(run_dir) == made:
             for path, content in before.items():  # nothing came of it: the next resume is not to ask for it again
                 path.write_bytes(content)
         raise
+
+
+def _made(run_dir: Path) -> tuple[Any, Any]:
+    """What training has made so far: the checkpoints' names, and the log points."""
+    tables = {path: path.read_bytes() for path in run_dir.glob("session_*/metrics.csv")}
+    return set(run_dir.glob("session_*/checkpoints/*")), tables
 
 
 def _run_or_start(

@@ -543,10 +543,20 @@ def test_a_resume_that_cannot_be_leaves_everything_as_it_was(tmp_path, monkeypat
     def no_writers(*arguments, **options):
         raise UserError("no key")
 
+    make_writers = session.make_writers
     monkeypatch.setattr(session, "make_writers", no_writers)
     with pytest.raises(UserError, match="no key"):
         train.main(["--resume", str(run_dir), "--total-env-steps", "160"])
     assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+
+    class Failing(Lines):  # once it has begun, the options that it was given stay
+        def write(self, row):
+            raise UserError("no more")
+
+    monkeypatch.setattr(session, "make_writers", lambda *a, **k: [*make_writers(*a, **k), Failing()])
+    with pytest.raises(UserError, match="no more"):
+        train.main(["--resume", str(run_dir), "--total-env-steps", "160"])
+    assert json.loads((run_dir / "config.json").read_text())["config"]["total_env_steps"] == 160
 
 
 def test_log_points_of_a_session_that_starts_anew_are_kept_aside(tmp_path):
