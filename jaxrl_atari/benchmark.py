@@ -61,8 +61,8 @@ ROWS = (
 )
 SECTION_NOTES = {
     "env_wait": "waiting for the emulators",
-    "inference": "the policy: until its actions are here",
-    "transfer": "frames and rewards to the device",
+    "inference": "the policy: frames there, actions back",
+    "transfer": "rewards to the device",
     "update": "learning, as far as it is waited for",
     "logging": "metrics, files, checkpoints",
     "other": "bookkeeping",

@@ -169,10 +169,10 @@ class Training:
         """Where the time of an iteration goes, as this thread sees it: seconds an iteration, whose sum is all of it.
 
         - env_wait: sending actions to the emulators and waiting for what they return.
-        - inference: starting the policy and waiting for its actions, their way back to the host included. Where actor
-          and learner share a device and learn at the same time, waiting for the learner is part of it.
-        - transfer: `jax.device_put`: frames, rewards and small things. On a GPU the copy itself may still be under way
-          and is then part of the inference that waits for it.
+        - inference: starting the policy and waiting for its actions; the frames' way to the device, which is part of
+          the policy's call, and the actions' way back are included. Where actor and learner share a device and learn at
+          the same time, waiting for the learner is part of it.
+        - transfer: `jax.device_put`: the rewards of a rollout and small things.
         - update: starting the update and waiting for it, which training itself does not do at this point (it waits
           when it needs the first action of the new parameters). With `overlap = "update"`: the time for which this
           thread waits for the update that goes on beside it.

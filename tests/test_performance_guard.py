@@ -83,40 +83,45 @@ def test_nothing_is_compiled_or_traced_after_two_iterations(overlap, request):
 
 
 def transfers(length, request, monkeypatch):
-    """Calls of device_put and device_get of one iteration in the steady state, each by the shapes that it moved."""
+    """What one iteration in the steady state moves: NumPy arrays to the device, by shapes in a call, and back."""
     trainer = make_trainer(small(length), request)
     iterate(trainer, 2)
-    puts, gets = [], []
+    there, back = [], []
 
-    def listing(function, calls):
-        def listed(x, *args, **kwargs):
-            moved = [leaf for leaf in jax.tree.leaves(x) if not isinstance(leaf, jax.Array) or calls is gets]
-            calls.append(tuple((leaf.shape, str(leaf.dtype)) for leaf in moved))
-            return function(x, *args, **kwargs)
+    def listing(function, calls, kind):
+        def listed(*args, **kwargs):
+            moved = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(args) if isinstance(leaf, kind))
+            calls.extend([moved] if moved else [])
+            return function(*args, **kwargs)
 
         return listed
 
     with monkeypatch.context() as patch:
-        patch.setattr(jax, "device_put", listing(jax.device_put, puts))
-        patch.setattr(jax, "device_get", listing(jax.device_get, gets))
+        for name in ("act", "begin"):
+            for actor in trainer.actors[0]:
+                function = listing(getattr(actor._functions, name), there, np.ndarray)
+                patch.setattr(actor, "_functions", actor._functions._replace(**{name: function}))
+        patch.setattr(jax, "device_put", listing(jax.device_put, there, (np.ndarray, np.generic)))
+        patch.setattr(jax, "device_get", listing(jax.device_get, back, jax.Array))
+        patch.setattr(np, "asarray", listing(np.asarray, back, jax.Array))
         iterate(trainer, 1)
-    return Counter(puts), Counter(gets)
+    return Counter(there), Counter(back)
 
 
 def test_transfers_of_a_step(request, monkeypatch):
-    puts, gets = transfers(LENGTH, request, monkeypatch)
+    there, back = transfers(LENGTH, request, monkeypatch)
     size = ENVS // GROUPS
     newest_frames = (((size, 84, 84), "uint8"), ((size,), "bool"))
-    # One put of the newest frame and its mark for each group and step, and once more for the value after the last.
-    assert puts[newest_frames] == GROUPS * (LENGTH + 1)
-    frames = [count for moved, count in puts.items() if any(dtype == "uint8" for _, dtype in moved)]
-    assert sum(frames) == puts[newest_frames]
-    # One get of the actions for each group and step, and nothing else.
-    assert gets == {(((size,), "int32"),): GROUPS * LENGTH}
+    # The newest frame and its mark go there with each group and step, and once more for the value after the last.
+    assert there[newest_frames] == GROUPS * (LENGTH + 1)
+    frames = [count for moved, count in there.items() if any(dtype == "uint8" for _, dtype in moved)]
+    assert sum(frames) == there[newest_frames]
+    # The actions come back with each group and step, and nothing else.
+    assert back == {(((size,), "int32"),): GROUPS * LENGTH}
 
-    longer_puts, longer_gets = transfers(2 * LENGTH, request, monkeypatch)
-    assert longer_puts.total() - puts.total() == GROUPS * LENGTH
-    assert longer_gets.total() - gets.total() == GROUPS * LENGTH
+    longer_there, longer_back = transfers(2 * LENGTH, request, monkeypatch)
+    assert longer_there.total() - there.total() == GROUPS * LENGTH
+    assert longer_back.total() - back.total() == GROUPS * LENGTH
 
 
 def implicit_transfer(trainer):
