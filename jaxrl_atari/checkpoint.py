@@ -117,7 +117,7 @@ class Checkpoints:
     """
 
     def __init__(self, session_dir: str | Path, *, read_only: bool = False):
-        self.directory = Path(session_dir).absolute() / "checkpoints"
+        self.directory = Path(session_dir) / "checkpoints"
         if read_only and not Path(session_dir).is_dir():
             raise UserError(f"{session_dir}: no such directory; expected a session directory such as RUN_DIR/session_0")
         if read_only and not self.directory.is_dir():
@@ -128,7 +128,7 @@ class Checkpoints:
         try:
             if not read_only:
                 self.directory.mkdir(parents=True, exist_ok=True)
-            self._manager = ocp.CheckpointManager(self.directory, options=_options(read_only))
+            self._manager = ocp.CheckpointManager(self.directory.absolute(), options=_options(read_only))
         except Exception as error:  # orbax and the file system raise many kinds
             damaged = [path for path in sorted(self.directory.glob("*/metrics/metrics")) if not _is_json(path)]
             advice = f"; remove the damaged {damaged[0].parents[1]} to use the other checkpoints" if damaged else ""

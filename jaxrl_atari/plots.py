@@ -68,8 +68,8 @@ class _Run(NamedTuple):
 
 
 def _read_run(run_dir: str | Path) -> _Run:
-    path = Path(run_dir).absolute()
-    return _Run(path, read_config(run_dir), read_sessions(path))
+    path = Path(run_dir)
+    return _Run(path, read_config(path), read_sessions(path))
 
 
 def _tick_text(value: float, _position: int) -> str:
@@ -275,7 +275,7 @@ def plot_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> list[
 
 
 def _plot_comparison(runs: Sequence[_Run], output: Path) -> list[Path]:
-    names = [run.path.name for run in runs]
+    names = [run.path.absolute().name for run in runs]
     panels: dict[str, list[_Run]] = {}
     for run in runs:
         panels.setdefault(run.game.name, []).append(run)
@@ -287,8 +287,8 @@ def _plot_comparison(runs: Sequence[_Run], output: Path) -> list[Path]:
         for index, (game, trials) in enumerate(sorted(panels.items())):
             axes = figure.add_subplot(rows, columns, index + 1)
             for number, run in enumerate(trials):
-                unique = names.count(run.path.name) == 1
-                name = run.path.name if unique else f"{run.path.parent.name}/{run.path.name}"
+                path = run.path.absolute()
+                name = path.name if names.count(path.name) == 1 else f"{path.parent.name}/{path.name}"
                 line = {
                     "color": COLOURS[number % len(COLOURS)],
                     "linestyle": LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)],

@@ -177,6 +177,14 @@ def test_one_run_makes_no_comparison(tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "one", [table([100, 200])])
     assert plots.main(["one"]) == 0
     assert not (tmp_path / "graphs").exists()
+    assert "one/graphs/trial.png" in capsys.readouterr().out.splitlines()  # the path as it was given
+
+
+def test_a_run_is_compared_by_its_name_wherever_one_is(tmp_path, monkeypatch):
+    run, other = (write_run(tmp_path / name, [table([100, 200])]) for name in ("one", "two"))
+    monkeypatch.chdir(run)
+    _, drawing = plots.plot_comparison([".", other], tmp_path / "out")
+    assert "one: v5" in drawing.read_text()
 
 
 def test_a_run_that_is_still_being_written_is_drawn(tmp_path, caplog, capsys):
