@@ -179,7 +179,7 @@ class ActorFunctions(NamedTuple):
 
     params: Callable[[Any], Any]
     begin: Callable[[ActorState, jax.Array], ActorState]
-    act: Callable[[Any, ActorState, jax.Array, jax.Array], tuple[ActorState, jax.Array]]
+    act: Callable[[Any, ActorState, np.ndarray, np.ndarray], tuple[ActorState, jax.Array]]
 
 
 def make_actor_functions(network: NatureActorCritic) -> ActorFunctions:

@@ -192,7 +192,9 @@ def _plot_curves(search_dir: Path, search: SearchConfig, records: Sequence[Recor
         axes.plot(env_steps[-1:], mean[-1:], color=look["color"], marker=look["marker"], clip_on=False)
         text = f"{record.number}" + (" (best)" if record.number in best else "")
         axes.annotate(text, (env_steps[-1], mean[-1]), (6, 3), textcoords="offset points", color=look["color"])
-    _format_axes(axes, last * 1.06, "return_ma (raw return of a full game)")
+    _format_axes(axes, last * 1.06, "return_ma (raw return of a full game)" if seen else "no trial has a score yet")
+    if not seen:
+        axes.set_yticks([])
     if search.early_stopping == "asha":
         rung = float(search.grace_env_steps)
         while rung < last:

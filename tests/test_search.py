@@ -457,7 +457,9 @@ def test_results_without_a_score(tmp_path):
     write_results(tmp_path)
     add_trial(tmp_path, 0, [], "failed")
     write_results(tmp_path)
-    assert (tmp_path / "graphs/fields.png").exists()
+    for name in ("fields", "curves"):
+        assert "no trial has a score yet" in (tmp_path / f"graphs/{name}.svg").read_text()
+    assert not (tmp_path / "graphs/parallel.svg").exists()
     assert not (tmp_path / "small_best.py").exists()
 
 
