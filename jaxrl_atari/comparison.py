@@ -319,13 +319,15 @@ def draw_scale(field: str, rows: Mapping[int, Mapping[str, Any]], path: Path) ->
     for axes, title in ((speed, "env steps / s"), (memory, "peak memory, GiB")):
         axes.set_xscale("log", base=2)
         axes.set_xticks(x)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_ylim(bottom=0)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
         axes.set_xlabel(field)
         axes.set_title(title)
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, frameon=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
