@@ -25,8 +25,8 @@ from jax._src import xla_bridge
 from jax.experimental import topologies
 
 from jaxrl_atari import ppo, rollout
-from jaxrl_atari.envs import make_pool
-from jaxrl_atari.memory import estimate, format_bytes
+from jaxrl_atari.envs.ale import make_pool
+from jaxrl_atari.hardware.memory import estimate, format_bytes
 from jaxrl_atari.networks import BLOCKED
 from jaxrl_atari.train import parse
 from jaxrl_atari.trainer import make_network, num_groups

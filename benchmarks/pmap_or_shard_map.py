@@ -12,9 +12,9 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 import jaxrl_atari.trainer as trainer_module
-from jaxrl_atari import runtime
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.devices import DataParallel, place
+from jaxrl_atari.hardware import runtime
 
 
 class ShardMap(DataParallel):

@@ -9,7 +9,7 @@ each time. Then confirm the best with several sessions:
 """
 
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.search_space import LogUniform, SearchConfig, Uniform
+from jaxrl_atari.search.space import LogUniform, SearchConfig, Uniform
 
 
 def get_config() -> Config:

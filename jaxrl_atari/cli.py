@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import tyro
 
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.stopping import drop_output
+from jaxrl_atari.trial.stopping import drop_output
 
 Options = TypeVar("Options")
 

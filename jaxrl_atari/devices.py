@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
-from jaxrl_atari import gpus
 from jaxrl_atari.config import DevicesConfig, GpuOption
 from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.hardware import gpus
 
 
 class Choice(NamedTuple):
@@ -278,6 +278,7 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
 
 
 if __name__ == "__main__":
-    from jaxrl_atari import cli, device_report
+    from jaxrl_atari import cli
+    from jaxrl_atari.hardware import report as device_report
 
     cli.run(device_report.main)

@@ -25,8 +25,8 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.config_files import read_config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.games import GAMES, Game
-from jaxrl_atari.metrics import Table, aggregate_trial, align_sessions, moving_average
-from jaxrl_atari.results import read_metrics, read_sessions, score_text
+from jaxrl_atari.run_dir.metrics import Table, aggregate_trial, align_sessions, moving_average
+from jaxrl_atari.run_dir.results import read_metrics, read_sessions, score_text
 
 # Okabe & Ito 2008, "Color Universal Design", without the yellow (too pale for a line) and the black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")

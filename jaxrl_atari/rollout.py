@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxrl_atari.devices import check_placement
-from jaxrl_atari.env_pool import EnvPool, EnvStep
+from jaxrl_atari.envs.pool import EnvPool, EnvStep
 from jaxrl_atari.networks import BLOCKED, STACK, NatureActorCritic, acting_params, block_frames, gather_stacks
 from jaxrl_atari.ppo import Rollout, sample_action
 

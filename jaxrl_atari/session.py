@@ -7,18 +7,18 @@ from typing import Any
 
 import jax
 
-from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement, is_leader, place, sum_over_processes
-from jaxrl_atari.evaluator import Evaluator
-from jaxrl_atari.files import unused
-from jaxrl_atari.lock import only_writer
-from jaxrl_atari.loggers import Writer, make_writers
-from jaxrl_atari.monitor import Monitor
-from jaxrl_atari.runtime import multiplies_bfloat16
-from jaxrl_atari.session_log import SessionLog, SessionResult
-from jaxrl_atari.stopping import StopRequest
+from jaxrl_atari.evaluate.during_training import Evaluator
+from jaxrl_atari.hardware.monitor import Monitor
+from jaxrl_atari.hardware.runtime import multiplies_bfloat16
+from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.run_dir.files import unused
+from jaxrl_atari.run_dir.lock import only_writer
+from jaxrl_atari.run_dir.session_log import SessionLog, SessionResult
+from jaxrl_atari.run_dir.writers import Writer, make_writers
 from jaxrl_atari.trainer import Trainer, abstract_arrays
+from jaxrl_atari.trial.stopping import StopRequest
 
 
 def run_session(

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_atari import cli, runtime
+from jaxrl_atari import cli
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_files import load_config_file, read_config
 from jaxrl_atari.errors import SessionsFailed, UserError
+from jaxrl_atari.hardware import runtime
 
 
 def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
@@ -53,8 +54,8 @@ def train(config: Config, run_dir: Path | None = None) -> Path:
         UserError: as `run_trial`; `run_dir` holds a run of another game, protocol or seed.
     """
     from jaxrl_atari import devices
-    from jaxrl_atari.gpus import place_session
-    from jaxrl_atari.trial import follow_trial, make_run_dir, require_same_run, run_trial
+    from jaxrl_atari.hardware.gpus import place_session
+    from jaxrl_atari.trial.trial import follow_trial, make_run_dir, require_same_run, run_trial
 
     place_session(config, 0)  # refuses devices that are not there before a run directory is made
     resume = run_dir is not None
@@ -81,7 +82,7 @@ def train(config: Config, run_dir: Path | None = None) -> Path:
 def _summarise(config: Config, run_dir: Path) -> None:
     """trial.json, the trial's graphs, and a table for people."""
     from jaxrl_atari.plots import plot_trial
-    from jaxrl_atari.results import summary_table, write_trial_summary
+    from jaxrl_atari.run_dir.results import summary_table, write_trial_summary
 
     summary = write_trial_summary(run_dir)
     graphs = plot_trial(run_dir) if config.log.graphs else []

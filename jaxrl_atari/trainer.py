@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.devices import DataParallel, Placement, gather_rows, sum_over_processes
-from jaxrl_atari.envs import make_pool
+from jaxrl_atari.envs.ale import make_pool
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import Learner
 from jaxrl_atari.networks import NatureActorCritic, conv_form

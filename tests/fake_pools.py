@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxrl_atari.env_pool import EnvStep
+from jaxrl_atari.envs.pool import EnvStep
 
 
 class FakePool:

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 
-from jaxrl_atari.metrics import moving_average
-from jaxrl_atari.results import REQUIRED_COLUMNS
+from jaxrl_atari.run_dir.metrics import moving_average
+from jaxrl_atari.run_dir.results import REQUIRED_COLUMNS
 
 
 def table(return_mean, env_steps=None, **columns):

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_atari.checkpoint import FORMAT_VERSION, Checkpoints
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.networks import NatureActorCritic
 from jaxrl_atari.ppo import TrainState, init_train_state
+from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints
 
 NAN = math.nan
 
@@ -130,7 +130,7 @@ def test_killed_save_leaves_the_one_before(session):
     """A process that dies by SIGKILL while orbax writes, at whatever point that is."""
     script = """
         import sys, jax.numpy as jnp, os, signal, threading
-        from jaxrl_atari.checkpoint import Checkpoints
+        from jaxrl_atari.run_dir.checkpoints import Checkpoints
         checkpoints = Checkpoints(sys.argv[1])
         arrays = {"x": jnp.ones(int(3e7))}
         checkpoints.save(30, arrays, {}, 9.0)
@@ -161,7 +161,7 @@ def run_with_devices(devices, script, *args):
 EIGHT_DEVICES = """
     import sys, jax, jax.numpy as jnp, numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-    from jaxrl_atari.checkpoint import Checkpoints
+    from jaxrl_atari.run_dir.checkpoints import Checkpoints
     mesh = Mesh(np.array(jax.devices()), "d")
     assert mesh.size == 8
     placed = {"split": NamedSharding(mesh, P("d")), "copied": NamedSharding(mesh, P()), "key": NamedSharding(mesh, P())}
@@ -215,7 +215,7 @@ def test_saving_is_quiet(tmp_path):
         1,
         """
     import sys, jax.numpy as jnp
-    from jaxrl_atari.checkpoint import Checkpoints
+    from jaxrl_atari.run_dir.checkpoints import Checkpoints
     checkpoints = Checkpoints(sys.argv[1])
     for step in (1, 2, 3):
         checkpoints.save(step, {"x": jnp.ones(3)}, {}, float("nan"))

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_atari import cli, runtime, train
+from jaxrl_atari import cli, train
 from jaxrl_atari.config_files import load_config_file
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.hardware import runtime
 
 
 def ends(main):
@@ -77,7 +78,7 @@ def test_config_files_that_end_the_program_or_fail(tmp_path, monkeypatch):
 
 def test_a_cache_that_cannot_be_written_to_is_told(tmp_path):
     (tmp_path / "file").touch()
-    code = "from jaxrl_atari import runtime; print(*runtime.configure(), sep='\\n')"
+    code = "from jaxrl_atari.hardware import runtime; print(*runtime.configure(), sep='\\n')"
     variables = {"XDG_CACHE_HOME": str(tmp_path / "file"), "PYTHONPATH": str(Path(runtime.__file__).parents[1])}
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     out = subprocess.run(

@@ -9,11 +9,19 @@ from collections import Counter
 import jax
 import pytest
 
-from jaxrl_atari import gpus
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.gpus import FRACTION, OLD_FRACTION, driver_gpus, memory_fraction, place_session, rotate, simulated_gpus
+from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.gpus import (
+    FRACTION,
+    OLD_FRACTION,
+    driver_gpus,
+    memory_fraction,
+    place_session,
+    rotate,
+    simulated_gpus,
+)
 
 VARIABLES = (gpus.SIMULATED, "CUDA_VISIBLE_DEVICES", "CUDA_OFFSET", FRACTION, OLD_FRACTION)
 
@@ -161,7 +169,8 @@ def test_gpu_false_does_not_touch_a_real_gpu():
 
 def test_counting_gpus_does_not_start_jax():
     code = (
-        "from jax._src import xla_bridge; from jaxrl_atari import gpus, trial; from jaxrl_atari.config import Config;"
+        "from jax._src import xla_bridge; from jaxrl_atari.hardware import gpus; from jaxrl_atari.trial import trial;"
+        " from jaxrl_atari.config import Config;"
         "print(gpus.place_session(Config(), 0).gpus, xla_bridge.backends_are_initialized())"
     )
     assert python("-c", code, JAXRL_ATARI_SIMULATED_GPUS="2").stdout.split() == ["(0,)", "False"]
@@ -247,7 +256,7 @@ def test_share_of_memory_on_a_real_gpu():
     if not gpus.visible().gpus:
         pytest.skip(f"no GPU: {gpus.visible().problem}")
     code = (
-        "from jaxrl_atari.config import DevicesConfig; from jaxrl_atari import gpus; import jax;"
+        "from jaxrl_atari.config import DevicesConfig; from jaxrl_atari.hardware import gpus; import jax;"
         "gpus.apply_memory_fraction(DevicesConfig(memory_fraction=0.25));"
         "print(jax.devices('gpu')[0].memory_stats()['bytes_limit'] / gpus.visible().gpus[0].memory)"
     )

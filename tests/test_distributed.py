@@ -11,11 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.devices import place
 from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.policy import load_policy
+from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.run_dir.checkpoints import Checkpoints
 
 ROOT = Path(__file__).parent.parent
 CHILD = Path(__file__).with_name("distributed_child.py")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from ale_py import roms
 
-from jaxrl_atari.env_pool import BasePool, EnvStep, RawStep
-from jaxrl_atari.envs import env_seeds, list_games, make_pool
+from jaxrl_atari.envs.ale import env_seeds, list_games, make_pool
+from jaxrl_atari.envs.pool import BasePool, EnvStep, RawStep
 from jaxrl_atari.errors import ConfigError, UserError
 
 needs_envpool = pytest.mark.skipif(
@@ -339,7 +339,7 @@ def test_impossible_values_are_named(bad, message):
 
 
 def test_without_envpool_the_error_says_how_to_install_it(monkeypatch):
-    from jaxrl_atari import envs
+    from jaxrl_atari.envs import ale as envs
 
     monkeypatch.setattr(envs, "_import_envpool", envs._import_envpool.__wrapped__)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

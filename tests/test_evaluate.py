@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 
-from jaxrl_atari import policy as module
-from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.env_pool import EnvStep
-from jaxrl_atari.envs import env_seeds, make_pool
+from jaxrl_atari.envs.ale import env_seeds, make_pool
+from jaxrl_atari.envs.pool import EnvStep
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.evaluate import main
+from jaxrl_atari.evaluate import policy as module
+from jaxrl_atari.evaluate.__main__ import main
+from jaxrl_atari.evaluate.policy import evaluate, find_session, load_policy
+from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.networks import block_frames, gather_stacks, unblock_stacks
-from jaxrl_atari.policy import evaluate, find_session, load_policy
+from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.trainer import abstract_arrays
-from jaxrl_atari.video import record_video
 
 CPU = jax.devices("cpu")[0]
 NUM_ACTIONS = 6  # of Qbert
@@ -328,7 +328,7 @@ def test_the_command_plays_as_its_options_say(run_dir, monkeypatch):
         asked.append(options[:4])
         return module.EvaluationResult((module.Game(1.0, 2, False),))
 
-    monkeypatch.setattr("jaxrl_atari.evaluate.evaluate", evaluate)
+    monkeypatch.setattr("jaxrl_atari.evaluate.__main__.evaluate", evaluate)
     options = ["--episodes", "3", "--seed", "7", "--num-envs", "2", "--gpu", "false"]
     main([str(run_dir), *options, "--greedy"])
     main([str(run_dir), *options])

@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from jaxrl_atari.envs import list_games
+from jaxrl_atari.envs.ale import list_games
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.games import DEFAULT_GAE_LAMBDA, GAMES, parse_game, tuned_gae_lambda
 

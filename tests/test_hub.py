@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from sample_runs import table, write_metrics
 
-from jaxrl_atari import hub, plots, trial
-from jaxrl_atari.checkpoint import Checkpoints
+from jaxrl_atari import plots
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.policy import load_policy
+from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.hub import __main__ as hub
+from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.trainer import abstract_arrays
+from jaxrl_atari.trial import trial
 
 library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 from hub_server import TOKEN, serve  # noqa: E402

@@ -15,9 +15,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from jaxrl_atari.config import Config, LogConfig
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.loggers import COLUMNS, CsvWriter, JsonLinesWriter, TensorBoardWriter, make_writers
-from jaxrl_atari.progress import Pace, ProgressWriter
-from jaxrl_atari.results import REQUIRED_COLUMNS, read_metrics
+from jaxrl_atari.run_dir.progress import Pace, ProgressWriter
+from jaxrl_atari.run_dir.results import REQUIRED_COLUMNS, read_metrics
+from jaxrl_atari.run_dir.writers import COLUMNS, CsvWriter, JsonLinesWriter, TensorBoardWriter, make_writers
 
 NAN = float("nan")
 
@@ -132,7 +132,7 @@ def test_tensorboard_forgets_what_came_before_the_first_checkpoint(tmp_path):
 def test_tensorboard_needs_no_tensorflow_and_no_torch(tmp_path):
     code = (
         "import sys; sys.modules.update(tensorflow=None, torch=None)\n"  # importing either would raise
-        "from pathlib import Path; from jaxrl_atari.loggers import TensorBoardWriter\n"
+        "from pathlib import Path; from jaxrl_atari.run_dir.writers import TensorBoardWriter\n"
         "assert 'tensorboard' not in sys.modules\n"
         f"TensorBoardWriter(Path({str(tmp_path)!r})).write({{'env_steps': 1}})"
     )
@@ -171,7 +171,7 @@ WANDB_SCRIPT = """
 import sys
 from pathlib import Path
 from jaxrl_atari.config import Config, LogConfig
-from jaxrl_atari.loggers import make_writers
+from jaxrl_atari.run_dir.writers import make_writers
 log = LogConfig(wandb=True, wandb_project="a project", tensorboard=False)
 writers = make_writers(Config(log=log), Path(sys.argv[1]), label="session 0")
 for env_steps in (10240, 20480):
@@ -333,7 +333,7 @@ def test_a_reader_that_goes_away_does_not_end_training(monkeypatch):
             raise BrokenPipeError
 
     dropped = []
-    monkeypatch.setattr("jaxrl_atari.progress.drop_output", lambda: dropped.append(True))
+    monkeypatch.setattr("jaxrl_atari.run_dir.progress.drop_output", lambda: dropped.append(True))
     ProgressWriter(1000, label="session 0", stream=Closed()).message("hello")
     assert dropped
 

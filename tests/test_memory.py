@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.memory import Estimate, estimate, out_of_memory_advice, report
+from jaxrl_atari.hardware.memory import Estimate, estimate, out_of_memory_advice, report
 from jaxrl_atari.ppo import Hyperparameters, init_train_state, make_update
 from jaxrl_atari.rollout import Outcome, empty_actor_state, finish_rollout
 from jaxrl_atari.trainer import make_network

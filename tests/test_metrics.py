@@ -5,10 +5,10 @@ import pytest
 from sample_runs import table, write_metrics, write_run
 from scipy import stats  # a dependency of JAX
 
-from jaxrl_atari import metrics
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.games import GAMES, Game
-from jaxrl_atari.results import (
+from jaxrl_atari.run_dir import metrics
+from jaxrl_atari.run_dir.results import (
     read_config,
     read_metrics,
     read_sessions,

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from jaxrl_atari import loggers
-from jaxrl_atari.monitor import COLUMNS, GIB, GPU_COLUMNS, GpuReader, HostReader, Monitor
+from jaxrl_atari.hardware.monitor import COLUMNS, GIB, GPU_COLUMNS, GpuReader, HostReader, Monitor
+from jaxrl_atari.run_dir import writers as loggers
 
 # The machine has four GPUs. CUDA_VISIBLE_DEVICES shows this process "2,0" in this order, and a slice of GPU 3.
 UUID_OF = ["uuid-2", "uuid-0", "slice-of-3"].__getitem__

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxrl_atari import learner, rollout
+from jaxrl_atari.benchmark.instruments import Compilations
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
 from jaxrl_atari.devices import place
-from jaxrl_atari.instruments import Compilations
 from jaxrl_atari.ppo import Hyperparameters, Rollout, init_train_state, make_update
 from jaxrl_atari.trainer import Trainer, make_network
 

@@ -12,7 +12,7 @@ from sample_runs import learning_table, table, write_run
 from jaxrl_atari import plots
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.games import GAMES
-from jaxrl_atari.metrics import moving_average
+from jaxrl_atari.run_dir.metrics import moving_average
 
 NAN = np.nan
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_pools import NoisePool, Recorded
 
-from jaxrl_atari.envs import make_pool
+from jaxrl_atari.envs.ale import make_pool
 from jaxrl_atari.networks import NatureActorCritic, gather_stacks, unblock_stacks
 from jaxrl_atari.rollout import Actor, EpisodeStatistics, empty_actor_state, finish_rollout, make_actor_functions
 

@@ -15,15 +15,15 @@ import numpy as np
 import psutil
 import pytest
 
-from jaxrl_atari import search as search_command
 from jaxrl_atari import train
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.config_files import load_config_file
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.loggers import CsvWriter
-from jaxrl_atari.results import session_dirs
-from jaxrl_atari.search_results import write_results
-from jaxrl_atari.search_space import (
+from jaxrl_atari.run_dir.results import session_dirs
+from jaxrl_atari.run_dir.writers import CsvWriter
+from jaxrl_atari.search import __main__ as search_command
+from jaxrl_atari.search.results import write_results
+from jaxrl_atari.search.space import (
     Choice,
     Grid,
     Integer,
@@ -39,8 +39,8 @@ from jaxrl_atari.search_space import (
     search_from_dict,
     set_fields,
 )
-from jaxrl_atari.search_worker import Record, ranked, read_records, trial_config, trial_dir, write_record
-from jaxrl_atari.trial import session_dir, write_json
+from jaxrl_atari.search.worker import Record, ranked, read_records, trial_config, trial_dir, write_record
+from jaxrl_atari.trial.trial import session_dir, write_json
 
 # Ray forks to start its processes, and these run other programs at once: JAX's warning is not for them.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
@@ -487,8 +487,9 @@ def test_a_running_cluster_is_joined_with_its_token_and_not_without(engine, tmp_
     ray_start = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus", "3"]
     ray_start += ["--node-ip-address", "127.0.0.1", "--port", address.split(":")[1], "--include-dashboard", "false"]
     join = f"""
-from jaxrl_atari import cli, search
-from jaxrl_atari.search_space import SearchConfig
+from jaxrl_atari import cli
+from jaxrl_atari.search import __main__ as search
+from jaxrl_atari.search.space import SearchConfig
 def main():
     engine = search.engine({address!r})
     engine.connect(SearchConfig(space={{}}, address={address!r}))
@@ -533,9 +534,9 @@ def test_processes_get_their_part_of_a_gpu_and_failures_do_not_end_the_search(en
 
         import jax
 
-        from jaxrl_atari import trial
-        from jaxrl_atari.loggers import CsvWriter
-        from jaxrl_atari.search_worker import read_records, run_search_trial
+        from jaxrl_atari.run_dir.writers import CsvWriter
+        from jaxrl_atari.search.worker import read_records, run_search_trial
+        from jaxrl_atari.trial import trial
 
         number = task["number"]
 
@@ -590,7 +591,7 @@ def test_processes_get_their_part_of_a_gpu_and_failures_do_not_end_the_search(en
 
 SMALL = """
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
-from jaxrl_atari.search_space import Grid, SearchConfig, Uniform
+from jaxrl_atari.search.space import Grid, SearchConfig, Uniform
 
 def get_config():
     return Config(
@@ -671,7 +672,7 @@ def test_too_little_memory_and_a_loss_that_is_not_finite_do_not_end_a_search(eng
 
         import psutil
 
-        from jaxrl_atari.search_worker import run_search_trial
+        from jaxrl_atari.search.worker import run_search_trial
 
         limit = psutil.Process().memory_info().vms + 2 * 2**30  # it needs 3 GiB for 16,384 samples, 0.6 for 256
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

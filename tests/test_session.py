@@ -13,17 +13,19 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_atari import runtime, session, session_log, train
-from jaxrl_atari.checkpoint import Checkpoints
+from jaxrl_atari import session, train
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import place
 from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
-from jaxrl_atari.evaluator import Evaluator
+from jaxrl_atari.evaluate.during_training import Evaluator
+from jaxrl_atari.hardware import runtime
 from jaxrl_atari.rollout import EpisodeStatistics
+from jaxrl_atari.run_dir import session_log
+from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.run_dir.session_log import NonFiniteError, SessionLog
 from jaxrl_atari.session import run_session
-from jaxrl_atari.session_log import NonFiniteError, SessionLog
-from jaxrl_atari.stopping import StopRequest
 from jaxrl_atari.trainer import Trainer, abstract_arrays
+from jaxrl_atari.trial.stopping import StopRequest
 
 TINY = Config(
     name="tiny",

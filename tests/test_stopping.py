@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from jaxrl_atari.search_worker import StopFile
-from jaxrl_atari.stopping import StopRequest
+from jaxrl_atari.search.worker import StopFile
+from jaxrl_atari.trial.stopping import StopRequest
 
 
 def test_the_first_signal_is_a_wish_and_the_second_ends_at_once():
@@ -21,7 +21,7 @@ def test_the_first_signal_is_a_wish_and_the_second_ends_at_once():
 
 CLOSED = """
 import os, signal, sys
-from jaxrl_atari.stopping import StopRequest
+from jaxrl_atari.trial.stopping import StopRequest
 
 # Whoever started the tests may have been under nohup.
 signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)

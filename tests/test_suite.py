@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from sample_runs import table, write_metrics
 
-from jaxrl_atari import suite
-from jaxrl_atari.checkpoint import Checkpoints
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.games import GAMES
+from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.suite import __main__ as suite
 
 TINY = Config(
     name="suite",

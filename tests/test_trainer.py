@@ -9,8 +9,8 @@ import pytest
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import PlacementError, check_placement, place
-from jaxrl_atari.envs import make_pool
-from jaxrl_atari.policy import Policy
+from jaxrl_atari.envs.ale import make_pool
+from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.trainer import Trainer, make_network, num_groups
 
 SMALL = Config(

@@ -13,12 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jaxrl_atari import trial
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig
 from jaxrl_atari.errors import SessionsFailed, UserError
-from jaxrl_atari.gpus import FRACTION, SIMULATED
-from jaxrl_atari.processes import Task, run_processes
-from jaxrl_atari.trial import run_trial
+from jaxrl_atari.hardware.gpus import FRACTION, SIMULATED
+from jaxrl_atari.trial.processes import Task, run_processes
+from jaxrl_atari.trial.trial import run_trial, trial
 
 CONFIG = """
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
@@ -100,7 +99,9 @@ def test_killed_and_interrupted_trial_goes_on(tmp_path, start):
         return any(f"session_{session}" in env_steps(run_dir) for run_dir in (tmp_path / "data").glob("*"))
 
     def workers():
-        return {child.cmdline()[4]: child for child in parent.children() if "jaxrl_atari.worker" in child.cmdline()}
+        return {
+            child.cmdline()[4]: child for child in parent.children() if "jaxrl_atari.trial.worker" in child.cmdline()
+        }
 
     wait_for(lambda: started(0) and started(1), process)
     workers()["0"].kill()
@@ -194,7 +195,7 @@ def test_a_second_signal_kills(scripts):
     deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
     code = f"import signal, time\n{deaf}\nprint('deaf', flush=True)\ntime.sleep(60)"
     parent = (
-        "import sys, os; from jaxrl_atari.processes import *;"
+        "import sys, os; from jaxrl_atari.trial.processes import *;"
         "run_processes([Task(0, ('task_0',), dict(os.environ), ())] * 2, parallel=2)"
     )
     (task,) = scripts([code])

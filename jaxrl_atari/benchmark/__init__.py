@@ -1,0 +1,1 @@
+"""Speed of training and of its parts, measured; comparisons with other programs."""

@@ -1,0 +1,237 @@
+"""How fast training is on this machine, and how close to the limit that the emulator sets.
+
+    python -m jaxrl_atari.benchmark --config configs/qbert.py [--repeats 5] [--seconds 3] [--env.num-envs 64 ...]
+
+times training on the real emulator in its steady state, and its parts (`measure.py` says what each figure contains).
+Every figure is a median with minimum and maximum over the repeats. The last line of the output is a JSON object with
+all of them, the machine, the versions and the config. Every field of the config is an option, as in training.
+
+Comparisons run each side in a process of its own, in turns; their ratios are those of neighbours.
+On a quiet machine only: what else computes is measured too.
+"""
+
+import argparse
+import json
+import math
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from jaxrl_atari import cli
+from jaxrl_atari.benchmark.comparison import (
+    COMPARED,
+    NAMED_COMPARISONS,
+    Job,
+    compare,
+    measure_startup,
+    option_of,
+    parse_range,
+    scale,
+    summary,
+    usable_cores,
+)
+from jaxrl_atari.benchmark.measure import RATES, SECTIONS, measure
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_files import load_config_file
+from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.hardware import gpus, runtime
+from jaxrl_atari.hardware.memory import out_of_memory_advice
+from jaxrl_atari.trial.trial import describe
+
+PARTS = (*RATES, "startup")
+FIGURES = {
+    "env": "env_sps",
+    "acting": "acting_sps",
+    "update": "update_samples_per_second",
+    "end_to_end": "end_to_end_sps",
+}
+"""What each part's rate is called in the output."""
+
+ROWS = (
+    ("env_sps", "raw env SPS", "{:,.0f}", "emulators alone, random actions: the limit"),
+    ("acting_sps", "acting SPS", "{:,.0f}", "policy and emulators"),
+    ("update_samples_per_second", "update samples/s", "{:,.0f}", "a sample counts once an epoch"),
+    ("end_to_end_sps", "end-to-end SPS", "{:,.0f}", "training, with log and checkpoints"),
+    ("share_of_limit", "share of the limit", "{:.1%}", "end-to-end SPS / raw env SPS"),
+    ("gpu_busy_percent", "GPU busy %", "{:.0f}", "while training"),
+    ("cpu_percent", "CPU %", "{:.0f}", "while training; 100 is one core"),
+)
+SECTION_NOTES = {
+    "env_wait": "waiting for the emulators",
+    "inference": "the policy: frames there, actions back",
+    "transfer": "rewards to the device",
+    "update": "learning, as far as it is waited for",
+    "logging": "metrics, files, checkpoints",
+    "other": "bookkeeping",
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = cli.Parser(
+        prog="python -m jaxrl_atari.benchmark", description=__doc__, add_help=False, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter, usage="%(prog)s --config FILE [options] [config options]",
+    )  # fmt: skip
+    parser.add_argument("--config", help="config file, such as configs/qbert.py")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of each part, or pairs of a comparison (5)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each part in each repeat, at the least (3)")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)} (all)")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--compare", metavar="torch|cpu,gpu|FIELD=V1,V2,...",
+        help="against PPO in plain PyTorch; a CPU against a GPU; values of a field (or a VARIABLE) against each other;"
+        " with --parts update the update alone",
+    )  # fmt: skip
+    instead.add_argument("--scale", metavar="FIELD=N1,N2,...", help="speed and memory against a field, with a graph")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...], Config]:
+    """Command line -> its own options, the options of the config, the config with these.
+
+    Raises:
+        UserError: a value that cannot be used.
+        SystemExit: after --help.
+    """
+    parser = _parser()
+    options, overrides = parser.parse_known_args(arguments)
+    if {"-h", "--help"} & set(overrides):
+        parser.print_help()
+        print("\nThe options of the config:\n")
+    elif options.config is None:
+        raise UserError("--config: one is needed; for example --config configs/qbert.py")
+    options.parts = options.parts.split(",")
+    if wrong := [part for part in options.parts if part not in PARTS]:
+        raise ConfigError("--parts", wrong[0], f"some of {', '.join(PARTS)}, with commas between them")
+    options.compared = options.parts[0] if len(options.parts) == 1 else "end_to_end"
+    if options.compare and options.compared not in COMPARED:
+        raise ConfigError("--parts", options.compared, f"one of {', '.join(COMPARED)} for --compare")
+    if options.repeats < 0:
+        raise ConfigError("--repeats", options.repeats, "a whole number from 0 on (0: the first update and no more)")
+    if options.repeats == 0 and (options.compare or options.scale):
+        raise ConfigError("--repeats", 0, "at least 1 for --compare and --scale")
+    if not (math.isfinite(options.seconds) and options.seconds > 0):
+        raise ConfigError("--seconds", options.seconds, "a number above 0")
+    default = load_config_file(options.config) if options.config else Config()
+    return options, tuple(overrides), _config(default, overrides)
+
+
+def _config(default: Config, overrides: Sequence[str]) -> Config:
+    return cli.parse(Config, overrides, default=default, prog="python -m jaxrl_atari.benchmark")
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, and how busy it was; does not start JAX's back end."""
+    model = platform.processor() or platform.machine()
+    cpu_info = Path("/proc/cpuinfo")
+    if cpu_info.is_file():
+        lines = cpu_info.read_text(errors="replace").splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    return {
+        "cpu": model,
+        "cores": usable_cores(),
+        "memory_gib": psutil.virtual_memory().total / 2**30,
+        "gpus": [gpu.model for gpu in gpus.visible().gpus],
+        "driver": gpus.driver_version(),
+        "libraries": gpus.library_versions(),
+        "load_average": psutil.getloadavg()[0],
+    }
+
+
+def report(job: Job, config: Config, parts: Sequence[str], repeats: int) -> dict[str, Any]:
+    """Measures the parts, prints them as a table and returns them as JSON values."""
+    result: dict[str, Any] = {"figures": {}, "iteration_seconds": {}}
+    if "startup" in parts:  # first: afterwards this process may hold the GPU's memory
+        result["startup"] = measure_startup(job)
+    timed = [part for part in parts if part in RATES]
+    if timed:
+        gpus.apply_memory_fraction(config.devices)
+        with out_of_memory_advice(config):
+            measured = measure(config, timed, repeats, job.seconds)
+        figures = {FIGURES[part]: values for part, values in measured["rates"].items()}
+        if {"env", "end_to_end"} <= set(timed):
+            figures["share_of_limit"] = [
+                sps / limit for sps, limit in zip(figures["end_to_end_sps"], figures["env_sps"], strict=True)
+            ]
+        figures |= measured["busy"]
+        known = {name: [v for v in values if math.isfinite(v)] for name, values in figures.items()}
+        result["figures"] = {name: summary(values) for name, values in known.items() if values}
+        result["iteration_seconds"] = {name: summary(values) for name, values in measured["breakdown"].items()}
+        result["memory"] = {name: measured[name] for name in ("peak_rss_gib", "peak_device_gib")}
+        result["process"] = {"devices": measured["devices"], "reason": measured["device_reason"], **measured["startup"]}
+    _print_report(result)
+    return result
+
+
+def _print_report(result: dict[str, Any]) -> None:
+    def line(label: str, numbers: Sequence[str], note: str = "") -> None:
+        print(f"{label:<34}" + "".join(f"{number:>11}" for number in numbers) + f"   {note}".rstrip())
+
+    if "process" in result:
+        print(f"on {', '.join(result['process']['devices'])}: {result['process']['reason']}\n")
+    if result["figures"]:
+        line("", ("median", "min", "max"))
+    for name, label, form, note in ROWS:
+        if name in result["figures"]:
+            line(label, [form.format(result["figures"][name][key]) for key in ("median", "min", "max")], note)
+    sections = result["iteration_seconds"]
+    if sections:
+        total = sum(sections[name]["median"] for name in SECTIONS)
+        print(f"\n{'one iteration takes':<34}{total * 1000:>8,.0f} ms")
+        for name in SECTIONS:
+            milliseconds = [f"{sections[name][key] * 1000:,.1f}" for key in ("median", "min", "max")]
+            line(f"  {name:<22}{sections[name]['median'] / total:>7.1%}", milliseconds, SECTION_NOTES[name])
+    print()
+    for name, start in result.get("startup", {}).items():
+        hits = f"{start['cache_hits']:.0f} of {start['programs']:.0f} programs from the cache"
+        print(
+            f"start with a {name} cache: first env step after {start['first_env_step_seconds']:.1f} s, first update"
+            f" after {start['first_update_seconds']:.1f} s; compiling {start['compile_seconds']:.1f} s, {hits}"
+        )
+    if "memory" in result:
+        device = result["memory"]["peak_device_gib"]
+        on_device = "" if device is None else f"; device {device:.2f} GiB"
+        compiled = result["process"]["cache_hits"] < result["process"]["programs"]
+        note = " (it compiled programs, which takes memory; less from now on)" if compiled else ""
+        print(f"peak memory of training: process {result['memory']['peak_rss_gib']:.2f} GiB{on_device}{note}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    options, overrides, config = parse(sys.argv[1:] if arguments is None else arguments)
+    for usage, text in (("--scale", options.scale), ("--compare", options.compare)):
+        if text and text not in NAMED_COMPARISONS:
+            field, values = parse_range(text, usage)
+            for value in values if not field.isupper() else ():  # all must be possible before the first is measured
+                _config(config, (option_of(field), value))
+    for line in runtime.configure():
+        print(line)
+    machine = hardware()
+    env, ppo = config.env, config.ppo
+    print(
+        f"{env.game_name} ({env.resolved_protocol}), {env.num_envs} envs x {ppo.rollout_length} steps, {ppo.epochs}"
+        f" epochs x {config.num_minibatches} minibatches of {ppo.minibatch_size}, overlap {config.overlap}\n"
+        f"{machine['cores']} cores {machine['cpu']}; GPUs: {', '.join(machine['gpus']) or 'none'};"
+        f" load average {machine['load_average']:.1f}",
+        flush=True,
+    )
+    if machine["load_average"] > 0.5:
+        print("warning: other programs are computing on this machine, or were a minute ago: figures may be low")
+    print()
+    job = Job(options.config, overrides, options.seconds, options.compared)
+    about = {"seconds": job.seconds, "repeats": options.repeats, "hardware": machine, **describe(config, config.seed)}
+    if options.compare:
+        result = {"compare": options.compare, **compare(job, config, options.compare, options.repeats)}
+    elif options.scale:
+        folder = Path(config.output_dir).expanduser()
+        result = {"scale": options.scale, **scale(job, options.scale, options.repeats, folder)}
+    else:
+        result = report(job, config, options.parts, options.repeats)
+    print("\n" + json.dumps(result | about, allow_nan=False))
+
+
+if __name__ == "__main__":
+    cli.run(main)

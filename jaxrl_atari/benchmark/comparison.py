@@ -1,0 +1,335 @@
+"""The benchmark in processes of its own: start-up, two ways of training against each other, one field over a range."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from jaxrl_atari.config import Config
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.hardware import gpus
+
+YARDSTICK = Path(__file__).parents[1] / "benchmarks" / "torch_ppo.py"
+YARDSTICK_SPEC = {
+    "env.num_envs": 16, "env.backend": "ale", "env.resolved_protocol": "v5", "ppo.rollout_length": 128, "ppo.epochs": 4,
+    "ppo.minibatch_size": 256,
+}  # fmt: skip
+"""What the yardstick trains, whatever is asked of it."""
+
+
+NAMED_COMPARISONS = ("torch", "cpu,gpu", "gpu,cpu")
+COMPARED = {
+    "end_to_end": ("end_to_end_sps", "end-to-end SPS"),
+    "update": ("update_samples_per_second", "update samples/s"),
+}
+"""Parts that can be compared: the name of the figure, and what it is called in a table."""
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Median, minimum and maximum of repeats, and all of them."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": list(values)}
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Job(NamedTuple):
+    """A benchmark as its command line gives it."""
+
+    config_file: str
+    overrides: tuple[str, ...]  # options of the config
+    seconds: float
+    compared: str = "end_to_end"  # the part whose rate a comparison compares
+
+    def run(
+        self,
+        parts: str,
+        repeats: int,
+        overrides: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Runs `benchmark` in a process of its own; further overrides win. Returns its JSON.
+
+        Raises:
+            UserError: it failed; the message is its own.
+        """
+        options = ("--parts", parts, "--repeats", str(repeats), "--seconds", str(self.seconds))
+        command = ("jaxrl_atari.benchmark", "--config", self.config_file, *options, *self.overrides, *overrides)
+        return run_for_json(["-m", *command], environment)
+
+
+def run_for_json(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Runs Python with these arguments; the last line that it prints is the JSON object that is returned.
+
+    Args:
+        environment: variables beside those of this process, of which malloc's are left out.
+
+    Raises:
+        UserError: it failed.
+    """
+    # Settings of malloc that the caller happens to have would tune one side and not the other.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    process = subprocess.run(
+        [sys.executable, *arguments], env=inherited | dict(environment or {}),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+    )  # fmt: skip
+    if process.returncode:
+        last = (process.stderr.strip() or process.stdout.strip() or "no message").splitlines()[-1]
+        reason = last.removeprefix("error: ")
+        raise UserError(f"{' '.join(arguments[:2])} failed (exit status {process.returncode}): {reason}")
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+# --- Start-up --------------------------------------------------------------------------------------------------------
+
+
+def measure_startup(job: Job) -> dict[str, dict[str, float]]:
+    """Two starts of the same training: with an empty cache of compiled programs (`cold`) and again (`warm`).
+
+    Returns:
+        For each: seconds from the start of the command to the first env step and to the end of the first update,
+        seconds that XLA compiled (or read from the cache), the number of programs, and how many came from the cache.
+    """
+    starts = {}
+    with tempfile.TemporaryDirectory(prefix="jaxrl_atari_cache_") as folder:
+        for name in ("cold", "warm"):
+            started_at = time.time()
+            variables = {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+            startup = job.run("end_to_end", 0, environment=variables)["process"]
+            starts[name] = {
+                "first_env_step_seconds": startup["first_env_step_at"] - started_at,
+                "first_update_seconds": startup["first_update_at"] - started_at,
+                **{key: startup[key] for key in ("compile_seconds", "programs", "cache_hits")},
+            }
+    return starts
+
+
+# --- Options of the config -------------------------------------------------------------------------------------------
+
+
+def option_of(field: str) -> str:
+    """`num_envs` or `env.num_envs` -> `--env.num-envs`. A short name that several groups have means that of env or ppo.
+
+    Raises:
+        UserError: the config has no such field, or several.
+    """
+    paths = []
+    for top in dataclasses.fields(Config):
+        if dataclasses.is_dataclass(top.type):
+            paths += [f"{top.name}.{inner.name}" for inner in dataclasses.fields(top.type)]
+        else:
+            paths.append(top.name)
+    wanted = field.replace("-", "_")
+    named = [path for path in paths if wanted in (path, path.rpartition(".")[2])]
+    found = [path for path in named if path == wanted or path.startswith(("env.", "ppo."))] or named
+    if len(found) != 1:
+        near = ", ".join(named or paths)
+        raise UserError(f"{field}: expected the name of one field of the config; choose one of {near}")
+    return "--" + found[0].replace("_", "-")
+
+
+def parse_range(text: str, usage: str) -> tuple[str, list[str]]:
+    """`FIELD=V1,V2,...` -> field and values.
+
+    Raises:
+        UserError: it is of another form.
+    """
+    field, _, values = text.partition("=")
+    chosen = [value.strip() for value in values.split(",")]
+    if not field or len(chosen) < 2 or not all(chosen) or len(set(chosen)) < len(chosen):
+        raise UserError(f"{usage} {text}: expected FIELD=VALUE,VALUE,... with different values, such as num_envs=8,16")
+    return field, chosen
+
+
+# --- Comparisons -----------------------------------------------------------------------------------------------------
+
+
+class Side(NamedTuple):
+    """One of those that are compared. `run` returns its `rate` and what else there is to tell, as JSON values."""
+
+    name: str
+    run: Callable[[], dict[str, Any]]
+
+
+def _training_side(
+    job: Job, name: str, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Side:
+    def run() -> dict[str, Any]:
+        result = job.run(job.compared, 1, overrides, environment)
+        return {
+            "rate": result["figures"][COMPARED[job.compared][0]]["median"],
+            "peak_rss_gib": result["memory"]["peak_rss_gib"],
+            "peak_device_gib": result["memory"]["peak_device_gib"],
+            "devices": result["process"]["devices"],
+        }
+
+    return Side(name, run)
+
+
+def _torch_side(job: Job, config: Config, mode: str) -> Side:
+    iterations = max(1, math.ceil(job.seconds * 500 / config.rollout_size))  # at the 500 SPS of PyTorch on two cores
+    arguments = [
+        str(YARDSTICK), f"--what={job.compared}", f"--mode={mode}", f"--iterations={iterations}",
+        f"--game={config.env.game_name}", f"--threads={usable_cores()}",
+    ]  # fmt: skip
+
+    def run() -> dict[str, Any]:
+        result = run_for_json(arguments)
+        return {"rate": result["median"], "peak_rss_gib": result["peak_rss_gib"], "framework": result["framework"]}
+
+    return Side(f"torch {mode}", run)
+
+
+def _check_yardstick(config: Config) -> None:
+    if not YARDSTICK.is_file():
+        raise UserError(
+            "--compare torch: benchmarks/torch_ppo.py is not there; run it from a checkout (pip install -e .)"
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("--compare torch: PyTorch is not installed; pip install torch")
+    for path, value in YARDSTICK_SPEC.items():
+        group, _, name = path.partition(".")
+        mine = getattr(getattr(config, group), name)
+        if mine != value:
+            field = path.replace("resolved_", "")
+            raise UserError(f"--compare torch: {field} = {mine!r}, and the yardstick has {value!r}; leave it at that")
+
+
+def make_sides(job: Job, config: Config, text: str) -> tuple[list[Side], list[tuple[str, str]]]:
+    """What `--compare TEXT` means: the sides, and the pairs (a, b) of which a / b is wanted.
+
+    Raises:
+        UserError: something that cannot be compared here.
+    """
+    if text == "torch":
+        _check_yardstick(config)
+        sides = [_training_side(job, "jaxrl_atari"), *(_torch_side(job, config, mode) for mode in ("plain", "tuned"))]
+        return sides, [("jaxrl_atari", side.name) for side in sides[1:]]
+    if text in NAMED_COMPARISONS:
+        if not gpus.visible().gpus:
+            raise UserError(f"--compare {text}: there is no GPU to compare with: {gpus.visible().problem}")
+        names = text.split(",")
+        sides = [_training_side(job, name, ("--devices.gpu", str(name == "gpu").lower())) for name in names]
+    else:
+        field, values = parse_range(text, "--compare")
+        if field.isupper():  # a variable of the environment
+            sides = [_training_side(job, f"{field}={value}", environment={field: value}) for value in values]
+        else:
+            option = option_of(field)
+            sides = [_training_side(job, f"{field}={value}", (option, value)) for value in values]
+    return sides, [(side.name, sides[0].name) for side in sides[1:]]
+
+
+def compare(job: Job, config: Config, text: str, repeats: int) -> dict[str, Any]:
+    """Runs the sides of a comparison in turns, forth and back, and prints who is faster.
+
+    Returns:
+        JSON values: `sides` (name -> summary of its rate, and its runs) and `ratios` ("a / b" -> summary, one ratio
+        for each round).
+    """
+    sides, pairs = make_sides(job, config, text)
+    runs: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
+    for turn in range(repeats):
+        for side in sides if turn % 2 == 0 else reversed(sides):
+            runs[side.name].append(side.run())
+            print(f"round {turn + 1} of {repeats}: {side.name} {runs[side.name][-1]['rate']:,.0f}", flush=True)
+    rates = {name: [run["rate"] for run in of_side] for name, of_side in runs.items()}
+    ratios = {f"{a} / {b}": [x / y for x, y in zip(rates[a], rates[b], strict=True)] for a, b in pairs}
+
+    print(f"\n{COMPARED[job.compared][1]:<36}{'median':>10}{'min':>10}{'max':>10}{'RSS GiB':>10}")
+    for name, values in rates.items():
+        rss = statistics.median(run["peak_rss_gib"] for run in runs[name])  # the first one may have compiled
+        print(f"{name:<36}{statistics.median(values):>10,.0f}{min(values):>10,.0f}{max(values):>10,.0f}{rss:>10.2f}")
+    print()
+    for (a, b), values in zip(pairs, ratios.values(), strict=True):
+        print(verdict(a, b, values))
+    return {
+        "sides": {name: {"rate": summary(rates[name]), "runs": runs[name]} for name in runs},
+        "ratios": {name: summary(values) for name, values in ratios.items()},
+    }
+
+
+def verdict(a: str, b: str, ratios: Sequence[float]) -> str:
+    """Which is faster, in a sentence. `ratios` are those of a's rate to b's."""
+    if statistics.median(ratios) < 1:
+        a, b, ratios = b, a, [1 / ratio for ratio in ratios]
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} pairs"
+    sure = "" if min(ratios) > 1 else ": within the noise"
+    return f"{a} is {statistics.median(ratios):.2f} times as fast as {b} ({spread}){sure}"
+
+
+# --- Scale -----------------------------------------------------------------------------------------------------------
+
+
+def scale(job: Job, text: str, repeats: int, folder: Path) -> dict[str, Any]:
+    """Measures with each value of a field, prints a table and draws it.
+
+    Returns:
+        JSON values: `field`, `rows` (value -> figures and memory) and `plot`, the PNG file.
+    """
+    field, values = parse_range(text, "--scale")
+    option = option_of(field)
+    if not all(value.isdecimal() for value in values):
+        raise UserError(f"--scale {text}: expected whole numbers")
+    columns = ("env_sps", "acting_sps", "end_to_end_sps", "share_of_limit")
+    print(f"{field:>16}{'env SPS':>12}{'acting SPS':>12}{'SPS':>10}{'of limit':>10}{'RSS GiB':>10}{'device GiB':>12}")
+    rows = {}
+    for value in values:
+        job.run("end_to_end", 0, (option, value))  # so that the peak of memory is not that of the compiler
+        result = job.run("end_to_end,env,acting", repeats, (option, value))
+        rows[int(value)] = {name: result["figures"][name] for name in columns} | result["memory"]
+        env, acting, sps, share = (result["figures"][name]["median"] for name in columns)
+        rss, device = (rows[int(value)][name] for name in ("peak_rss_gib", "peak_device_gib"))
+        speed = f"{env:>12,.0f}{acting:>12,.0f}{sps:>10,.0f}{share:>10.0%}"
+        print(f"{value:>16}{speed}{rss:>10.2f}" + ("-" if device is None else f"{device:.2f}").rjust(12), flush=True)
+    path = folder / f"scale_{field.rpartition('.')[2].replace('-', '_')}.png"
+    draw_scale(field, rows, path)
+    print(f"\n{path}")
+    return {"field": option[2:].replace("-", "_"), "rows": rows, "plot": str(path)}
+
+
+def draw_scale(field: str, rows: Mapping[int, Mapping[str, Any]], path: Path) -> None:
+    """Speed and memory against a field of the config, as a PNG file."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    speed, memory = figure.subplots(1, 2)
+    x = sorted(rows)
+    for name, label in (("env_sps", "emulator alone"), ("acting_sps", "acting"), ("end_to_end_sps", "training")):
+        low, mid, high = ([rows[i][name][key] for i in x] for key in ("min", "median", "max"))
+        speed.fill_between(x, low, high, alpha=0.2)
+        speed.plot(x, mid, marker="o", label=label)
+    for name, label in (("peak_rss_gib", "process"), ("peak_device_gib", "device")):
+        if all(rows[i][name] is not None for i in x):
+            memory.plot(x, [rows[i][name] for i in x], marker="o", label=label)
+    for axes, title in ((speed, "env steps / s"), (memory, "peak memory, GiB")):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(x)
+        axes.xaxis.set_minor_locator(NullLocator())
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
+        axes.set_xlabel(field)
+        axes.set_title(title)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, frameon=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --output-dir") from error

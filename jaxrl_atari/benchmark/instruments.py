@@ -1,0 +1,111 @@
+"""What the benchmark watches a running program with, from outside: the code that is watched stays as it is."""
+
+import contextlib
+import resource
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_atari.hardware.monitor import GIB
+
+
+class Compilations:
+    """Counts what JAX traces and compiles. Use it in a `with` block."""
+
+    TRACE = "/jax/core/compile/jaxpr_trace_duration"
+    COMPILE = "/jax/core/compile/backend_compile_duration"
+    CACHE_HIT = "/jax/compilation_cache/cache_hits"
+
+    def __init__(self) -> None:
+        self.count: Counter[str] = Counter()
+        self.compile_seconds = 0.0
+        """Of XLA, or of fetching its result from the cache; tracing comes on top."""
+
+    def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
+        self.count[event] += 1
+        if event == self.COMPILE:
+            self.compile_seconds += duration_secs
+
+    def _on_event(self, event: str, **_: str | int) -> None:
+        self.count[event] += 1
+
+    def __enter__(self) -> "Compilations":
+        jax.monitoring.register_event_duration_secs_listener(self._on_duration)
+        jax.monitoring.register_event_listener(self._on_event)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._on_duration)
+        jax.monitoring.unregister_event_listener(self._on_event)
+
+
+@contextlib.contextmanager
+def wrapped(owner: Any, name: str, wrap: Callable[[Callable], Callable]) -> Iterator[None]:
+    """Puts `wrap(owner.name)` in the place of `owner.name` for a while."""
+    function, was_own = getattr(owner, name), name in vars(owner)
+    setattr(owner, name, wraps(function)(wrap(function)))
+    try:
+        yield
+    finally:
+        if was_own:
+            setattr(owner, name, function)
+        else:
+            delattr(owner, name)
+
+
+class SectionTimer:
+    """Divides the time of this thread into sections: every moment belongs to the innermost one that is open."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._section = "other"
+        self._since = time.perf_counter()
+        self._thread = threading.get_ident()
+
+    def enter(self, section: str) -> str:
+        """Starts a section; returns the one that was open."""
+        before, now = self._section, time.perf_counter()
+        self.seconds[before] += now - self._since
+        self._section, self._since = section, now
+        return before
+
+    def timed(self, section: str) -> Callable[[Callable], Callable]:
+        """Makes a function a section; on other threads it stays what it is."""
+
+        def wrap(function: Callable) -> Callable:
+            def timed(*args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() != self._thread:
+                    return function(*args, **kwargs)
+                before = self.enter(section)
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    self.enter(before)
+
+            return timed
+
+        return wrap
+
+
+def peak_rss_gib() -> float:
+    """The largest resident memory that this process has had."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):  # getrusage's figure includes the process that started this one
+                return int(line.split()[1]) * 2**10 / GIB
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 2**10) / GIB
+
+
+def peak_device_gib(devices: Sequence[jax.Device]) -> float | None:
+    """The most memory that JAX has used on these devices together; None where they do not tell (the CPU)."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
+    known = [peak for peak in peaks if peak is not None]
+    return sum(known) / GIB if len(known) == len(peaks) else None

@@ -1,0 +1,293 @@
+"""What `benchmark.py` reports, measured in this process: the whole of training, and its parts one by one.
+
+Everything is timed in the steady state: training goes on until an iteration has compiled nothing. A repeat times each
+part once, for some seconds, and the parts take turns, so that all of them see the machine's good and bad moments.
+
+Device work is asynchronous, so a span of time on the host need not be what its name says. What each figure contains:
+
+- end_to_end: `Trainer.iterate` and the session's log, with metrics read, files written and checkpoints as in training.
+  Env transitions (`Trainer.env_steps`) a second. With `overlap = "none"` the clock stops when the last update is
+  done; with `"update"` one update is under way when it starts and when it stops.
+- env: the emulators alone, with random actions: as many environments, groups and threads as training has, stepped as
+  training does. Env transitions a second; the limit on this machine.
+- acting: `Trainer.collect`: policy, emulators and the bookkeeping of the rollout, until it is on the device.
+- update: `Learner.update` on one rollout, until it is done. Samples a second: T x B x epochs of them each time.
+"""
+
+import contextlib
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_atari.benchmark.instruments import Compilations, SectionTimer, peak_device_gib, peak_rss_gib, wrapped
+from jaxrl_atari.config import Config
+from jaxrl_atari.devices import place
+from jaxrl_atari.envs.ale import make_pool
+from jaxrl_atari.envs.pool import EnvPool
+from jaxrl_atari.hardware.monitor import Monitor
+from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.run_dir.session_log import SessionLog
+from jaxrl_atari.run_dir.writers import make_writers
+from jaxrl_atari.trainer import Trainer
+
+RATES = ("end_to_end", "env", "acting", "update")
+"""What can be timed, in the order of a repeat: training first, so that the peak of memory is its own."""
+
+SECTIONS = ("env_wait", "inference", "transfer", "update", "logging", "other")
+"""Where the time of an iteration goes, see `breakdown`."""
+
+MAX_WARM_UP = 20  # iterations
+
+
+class Training:
+    """A trainer with its log, as in a session, that writes to a folder of its own.
+
+    Args:
+        compilations: listens to JAX already.
+    """
+
+    def __init__(self, config: Config, folder: Path, compilations: Compilations):
+        self.config = config
+        self._compilations = compilations
+        self.placement = place(config.devices)
+        self.trainer = Trainer(config, config.seed, self.placement)
+        self._checkpoints = Checkpoints(folder)
+        # Without the first one, the terminal's.
+        self._writers = make_writers(config, folder, label="benchmark")[1:]
+        self.log = SessionLog(self._writers, self._checkpoints, self.trainer, 0, folder, time.time(), None)
+        self.overlap = config.overlap == "update"
+        self._pools: list[EnvPool] = []
+        self._rng = np.random.default_rng(config.seed)
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """All devices that learn or act."""
+        return sorted({*self.placement.learner, *self.placement.actors}, key=str)
+
+    def close(self) -> None:
+        """Frees emulators and files."""
+        self.trainer.close()
+        self._checkpoints.close()
+        for closing in (*self._writers, *self._pools):
+            closing.close()
+
+    def iterate(self) -> Any:
+        """One iteration of training with its log; returns the newest metrics there are, being computed."""
+        metrics = self.trainer.iterate()
+        self.log.after_update(metrics)
+        return metrics
+
+    def first_iteration(self) -> tuple[float, float]:
+        """Unix times of the first env step and of the end of the first update."""
+        first_step: list[float] = []
+
+        def wrap(recv: Callable) -> Callable:
+            def stamped() -> Any:
+                step = recv()
+                if not first_step:
+                    first_step.append(time.time())
+                return step
+
+            return stamped
+
+        with wrapped(self.trainer.actors[0][0].pool, "recv", wrap):
+            metrics = self.iterate()
+        jax.block_until_ready(self.trainer.settle() if self.overlap else metrics)
+        return first_step[0], time.time()
+
+    def warm_up(self) -> None:
+        """Iterates until nothing is compiled any more."""
+        for _ in range(MAX_WARM_UP):
+            before = self._compilations.count[Compilations.COMPILE]
+            jax.block_until_ready(self.iterate())
+            if self._compilations.count[Compilations.COMPILE] == before and not self.log.compiling:
+                return
+        raise RuntimeError(f"after {MAX_WARM_UP} iterations something is still compiled in each")
+
+    def end_to_end(self, seconds: float) -> float:
+        """Env transitions a second of training."""
+        if self.overlap:
+            jax.block_until_ready(self.iterate())  # so that an update is under way
+        first, start = self.trainer.env_steps, time.perf_counter()
+        metrics = None
+        while time.perf_counter() - start < seconds:
+            metrics = self.iterate()
+        jax.block_until_ready(metrics)
+        return (self.trainer.env_steps - first) / (time.perf_counter() - start)
+
+    def env(self, seconds: float) -> float:
+        """Env transitions a second of the emulators alone."""
+        env = self.config.env
+        actors = [actor for shard in self.trainer.actors for actor in shard]
+        if not self._pools:
+            first_env = 0
+            for actor in actors:
+                self._pools.append(make_pool(
+                    env.backend, env.game_name, actor.pool.num_envs,
+                    seed=self.config.seed, first_env=first_env, num_threads=env.num_threads,
+                    protocol=env.resolved_protocol, max_frames=env.max_frames,
+                ))  # fmt: skip
+                first_env += actor.pool.num_envs
+                self._pools[-1].reset()
+        return random_play(self._pools, seconds, self._rng)
+
+    def acting(self, seconds: float) -> float:
+        """Env transitions a second of rollouts that nobody learns from."""
+        self.trainer.settle()
+        trained, start = self.trainer.env_steps, time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            jax.block_until_ready(self.trainer.collect(self.trainer.key))
+        rate = (self.trainer.env_steps - trained) / (time.perf_counter() - start)
+        self.trainer.env_steps = trained
+        return rate
+
+    def update(self, seconds: float) -> float:
+        """Samples a second of updates on one rollout; training goes on from where it was."""
+        trainer, learner = self.trainer, self.trainer.learner
+        trainer.settle()
+        trained = trainer.env_steps
+        rollouts = trainer.collect(trainer.key)
+        trainer.env_steps = trained
+        state, hyper = learner.state, trainer.hyperparameters()
+        learner.state = jax.block_until_ready(jax.tree.map(jnp.copy, state))  # an update consumes its state
+        updates, start = 0, time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            jax.block_until_ready(learner.update(rollouts, hyper, trainer.key))
+            updates += 1
+        elapsed = time.perf_counter() - start
+        learner.state = state
+        return updates * self.config.rollout_size * self.config.ppo.epochs / elapsed
+
+    def breakdown(self, seconds: float) -> dict[str, float]:
+        """Where the time of an iteration goes, as this thread sees it: seconds an iteration, whose sum is all of it.
+
+        - env_wait: sending actions to the emulators and waiting for what they return.
+        - inference: starting the policy and waiting for its actions; the frames' way to the device, which is part of
+          the policy's call, and the actions' way back are included. Where actor and learner share a device and learn at
+          the same time, waiting for the learner is part of it.
+        - transfer: `jax.device_put`: the rewards of a rollout and small things.
+        - update: starting the update and waiting for it, which training itself does not do at this point (it waits
+          when it needs the first action of the new parameters). With `overlap = "update"`: the time for which this
+          thread waits for the update that goes on beside it.
+        - logging: reading metrics, progress, files, checkpoints.
+        - other: bookkeeping of rewards and games, keys, putting the rollout together.
+        """
+        jax.block_until_ready(self.iterate())
+        trainer = self.trainer
+        timer = SectionTimer()
+
+        def until_done(update: Callable) -> Callable:
+            return lambda *args: jax.block_until_ready(update(*args))
+
+        with contextlib.ExitStack() as probes:
+
+            def time_calls(owner: Any, name: str, section: str) -> None:
+                probes.enter_context(wrapped(owner, name, timer.timed(section)))
+
+            for actor in (actor for shard in trainer.actors for actor in shard):
+                time_calls(actor.pool, "send", "env_wait")
+                time_calls(actor.pool, "recv", "env_wait")
+                time_calls(actor, "choose", "inference")
+                time_calls(actor, "send", "inference")
+            time_calls(jax, "device_put", "transfer")
+            probes.enter_context(wrapped(trainer.learner, "update", until_done))
+            time_calls(trainer.learner, "update", "update")
+            time_calls(trainer, "settle", "update")
+            time_calls(self.log, "after_update", "logging")
+
+            timer.seconds.clear()
+            iterations, start = 0, time.perf_counter()
+            timer.enter("other")
+            while time.perf_counter() - start < seconds:
+                self.iterate()
+                iterations += 1
+            timer.enter("other")
+        return {section: timer.seconds[section] / iterations for section in SECTIONS}
+
+
+def random_play(pools: Sequence[EnvPool], seconds: float, rng: np.random.Generator) -> float:
+    """Env transitions a second of pools of equal size with random actions, all of them under way at the same time."""
+    size = pools[0].num_envs
+    actions = rng.integers(0, pools[0].num_actions, (1024, size), dtype=np.int32)
+    transitions, turn = 0, 0
+    start = time.perf_counter()
+    for pool in pools:
+        pool.send(actions[0])
+    while time.perf_counter() - start < seconds:
+        turn += 1
+        for pool in pools:
+            transitions += size - int(pool.recv().first.sum())
+            pool.send(actions[turn % len(actions)])
+    for pool in pools:
+        transitions += size - int(pool.recv().first.sum())
+    return transitions / (time.perf_counter() - start)
+
+
+def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) -> dict[str, Any]:
+    """Times `parts`, some of `RATES`, in this process; starts JAX's back end.
+
+    Args:
+        repeats: 0 makes the first rollout and update and nothing more.
+        seconds: of each part in each repeat, at the least; a part ends with the iteration that it is in.
+
+    Returns:
+        JSON values: `rates` (part -> one figure a repeat), `breakdown` (section -> seconds an iteration, one
+        figure a repeat, with end_to_end), `busy` (columns of the monitor, one figure a repeat, with end_to_end),
+        `peak_rss_gib` and `peak_device_gib` of training, `startup`, `devices` and `device_reason`.
+    """
+    rates: dict[str, list[float]] = {part: [] for part in RATES if part in parts}
+    sections: defaultdict[str, list[float]] = defaultdict(list)
+    busy: defaultdict[str, list[float]] = defaultdict(list)
+    memory: dict[str, float | None] = {}
+    with contextlib.ExitStack() as stack:
+        compilations = stack.enter_context(Compilations())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_")))
+        training = Training(config, folder / "session_0", compilations)
+        stack.callback(training.close)
+
+        first_step_at, first_update_at = training.first_iteration()
+        startup = {
+            "first_env_step_at": first_step_at,
+            "first_update_at": first_update_at,
+            "compile_seconds": compilations.compile_seconds,
+            "programs": compilations.count[Compilations.COMPILE],
+            "cache_hits": compilations.count[Compilations.CACHE_HIT],
+        }
+        if repeats:
+            training.warm_up()
+        for _ in range(repeats):
+            for part in rates:
+                if part == "end_to_end":
+                    with Monitor(training.devices, say=lambda line: None) as monitor:
+                        rates[part].append(training.end_to_end(seconds))
+                        monitor.sample()
+                        _append(busy, monitor.summary())
+                    memory = memory or _memory(training)
+                    _append(sections, training.breakdown(seconds))
+                else:
+                    rates[part].append(getattr(training, part)(seconds))
+        return {
+            "rates": rates,
+            "breakdown": dict(sections),
+            "busy": dict(busy),
+            **(memory or _memory(training)),
+            "startup": startup,
+            "devices": [f"{device} ({device.device_kind})" for device in training.devices],
+            "device_reason": training.placement.reason,
+        }
+
+
+def _append(lists: dict[str, list[float]], values: dict[str, float]) -> None:
+    for name, value in values.items():
+        lists[name].append(value)
+
+
+def _memory(training: Training) -> dict[str, float | None]:
+    return {"peak_rss_gib": peak_rss_gib(), "peak_device_gib": peak_device_gib(training.devices)}

@@ -1,0 +1,1 @@
+"""Pools of Atari games: NumPy in, NumPy out."""

@@ -1,0 +1,1 @@
+"""Policies from checkpoints, and full games played with them."""

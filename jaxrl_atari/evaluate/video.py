@@ -1,0 +1,71 @@
+"""Videos of a policy at play, of the emulator's colour screen."""
+
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from jaxrl_atari.envs.ale import SCREEN_SHAPE, AlePool
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.evaluate.policy import Game, Policy, make_evaluation_pool, play
+
+VIDEO_FPS = 15  # 60 emulator frames a second, 4 of them an env step: real speed
+VIDEO_SCALE = 3  # 160x210 -> 480x630 pixels; both even, as H.264 with 4:2:0 colours needs
+
+
+def _start_ffmpeg(path: Path) -> subprocess.Popen[bytes]:
+    """An ffmpeg that makes the video of the screens that are written to its stdin, rgb24 [210, 160, 3] each.
+
+    Started here, not by `imageio_ffmpeg.write_frames`: that one forks in a way that can deadlock a process of JAX.
+    """
+    try:
+        import imageio_ffmpeg
+
+        program = imageio_ffmpeg.get_ffmpeg_exe()
+    except (ImportError, RuntimeError) as error:
+        raise UserError("--video: ffmpeg is not there; pip install 'imageio[ffmpeg]'") from error
+    height, width, _ = SCREEN_SHAPE
+    scale = f"scale={VIDEO_SCALE * width}:{VIDEO_SCALE * height}:flags=neighbor"
+    options = f"-y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {VIDEO_FPS} -i - -vf {scale}"
+    # 4:2:0 colours are what browsers play; with the index in front they start before all is loaded.
+    options += " -an -c:v libx264 -pix_fmt yuv420p -movflags +faststart -f mp4"
+    command = [program, *options.split(), str(path)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool = False) -> Game:
+    """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, 480x630 pixels).
+
+    Raises:
+      UserError: ffmpeg is missing, or the file cannot be written.
+    """
+    path = Path(path)
+    partial_path = path.with_name(path.name + ".partial")
+    played: list[Game] = []
+    pool = make_evaluation_pool(policy, 1, seed, "ale", screen=True)  # the back end that has colour screens
+    assert isinstance(pool, AlePool)
+    ffmpeg = _start_ffmpeg(partial_path)
+    screens = ffmpeg.stdin
+    assert screens is not None
+
+    def on_step(env: int, game: Game | None) -> None:
+        screens.write(pool.screen()[env].tobytes())
+        if game is not None:
+            played.append(game)
+
+    try:
+        with contextlib.suppress(BrokenPipeError):  # ffmpeg has given up: its own words say why
+            play(policy, pool, np.ones(1, np.int64), seed, greedy, on_step)
+        complaint = ffmpeg.communicate()[1].decode(errors="replace").strip()
+        if ffmpeg.returncode != 0:
+            raise UserError(f"{path}: the video could not be written ({complaint[-200:]})")
+        os.replace(partial_path, path)
+    finally:
+        if ffmpeg.poll() is None:
+            ffmpeg.kill()
+            ffmpeg.communicate()
+        partial_path.unlink(missing_ok=True)
+        pool.close()
+    return played[0]

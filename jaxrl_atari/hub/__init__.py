@@ -1,0 +1,1 @@
+"""Sharing runs on the Hugging Face Hub."""

@@ -1,0 +1,1 @@
+"""Search: many trials with early stopping on few GPUs (Ray Tune)."""

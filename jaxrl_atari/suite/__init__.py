@@ -1,0 +1,1 @@
+"""The whole benchmark: a trial for each game, and one table."""

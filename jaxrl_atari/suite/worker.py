@@ -1,0 +1,26 @@
+"""The process of one game, as `suite.py` starts it: `python -m jaxrl_atari.suite.worker SUITE_DIR/GAME`."""
+
+import sys
+from pathlib import Path
+
+from jaxrl_atari import cli
+from jaxrl_atari.trial.processes import end_with_parent
+
+
+def main() -> None:
+    """Runs the game's trial, or what is missing of it, and brings the suite's results up to date."""
+    end_with_parent()
+    from jaxrl_atari.config_files import read_config
+    from jaxrl_atari.hardware import runtime
+    from jaxrl_atari.suite.__main__ import write_results
+    from jaxrl_atari.trial.trial import run_trial
+
+    run_dir = Path(sys.argv[1])
+    print(f"game {run_dir.name}", flush=True)
+    runtime.configure()
+    run_trial(read_config(run_dir), run_dir, resume=True)
+    write_results(run_dir.parent)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,164 @@
+"""Several sessions, or games of a suite, at a time, each in a process of its own.
+
+A session's process leads a process group of its own, so that Ctrl-C on a terminal reaches this process alone, which
+passes it on once: a session that is told twice ends without its last checkpoint. Its standard input is a pipe that
+nothing is written to: it ends when this process ends, however that happens, and the session ends with it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from jaxrl_atari.cli import INTERRUPTED
+from jaxrl_atari.trial.stopping import StopRequest, drop_output
+
+POLL_SECONDS = 0.1
+
+
+class Task(NamedTuple):
+    """A session (or a game) to be run."""
+
+    name: int | str
+    arguments: Sequence[str]  # of `python -m`
+    environment: Mapping[str, str]  # the whole of it
+    gpus: tuple[int, ...]  # that it occupies
+    kind: str = "session"
+
+    @property
+    def label(self) -> str:
+        """What stands before the lines that it prints: `session 0`."""
+        return f"{self.kind} {self.name}"
+
+
+class _Process:
+    """A session's process. What it writes is printed line by line behind its name; alone, it has the terminal."""
+
+    def __init__(self, task: Task, alone: bool):
+        self.name, self.gpus, self.label = task.name, task.gpus, task.label
+        self._last = self._error = ""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", *task.arguments],
+            env=task.environment,
+            stdin=subprocess.PIPE,
+            stdout=None if alone else subprocess.PIPE,
+            stderr=subprocess.PIPE if alone else subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, name=self.label, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        pipe = self._process.stdout or self._process.stderr
+        assert pipe is not None
+        for line in pipe:
+            line = line.rstrip()
+            if line:
+                self._last = line
+                self._error = line.removeprefix("error: ") if line.startswith("error: ") else self._error
+            say(line if line.startswith(self.label) else f"{self.label}  {line}")
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, number: int) -> None:
+        if self.is_running():
+            self._process.send_signal(number)
+
+    def close(self) -> None:
+        """Ends the process if it runs."""
+        if self.is_running():
+            self._process.kill()
+        self._process.wait()
+        self._reader.join(timeout=5.0)  # longer only if someone else holds the pipe
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def was_interrupted(self) -> bool:
+        """Whether SIGINT or SIGTERM ended the process, before it could handle them or after."""
+        return self._process.returncode in (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
+
+    def failure(self) -> str:
+        """Why the process failed, in one line; empty if it did not."""
+        status = self._process.returncode
+        if status == 0:
+            return ""
+        if status == INTERRUPTED:
+            return "its process was told to stop; its last checkpoint is written"
+        if status < 0:
+            hint = "; does the machine have too little memory?" if -status == signal.SIGKILL else ""
+            return f"its process was ended by {signal.Signals(-status).name}{hint}"
+        return self._error or self._last or f"exit status {status}"
+
+
+def say(line: str) -> None:
+    """Prints a line in one piece, whatever else is printed at the same time."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dict[int | str, str]:
+    """Runs all tasks, in their order as far as GPUs are free.
+
+    Args:
+        parallel: processes at a time.
+        per_gpu: processes at a time on the same GPUs.
+
+    Returns:
+        A task's name -> why it failed, in one line.
+
+    Raises:
+        KeyboardInterrupt: told to stop, which is passed on, once all processes have ended. A second one
+            kills them.
+    """
+    waiting, running, failures = list(tasks), [], {}
+    told = False
+    with StopRequest() as stop:
+        try:
+            while running or waiting:
+                if stop.signal is not None and not told:
+                    told = True
+                    waiting.clear()
+                    say(f"stopping: {len(running)} {tasks[0].kind}s write a last checkpoint (once more: stop at once)")
+                    for process in running:
+                        process.send(stop.signal)
+                busy = Counter(process.gpus for process in running)
+                startable = (task for task in waiting if not task.gpus or busy[task.gpus] < per_gpu)
+                task = next(startable, None) if len(running) < parallel else None
+                if task is not None:
+                    waiting.remove(task)
+                    running.append(_Process(task, alone=parallel == 1))
+                    continue
+                time.sleep(POLL_SECONDS)
+                for process in [process for process in running if not process.is_running()]:
+                    running.remove(process)
+                    process.close()
+                    if (reason := process.failure()) and not (told and process.was_interrupted()):
+                        failures[process.name] = reason
+                        say(f"{process.label}  failed: {reason}")
+        finally:
+            for process in running:
+                process.close()
+    if told:
+        raise KeyboardInterrupt
+    return failures
+
+
+def end_with_parent() -> None:
+    """In a session's process: when its parent is gone, ends it as SIGTERM does, with a last checkpoint."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        drop_output()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="end with parent", daemon=True).start()
