@@ -1,10 +1,10 @@
-"""Compiles training for an H100 on a machine that has none: how many kernels it starts, and how much memory it takes.
+"""Compiles training for an H100 on a machine without one: kernels launched, and memory taken.
 
     pip install -e '.[cuda12]'
     python benchmarks/compile_for_gpu.py --config configs/qbert.py [--env.num-envs 128 ...]
 
-To compile for a GPU, XLA needs its description alone. Nothing is run, so nothing is timed, and the workspaces of cuDNN,
-which are chosen by trying, are left out.
+To compile for a GPU, XLA needs only its description. Nothing runs, so nothing is timed, and the workspaces of cuDNN,
+which it chooses by trying, are left out.
 """
 
 import json
@@ -25,11 +25,10 @@ from jax._src import xla_bridge
 from jax.experimental import topologies
 
 from jaxrl_atari import ppo, rollout
-from jaxrl_atari.envs.ale import make_pool
+from jaxrl_atari.envs import make_pool
 from jaxrl_atari.hardware.memory import estimate, format_bytes
-from jaxrl_atari.networks import BLOCKED
+from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.train import parse
-from jaxrl_atari.trainer import make_network, num_groups
 
 H100 = """
 gpu_device_info {
@@ -66,7 +65,7 @@ def compile_for(device: jax.Device, function: Callable, arguments: Any, donate: 
 
 
 def count_kernels(hlo: str) -> int:
-    """Kernels that a compiled program starts, those of a loop's body as often as it turns."""
+    """Kernels that a compiled program launches; those of a loop's body count once per iteration."""
     computations: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in hlo.splitlines():
@@ -86,12 +85,13 @@ def count_kernels(hlo: str) -> int:
     return count("ENTRY")
 
 
-def rollout_shapes(length: int, num_envs: int) -> ppo.Rollout:
-    """A rollout's arrays, without values."""
+def rollout_shapes(network: Network, length: int, num_envs: int) -> ppo.Rollout:
+    """The shapes of a rollout's arrays."""
     shape = jax.ShapeDtypeStruct
     number, whole, mark = (shape((length, num_envs), dtype) for dtype in (jnp.float32, jnp.int32, jnp.bool_))
     return ppo.Rollout(
-        frames=shape((length + 4, num_envs, *BLOCKED), jnp.uint8), age=whole, action=whole, log_prob=number,
+        frames=shape((length + 4, num_envs, *network.layout.shape), jnp.uint8), age=whole, action=whole,
+        log_prob=number,
         value=number, reward=number, terminated=mark, truncated=mark, weight=number,
         bootstrap_value=shape((num_envs,), jnp.float32),
     )  # fmt: skip
@@ -101,17 +101,17 @@ def main() -> None:
     """Prints a line for the update and one for a step of the policy; the last line is JSON."""
     config, _ = parse(sys.argv[1:])
     pool = make_pool("ale", config.env.game_name, 1, seed=0, num_threads=1)
-    network, device = make_network(config, pool.num_actions, "gpu"), h100()
-    length, size = config.ppo.rollout_length, config.env.num_envs // num_groups(config.env, 1, "gpu")
+    network, device = make_network(config.network, pool.num_actions, "gpu"), h100()
+    length, size = config.ppo.rollout_length, config.env.num_envs // rollout.num_groups(config.env, 1, "gpu")
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(partial(ppo.init_train_state, network, config.ppo), key)
+    state = jax.eval_shape(lambda key: ppo.init_train_state(network.init(key), config.ppo), key)
     hyper = ppo.Hyperparameters(*[jax.ShapeDtypeStruct((), jnp.float32)] * len(ppo.Hyperparameters._fields))
-    params = jax.eval_shape(lambda params: rollout.acting_params(params, network.compute_dtype), state.params)
-    acting = jax.eval_shape(lambda: rollout.empty_actor_state(length, size))
+    params = jax.eval_shape(network.acting_params, state.params)
+    acting = jax.eval_shape(lambda: rollout.empty_state(length, size, network.layout.shape))
     frame, first = jax.ShapeDtypeStruct((size, 84, 84), jnp.uint8), jax.ShapeDtypeStruct((size,), jnp.bool_)
     programs = {
-        "update": (ppo.make_update(network, config.ppo).update,
-                   (state, rollout_shapes(length, config.env.num_envs), hyper, key), 0),
+        "update": (partial(ppo.update, apply=network.apply, config=config.ppo),
+                   (state, rollout_shapes(network, length, config.env.num_envs), hyper, key), 0),
         "step of the policy": (partial(rollout.act, network), (params, acting, frame, first), 1),
     }  # fmt: skip
     figures = {}

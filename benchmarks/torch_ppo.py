@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from jaxrl_atari.envs.ale import make_pool
+from jaxrl_atari.envs import make_pool
 
 NUM_ENVS, LENGTH, EPOCHS, MINIBATCH = 16, 128, 4, 256
 LEARNING_RATE, GAMMA, CLIP, ENTROPY_COEF, VALUE_COEF, MAX_NORM = 2.5e-4, 0.99, 0.1, 0.01, 0.5, 0.5

@@ -2,7 +2,7 @@
 
     python -m jaxrl_atari.train --config configs/atari.py --env.game SpaceInvaders
 
-Reference scores of all games: jaxrl_atari/atari_games.csv.
+Reference scores of all games: jaxrl_atari/envs/atari_games.csv.
 """
 
 from jaxrl_atari.config import Config

@@ -1,15 +1,15 @@
-"""A search of Qbert's discount of advantages, entropy bonus and learning rate: the published Atari space.
+"""Search over lambda, entropy coefficient and learning rate on Qbert: the published Atari search space.
 
     python -m jaxrl_atari.search --config configs/search_qbert.py
 
-16 trials with one session each; ASHA compares them at 500,000, 1,500,000 and 4,500,000 env steps, and a third goes on
-each time. Then confirm the best with several sessions:
+It runs 16 trials of one session each. ASHA compares them at 500,000, 1,500,000 and 4,500,000 env steps and keeps the
+best third each time. Then confirm the best trial with several sessions:
 
     python -m jaxrl_atari.train --config data/qbert_search_TIMESTAMP/qbert_best.py --sessions 4
 """
 
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.search.space import LogUniform, SearchConfig, Uniform
+from jaxrl_atari.search import LogUniform, SearchConfig, Uniform
 
 
 def get_config() -> Config:

@@ -1,3 +1,61 @@
-"""PPO on Atari with JAX: `python -m jaxrl_atari.train --config configs/qbert.py`."""
+"""PPO on Atari with JAX: `python -m jaxrl_atari.train --config configs/qbert.py`.
+
+A script needs one import line: `from jaxrl_atari import Config, EnvConfig, run_training, load_policy, run_evaluation`.
+The names are loaded when they are used, so that importing the package costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from jaxrl_atari.config import (
+        Config,
+        DevicesConfig,
+        EnvConfig,
+        EvaluationConfig,
+        LogConfig,
+        NetworkConfig,
+        PPOConfig,
+        TrialConfig,
+    )
+    from jaxrl_atari.errors import ConfigError, UserError
+    from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
+    from jaxrl_atari.evaluate.policy import Policy, load_policy
+    from jaxrl_atari.evaluate.video import record_video
+    from jaxrl_atari.trial.trial import run_training
+
+_CONFIGS = "Config DevicesConfig EnvConfig EvaluationConfig LogConfig NetworkConfig PPOConfig TrialConfig"
+_HOMES = {
+    **dict.fromkeys(_CONFIGS.split(), "config"),
+    **dict.fromkeys(("ConfigError", "UserError"), "errors"),
+    **dict.fromkeys(("EvaluationResult", "run_evaluation"), "evaluate.play"),
+    **dict.fromkeys(("Policy", "load_policy"), "evaluate.policy"),
+    "record_video": "evaluate.video",
+    "run_training": "trial.trial",
+}
+__all__ = [
+    "Config",
+    "ConfigError",
+    "DevicesConfig",
+    "EnvConfig",
+    "EvaluationConfig",
+    "EvaluationResult",
+    "LogConfig",
+    "NetworkConfig",
+    "PPOConfig",
+    "Policy",
+    "TrialConfig",
+    "UserError",
+    "load_policy",
+    "record_video",
+    "run_evaluation",
+    "run_training",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,44 +1,41 @@
-"""The top of every command: what a user can put right is one line on stderr, and no traceback."""
+"""Command line: parsing of options, Python config files, and errors as one line on stderr."""
 
 import argparse
 import contextlib
 import errno
+import importlib.util
 import io
+import os
 import re
+import stat
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import tyro
 
+from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.trial.stopping import drop_output
 
 Options = TypeVar("Options")
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
-DISK = {
-    errno.ENOSPC: "free some space; a training then goes on with --resume",
-    errno.EDQUOT: "free some space; a training then goes on with --resume",
-    errno.EROFS: "choose a folder that can be written to",
-    errno.EACCES: "choose a folder that can be written to",
-}
-
-
-# What Python and tyro say of a value of the wrong type, and what a user is told.
-PLAIN_WORDS = {
-    r"invalid literal for int\(\) with base 10: ('.*?')": r"expected a whole number such as 1000000, got \1",
-    r"could not convert string to float: ('.*?')": r"expected a number such as 0.001, got \1",
-    r"no type matching (\S+) could be instantiated from \[('.*?')\].*": r"expected \1, got \2",
+DISK_ADVICE = {
+    errno.ENOSPC: "free some space, then continue the run with --resume",
+    errno.EDQUOT: "free some space, then continue the run with --resume",
+    errno.EROFS: "choose a writable folder",
+    errno.EACCES: "choose a writable folder",
 }
 
 
 def run(main: Callable[[], object]) -> NoReturn:
-    """Calls `main` and exits: 0 when it returns, its status (2, or 1) after a `UserError`, 130 after Ctrl-C.
+    """Calls `main` and exits: with 0 when it returns, the error's status (2 or 1) on a `UserError`, 130 on Ctrl-C.
 
-    A disk that is full or cannot be written to is told in one line, too (2), and a reader that has gone away, as in
-    `... | head`, in none (1). Any other exception is a bug of ours and passes through with its traceback.
+    A full or read-only disk is also an error of one line (2). A reader that closes the pipe, as in `... | head`, ends
+    the command silently (1). Any other exception is a bug and passes through with its traceback.
     """
     try:
         main()
@@ -49,10 +46,10 @@ def run(main: Callable[[], object]) -> NoReturn:
         drop_output()
         sys.exit(1)
     except OSError as error:
-        if error.errno not in DISK:
+        if error.errno not in DISK_ADVICE:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror}; {DISK[error.errno]}", file=sys.stderr)
+        print(f"error: {where}{error.strerror}; {DISK_ADVICE[error.errno]}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -60,38 +57,125 @@ def run(main: Callable[[], object]) -> NoReturn:
     sys.exit(0)
 
 
+def drop_output() -> None:
+    """Redirects stdout and stderr to nowhere, except to regular files: the terminal or pipe behind them is closed."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        if not stat.S_ISREG(os.fstat(stream).st_mode):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+# --- Options ---------------------------------------------------------------------------------------------------------
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse, with what is wrong told in one line."""
+    """argparse that raises `UserError` instead of printing its usage."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; --help shows all options")
 
 
 def parse(options: type[Options], arguments: Sequence[str], **settings: Any) -> Options:
-    """`tyro.cli`, with what is wrong told in one line.
+    """`tyro.cli` that raises errors instead of drawing them.
 
     Args:
         settings: further arguments of `tyro.cli`, such as `default` and `prog`.
 
     Raises:
-        UserError: an option that is not there, or a value that it cannot take.
+        UserError: an unknown option, or a value that the option cannot have.
         SystemExit: after --help.
     """
-    complaint = io.StringIO()
+    drawn = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(drawn):
             return tyro.cli(options, args=arguments, **settings)
     except SystemExit as stop:
         if not stop.code:
             raise
-        # tyro draws a box of several lines; its last part only says where the help is.
-        words = re.sub(r"[\u2500-\u257f]+", " ", complaint.getvalue().partition("For full helptext")[0])
-        words = " ".join(words.split())
-        words = re.sub(
-            r"^(Value error Error parsing \S+: (?=\S+ = )|Value error Error parsing |Unrecognized options (?=U))",
-            "",
-            words,
-        )
-        for pattern, plain in PLAIN_WORDS.items():
-            words = re.sub(pattern, plain, words)
-        raise UserError(f"{words.partition(' Argument helptext')[0]}; --help shows all options") from None
+        # tyro exits in the handler of whatever the options' class raised: that error is the context of the exit.
+        cause = stop.__context__
+        while cause is not None and not isinstance(cause, UserError):
+            cause = cause.__context__
+        raise cause or UserError(f"{_one_line(drawn.getvalue())}; --help shows all options") from None
+
+
+# Words of tyro and Python -> plain ones.
+PLAIN_WORDS = {
+    r"^Error parsing ": "",
+    r"^Missing from .*?:": "missing:",
+    r"\{None\}": "None",
+    r"invalid literal for int\(\) with base 10: ('.*?')": r"expected a whole number such as 1000000, got \1",
+    r"could not convert string to float: ('.*?')": r"expected a number such as 0.001, got \1",
+    r"no type matching (\S+) could be instantiated from \[('.*?')\].*": r"expected \1, got \2",
+}
+
+
+def _one_line(drawn: str) -> str:
+    """The message in an error that tyro has drawn.
+
+    tyro has no public way to catch such an error (`tyro._errors` is declared unstable), so this reads the drawing of
+    tyro 1.0.17, the version in constraints.txt: a box with a title and sections between horizontal rules. The first
+    section is the message; where an option is unknown, the second one begins with a similar one. Another drawing gives
+    a less readable line, and test_cli.py fails.
+    """
+    text = re.sub("[│╭╮╰╯]", " ", drawn.partition("For full helptext")[0])
+    _, message, details = (*(" ".join(part.split()) for part in re.split("[─-]{3,}", text)), "", "")[:3]
+    message = (message or " ".join(text.split())).rstrip(".")
+    for pattern, plain in PLAIN_WORDS.items():
+        message = re.sub(pattern, plain, message)
+    similar = re.match(r"Perhaps you meant: .*?(--[\w.-]+)", details)
+    return f"{message}; did you mean {similar[1]}?" if similar else message
+
+
+# --- Config files ----------------------------------------------------------------------------------------------------
+
+
+def load_config_file(path: str | Path) -> Config:
+    """Runs a Python config file, such as configs/qbert.py, and returns the result of its `get_config()`.
+
+    Raises:
+        UserError: no such file, it does not run, or it has no `get_config()` that returns a `Config`.
+    """
+    (config,) = call_config_file(path, get_config=Config)
+    return config
+
+
+def call_config_file(path: str | Path, **functions: type) -> list[Any]:
+    """Runs a Python config file and returns the results of its functions.
+
+    Args:
+        functions: names of functions without arguments, each with the type of its result.
+
+    Raises:
+        UserError: no such file, it does not run, or a function is missing or returns another type.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise UserError(f"--config {path}: no such file; for example configs/qbert.py")
+    spec = importlib.util.spec_from_file_location(f"jaxrl_atari_config_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"--config {path}: not a Python file; expected one that defines {' and '.join(functions)}")
+    module = importlib.util.module_from_spec(spec)
+    results = []
+    try:
+        spec.loader.exec_module(module)
+        for name, kind in functions.items():
+            if not hasattr(module, name):
+                wanted = f"{name}() -> {kind.__module__}.{kind.__name__}"
+                raise UserError(f"--config {path}: has no {name}(); define {wanted}")
+            results.append(result := getattr(module, name)())
+            if not isinstance(result, kind):
+                got = type(result).__name__
+                raise UserError(f"--config {path}: {name}() returned {got}; expected a {kind.__name__}")
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if Path(frame.filename).resolve() == path.resolve()
+        ]
+        where = f"{path}, line {lines[-1]}" if lines else path
+        raise UserError(f"--config {where}: {type(error).__name__}: {error}; fix the file") from error
+    return results

@@ -1,65 +1,142 @@
-"""What a run is made of: frozen dataclasses, validated when they are made.
+"""The options of a run: frozen dataclasses, validated on construction.
 
-The fields hold what the user wrote; everything that follows from them is a property. The defaults are the published
-PPO-Atari spec (Schulman et al. 2017, in SLM Lab's per-game tuning of lambda).
+Each option is declared once: name, type (`Literal` lists the choices), range, default, and the docstring that is its
+help text. The fields hold what the user wrote; everything derived from them is a property. The defaults are the
+published PPO-Atari spec (Schulman et al. 2017, in SLM Lab's per-game tuning of lambda).
 """
 
 import dataclasses
+import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from jaxrl_atari.config_fields import (
-    GpuOption,
-    one_word,
-    parse_count,
-    parse_gpu,
-    require,
-    require_choice,
-    require_int,
-    require_number,
-)
-from jaxrl_atari.games import parse_game, tuned_gae_lambda
+from tyro.constructors import PrimitiveConstructorSpec
 
-Backend = Literal["ale", "envpool"]
-Protocol = Literal["auto", "v5", "classic"]
-ComputeDtype = Literal["auto", "float32", "bfloat16"]
+from jaxrl_atari.envs.games import parse_game, tuned_gae_lambda
+from jaxrl_atari.errors import ConfigError, require
+
+
+class Limits(NamedTuple):
+    """The values that a numeric option may have, both ends included: `Annotated[int, Limits(1, 16)]`."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        numbers = [f"{x:,}" if isinstance(x, int) else f"{x:g}" for x in self]
+        return f"from {numbers[0]} to {numbers[1]}"
+
+
+def check_fields(config: Any, prefix: str = "") -> None:
+    """Checks every field of a dataclass against its annotation: type, choices and `Limits`.
+
+    Args:
+        prefix: of the fields' names in errors, such as `ppo.`.
+
+    Raises:
+        ConfigError: the first field whose value does not fit.
+    """
+    for name, annotation in get_type_hints(type(config), include_extras=True).items():
+        kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        limits = next((x for x in metadata if isinstance(x, Limits)), None)
+        kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+        value = getattr(config, name)
+        if not any(_fits(value, kind, limits) for kind in kinds):
+            expected = " or ".join(_description(kind, limits) for kind in kinds)
+            raise ConfigError(f"{prefix}{name}", value, expected)
+
+
+def _fits(value: Any, kind: Any, limits: Limits | None) -> bool:
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if kind in (int, float):
+        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+        return is_number and (limits is None or limits.low <= value <= limits.high)  # NaN is in no range
+    return isinstance(value, get_origin(kind) or kind)
+
+
+def _description(kind: Any, limits: Limits | None) -> str:
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "None"}
+    text = words.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")
+    return f"{text} {limits}" if limits and kind in (int, float) else text
+
+
+GpuOption = bool | int | Literal["auto"]
+
+
+def parse_gpu(value: bool | int | str, field: str = "devices.gpu", words: tuple[str, ...] = ()) -> Any:
+    """Parses a `gpu` option: `auto`, `true`, `false` or a device index (`0` is a device).
+
+    Args:
+        field: name of the option in errors.
+        words: further values that it may have.
+
+    Returns:
+        "auto", True, False, an index, or one of `words`.
+    """
+    word = value.strip().lower() if isinstance(value, str) else value
+    if word in ("auto", *words) or isinstance(word, bool) or (isinstance(word, int) and word >= 0):
+        return word
+    if word in ("true", "false"):
+        return word == "true"
+    if isinstance(word, str) and word.isdecimal():
+        return int(word)
+    raise ConfigError(field, value, ", ".join((*words, "auto", "true", "false")) + " or a device index such as 0")
+
+
+def _parse_count(text: str) -> int | str:
+    """A number of devices, `all`, or the text itself, which the check of the field then rejects."""
+    word = text.strip().lower()
+    return int(word) if word.isdecimal() else word
+
+
+def _one_word(parse: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec:
+    """The command-line form of an option that tyro cannot derive from its type: one word, and how to parse it."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: parse(words[0]),
+        is_instance=lambda value: isinstance(value, bool | int | str),
+        str_from_instance=lambda value: [str(value).lower()],
+    )
+
+
+NetworkName = Literal["nature", "impala"]
 
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """The games: which, how many at once, under which protocol."""
+    """The game, its protocol, and the environments that play it."""
 
     game: str = "Qbert"
-    """Any game of ALE, as you like to write it: Qbert, ms_pacman, ALE/Qbert-v5, QbertNoFrameskip-v4 (classic)."""
-    backend: Backend = "ale"
+    """Any ALE game, in any spelling: Qbert, ms_pacman, ALE/Qbert-v5, QbertNoFrameskip-v4 (classic)."""
+    backend: Literal["ale", "envpool"] = "ale"
     """Emulator pool: `ale` (ale-py's AtariVectorEnv) or `envpool` (pip install 'jaxrl_atari[envpool]')."""
-    protocol: Protocol = "auto"
-    """`v5`: sticky actions 0.25; `classic` (NoFrameskip-v4): none; `auto`: as the game's name says, else v5."""
-    num_envs: int = 16
+    protocol: Literal["auto", "v5", "classic"] = "auto"
+    """`v5`: sticky actions 0.25; `classic` (NoFrameskip-v4): none; `auto`: as the game's name implies, else v5."""
+    num_envs: Annotated[int, Limits(1, 65_536)] = 16
     """Environments stepped in parallel (B)."""
-    num_groups: int = 0
-    """Groups of environments in ping-pong: one steps while the policy acts for the other. 0: 2 on a GPU (1 where
-    its share of the environments is odd), 1 on a CPU."""
-    num_threads: int = 0
+    num_groups: Annotated[int, Limits(0, 64)] = 0
+    """Groups of environments that alternate: one steps while the policy acts for another. 0: 2 on a GPU (1 if its
+    share of the environments is odd), 1 on a CPU."""
+    num_threads: Annotated[int, Limits(0, 4_096)] = 0
     """Emulator threads. 0: one per core."""
-    max_frames: int = 108_000
+    max_frames: Annotated[int, Limits(8, 10_000_000)] = 108_000
     """Emulator frames after which a game is truncated (108,000 frames = 30 minutes of play)."""
 
     def __post_init__(self) -> None:
-        parse_game(self.game)
-        require_choice("env.backend", self.backend, ("ale", "envpool"))
-        require_choice("env.protocol", self.protocol, ("auto", "v5", "classic"))
-        require_int("env.num_envs", self.num_envs, 1, 65_536)
-        require_int("env.num_groups", self.num_groups, 0, 64)
-        require_int("env.num_threads", self.num_threads, 0, 4_096)
-        require_int("env.max_frames", self.max_frames, 8, 10_000_000)
+        check_fields(self, "env.")
         require(self.max_frames % 4 == 0, "env.max_frames", self.max_frames, "a multiple of 4 (an env step)")
         named = parse_game(self.game)[1]
         require(
             self.protocol == "auto" or named in (None, self.protocol),
             "env.protocol",
             self.protocol,
-            f"{named}, which the name {self.game} means",
+            f"{named}, which the name {self.game} implies",
             f"leave env.protocol out, or write the game as {self.game_name}",
         )
 
@@ -70,7 +147,7 @@ class EnvConfig:
 
     @property
     def resolved_protocol(self) -> Literal["v5", "classic"]:
-        """The protocol in force: the one chosen, else the one that the game's name means, else v5."""
+        """The protocol in force: the one chosen, else the one that the game's name implies, else v5."""
         named = parse_game(self.game)[1]
         return self.protocol if self.protocol != "auto" else named or "v5"
 
@@ -79,169 +156,152 @@ class EnvConfig:
 class PPOConfig:
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
 
-    rollout_length: int = 128
-    """Env steps of each environment between two updates (T)."""
-    epochs: int = 4
+    rollout_length: Annotated[int, Limits(1, 65_536)] = 128
+    """Env steps per environment between two updates (T)."""
+    epochs: Annotated[int, Limits(1, 1_000)] = 4
     """Passes over each rollout."""
-    minibatch_size: int = 256
-    """Samples of each gradient step, over all devices."""
-    learning_rate: float = 2.5e-4
-    """Adam's step size at the start; falls linearly to zero over total_env_steps, one step an update."""
+    minibatch_size: Annotated[int, Limits(1, 2**31 - 1)] = 256
+    """Samples per gradient step, over all devices."""
+    learning_rate: Annotated[float, Limits(0.0, 1.0)] = 2.5e-4
+    """Adam's initial step size; decays linearly to zero over total_env_steps, once per update."""
     anneal_learning_rate: bool = True
     """False keeps the learning rate constant."""
-    adam_epsilon: float = 1e-5
+    adam_epsilon: Annotated[float, Limits(1e-12, 1.0)] = 1e-5
     """Adam's epsilon."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, Limits(0.0, 10.0)] = 0.0
     """Decoupled weight decay (AdamW)."""
-    gamma: float = 0.99
-    """Discount of a step."""
-    gae_lambda: float | None = None
+    gamma: Annotated[float, Limits(0.0, 1.0)] = 0.99
+    """Discount per env step."""
+    gae_lambda: Annotated[float | None, Limits(0.0, 1.0)] = None
     """Lambda of generalised advantage estimation. None: the value tuned for the game."""
-    clip_epsilon: float = 0.1
+    clip_epsilon: Annotated[float, Limits(1e-6, 10.0)] = 0.1
     """Clip range of the probability ratio and of the value."""
-    entropy_coef: float = 0.01
+    entropy_coef: Annotated[float, Limits(0.0, 10.0)] = 0.01
     """Weight of the entropy bonus."""
-    value_coef: float = 0.5
+    value_coef: Annotated[float, Limits(0.0, 100.0)] = 0.5
     """Weight of the value loss."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Annotated[float, Limits(1e-6, 1e6)] = 0.5
     """Gradients are scaled down to this global norm."""
 
     def __post_init__(self) -> None:
-        require_int("ppo.rollout_length", self.rollout_length, 1, 65_536)
-        require_int("ppo.epochs", self.epochs, 1, 1_000)
-        require_int("ppo.minibatch_size", self.minibatch_size, 1, 2**31 - 1)
-        require_number("ppo.learning_rate", self.learning_rate, 0.0, 1.0)
-        require_number("ppo.adam_epsilon", self.adam_epsilon, 1e-12, 1.0)
-        require_number("ppo.weight_decay", self.weight_decay, 0.0, 10.0)
-        require_number("ppo.gamma", self.gamma, 0.0, 1.0)
-        if self.gae_lambda is not None:
-            require_number("ppo.gae_lambda", self.gae_lambda, 0.0, 1.0)
-        require_number("ppo.clip_epsilon", self.clip_epsilon, 1e-6, 10.0)
-        require_number("ppo.entropy_coef", self.entropy_coef, 0.0, 10.0)
-        require_number("ppo.value_coef", self.value_coef, 0.0, 100.0)
-        require_number("ppo.max_grad_norm", self.max_grad_norm, 1e-6, 1e6)
+        check_fields(self, "ppo.")
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """The Nature-DQN actor-critic (Mnih et al. 2015)."""
+    """The actor-critic."""
 
-    compute_dtype: ComputeDtype = "auto"
-    """Arithmetic of the torso; auto: bfloat16 on a GPU, else float32, though a CPU with AVX512-BF16 is faster in
-    bfloat16. Parameters, heads, losses: always float32."""
+    name: NetworkName = "nature"
+    """The network: `nature` (Mnih et al. 2015) or `impala` (Espeholt et al. 2018)."""
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of the torso. `auto`: bfloat16 on a GPU, else float32, though a CPU with AVX512-BF16 is faster in
+    bfloat16. Parameters, heads and losses are always float32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
-    """Form of the convolutions, the same numbers in each: plain (cuDNN's), matmul (fast in a loop on CPU), auto."""
+    """Form of the convolutions: `plain` (cuDNN), `matmul` (fast on a CPU) or `auto`. The results are the same."""
 
     def __post_init__(self) -> None:
-        require_choice("network.compute_dtype", self.compute_dtype, ("auto", "float32", "bfloat16"))
-        require_choice("network.conv", self.conv, ("auto", "plain", "matmul"))
+        check_fields(self, "network.")
 
 
 @dataclass(frozen=True)
 class DevicesConfig:
-    """Where things run."""
+    """Devices of the learner, the actor and the evaluator."""
 
-    gpu: Annotated[GpuOption, one_word(str, "auto|true|false|INDEX")] = "auto"
+    gpu: Annotated[GpuOption, _one_word(str, "auto|true|false|INDEX")] = "auto"
     """`auto`: a GPU if JAX has one, else CPU; `true`: a GPU or an error; `false`: the CPU; `0`, `1`...: that GPU."""
-    data_parallel: Annotated[int | Literal["all"], one_word(parse_count, "N|all")] = 1
-    """Devices that learn one session together, each with its share of the environments and of every minibatch."""
-    actor: Annotated[GpuOption | Literal["learner"], one_word(str, "learner|auto|true|false|INDEX")] = "learner"
+    data_parallel: Annotated[int | Literal["all"], _one_word(_parse_count, "N|all"), Limits(1, 4_096)] = 1
+    """Devices that share the learning of one session: each has its part of the environments and of every minibatch."""
+    actor: Annotated[GpuOption | Literal["learner"], _one_word(str, "learner|auto|true|false|INDEX")] = "learner"
     """Device that acts: `learner` (the learner's own), or as `gpu`."""
-    evaluator: Annotated[GpuOption | Literal["learner"], one_word(str, "learner|auto|true|false|INDEX")] = False
+    evaluator: Annotated[GpuOption | Literal["learner"], _one_word(str, "learner|auto|true|false|INDEX")] = False
     """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
-    memory_fraction: float | None = None
-    """Share of a GPU's memory that a process takes. None: JAX's 0.75, or 0.9 / n where n processes share a GPU."""
+    memory_fraction: Annotated[float | None, Limits(0.01, 1.0)] = None
+    """Fraction of a GPU's memory that a process takes. None: JAX's 0.75, or 0.9 / n if n processes share a GPU."""
     distributed: bool = False
-    """Several processes, also on several hosts, learn one session together: start the same command in each of them."""
+    """Several processes, on one host or several, share the learning of one session: start the same command in each."""
     coordinator: str | None = None
-    """HOST:PORT of process 0. None: as the cluster's environment says (SLURM, Open MPI, Kubernetes, TPU pods)."""
-    num_processes: int | None = None
-    """Processes in all. None: as the cluster's environment says."""
-    process_index: int | None = None
-    """This process, 0 .. num_processes - 1. None: as the cluster's environment says."""
+    """HOST:PORT of process 0. None: read from the cluster's environment (SLURM, Open MPI, Kubernetes, TPU pods)."""
+    num_processes: Annotated[int | None, Limits(1, 65_536)] = None
+    """Number of processes. None: read from the cluster's environment."""
+    process_index: Annotated[int | None, Limits(0, 65_535)] = None
+    """Index of this process, 0 .. num_processes - 1. None: read from the cluster's environment."""
     check: bool = False
-    """Assert at every step that each array lies on the device where it belongs, and forbid implicit transfers."""
+    """Assert at every step that each array is on its intended device, and forbid implicit transfers."""
 
     def __post_init__(self) -> None:
         for name, words in (("gpu", ()), ("actor", ("learner",)), ("evaluator", ("learner",))):
             object.__setattr__(self, name, parse_gpu(getattr(self, name), f"devices.{name}", words))
-        if self.memory_fraction is not None:
-            require_number("devices.memory_fraction", self.memory_fraction, 0.01, 1.0)
-        if self.data_parallel != "all":
-            require_int("devices.data_parallel", self.data_parallel, 1, 4_096)
+        check_fields(self, "devices.")
 
 
 @dataclass(frozen=True)
 class TrialConfig:
     """How the sessions of a trial are run."""
 
-    parallel: int = 0
-    """Sessions at a time, each in a process of its own. 0: one a GPU (or data_parallel GPUs), one on a CPU."""
+    parallel: Annotated[int, Limits(0, 1_024)] = 0
+    """Sessions at a time, each in its own process. 0: one per GPU (or per data_parallel GPUs), one on a CPU."""
 
     def __post_init__(self) -> None:
-        require_int("trial.parallel", self.parallel, 0, 1_024)
+        check_fields(self, "trial.")
 
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What is written, and how often."""
+    """Log points, checkpoints and log back ends."""
 
-    every_env_steps: int = 10_000
+    every_env_steps: Annotated[int, Limits(1, 10**12)] = 10_000
     """Env steps between two log points."""
-    checkpoint_every_env_steps: int = 250_000
-    """Env steps between two checkpoints (one more is written at the end)."""
+    checkpoint_every_env_steps: Annotated[int, Limits(1, 10**12)] = 250_000
+    """Env steps between two checkpoints (the end of training writes one more)."""
     graphs: bool = True
-    """Draw the graphs of sessions and trial at every checkpoint."""
+    """Draw the graphs of the sessions and the trial at every checkpoint."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
     jsonl: bool = False
-    """Write the log points as JSON lines too (metrics.jsonl)."""
+    """Also write the log points as JSON lines (metrics.jsonl)."""
     wandb: bool = False
-    """Log to Weights & Biases too (pip install 'jaxrl_atari[wandb]'); WANDB_MODE=offline keeps it on this machine."""
+    """Also log to Weights & Biases (pip install 'jaxrl_atari[wandb]'); WANDB_MODE=offline keeps it on this machine."""
     wandb_project: str = "jaxrl_atari"
     """Weights & Biases project."""
 
     def __post_init__(self) -> None:
-        require_int("log.every_env_steps", self.every_env_steps, 1, 10**12)
-        require_int("log.checkpoint_every_env_steps", self.checkpoint_every_env_steps, 1, 10**12)
+        check_fields(self, "log.")
         require(bool(self.wandb_project), "log.wandb_project", self.wandb_project, "the name of a project")
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Full games played with a snapshot of the parameters while training goes on, on `devices.evaluator`."""
+    """Full games played during training with a snapshot of the parameters, on `devices.evaluator`."""
 
-    every_env_steps: int = 0
-    """Env steps between two evaluations. 0: none."""
-    episodes: int = 16
-    """Full games of an evaluation."""
-    num_envs: int = 4
+    every_env_steps: Annotated[int, Limits(0, 10**12)] = 0
+    """Env steps between two evaluations. 0: no evaluations."""
+    episodes: Annotated[int, Limits(1, 1_000_000)] = 16
+    """Full games per evaluation."""
+    num_envs: Annotated[int, Limits(1, 4_096)] = 4
     """Games played at once."""
     greedy: bool = False
-    """Take the most probable action instead of drawing one."""
+    """Take the most probable action instead of sampling one."""
 
     def __post_init__(self) -> None:
-        require_int("evaluation.every_env_steps", self.every_env_steps, 0, 10**12)
-        require_int("evaluation.episodes", self.episodes, 1, 1_000_000)
-        require_int("evaluation.num_envs", self.num_envs, 1, 4_096)
+        check_fields(self, "evaluation.")
 
 
 @dataclass(frozen=True)
 class Config:
-    """One trial: `sessions` runs of the same spec, session i seeded with `seed + i`."""
+    """One trial: `sessions` training runs with the same options, session i seeded with `seed + i`."""
 
     name: str = "atari"
     """Name of the run directory: OUTPUT_DIR/NAME_TIMESTAMP."""
-    seed: int = 0
+    seed: Annotated[int, Limits(0, 2**31 - 1)] = 0
     """Everything random in session i derives from seed + i."""
-    sessions: int = 1
-    """Training runs of this trial."""
-    total_env_steps: int = 10_000_000
+    sessions: Annotated[int, Limits(1, 10_000)] = 1
+    """Training runs in this trial."""
+    total_env_steps: Annotated[int, Limits(1, 10**12)] = 10_000_000
     """Budget of a session in env steps (1 env step = 4 emulator frames)."""
     output_dir: str = "data"
-    """Folder in which run directories are made."""
+    """Parent folder of the run directories."""
     overlap: Literal["none", "update"] = "none"
-    """`none`: strictly on-policy, reproducible; `update`: acting goes on during the update, one update behind."""
+    """`none`: strictly on-policy, reproducible; `update`: acting continues during the update, one update behind."""
     env: EnvConfig = field(default_factory=EnvConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -251,19 +311,17 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         require(
             bool(self.name) and not set(self.name) & set("/\\\0") and self.name not in (".", ".."),
             "name",
             self.name,
             "a plain file name",
         )
-        require_int("seed", self.seed, 0, 2**31 - 1)
-        require_int("sessions", self.sessions, 1, 10_000)
         require(
             self.seed + self.sessions <= 2**31, "seed", self.seed, "at most 2,147,483,648 - sessions", "lower the seed"
         )
-        require_choice("overlap", self.overlap, ("none", "update"))
-        # Several processes add up their env steps in acting: in each, that would come at another point of the update.
+        # Processes sum their env steps while acting: with overlap, each would do so at another point of the update.
         require(
             self.overlap == "none" or not self.devices.distributed,
             "overlap",
@@ -271,7 +329,6 @@ class Config:
             "none with devices.distributed",
             "leave one of the two out",
         )
-        require_int("total_env_steps", self.total_env_steps, 1, 10**12)
         samples, minibatch = self.rollout_size, self.ppo.minibatch_size
         require(
             samples % minibatch == 0,
@@ -302,12 +359,12 @@ class Config:
 
     @property
     def rollout_size(self) -> int:
-        """Samples of one rollout: T x B."""
+        """Samples per rollout: T x B."""
         return self.ppo.rollout_length * self.env.num_envs
 
     @property
     def num_minibatches(self) -> int:
-        """Gradient steps of one epoch."""
+        """Gradient steps per epoch."""
         return self.rollout_size // self.ppo.minibatch_size
 
     @property
@@ -317,7 +374,7 @@ class Config:
         return tuned_gae_lambda(self.env.game_name) if chosen is None else chosen
 
     def is_spent(self, env_steps: int) -> bool:
-        """True once a further rollout would end farther from the budget than `env_steps` is."""
+        """True once another rollout would end farther from the budget than `env_steps` is."""
         return self.total_env_steps - env_steps < self.rollout_size / 2
 
     def to_dict(self) -> dict[str, Any]:

@@ -7,15 +7,19 @@ says what this machine has, what each `gpu` option would pick, and what is wrong
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
 from jaxrl_atari.config import DevicesConfig, GpuOption
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import gpus
+from jaxrl_atari.ppo import Shard
 
 
 class Choice(NamedTuple):
@@ -140,36 +144,42 @@ def place(config: DevicesConfig) -> Placement:
 
 # --- Data parallel -----------------------------------------------------------------------------------------------
 
+AXIS = "devices"
+
 
 class DataParallel:
     """One program on one device or on several, each with its shard of the data.
 
     On one device it is `jit`, and arrays are what they are. On several it is `pmap`: every array then has a leading
-    axis, one row a device, and inside the program `lax.pmean(x, axis_name)` averages over the devices. A move to
-    `shard_map` would change this class alone.
+    axis, one row per device. A move to `shard_map` would change this class alone.
     """
 
     def __init__(self, devices: Sequence[jax.Device]):
         self.devices = tuple(devices)
         self.local_devices = tuple(d for d in self.devices if d.process_index == jax.process_index())
-        self.axis_name = "devices" if len(self.devices) > 1 else None
-        mesh = jax.sharding.Mesh(np.asarray(self.devices), ("devices",))
-        self._rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("devices"))
+        mesh = jax.sharding.Mesh(np.asarray(self.devices), (AXIS,))
+        self._rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
 
     def __len__(self) -> int:
         return len(self.devices)
 
     def compile(self, function: Callable, donate_argnums: Sequence[int] = ()) -> Callable:
-        """The function on all devices."""
-        if self.axis_name is None:
+        """The function on all devices; on several, it is given `shard`, its part (`ppo.Shard`), as a keyword."""
+        if len(self) == 1:
             return jax.jit(function, donate_argnums=donate_argnums)
-        return jax.pmap(function, axis_name=self.axis_name, devices=self.devices, donate_argnums=tuple(donate_argnums))
+
+        def on_each(*args: Any) -> Any:
+            shard = Shard(lax.axis_index(AXIS), len(self), partial(lax.psum, axis_name=AXIS))
+            return function(*_with_keys(args), shard=shard)
+
+        return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=tuple(donate_argnums))
 
     def assemble(self, shards: Sequence[Any]) -> Any:
-        """A tree of arrays from one tree for each local device, which is moved there if it is not there already."""
+        """A tree of arrays from one tree per local device, which is moved there if it is elsewhere."""
         placed = [jax.device_put(shard, device) for shard, device in zip(shards, self.local_devices, strict=True)]
-        if self.axis_name is None:
+        if len(self) == 1:
             return placed[0]
+        placed = _without_keys(placed)
 
         def rows(*parts: jax.Array) -> jax.Array:
             shape = (len(self.devices), *parts[0].shape)
@@ -182,10 +192,26 @@ class DataParallel:
         return self.assemble([tree] * len(self.local_devices))
 
     def shard(self, tree: Any, index: int) -> Any:
-        """What local device `index` holds of a tree, there."""
-        if self.axis_name is None:
+        """The part of a tree that local device `index` holds, on that device."""
+        if len(self) == 1:
             return tree
         return jax.tree.map(lambda x: _as_shard(_local_row(x, self.local_devices[index])), tree)
+
+
+class _KeyData(NamedTuple):
+    """The data of typed PRNG keys, which pmap does not take over several processes."""
+
+    data: jax.Array
+
+
+def _without_keys(tree: Any) -> Any:
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda x: _KeyData(jax.random.key_data(x)) if is_key(x) else x, tree)
+
+
+def _with_keys(tree: Any) -> Any:
+    is_data = lambda x: isinstance(x, _KeyData)  # noqa: E731
+    return jax.tree.map(lambda x: jax.random.wrap_key_data(x.data) if is_data(x) else x, tree, is_leaf=is_data)
 
 
 _as_row = jax.jit(lambda x: x[None])
@@ -215,13 +241,16 @@ def join_processes(config: DevicesConfig) -> None:
 
 
 def is_leader() -> bool:
-    """True in the process that writes files: the only one, or process 0 of several."""
-    return jax.process_index() == 0
+    """True in the process that writes files: the only one, or process 0 of several.
+
+    A process that is alone starts no back end by asking.
+    """
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def sum_over_processes(count: int) -> int:
     """The sum of every process's count; on one process, the count itself."""
-    if jax.process_count() == 1:
+    if not jax.distributed.is_initialized():
         return count
     with jax.transfer_guard("allow"):
         return int(process_allgather(np.int32(count)).sum())
@@ -232,7 +261,7 @@ def gather_rows(rows: np.ndarray) -> np.ndarray:
 
     Numbers come back as float32 from several processes, and as they are from one.
     """
-    if jax.process_count() == 1:
+    if not jax.distributed.is_initialized():
         return rows
     with jax.transfer_guard("allow"):
         counts = process_allgather(np.int32(len(rows)))
@@ -244,7 +273,7 @@ def gather_rows(rows: np.ndarray) -> np.ndarray:
 
 def agree(text: str) -> str:
     """Process 0's text, in every process."""
-    if jax.process_count() == 1:
+    if not jax.distributed.is_initialized():
         return text
     letters = np.zeros(4_096, np.uint8)
     encoded = np.frombuffer(text.encode(), np.uint8)
@@ -279,6 +308,6 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
 
 if __name__ == "__main__":
     from jaxrl_atari import cli
-    from jaxrl_atari.hardware import report as device_report
+    from jaxrl_atari.hardware import report
 
-    cli.run(device_report.main)
+    cli.run(lambda: report.main(pick_device, visible_gpus))

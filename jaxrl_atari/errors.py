@@ -1,11 +1,13 @@
-"""Errors that a user can put right: each is one line, and the command line prints it and exits with status 2."""
+"""Errors that a user can correct. A command prints such an error as one line and exits with status 2."""
+
+from typing import Any
 
 
 class UserError(Exception):
-    """Something the user can correct. The message is one line that says what is wrong and what to do.
+    """An error that the user can correct. The message is one line: what is wrong, and what to do.
 
-    A program catches it at its top, prints the message to stderr and exits with `exit_status`; any other
-    exception is a bug of ours and keeps its traceback.
+    A command prints it to stderr and exits with `exit_status`. Any other exception is a bug in this package and keeps
+    its traceback.
     """
 
     exit_status = 2
@@ -15,13 +17,13 @@ class UserError(Exception):
 
 
 class ConfigError(UserError, ValueError):
-    """A config field with a value that cannot be used.
+    """A config field has an unusable value.
 
     Args:
       field: the dotted name of the field, such as ``ppo.gae_lambda``.
-      value: what it was set to.
-      expected: what it may be, completing "expected ...".
-      hint: what to do, if more can be said than ``expected`` says.
+      value: its value.
+      expected: the values that it may have, completing "expected ...".
+      hint: what to do, where ``expected`` alone does not say it.
     """
 
     def __init__(self, field: str, value: object, expected: str, hint: str = ""):
@@ -32,11 +34,17 @@ class ConfigError(UserError, ValueError):
         super().__init__(f"{field} = {value!r}: expected {expected}" + (f"; {hint}" if hint else ""))
 
     def __reduce__(self):
-        # A session may run in another process: exceptions cross it by pickle, which calls type(*args).
+        # Exceptions of sessions in other processes arrive by pickle, which calls type(*args).
         return type(self), (self.field, self.value, self.expected, self.hint)
 
 
 class SessionsFailed(UserError):
-    """Some sessions of a trial failed, and the others have finished."""
+    """Some sessions of a trial failed; the others have finished."""
 
     exit_status = 1
+
+
+def require(holds: bool, field: str, value: Any, expected: str, hint: str = "") -> None:
+    """Raises `ConfigError` with the other arguments unless `holds`."""
+    if not holds:
+        raise ConfigError(field, value, expected, hint)

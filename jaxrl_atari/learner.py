@@ -1,88 +1,138 @@
-"""Learning: parameters and optimiser state on the learner's devices, and the compiled update."""
+"""Learning: the train state on the learner's devices, the compiled update, and the parameters to act with."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
-from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.devices import DataParallel, check_placement
-from jaxrl_atari.networks import NatureActorCritic
-from jaxrl_atari.ppo import Hyperparameters, Metrics, Rollout, TrainState, make_update
+from jaxrl_atari import ppo
+from jaxrl_atari.config import Config
+from jaxrl_atari.devices import DataParallel, Placement, check_placement
+from jaxrl_atari.networks import make_network
 
 
 class Learner:
-    """A train state and its update, on one device or on several in parallel.
+    """The train state, on one device or on several in parallel, and its update.
 
     Args:
-        state: where training begins; it is copied to the devices.
-        check: assert at every update that its arrays lie where they should.
-        stepwise: run the update minibatch by minibatch, each a program of its own, so that a policy that shares the
-            device waits for one minibatch and not for the whole update. The numbers are the same.
+        state: the train state to start from; it is copied to the devices.
     """
 
-    def __init__(
-        self,
-        network: NatureActorCritic,
-        config: PPOConfig,
-        parallel: DataParallel,
-        state: TrainState,
-        stepwise: bool = False,
-        check: bool = False,
-    ):
-        self.parallel = parallel
-        self.state = parallel.replicate(state)
-        self._stepwise = stepwise
-        self._check = check
-        update, prepare, train = make_update(network, config, len(parallel), parallel.axis_name)
+    def __init__(self, config: Config, placement: Placement, num_actions: int, state: ppo.TrainState):
+        learner, actor = placement.home.platform, placement.actors[0].platform
+        network = make_network(config.network, num_actions, learner, actor)
+        self._acting_network = make_network(config.network, num_actions, actor, learner)
+        self._actors, self._check = placement.actors, config.devices.check
+        self._parallel = DataParallel(placement.learner)
+        update = partial(ppo.update, apply=network.apply, config=config.ppo)
+        self._update = self._parallel.compile(update, donate_argnums=[0])
+        self.reset(state)
 
-        def train_on(state: TrainState, samples: Any, hyper: Any, indices: Any, k: Any) -> tuple[TrainState, Metrics]:
-            return train(state, samples, hyper, lax.dynamic_slice_in_dim(indices, k, 1))
+    def reset(self, state: ppo.TrainState) -> None:
+        """Replaces the train state."""
+        self._state = self._parallel.replicate(state)
 
-        # Keys travel as their data: pmap over several processes takes no typed keys.
-        def update_with(state: TrainState, rollout: Rollout, hyper: Hyperparameters, key_data: jax.Array) -> Any:
-            return update(state, rollout, hyper, jax.random.wrap_key_data(key_data))
+    @property
+    def state(self) -> ppo.TrainState:
+        """The train state, on the learner's first local device. The next update consumes it."""
+        return self._parallel.shard(self._state, 0)
 
-        def prepare_with(rollout: Rollout, hyper: Hyperparameters, key_data: jax.Array) -> Any:
-            return prepare(rollout, hyper, jax.random.wrap_key_data(key_data))
+    def update(self, rollouts: Sequence[ppo.Rollout], hyper: ppo.Hyperparameters, key: jax.Array) -> ppo.Metrics | None:
+        """Starts the update on a rollout, given as one part per local device; returns its metrics, being computed."""
+        rollout = self._parallel.assemble(rollouts)
+        hyper, key = self._parallel.replicate((hyper, key))
+        self._check_placement({"train_state": self._state, "rollout": rollout})
+        self._state, metrics = self._update(self._state, rollout, hyper, key)
+        self._check_placement({"train_state": self._state, "metrics": metrics})
+        return self._parallel.shard(metrics, 0)
 
-        self._update = parallel.compile(update_with, donate_argnums=[0])
-        self._prepare = parallel.compile(prepare_with)
-        self._train_on = parallel.compile(train_on, donate_argnums=[0])
-        self._mean = parallel.compile(partial(jax.tree.map, lambda *steps: jnp.mean(jnp.stack(steps))))
-
-    def update(self, rollouts: Sequence[Rollout], hyper: Hyperparameters, key: jax.Array) -> Metrics:
-        """All epochs and minibatches over one rollout, given as one part for each local device.
-
-        Returns:
-            The metrics of the update, still being computed.
-        """
-        rollout = self.parallel.assemble(rollouts)
-        hyper, key_data = self.parallel.replicate((hyper, jax.random.key_data(key)))
+    def _check_placement(self, arrays: Any) -> None:
         if self._check:
-            check_placement("learning", {"train_state": self.state, "rollout": rollout}, self.parallel.local_devices)
-        if self._stepwise:
-            metrics = self._update_stepwise(rollout, hyper, key_data)
-        else:
-            self.state, metrics = self._update(self.state, rollout, hyper, key_data)
-        if self._check:
-            check_placement("learning", {"train_state": self.state, "metrics": metrics}, self.parallel.local_devices)
-        return self.parallel.shard(metrics, 0)
+            check_placement("learning", arrays, self._parallel.local_devices)
 
-    def _update_stepwise(self, rollout: Rollout, hyper: Hyperparameters, key_data: jax.Array) -> Metrics:
-        samples, indices, metrics = self._prepare(rollout, hyper, key_data)
-        steps = []
-        for k in range(indices.shape[-2]):
-            row = self.parallel.replicate(np.int32(k))
-            self.state, of_step = self._train_on(self.state, samples, hyper, indices, row)
-            steps.append(of_step)
-            jax.block_until_ready(of_step)  # the next minibatch queues behind what was asked for meanwhile
-        return metrics | self._mean(*steps)
+    def acting_params(self) -> list[Any]:
+        """The parameters for each actor, on its device."""
+        own = [self._parallel.shard(self._state.params, i) for i in range(len(self._actors))]
+        on_actors = [jax.device_put(params, device) for params, device in zip(own, self._actors, strict=True)]
+        return [self._acting_network.acting_params(params) for params in on_actors]
 
-    def params(self, index: int = 0) -> Any:
-        """The parameters on local device `index`. The next update consumes them: copy what has to outlive it."""
-        return self.parallel.shard(self.state.params, index)
+    def settle(self) -> ppo.Metrics | None:
+        """Waits for an update in the background, if there is one, and returns its metrics."""
+        return None
+
+    def close(self) -> None:
+        """Frees what the learner holds beside arrays."""
+
+
+class OverlappedLearner(Learner):
+    """A learner whose update runs in a thread while the next rollout is collected (`overlap = "update"`).
+
+    That rollout acts with the parameters that the update began with: one update of lag, never more.
+    """
+
+    def __init__(self, config: Config, placement: Placement, num_actions: int, state: ppo.TrainState):
+        self._thread = ThreadPoolExecutor(1, "learner")
+        self._running: Future[ppo.Metrics | None] | None = None
+        self._copy = jax.jit(partial(jax.tree.map, jnp.copy))  # the running update consumes the originals
+        super().__init__(config, placement, num_actions, state)
+
+    def reset(self, state: ppo.TrainState) -> None:
+        """Replaces the train state, while no update is running."""
+        super().reset(state)
+        self._take_snapshot()
+
+    def _take_snapshot(self) -> None:
+        self._snapshot = [self._copy(params) for params in super().acting_params()]
+
+    def update(self, rollouts: Sequence[ppo.Rollout], hyper: ppo.Hyperparameters, key: jax.Array) -> ppo.Metrics | None:
+        """Starts the update on a rollout; returns the metrics of the update before, None at first."""
+        metrics = self.settle()
+        self._take_snapshot()
+        self._running = self._thread.submit(super().update, rollouts, hyper, key)
+        return metrics
+
+    def acting_params(self) -> list[Any]:
+        """The parameters before the update that is running."""
+        return self._snapshot
+
+    def settle(self) -> ppo.Metrics | None:
+        running, self._running = self._running, None
+        return None if running is None else running.result()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+def make_learner(config: Config, placement: Placement, num_actions: int, state: ppo.TrainState) -> Learner:
+    """The learner of a session."""
+    kind = OverlappedLearner if config.overlap == "update" else Learner
+    return kind(config, placement, num_actions, state)
+
+
+def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device) -> dict[str, Any]:
+    """The arrays of a session before its first update: `train_state`, and `key`, the source of all randomness.
+
+    They are computed on the CPU, so that a seed gives the same parameters on every device.
+    """
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        key = jax.random.key(seed)
+        state = jax.jit(partial(_first_state, config, num_actions, device.platform))(jax.random.fold_in(key, 2**31))
+    return jax.device_put({"train_state": state, "key": key}, device)
+
+
+def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
+    """Shapes, types and placement of `first_arrays`: the target of a restore."""
+    shapes = jax.eval_shape(
+        lambda key: {"train_state": _first_state(config, num_actions, device.platform, key), "key": key},
+        jax.eval_shape(lambda: jax.random.key(0)),
+    )
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
+
+
+def _first_state(config: Config, num_actions: int, platform: str, key: jax.Array) -> ppo.TrainState:
+    network = make_network(config.network, num_actions, platform)
+    return ppo.init_train_state(network.init(key), config.ppo)

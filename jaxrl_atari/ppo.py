@@ -1,7 +1,7 @@
 """Proximal policy optimisation as pure functions: no I/O, no clock, no state but what is passed in.
 
-Read in this order: `Rollout` (the data), `gae` (the targets), `ppo_loss` (one minibatch), `make_update` (all of them).
-Axes are [T, B]: T steps of B environments. Paper: Schulman et al. 2017, arXiv:1707.06347.
+Reading order: `Rollout` (the data), `gae` (the targets), `ppo_loss` (one minibatch), `update` (all minibatches
+of a rollout). Axes are [T, B]: T steps of B environments. Paper: Schulman et al. 2017, arXiv:1707.06347.
 """
 
 import math
@@ -17,10 +17,12 @@ import optax
 from jax import lax
 
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.networks import NatureActorCritic, gather_stacks
+from jaxrl_atari.fast.frames import gather_stacks
 
 Metrics = dict[str, jax.Array]
 Scalar = jax.Array | np.float32
+Apply = Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
+"""The network: parameters, frame stacks `[N, ...]` -> logits float32 `[N, A]`, value float32 `[N]`."""
 
 
 class Hyperparameters(NamedTuple):
@@ -35,21 +37,21 @@ class Hyperparameters(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """T steps of B environments; the newest frame of each step is stored once.
+    """T steps of B environments.
 
-    The step at t saw the stack that ends at `frames[t + S - 1]`, S = 4 being the stack's size. A step of weight 0
-    carries no signal: the emulator ignored its action, because the game before it had just ended.
+    Each frame is stored once: step t saw the stack that ends at `frames[t + 3]` (`fast/frames.py`). A step of weight 0
+    is an auto-reset step: the emulator ignored its action, because the game before it had just ended.
     """
 
-    frames: jax.Array  # uint8 [T + S - 1, B, 21, 21, 16], see `networks.block_frames`
-    age: jax.Array  # int32 [T, B]: frames of the same game before the newest one, at most S - 1
+    frames: jax.Array  # uint8 [T + 3, B, *frame]
+    age: jax.Array  # int32 [T, B]: earlier frames of the same game, at most 3
     action: jax.Array  # int32 [T, B]
     log_prob: jax.Array  # float32 [T, B]: log pi_old(action)
     value: jax.Array  # float32 [T, B]: V_old
     reward: jax.Array  # float32 [T, B]: clipped to [-1, 1]
     terminated: jax.Array  # bool [T, B]: a life or the game was lost: no value beyond
     truncated: jax.Array  # bool [T, B]: the game was cut off: the value beyond counts, the rewards beyond do not
-    weight: jax.Array  # float32 [T, B]: 1, or 0 for a step that is no transition
+    weight: jax.Array  # float32 [T, B]: 1, or 0 for an auto-reset step
     bootstrap_value: jax.Array  # float32 [B]: V_old of what step T would see
 
 
@@ -65,31 +67,31 @@ class TrainState:
 class Minibatch(NamedTuple):
     """The samples of one gradient step, [N]."""
 
-    observation: jax.Array  # N frame stacks, in the form that `NatureActorCritic.from_blocks` takes
+    stacks: jax.Array  # uint8 [N, H, W, 4 * C]: frame stacks, as the network takes them
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
     advantage: jax.Array  # normalised over the minibatch
     target: jax.Array
+    weight: jax.Array  # the sample's share of a mean: the weights of a minibatch sum to 1
 
 
-def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
-    """AdamW without its step size, which `Hyperparameters.learning_rate` gives at each update."""
-    return optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm),
-        optax.scale_by_adam(eps=config.adam_epsilon),
-        optax.add_decayed_weights(config.weight_decay) if config.weight_decay else optax.identity(),
-    )
+class Shard(NamedTuple):
+    """This device's part of data that is spread over several devices. The default is one device that holds it all."""
+
+    index: jax.typing.ArrayLike = 0
+    count: int = 1
+    sum: Callable[[Any], Any] = lambda tree: tree  # sum of a tree of arrays over all devices
 
 
-def init_train_state(network: NatureActorCritic, config: PPOConfig, key: jax.Array) -> TrainState:
-    """Fresh parameters (orthogonal) and optimiser state."""
-    params = network.init(key, jnp.zeros((1, 84, 84, 4), jnp.uint8))["params"]
-    return TrainState(params, make_optimizer(config).init(params), jnp.zeros((), jnp.int32))
+ONE_DEVICE = Shard()
+
+
+# --- Acting ----------------------------------------------------------------------------------------------------------
 
 
 def sample_action(keys: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Draws an action of each row's categorical distribution, with a key for each row.
+    """Draws an action from each row's categorical distribution, with a key for each row.
 
     Args:
         keys: [B]; logits: float32 [B, A].
@@ -106,6 +108,9 @@ def log_prob_of(logits: jax.Array, action: jax.Array) -> jax.Array:
     return jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], axis=-1)[:, 0]
 
 
+# --- Targets ---------------------------------------------------------------------------------------------------------
+
+
 def gae(
     reward: jax.Array,
     value: jax.Array,
@@ -120,8 +125,8 @@ def gae(
         delta_t = r_t + gamma * (1 - terminated_t) * V_{t+1} - V_t
         A_t     = delta_t + gamma * lambda * (1 - terminated_t) * (1 - truncated_t) * A_{t+1},    A_T = 0
 
-    Where a game is truncated, V_{t+1} is the value of its last observation (the pool resets one step later), so it
-    is bootstrapped through; the sum of rewards stops there all the same.
+    Where a game is truncated, V_{t+1} is the value of its last observation (the pool resets one step later), so the
+    return is bootstrapped through the truncation; the sum of rewards stops there all the same.
 
     Args:
         reward, value: float32 [T, B].
@@ -141,70 +146,86 @@ def gae(
         advantage = delta_t + decay_t * next_advantage
         return advantage, advantage
 
-    # Unrolled: on a GPU each turn of a loop starts kernels of its own, however little they do.
+    # Unrolled: on a GPU each iteration of a loop launches kernels of its own, however little they do.
     _, advantage = lax.scan(backward, jnp.zeros_like(bootstrap_value), (delta, decay), reverse=True, unroll=16)
     return advantage
 
 
-def _sum(x: jax.Array, axis_name: str | None) -> jax.Array:
-    """Sum of all entries, over all devices of the axis."""
-    return jnp.sum(x) if axis_name is None else lax.psum(jnp.sum(x), axis_name)
+def weighted_moments(x: jax.Array, weight: jax.Array, shard: Shard = ONE_DEVICE) -> tuple[jax.Array, jax.Array]:
+    """Mean sum(w x) / sum(w) and variance of the entries of x over all devices."""
+    total_weight = jnp.maximum(shard.sum(jnp.sum(weight)), 1.0)
+    mean = shard.sum(jnp.sum(weight * x)) / total_weight
+    return mean, shard.sum(jnp.sum(weight * jnp.square(x - mean))) / total_weight
 
 
-def weighted_moments(x: jax.Array, weight: jax.Array, axis_name: str | None = None) -> tuple[jax.Array, jax.Array]:
-    """Mean sum(w x) / sum(w) and variance of the entries of x, over all devices of the axis."""
-    total_weight = jnp.maximum(_sum(weight, axis_name), 1.0)
-    mean = _sum(weight * x, axis_name) / total_weight
-    return mean, _sum(weight * jnp.square(x - mean), axis_name) / total_weight
-
-
-def normalize(advantage: jax.Array, weight: jax.Array, axis_name: str | None = None) -> jax.Array:
+def normalize(advantage: jax.Array, weight: jax.Array, shard: Shard = ONE_DEVICE) -> jax.Array:
     """Advantages of a minibatch with mean 0 and standard deviation 1 over the samples that carry weight."""
-    mean, variance = weighted_moments(advantage, weight, axis_name)
+    mean, variance = weighted_moments(advantage, weight, shard)
     return (advantage - mean) / (jnp.sqrt(variance) + 1e-8)
 
 
-def ppo_loss(
-    logits: jax.Array,
-    value: jax.Array,
-    batch: Minibatch,
-    hyper: Hyperparameters,
-    mean: Callable[[jax.Array], jax.Array],
-) -> tuple[jax.Array, Metrics]:
-    """The loss of one minibatch of N samples (arXiv:1707.06347, equation 9).
+# --- The loss --------------------------------------------------------------------------------------------------------
 
-        policy  = -mean(min(ratio A, clip(ratio, 1 - eps, 1 + eps) A))                        (equation 7)
-        value   = mean(max((V - target)^2, (V_old + clip(V - V_old, -eps, eps) - target)^2)) / 2
+
+def ppo_loss(params: Any, apply: Apply, batch: Minibatch, hyper: Hyperparameters) -> tuple[jax.Array, Metrics]:
+    """The loss of one minibatch of N samples (arXiv:1707.06347, equation 9), with sample weights w that sum to 1.
+
+        policy  = -sum(w min(ratio A, clip(ratio, 1 - eps, 1 + eps) A))                            (equation 7)
+        value   = sum(w max((V - target)^2, (V_old + clip(V - V_old, -eps, eps) - target)^2)) / 2
+        entropy = -sum(w sum_a pi(a) log pi(a))
         loss    = policy + c_v value - c_e entropy
 
+    Clipping the value is not in the paper; it is OpenAI Baselines' (`ppo2`), with the same eps.
+
     Args:
-        logits: float32 [N, A]; value: float32 [N], of the parameters that are being trained.
-        mean: the weighted mean over the samples of the minibatch, on whatever devices they lie.
+        params: of the network `apply`, the ones that are being trained.
+        batch: where devices share a minibatch, this device's samples; the loss is then its share of the sum.
 
     Returns:
-        The loss and its parts; `approx_kl` is Schulman's estimator mean(ratio - 1 - log ratio).
+        The loss and its parts; `approx_kl` is Schulman's estimator mean(ratio - 1 - log ratio)
+        (http://joschu.net/blog/kl-approx.html).
     """
+    logits, value = apply(params, batch.stacks)
     log_ratio = log_prob_of(logits, batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1.0 - hyper.clip_epsilon, 1.0 + hyper.clip_epsilon)
-    policy_loss = -mean(jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage))
+    surrogate = jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
+    policy_loss = -jnp.sum(batch.weight * surrogate)
 
     value_change = jnp.clip(value - batch.value, -hyper.clip_epsilon, hyper.clip_epsilon)
     value_error = jnp.square(value - batch.target)
     clipped_value_error = jnp.square(batch.value + value_change - batch.target)
-    value_loss = 0.5 * mean(jnp.maximum(value_error, clipped_value_error))
+    value_loss = 0.5 * jnp.sum(batch.weight * jnp.maximum(value_error, clipped_value_error))
 
     log_probs = jax.nn.log_softmax(logits)
-    entropy = mean(-jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
+    entropy = jnp.sum(batch.weight * -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
     loss = policy_loss + hyper.value_coef * value_loss - hyper.entropy_coef * entropy
+    outside = jnp.abs(ratio - 1.0) > hyper.clip_epsilon
     return loss, {
         "loss": loss,
         "policy_loss": policy_loss,
         "value_loss": value_loss,
         "entropy": entropy,
-        "approx_kl": mean(ratio - 1.0 - log_ratio),
-        "clip_fraction": mean((jnp.abs(ratio - 1.0) > hyper.clip_epsilon).astype(jnp.float32)),
+        "approx_kl": jnp.sum(batch.weight * (ratio - 1.0 - log_ratio)),
+        "clip_fraction": jnp.sum(batch.weight * outside.astype(jnp.float32)),
     }
+
+
+# --- Learning --------------------------------------------------------------------------------------------------------
+
+
+def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
+    """AdamW without its step size, which `Hyperparameters.learning_rate` gives at each update."""
+    return optax.chain(
+        optax.clip_by_global_norm(config.max_grad_norm),
+        optax.scale_by_adam(eps=config.adam_epsilon),
+        optax.add_decayed_weights(config.weight_decay) if config.weight_decay else optax.identity(),
+    )
+
+
+def init_train_state(params: Any, config: PPOConfig) -> TrainState:
+    """The state before the first update."""
+    return TrainState(params, make_optimizer(config).init(params), jnp.zeros((), jnp.int32))
 
 
 def minibatch_indices(
@@ -213,164 +234,90 @@ def minibatch_indices(
     num_envs: int,
     epochs: int,
     minibatch_size: int,
-    strata: int,
-    first_stratum: jax.typing.ArrayLike = 0,
+    shard: Shard = ONE_DEVICE,
 ) -> jax.Array:
-    """Random minibatches: each epoch is a fresh permutation of the samples, stratified by environment.
+    """Random minibatches, stratified by environment: each epoch is a fresh permutation of the samples.
 
-    The B environments are cut into `strata` blocks, and each minibatch takes as many samples of each block. A device
-    that holds some of the blocks thus draws its part of the very minibatches that one device would draw.
+    The environments of all devices are cut into as many equal blocks as divide the minibatch size too (by default 16
+    blocks of one environment), and each minibatch takes equally many samples of each block. A device that holds some
+    of the blocks thus draws its part of the very minibatches that one device would draw.
 
     Args:
-        first_stratum: the number, among all devices' blocks, of the first of these.
+        num_envs, minibatch_size: on this device.
 
     Returns:
         int32 [epochs * T * B / minibatch_size, minibatch_size]: samples as t * B + b.
     """
-    width = num_envs // strata  # environments of a block
+    blocks = math.gcd(num_envs * shard.count, minibatch_size * shard.count) // shard.count
+    width = num_envs // blocks
 
-    def permute(epoch: jax.Array, stratum: jax.Array) -> jax.Array:
-        stratum_key = jax.random.fold_in(jax.random.fold_in(key, epoch), first_stratum + stratum)
-        sample = jax.random.permutation(stratum_key, rollout_length * width)
-        return sample // width * num_envs + stratum * width + sample % width
+    def permute(epoch: jax.Array, block: jax.Array) -> jax.Array:
+        block_key = jax.random.fold_in(jax.random.fold_in(key, epoch), shard.index * blocks + block)
+        sample = jax.random.permutation(block_key, rollout_length * width)
+        return sample // width * num_envs + block * width + sample % width
 
-    each_stratum = jax.vmap(permute, in_axes=(None, 0))
-    shuffled = jax.vmap(each_stratum, in_axes=(0, None))(jnp.arange(epochs), jnp.arange(strata))
-    minibatches = shuffled.reshape(epochs, strata, -1, minibatch_size // strata).swapaxes(1, 2)
-    return minibatches.reshape(-1, minibatch_size)
-
-
-class Samples(NamedTuple):
-    """A rollout made ready for its epochs; everything but frames and ages is [T * B]."""
-
-    frames: jax.Array  # uint8 [T + S - 1, B, 21, 21, 16]
-    age: jax.Array  # int32 [T, B]
-    action: jax.Array
-    log_prob: jax.Array
-    value: jax.Array
-    advantage: jax.Array
-    target: jax.Array
-    weight: jax.Array
+    epoch, block = jnp.divmod(jnp.arange(epochs * blocks), blocks)
+    shuffled = jax.vmap(permute)(epoch, block).reshape(epochs, blocks, -1, minibatch_size // blocks)
+    return shuffled.swapaxes(1, 2).reshape(-1, minibatch_size)
 
 
-def prepare(rollout: Rollout, hyper: Hyperparameters) -> Samples:
-    """What all minibatches of a rollout share: advantages, targets of the value."""
+def update(
+    state: TrainState,
+    rollout: Rollout,
+    hyper: Hyperparameters,
+    key: jax.Array,
+    *,
+    apply: Apply,
+    config: PPOConfig,
+    shard: Shard = ONE_DEVICE,
+) -> tuple[TrainState, Metrics]:
+    """All epochs and minibatches over one rollout: the function that is compiled and run once per rollout.
+
+    On several devices each one holds its environments and its part of each minibatch. Loss, advantage statistics and
+    gradients are those of the whole minibatch, so the result does not depend on the split.
+
+    Returns:
+        The new state and metrics: means over minibatches, and `explained_variance`.
+    """
+    rollout_length, num_envs = rollout.action.shape
+    optimizer = make_optimizer(config)
     advantage = gae(
         rollout.reward, rollout.value, rollout.bootstrap_value, rollout.terminated, rollout.truncated,
         hyper.gamma, hyper.gae_lambda,
     )  # fmt: skip
-    return Samples(
-        frames=rollout.frames,
-        age=rollout.age,
-        action=rollout.action.reshape(-1),
-        log_prob=rollout.log_prob.reshape(-1),
-        value=rollout.value.reshape(-1),
-        advantage=advantage.reshape(-1),
-        target=(advantage + rollout.value).reshape(-1),
-        weight=rollout.weight.reshape(-1),
-    )
+    target = advantage + rollout.value
+    per_step = (rollout.action, rollout.log_prob, rollout.value, advantage, target, rollout.weight)
+    samples = [x.reshape(-1) for x in per_step]  # [T, B] -> [T * B]
 
-
-def train_on_minibatches(
-    state: TrainState,
-    samples: Samples,
-    hyper: Hyperparameters,
-    indices: jax.Array,
-    network: NatureActorCritic,
-    optimizer: optax.GradientTransformation,
-    axis_name: str | None = None,
-) -> tuple[TrainState, Metrics]:
-    """One gradient step for each row of `indices`.
-
-    On several devices (`axis_name`) each device holds its environments and its part of each minibatch; loss, advantage
-    statistics and gradients are those of the whole minibatch, so the result does not depend on the split.
-
-    Args:
-        indices: int32 [K, N]; row k holds the samples t * B + b of minibatch k.
-
-    Returns:
-        The new state, and the metrics of each step, [K].
-    """
-    devices = 1 if axis_name is None else lax.axis_size(axis_name)
-
-    def gradient_step(state: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
-        weight = samples.weight[index]
-        batch = Minibatch(
-            observation=gather_stacks(samples.frames, samples.age, index),
-            action=samples.action[index],
-            log_prob=samples.log_prob[index],
-            value=samples.value[index],
-            advantage=normalize(samples.advantage[index], weight, axis_name),
-            target=samples.target[index],
+    def step(state: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
+        """One gradient step on the samples `index`, [N]."""
+        batch = Minibatch(gather_stacks(rollout.frames, rollout.age, index), *(x[index] for x in samples))
+        batch = batch._replace(
+            advantage=normalize(batch.advantage, batch.weight, shard),
+            weight=batch.weight / jnp.maximum(shard.sum(jnp.sum(batch.weight)), 1.0),
         )
-        # The mean over devices of this device's share, scaled by their number, is the mean over the whole minibatch.
-        scale = devices * weight / jnp.maximum(_sum(weight, axis_name), 1.0)
-
-        def loss_fn(params: Any) -> tuple[jax.Array, Metrics]:
-            outputs: Any = network.apply({"params": params}, batch.observation, method="from_blocks")
-            logits, value = outputs
-            return ppo_loss(logits, value, batch, hyper, mean=lambda x: jnp.sum(scale * x))
-
-        gradients, metrics = jax.grad(loss_fn, has_aux=True)(state.params)
-        if axis_name is not None:
-            gradients, metrics = lax.pmean((gradients, metrics), axis_name)
+        gradients, metrics = shard.sum(jax.grad(ppo_loss, has_aux=True)(state.params, apply, batch, hyper))
         metrics["gradient_norm"] = optax.tree.norm(gradients)
         direction, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = jax.tree.map(lambda p, d: p - hyper.learning_rate * d, state.params, direction)
         return TrainState(params, opt_state, state.optimizer_steps + 1), metrics
 
-    return lax.scan(gradient_step, state, indices)
+    indices = minibatch_indices(
+        key, rollout_length, num_envs, config.epochs, config.minibatch_size // shard.count, shard
+    )
+    state, metrics = lax.scan(step, state, indices)
+    return state, {
+        **jax.tree.map(jnp.mean, metrics),
+        "explained_variance": explained_variance(target, advantage, rollout.weight, shard),
+    }
 
 
-def explained_variance(samples: Samples, axis_name: str | None = None) -> jax.Array:
-    """1 - Var(target - V_old) / Var(target) over a rollout: 1 is a perfect value function, 0 one that knows nothing."""
-    _, unexplained = weighted_moments(samples.advantage, samples.weight, axis_name)
-    _, variance = weighted_moments(samples.target, samples.weight, axis_name)
-    return 1.0 - unexplained / jnp.maximum(variance, 1e-8)
-
-
-class Update(NamedTuple):
-    """The update as one function, and as its parts for those who run it minibatch by minibatch."""
-
-    update: Callable[[TrainState, Rollout, Hyperparameters, jax.Array], tuple[TrainState, Metrics]]
-    prepare: Callable[[Rollout, Hyperparameters, jax.Array], tuple[Samples, jax.Array, Metrics]]
-    train: Callable[[TrainState, Samples, Hyperparameters, jax.Array], tuple[TrainState, Metrics]]
-
-
-def make_update(
-    network: NatureActorCritic, config: PPOConfig, num_devices: int = 1, axis_name: str | None = None
-) -> Update:
-    """Builds `update(train_state, rollout, hyper, key)`, all epochs and minibatches over one rollout, ready for `jit`.
+def explained_variance(target: jax.Array, error: jax.Array, weight: jax.Array, shard: Shard = ONE_DEVICE) -> jax.Array:
+    """1 - Var(error) / Var(target): 1 is a perfect value function, 0 one that knows nothing.
 
     Args:
-        num_devices, axis_name: where the update is mapped over devices, their number and the name of that axis; each
-            device then has its share of the environments and of each minibatch.
-
-    Returns:
-        `update` returns the new state and metrics: means over minibatches, and `explained_variance`.
+        error: target - V_old, which is the advantage.
     """
-    optimizer = make_optimizer(config)
-
-    def prepare_all(rollout: Rollout, hyper: Hyperparameters, key: jax.Array) -> tuple[Samples, jax.Array, Metrics]:
-        length, num_envs = rollout.action.shape
-        strata = math.gcd(num_envs * num_devices, config.minibatch_size) // num_devices
-        indices = minibatch_indices(
-            key, length, num_envs, config.epochs, config.minibatch_size // num_devices, strata,
-            first_stratum=0 if axis_name is None else lax.axis_index(axis_name) * strata,
-        )  # fmt: skip
-        samples = prepare(rollout, hyper)
-        return samples, indices, {"explained_variance": explained_variance(samples, axis_name)}
-
-    def train(
-        state: TrainState, samples: Samples, hyper: Hyperparameters, indices: jax.Array
-    ) -> tuple[TrainState, Metrics]:
-        return train_on_minibatches(state, samples, hyper, indices, network, optimizer, axis_name)
-
-    def update(
-        state: TrainState, rollout: Rollout, hyper: Hyperparameters, key: jax.Array
-    ) -> tuple[TrainState, Metrics]:
-        samples, indices, metrics = prepare_all(rollout, hyper, key)
-        state, of_steps = train(state, samples, hyper, indices)
-        return state, metrics | jax.tree.map(jnp.mean, of_steps)
-
-    return Update(update, prepare_all, train)
+    _, unexplained = weighted_moments(error, weight, shard)
+    _, variance = weighted_moments(target, weight, shard)
+    return 1.0 - unexplained / jnp.maximum(variance, 1e-8)

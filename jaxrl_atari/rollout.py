@@ -1,11 +1,15 @@
-"""Acting: a pool of games and a policy -> a rollout [T, B], and the returns of the games that ended.
+"""Acting: groups of environments and a policy -> a `Rollout` [T, B], and the games that ended meanwhile.
 
-The host loop sends actions to the emulator and hands the newest frames to the device; frames are stored, stacked and
-turned into actions there. One step moves one frame an environment to the device and one action back.
+`collect` is the loop; `act` is the policy's step, compiled. In each step the host moves one frame per environment to
+the device and one action back; frames are stored, stacked and turned into actions on the device.
+
+Environments are numbered 0 .. B-1 and dealt to the learner's devices in blocks, and each block to groups that take
+turns: one steps its emulators while the policy acts for the other. Seeds, actions and minibatches depend on the numbers
+alone, so the number of devices and groups does not change what is computed, beyond the rounding of sums.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,35 +18,40 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.devices import check_placement
-from jaxrl_atari.envs.pool import EnvPool, EnvStep
-from jaxrl_atari.networks import BLOCKED, STACK, NatureActorCritic, acting_params, block_frames, gather_stacks
+from jaxrl_atari.config import Config, EnvConfig
+from jaxrl_atari.devices import Placement, check_placement, gather_rows, sum_over_processes
+from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, make_pool
+from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.fast.frames import STACK, gather_stacks, next_age
+from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.ppo import Rollout, sample_action
+
+# --- The policy's step, on the device --------------------------------------------------------------------------------
 
 
 class ActorState(NamedTuple):
-    """What an actor keeps on its device while it fills a rollout of T steps; step T only gives the bootstrap value."""
+    """The part of a rollout of T steps that is filled on the device; step T only gives the bootstrap value."""
 
-    step: jax.Array  # int32 []: the step of the rollout that comes next
+    step: jax.Array  # int32 []: the step that comes next
     key: jax.Array
-    env_index: jax.Array  # int32 [B]: the environments' numbers among all of the session
-    last_age: jax.Array  # int32 [B]: of the step before
-    frames: jax.Array  # uint8 [T + S, B, 21, 21, 16], blocked: S - 1 from before, then the newest of steps 0..T
+    env_index: jax.Array  # int32 [B]: the environments' numbers in the session
+    last_age: jax.Array  # int32 [B]: age of the step before
+    frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
     age: jax.Array  # int32 [T + 1, B]
     action: jax.Array  # int32 [T + 1, B]
     log_prob: jax.Array  # float32 [T + 1, B]
     value: jax.Array  # float32 [T + 1, B]
 
 
-def empty_actor_state(rollout_length: int, num_envs: int, first_env: int = 0) -> ActorState:
-    """The state before anything was seen, of environments `first_env`, `first_env + 1`, ... of the session."""
+def empty_state(rollout_length: int, num_envs: int, frame_shape: tuple[int, ...], first_env: int = 0) -> ActorState:
+    """The state before the first frame, of environments `first_env`, `first_env + 1`, ... of the session."""
     per_step = (rollout_length + 1, num_envs)
     return ActorState(
         step=jnp.zeros((), jnp.int32),
         key=jax.random.key(0),
         env_index=first_env + jnp.arange(num_envs, dtype=jnp.int32),
         last_age=jnp.zeros(num_envs, jnp.int32),
-        frames=jnp.zeros((rollout_length + STACK, num_envs, *BLOCKED), jnp.uint8),
+        frames=jnp.zeros((rollout_length + STACK, num_envs, *frame_shape), jnp.uint8),
         age=jnp.zeros(per_step, jnp.int32),
         action=jnp.zeros(per_step, jnp.int32),
         log_prob=jnp.zeros(per_step, jnp.float32),
@@ -50,38 +59,40 @@ def empty_actor_state(rollout_length: int, num_envs: int, first_env: int = 0) ->
     )
 
 
+@jax.jit
 def begin_rollout(state: ActorState, key: jax.Array) -> ActorState:
-    """A fresh rollout that goes on where `state`, a full one, ended. Reads `state` and leaves it as it is."""
-    length, num_envs = state.age.shape[0] - 1, state.age.shape[1]
-    history = state.frames[length : length + STACK - 1]
-    fresh = empty_actor_state(length, num_envs)
-    return fresh._replace(
+    """An empty rollout that continues where `state`, a full one, ended; `state` stays valid."""
+    (length, num_envs), frame_shape = (state.age.shape[0] - 1, state.age.shape[1]), state.frames.shape[2:]
+    empty = empty_state(length, num_envs, frame_shape)
+    return empty._replace(
         key=key,
         env_index=state.env_index,
         last_age=state.age[length - 1],
-        frames=fresh.frames.at[: STACK - 1].set(history),
+        frames=empty.frames.at[: STACK - 1].set(state.frames[length : length + STACK - 1]),
     )
 
 
+@partial(jax.jit, static_argnames="network", donate_argnames="state")
 def act(
-    network: NatureActorCritic, params: Any, state: ActorState, frame: jax.Array, first: jax.Array
+    network: Network, params: Any, state: ActorState, frame: jax.Array, first: jax.Array
 ) -> tuple[ActorState, jax.Array]:
-    """One step of the policy: stores the newest frames, samples actions for what each environment now sees.
+    """One step of the policy: stores the newest frames and samples an action for each environment.
 
     Args:
-        frame: uint8 [B, 84, 84]; first: bool [B], true where the frame starts a new game.
+        frame: uint8 [B, 84, 84]; first: bool [B], true where the frame starts a game.
 
     Returns:
         The state with this step filled in, and the actions, int32 [B].
     """
     t = state.step
-    age = jnp.where(first, 0, jnp.minimum(state.last_age + 1, STACK - 1))
-    store = partial(lax.dynamic_update_index_in_dim, axis=0)  # `.at[t].set` asks in kernels of its own whether t fits
-    frames = store(state.frames, block_frames(frame), index=t + STACK - 1)
+    age = next_age(state.last_age, first)
+    # Not `.at[t].set`, which on a GPU launches kernels of its own to check whether t is in range.
+    store = partial(lax.dynamic_update_index_in_dim, axis=0)
+    frames = store(state.frames, network.layout.store(frame), index=t + STACK - 1)
     window = lax.dynamic_slice_in_dim(frames, t, STACK)
     stacks = gather_stacks(window, age[None], jnp.arange(len(age)))
-    logits, value = network.apply({"params": params}, stacks, method="from_blocks")
-    # Each environment draws from a key of its own, whatever group or device it belongs to.
+    logits, value = network.apply(params, stacks)
+    # Each environment draws with a key of its own, whatever group or device it belongs to.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(state.key, t), state.env_index)
     action, log_prob = sample_action(keys, logits)
     return state._replace(
@@ -96,7 +107,7 @@ def act(
 
 
 class Outcome(NamedTuple):
-    """What the emulator said after each step of a rollout: NumPy, [T, B]."""
+    """What the emulators returned for each step of a rollout: NumPy, [T, B]. See `Rollout`."""
 
     reward: np.ndarray
     terminated: np.ndarray
@@ -104,8 +115,9 @@ class Outcome(NamedTuple):
     weight: np.ndarray
 
 
+@jax.jit
 def finish_rollout(states: Sequence[ActorState], outcomes: Sequence[Outcome]) -> Rollout:
-    """Groups of environments, each a full state and its outcome, as one rollout over all of them."""
+    """The rollout over all groups of a device, from each group's full state and outcome."""
 
     def join(parts: Sequence[jax.Array], axis: int = 1) -> jax.Array:
         return jnp.concatenate(parts, axis=axis) if len(parts) > 1 else parts[0]
@@ -124,101 +136,38 @@ def finish_rollout(states: Sequence[ActorState], outcomes: Sequence[Outcome]) ->
     )
 
 
-class EpisodeStatistics:
-    """Returns of full games, and their moving averages. `return_ma` is the figure that scores are quoted in."""
-
-    WINDOW = 100
-
-    def __init__(self) -> None:
-        self.episodes = 0
-        self.returns: deque[float] = deque(maxlen=self.WINDOW)  # of the last 100 finished games
-        self.lengths: deque[float] = deque(maxlen=self.WINDOW)
-        self.points: deque[float] = deque(maxlen=self.WINDOW)  # of the last 100 log points
-
-    def game_over(self, episode_return: float, length: int) -> None:
-        """Counts a finished game: the sum of its raw rewards, its length in env steps."""
-        self.episodes += 1
-        self.returns.append(episode_return)
-        self.lengths.append(length)
-
-    def mean_return(self) -> float:
-        """Mean return of the last 100 finished games; NaN before the first."""
-        return float(np.mean(self.returns)) if self.returns else float("nan")
-
-    def log_point(self, keep: bool = True) -> dict[str, float]:
-        """A log point: the mean of the last 100 games; `return_ma` is the mean of the last 100 such points.
-
-        Args:
-            keep: False for one off the interval, which later ones leave out.
-        """
-        mean, points = self.mean_return(), self.points.copy()
-        if self.returns:
-            points.append(mean)
-        if keep:
-            self.points = points
-        return {
-            "episodes": self.episodes,
-            "return_mean": mean,
-            "return_ma": float(np.mean(points)) if points else float("nan"),
-            "episode_length": float(np.mean(self.lengths)) if self.lengths else float("nan"),
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values, for a checkpoint."""
-        return {name: list(v) if isinstance(v, deque) else v for name, v in vars(self).items()}
-
-    def load(self, values: dict[str, Any]) -> None:
-        """Takes over what `to_dict` gave."""
-        self.episodes = values["episodes"]
-        for name in ("returns", "lengths", "points"):
-            getattr(self, name).extend(values[name])
+# --- The loop, on the host -------------------------------------------------------------------------------------------
 
 
-class ActorFunctions(NamedTuple):
-    """The compiled functions that all actors of a session on the same kind of device share."""
-
-    params: Callable[[Any], Any]
-    begin: Callable[[ActorState, jax.Array], ActorState]
-    act: Callable[[Any, ActorState, np.ndarray, np.ndarray], tuple[ActorState, jax.Array]]
-
-
-def make_actor_functions(network: NatureActorCritic) -> ActorFunctions:
-    """Compiles `acting_params`, `begin_rollout` and `act`, which replaces its state in place."""
-    params = jax.jit(partial(acting_params, dtype=network.compute_dtype))
-    return ActorFunctions(params, jax.jit(begin_rollout), jax.jit(partial(act, network), donate_argnums=1))
-
-
-class Actor:
-    """One group of environments on one device.
+class EnvGroup:
+    """Environments that step together, and the policy's state for them on one device.
 
     Args:
-        first_env: number of the first environment among all of the session.
+        first_env: number of the first environment in the session.
         check: assert at every step that what acting uses lies on `device`.
     """
 
     def __init__(
         self,
         pool: EnvPool,
-        functions: ActorFunctions,
+        network: Network,
         rollout_length: int,
         device: jax.Device,
         first_env: int = 0,
         check: bool = False,
     ):
-        self.pool = pool
-        self.device = device
-        self._functions = functions
-        self._length = rollout_length
-        self._check = check
-        self.state = jax.device_put(empty_actor_state(rollout_length, pool.num_envs, first_env), device)
-        self._last: EnvStep = pool.reset()
+        self.pool, self.device, self.rollout_length = pool, device, rollout_length
+        self._network, self._check = network, check
+        with jax.default_device(device):
+            state = empty_state(rollout_length, pool.num_envs, network.layout.shape, first_env)
+        self._state = jax.device_put(state, device)
+        self._newest: EnvStep = pool.reset()
+        self._episodes = EpisodeCounter(pool.num_envs)
         self._outcome = self._empty_outcome()
         self._action: jax.Array | None = None
-        self._episode_return = np.zeros(pool.num_envs)
-        self._episode_length = np.zeros(pool.num_envs, np.int64)
 
     def _empty_outcome(self) -> Outcome:
-        shape = (self._length, self.pool.num_envs)
+        shape = (self.rollout_length, self.pool.num_envs)
         return Outcome(
             reward=np.zeros(shape, np.float32),
             terminated=np.zeros(shape, bool),
@@ -227,22 +176,23 @@ class Actor:
         )
 
     def begin(self, key: jax.Array) -> None:
-        """Starts a rollout; `key` is the source of its actions."""
-        self.state = self._functions.begin(self.state, jax.device_put(key, self.device))
+        """Starts a rollout whose actions derive from `key`."""
+        self._state = begin_rollout(self._state, jax.device_put(key, self.device))
         self._outcome = self._empty_outcome()
 
     def choose(self, params: Any) -> None:
-        """Starts the policy on the newest frames, which its call takes to the device.
+        """Starts the policy on the newest frames.
 
-        The guards here and in `send` stand for `device_put` and `device_get`, which on two CPU cores take 0.5 ms of a
-        step of 6 ms: between the emulators' steps Python runs with cold caches.
+        The compiled call moves the frames by itself, and `send` reads the actions by itself: next to the emulators,
+        which leave Python's caches cold, `device_put` and `device_get` take 0.5 ms of a step of 6 ms on two CPU cores.
+        The transfer guard is told so.
         """
         if self._check:
-            check_placement("acting", {"params": params, "state": self.state}, [self.device])
+            check_placement("acting", {"params": params, "state": self._state}, [self.device])
         with jax.transfer_guard_host_to_device("allow"):
-            self.state, self._action = self._functions.act(params, self.state, self._last.frame, self._last.first)
+            self._state, self._action = act(self._network, params, self._state, self._newest.frame, self._newest.first)
         if self._check:
-            check_placement("acting", {"state": self.state, "action": self._action}, [self.device])
+            check_placement("acting", {"state": self._state, "action": self._action}, [self.device])
 
     def send(self) -> None:
         """Waits for the actions and starts the emulators."""
@@ -250,24 +200,106 @@ class Actor:
             actions = np.asarray(self._action)
         self.pool.send(actions)
 
-    def receive(self, t: int) -> list[tuple[float, int]]:
-        """Waits for the emulators and keeps what they say of step t; returns and lengths of the games that it ended."""
-        step = self._last = self.pool.recv()
+    def receive(self, t: int) -> list[tuple[int, float, int]]:
+        """Waits for the emulators, records step t, and returns (t, return, length) of each game that it ended."""
+        step = self._newest = self.pool.recv()
         self._outcome.reward[t] = np.clip(step.reward, -1.0, 1.0)
         self._outcome.terminated[t] = step.terminated | step.life_lost
         self._outcome.truncated[t] = step.truncated
         self._outcome.weight[t] = ~step.first
-        self._episode_return += step.reward
-        self._episode_length += ~step.first
-        over = np.flatnonzero(step.terminated | step.truncated)
-        games = [(float(self._episode_return[i]), int(self._episode_length[i])) for i in over]
-        self._episode_return[over] = self._episode_length[over] = 0
-        return games
+        return [(t, episode.episode_return, episode.length) for episode in self._episodes.count(step)]
 
     def finish(self) -> tuple[ActorState, Outcome]:
-        """The full rollout. The state is still needed for the next `begin`."""
-        return self.state, jax.device_put(self._outcome, self.device)
+        """The full rollout. The state is still needed by the next `begin`."""
+        return self._state, jax.device_put(self._outcome, self.device)
 
-    def transitions(self) -> int:
-        """Env steps of this rollout, without the steps that were none."""
+    def env_steps(self) -> int:
+        """Env steps of this rollout; auto-reset steps do not count."""
         return int(self._outcome.weight.sum())
+
+
+class Collected(NamedTuple):
+    """What `collect` returns."""
+
+    rollouts: list[Rollout]  # one for each of this process's learner devices
+    env_steps: int  # of all processes; auto-reset steps do not count
+    games: list[tuple[float, int]]  # return and length in env steps of each finished game, of all processes
+    first_step_at: float  # time.time() when the emulators had been sent their first actions
+
+
+def collect(shards: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: jax.Array) -> Collected:
+    """One rollout: T steps of every environment.
+
+    Args:
+        shards: for each of this process's learner devices, its groups of environments.
+        params: for each of them, the parameters to act with, on the device that acts.
+        key: the source of all actions of this rollout.
+    """
+    length = shards[0][0].rollout_length
+    # The first groups of all devices take their turn together, then the second ones: devices act in lockstep.
+    turns = [list(zip(groups, params, strict=True)) for groups in zip(*shards, strict=True)]
+    games, first_step_at = [], None
+    for shard in shards:
+        for group in shard:
+            group.begin(key)
+    for t in range(length):
+        for turn in turns:
+            for group, group_params in turn:
+                if t > 0:
+                    games += group.receive(t - 1)
+                group.choose(group_params)
+            for group, _ in turn:
+                group.send()
+        first_step_at = first_step_at or time.time()
+    for turn in turns:
+        for group, group_params in turn:
+            games += group.receive(length - 1)
+            group.choose(group_params)  # for the bootstrap value; the next rollout draws its own action
+    env_steps = sum_over_processes(sum(group.env_steps() for shard in shards for group in shard))
+    in_order = sorted(gather_rows(np.reshape(games, (-1, 3))).tolist(), key=lambda game: game[0])
+    return Collected(
+        rollouts=[finish_rollout(*zip(*(group.finish() for group in shard), strict=True)) for shard in shards],
+        env_steps=env_steps,
+        games=[(episode_return, int(episode_length)) for _, episode_return, episode_length in in_order],
+        first_step_at=first_step_at or time.time(),
+    )
+
+
+def num_groups(env: EnvConfig, num_devices: int, platform: str) -> int:
+    """Groups on each device: as chosen, else 2 on a GPU whose environments can be halved, else 1."""
+    return env.num_groups or (2 if platform != "cpu" and env.num_envs % (2 * num_devices) == 0 else 1)
+
+
+def make_groups(config: Config, placement: Placement, seed: int) -> list[list[EnvGroup]]:
+    """All environments of a session, as `collect` takes them.
+
+    Args:
+        seed: of the games; a resumed session passes another one than it began with.
+    """
+    env, count = config.env, len(placement.learner)
+    groups = num_groups(env, count, placement.actors[0].platform)
+    if env.num_envs % (count * groups):
+        raise ConfigError(
+            "env.num_envs", env.num_envs, f"a multiple of {count} devices x {groups} groups",
+            "change env.num_envs, devices.data_parallel or env.num_groups",
+        )  # fmt: skip
+    size = env.num_envs // (count * groups)
+
+    def make(learner: jax.Device, device: jax.Device, number: int) -> EnvGroup:
+        first_env = (placement.learner.index(learner) * groups + number) * size
+        pool = make_pool(
+            env.backend, env.game_name, size,
+            seed=seed,
+            first_env=first_env,
+            num_threads=env.num_threads,
+            protocol=env.resolved_protocol,
+            max_frames=env.max_frames,
+        )  # fmt: skip
+        network = make_network(config.network, pool.num_actions, device.platform, learner.platform)
+        return EnvGroup(pool, network, config.ppo.rollout_length, device, first_env, config.devices.check)
+
+    local = [device for device in placement.learner if device.process_index == placement.home.process_index]
+    return [
+        [make(learner, device, number) for number in range(groups)]
+        for learner, device in zip(local, placement.actors, strict=True)
+    ]

@@ -1,24 +1,38 @@
-"""One session: act -> update -> log -> checkpoint, with one seed, until its budget is spent."""
+"""One training run: collect -> update -> log -> checkpoint, with one seed, until its budget is spent."""
 
-import time
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement, is_leader, place, sum_over_processes
 from jaxrl_atari.evaluate.during_training import Evaluator
+from jaxrl_atari.hardware.memory import out_of_memory_advice
+from jaxrl_atari.hardware.memory_share import apply_memory_fraction
 from jaxrl_atari.hardware.monitor import Monitor
 from jaxrl_atari.hardware.runtime import multiplies_bfloat16
+from jaxrl_atari.learner import abstract_arrays, first_arrays, make_learner
+from jaxrl_atari.ppo import Hyperparameters, Metrics
+from jaxrl_atari.rollout import collect, make_groups
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
-from jaxrl_atari.run_dir.files import unused
-from jaxrl_atari.run_dir.lock import only_writer
-from jaxrl_atari.run_dir.session_log import SessionLog, SessionResult
+from jaxrl_atari.run_dir.files import only_writer, unused
+from jaxrl_atari.run_dir.session_log import Every, Progress, SessionLog
 from jaxrl_atari.run_dir.writers import Writer, make_writers
-from jaxrl_atari.trainer import Trainer, abstract_arrays
-from jaxrl_atari.trial.stopping import StopRequest
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """The state of a session when it ended."""
+
+    session_dir: Path
+    env_steps: int
+    return_ma: float  # NaN before the first finished game
+    sps: float  # mean, without the first iteration
 
 
 def run_session(
@@ -28,90 +42,251 @@ def run_session(
     *,
     resume: bool = False,
     writers: Sequence[Writer] = (),
-    stop: StopRequest | None = None,
+    stop_requested: Callable[[], bool] = lambda: False,
+    on_update: Callable[[], None] = lambda: None,
 ) -> SessionResult:
     """Trains session `session` of a trial, with seed `config.seed + session`, and writes all its files.
 
     Args:
-        session_dir: where metrics, events and checkpoints go; made if it is not there.
-        resume: go on from the latest checkpoint, if there is one.
-        writers: take the log points beside those that `config.log` asks for; one that raises ends the session.
-        stop: where the wish to stop may come from; left out, from signals.
+        session_dir: where metrics, events and checkpoints go; made if it does not exist.
+        resume: continue from the latest checkpoint, if there is one.
+        writers: receive the log points beside those that `config.log` asks for; one that raises ends the session.
+        stop_requested: asked after each update; if true, the session writes its last checkpoint and ends.
+        on_update: called after each update.
 
     Raises:
         UserError: the loss became non-finite (the last checkpoint before is kept), a file cannot be used, or another
-            process is training there.
-        KeyboardInterrupt: told to stop, once the last checkpoint is written.
+            process is training in `session_dir`.
+        KeyboardInterrupt: stopped on request, after the last checkpoint was written.
     """
-    if not is_leader():
-        return _run(config, session_dir, session, resume, (), stop)
-    session_dir.mkdir(parents=True, exist_ok=True)
-    with only_writer(session_dir):
-        return _run(config, session_dir, session, resume, writers, stop)
+    with prepare(config, session_dir, session, resume, writers) as run:
+        for _ in train(run, stop_requested):
+            on_update()
+        run.finish()
+        if stop_requested() or not config.is_spent(run.progress.env_steps):
+            raise KeyboardInterrupt
+        return run.result()
 
 
-def _run(
-    config: Config, session_dir: Path, session: int, resume: bool, writers: Sequence[Writer], stop: StopRequest | None
-) -> SessionResult:
-    seed, began_at = config.seed + session, time.time()
+def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) -> Iterator[Metrics | None]:
+    """The loop: collect, update, log, checkpoint. After each update it yields the newest metrics, being computed."""
+    config, progress, learner = run.config, run.progress, run.learner
+    while not config.is_spent(progress.env_steps):
+        if sum_over_processes(stop_requested()) > 0:  # asked of any process
+            return
+        with run.guard_transfers():
+            hyper = hyperparameters(config, progress.env_steps)
+            actor_key, update_key = run.keys(progress.updates)
+            collected = collect(run.groups, learner.acting_params(), actor_key)
+            metrics = learner.update(collected.rollouts, hyper, update_key)
+        progress.count(collected.env_steps, collected.games, config.ppo.epochs * config.num_minibatches)
+        run.log.after_update(metrics, learning_rate(config, progress.env_steps), collected.first_step_at)
+        run.evaluate_if_due()
+        run.checkpoint_if_due()
+        yield metrics
+
+
+def learning_rate(config: Config, env_steps: int) -> float:
+    """The rate of the next update: linear in env steps, from ppo.learning_rate to 0 at total_env_steps."""
+    remaining = max(0.0, 1.0 - env_steps / config.total_env_steps)
+    return config.ppo.learning_rate * (remaining if config.ppo.anneal_learning_rate else 1.0)
+
+
+def hyperparameters(config: Config, env_steps: int) -> Hyperparameters:
+    """The hyperparameters of the next update, as NumPy scalars."""
+    return Hyperparameters(
+        learning_rate=np.float32(learning_rate(config, env_steps)),
+        gamma=np.float32(config.ppo.gamma),
+        gae_lambda=np.float32(config.gae_lambda),
+        clip_epsilon=np.float32(config.ppo.clip_epsilon),
+        entropy_coef=np.float32(config.ppo.entropy_coef),
+        value_coef=np.float32(config.ppo.value_coef),
+    )
+
+
+# --- What surrounds the loop -----------------------------------------------------------------------------------------
+
+
+class Session:
+    """What the loop of `run_session` uses; made and closed by `prepare`.
+
+    Everything random derives from the seed. Update u takes its keys from `fold_in(key(seed), u)`, so a resumed session
+    draws what an uninterrupted one would have drawn; the games it plays after a resume are new ones.
+
+    Args:
+        checkpoints: where to save; None in a process that is not the leader.
+        restored: arrays and meta of the checkpoint to resume from.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        session: int,
+        session_dir: Path,
+        placement: Placement,
+        checkpoints: Checkpoints | None,
+        restored: tuple[dict[str, Any], dict[str, Any]] | None,
+    ):
+        self.config, self.session, self.seed = config, session, config.seed + session
+        self._dir, self.placement, self._checkpoints = session_dir, placement, checkpoints
+        arrays, meta = restored or (None, None)
+        updates = meta["updates"] if meta else 0
+        # The emulators cannot be saved: a resumed session plays other games than those it began with.
+        game_seed = int(np.random.SeedSequence([self.seed, updates]).generate_state(1)[0] >> 1)
+        self.groups = make_groups(config, placement, game_seed)
+        self.num_actions = self.groups[0][0].pool.num_actions
+        arrays = arrays or first_arrays(config, self.num_actions, self.seed, placement.home)
+        self._key = arrays["key"]
+        self.progress = Progress(meta, int(arrays["train_state"].optimizer_steps))
+        self.learner = make_learner(config, placement, self.num_actions, arrays["train_state"])
+        self._split = jax.jit(lambda key, number: tuple(jax.random.split(jax.random.fold_in(key, number))))
+        self._saved_at = self.progress.env_steps if meta else None
+        self._checkpoint = Every(config.log.checkpoint_every_env_steps, self.progress.env_steps)
+        self._evaluation = Every(config.evaluation.every_env_steps, self.progress.env_steps)
+        self.log: SessionLog
+        self.evaluator: Evaluator | None = None
+
+    def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
+        """The keys of an update: for acting and for its minibatches."""
+        return self._split(self._key, jax.device_put(np.uint32(update), self.placement.home))
+
+    def guard_transfers(self) -> contextlib.AbstractContextManager:
+        """With `devices.check`, forbids implicit transfers between host and devices once everything is compiled."""
+        forbidden = self.config.devices.check and not self.log.compiling
+        return jax.transfer_guard("disallow" if forbidden else "allow")
+
+    def evaluate_if_due(self) -> None:
+        """Reports an evaluation that has ended, and starts one where one is due and none is running."""
+        if self.evaluator is None:
+            return
+        self.evaluator.poll()
+        if not self.evaluator.busy and self._evaluation.due(self.progress.env_steps):
+            self.log.flush()
+            self.evaluator.start(self.learner.state.params, self.progress.env_steps)
+
+    def checkpoint_if_due(self) -> None:
+        """Saves everything where a checkpoint is due."""
+        if self._checkpoint.due(self.progress.env_steps):
+            self._save()
+
+    def _save(self) -> None:
+        """Saves once the newest update is known to be sound. Returns while the files are being written."""
+        self.log.flush()
+        score = self.progress.score()
+        if self._checkpoints is None:
+            return
+        if self.progress.env_steps != self._saved_at:
+            arrays = {"train_state": self.learner.state, "key": self._key}
+            self._checkpoints.save(self.progress.env_steps, arrays, self._meta(), score)
+            self._saved_at = self.progress.env_steps
+        self.log.draw_graphs()
+
+    def _meta(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the arrays, as JSON values."""
+        return {
+            "config": self.config.to_dict(),
+            "game": self.config.env.game_name,
+            "protocol": self.config.env.resolved_protocol,
+            "num_actions": self.num_actions,
+            "seed": self.seed,
+            "session": self.session,
+            "env_steps": self.progress.env_steps,
+            "updates": self.progress.updates,
+            "statistics": self.progress.statistics.to_dict(),
+            "wall_seconds": self.log.wall_seconds(),
+            "best_score": self.progress.best_score,
+        }
+
+    def finish(self) -> None:
+        """Writes the last log point and the last checkpoint, which is on disk before anything else is waited for."""
+        self.log.last_point(learning_rate(self.config, self.progress.env_steps))
+        self._save()
+        if self._checkpoints is None:
+            return
+        self._checkpoints.wait()
+        if self.evaluator is not None:
+            self.evaluator.settle()
+        self.log.draw_graphs(wait=True)
+
+    def result(self) -> SessionResult:
+        """The session as it stands."""
+        return_ma = self.log.row.get("return_ma", float("nan"))
+        return SessionResult(self._dir, self.progress.env_steps, return_ma, self.log.sps())
+
+
+@contextlib.contextmanager
+def prepare(
+    config: Config,
+    session_dir: Path,
+    session: int = 0,
+    resume: bool = False,
+    writers: Sequence[Writer] = (),
+    quiet: bool = False,
+) -> Iterator[Session]:
+    """Chooses the devices, restores the latest checkpoint if asked to, and makes what the loop uses.
+
+    Args:
+        quiet: print nothing.
+    """
+    apply_memory_fraction(config.devices)
     placement = place(config.devices)
-    checkpoints = Checkpoints(session_dir, read_only=not is_leader()) if is_leader() or resume else None
-    latest = checkpoints.latest_step() if checkpoints and resume else None
-    restored = meta = None
-    if checkpoints and latest is not None:
-        meta = checkpoints.read_meta(latest)
-        restored = (checkpoints.restore(latest, abstract_arrays(config, meta["num_actions"], placement.home)), meta)
+    leader = is_leader()  # of several processes, only the leader writes
+    with contextlib.ExitStack() as exits:
+        exits.enter_context(out_of_memory_advice(config))
+        if leader:
+            session_dir.mkdir(parents=True, exist_ok=True)
+            exits.enter_context(only_writer(session_dir))
+        checkpoints = restored = None
+        if leader or resume:
+            checkpoints = Checkpoints(session_dir, read_only=not leader)
+            exits.callback(checkpoints.close)
+            restored = _restore(config, checkpoints, placement.home) if resume else None
+        run = Session(config, session, session_dir, placement, checkpoints if leader else None, restored)
+        exits.callback(run.learner.close)
+        for shard in run.groups:
+            for group in shard:
+                exits.callback(group.pool.close)
 
-    trainer = Trainer(config, seed, placement, restored)
-    label = f"session {session}"
-    aside = _set_aside(session_dir) if resume and restored is None and is_leader() else None
-    if is_leader():
-        writers = [*make_writers(config, session_dir, label=label, start_env_steps=trainer.env_steps), *writers]
-    log = SessionLog(writers, checkpoints if is_leader() else None, trainer, session, session_dir, began_at, meta)
-    log.message(_device_message(config, placement))
-    if config.network.compute_dtype == "auto" and placement.home.platform == "cpu" and multiplies_bfloat16():
-        log.message("this CPU multiplies bfloat16: with --network.compute-dtype bfloat16 it trains faster")
-    if resume:
-        log.message(_resume_message(config, trainer, meta) + (f"; {aside}" if aside else ""))
-    try:
-        with Monitor(sorted({*placement.learner, *placement.actors}, key=str), log.message) as log.monitor:
-            if config.evaluation.every_env_steps and is_leader():
-                log.evaluator = Evaluator(trainer, placement.evaluator, session_dir, log.message)
-            _train(trainer, log, stop or StopRequest())
-        return log.result()
-    finally:
-        trainer.close()
-        if log.evaluator is not None:
-            log.evaluator.close()
-        if checkpoints is not None:
-            checkpoints.close()
-        for writer in writers:
-            writer.close()
+        meta, env_steps, label = restored[1] if restored else None, run.progress.env_steps, f"session {session}"
+        outputs: list[Writer] = []
+        notes = [_device_message(config, placement), *_arithmetic_advice(config, placement)]
+        if resume:
+            notes.append(_resume_message(config, run.progress, meta))
+        if leader:
+            if resume and meta is None:
+                notes[-1] += _set_aside(session_dir)
+            outputs = [*make_writers(config, session_dir, label=label, start_env_steps=env_steps), *writers]
+            outputs = outputs[1:] if quiet else outputs  # the first one writes to the terminal
+        for writer in outputs:
+            exits.callback(writer.close)
+        run.log = SessionLog(outputs, config.log, run.progress, session, session_dir, lambda: run.learner.settle())
+        for note in notes:
+            run.log.message(note)
+        devices = sorted({*placement.learner, *placement.actors}, key=str)
+        run.log.monitor = exits.enter_context(Monitor(devices, run.log.message)).read
+        if leader and config.evaluation.every_env_steps:
+            run.evaluator = Evaluator(
+                config, run.seed, run.num_actions, placement.evaluator, session_dir, env_steps, run.log.message
+            )
+            exits.callback(run.evaluator.close)
+        yield run
 
 
-def _set_aside(session_dir: Path) -> str | None:
-    """Renames the log points of a session that has no checkpoint and starts anew; returns what to say of it."""
+def _restore(config: Config, checkpoints: Checkpoints, device: jax.Device) -> tuple[dict, dict] | None:
+    """Arrays and meta of the latest checkpoint, if there is one."""
+    latest = checkpoints.latest_step()
+    if latest is None:
+        return None
+    meta = checkpoints.read_meta(latest)
+    return checkpoints.restore(latest, abstract_arrays(config, meta["num_actions"], device)), meta
+
+
+def _set_aside(session_dir: Path) -> str:
+    """Renames the log points of a session that has no checkpoint and starts anew; returns a note for the user."""
     table = session_dir / "metrics.csv"
     if not table.is_file() or len(table.read_bytes().splitlines()) < 2:
-        return None
-    return f"the log points before are in {table.rename(unused(table)).name}"
-
-
-def _train(trainer: Trainer, log: SessionLog, stop: StopRequest) -> None:
-    """The loop. With `devices.check` nothing moves between host and devices that was not told to, once compiled."""
-    guard = "disallow" if trainer.config.devices.check else "allow"
-    with stop:
-        told_to_stop = False  # this process, or one that learns with it
-        while not trainer.config.is_spent(trainer.env_steps):
-            told_to_stop = sum_over_processes(stop.wanted()) > 0
-            if told_to_stop:
-                break
-            with jax.transfer_guard("allow" if log.compiling else guard):
-                metrics = trainer.iterate()
-            log.after_update(metrics)
-        log.finish()
-        if told_to_stop or stop.wanted():
-            raise KeyboardInterrupt
+        return ""
+    return f"; the earlier log points are in {table.rename(unused(table)).name}"
 
 
 def _device_message(config: Config, placement: Placement) -> str:
@@ -124,14 +299,20 @@ def _device_message(config: Config, placement: Placement) -> str:
     return text
 
 
-def _resume_message(config: Config, trainer: Trainer, meta: dict[str, Any] | None) -> str:
+def _arithmetic_advice(config: Config, placement: Placement) -> list[str]:
+    if config.network.compute_dtype == "auto" and placement.home.platform == "cpu" and multiplies_bfloat16():
+        return ["this CPU multiplies bfloat16: with --network.compute-dtype bfloat16 it trains faster"]
+    return []
+
+
+def _resume_message(config: Config, progress: Progress, meta: dict[str, Any] | None) -> str:
     if meta is None:
         return "there is no checkpoint to resume from yet: the session starts at 0 env steps"
-    text = f"resumed at {trainer.env_steps:,} env steps (update {trainer.updates:,}); the games start anew"
+    text = f"resumed at {progress.env_steps:,} env steps (update {progress.updates:,}); new games are started"
     before = meta["config"]["total_env_steps"]
     if before != config.total_env_steps:
         text += (
-            f"; budget {before:,} -> {config.total_env_steps:,} env steps: the learning rate goes on at"
-            f" {trainer.learning_rate:.3g}, on the line that reaches zero at the new budget"
+            f"; budget {before:,} -> {config.total_env_steps:,} env steps: the learning rate continues at"
+            f" {learning_rate(config, progress.env_steps):.3g}, on the line that reaches zero at the new budget"
         )
     return text

@@ -4,13 +4,14 @@ python tests/distributed_child.py OUTPUT.npz PROCESSES INDEX COORDINATOR
 """
 
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
-from jaxrl_atari.devices import join_processes, place
-from jaxrl_atari.trainer import Trainer
+from jaxrl_atari.devices import join_processes
+from jaxrl_atari.session import prepare, train
 
 output, processes, index, coordinator = sys.argv[1:]
 devices = DevicesConfig(
@@ -30,9 +31,10 @@ config = Config(
     devices=devices,
     total_env_steps=640,
 )
-trainer = Trainer(config, 0, place(devices))
-for _ in range(3):
-    jax.block_until_ready(trainer.iterate())
-params = jax.tree_util.tree_leaves_with_path(jax.device_get(trainer.learner.params()))
-np.savez(output, env_steps=trainer.env_steps, **{jax.tree_util.keystr(path): x for path, x in params})
-trainer.close()
+with prepare(config, Path(output).with_suffix("") / "session_0", quiet=True) as run:
+    iterations = train(run)
+    for _ in range(3):
+        jax.block_until_ready(next(iterations))
+    params = jax.tree_util.tree_leaves_with_path(jax.device_get(run.learner.state.params))
+    env_steps = run.progress.env_steps
+    np.savez(output, env_steps=env_steps, **{jax.tree_util.keystr(path): x for path, x in params})

@@ -1,4 +1,4 @@
-"""Pools that need no emulator, and one that keeps what another gave: the interface of `envs.EnvPool`."""
+"""Pools without an emulator, and a pool that records another one, with the interface of `envs.EnvPool`."""
 
 import numpy as np
 
@@ -6,13 +6,12 @@ from jaxrl_atari.envs.pool import EnvStep
 
 
 class FakePool:
-    """Starts a new game on the step after the end of the last one; a subclass plays it."""
+    """Starts a new game on the step after the end of one. Subclasses define the game."""
 
     num_actions: int
 
     def __init__(self, num_envs):
         self.num_envs = num_envs
-        self.action_meanings = tuple(str(i) for i in range(self.num_actions))
         self._over = np.ones(num_envs, bool)
         self._actions = None
 
@@ -57,7 +56,7 @@ class FakePool:
 
 
 class NoisePool(FakePool):
-    """Every frame is new; lives, games and rewards come and go at random."""
+    """Random frames, rewards, lost lives and ends of games."""
 
     num_actions = 4
 
@@ -77,9 +76,9 @@ class NoisePool(FakePool):
 
 
 class Corridor(FakePool):
-    """Walk left or right from the middle of 5 places: the end that a lamp shows gives 1, the other one nothing.
+    """A walk left or right from the middle of 5 cells. The end with the lamp gives 1, the other end 0.
 
-    Only the frame tells where one stands and on which side the lamp is.
+    The frame shows the walker and the lamp.
     """
 
     num_actions = 2
@@ -108,7 +107,7 @@ class Corridor(FakePool):
 
 
 class Recorded:
-    """Another pool, and all that it gave and was given."""
+    """Another pool, with a record of its steps and actions."""
 
     def __init__(self, pool):
         self._pool = pool

@@ -1,6 +1,6 @@
-"""A stand-in for the Hugging Face Hub on loopback: the endpoints that pushing and pulling a model repository need.
+"""Stand-in for the Hugging Face Hub on loopback, with the endpoints that pushing and pulling a model repository need.
 
-What huggingface_hub 1 and 2 send and expect, by its source: whoami-v2, repos/create, models/REPO (revision, tree),
+By the source of huggingface_hub 1 and 2, these are: whoami-v2, repos/create, models/REPO (revision, tree),
 validate-yaml, preupload and commit (newline-delimited JSON, files in base64), resolve/REVISION/FILE.
 """
 
@@ -12,7 +12,7 @@ import urllib.parse
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-TOKEN = "hf_of_the_test"
+TOKEN = "hf_test_token"
 
 
 def _oid(content):

@@ -1,15 +1,15 @@
-"""Run directories with made-up metrics, for the tests of what reads them."""
+"""Run directories with made-up metrics, for tests of code that reads run directories."""
 
 import json
 
 import numpy as np
 
+from jaxrl_atari.run_dir.columns import REQUIRED_COLUMNS
 from jaxrl_atari.run_dir.metrics import moving_average
-from jaxrl_atari.run_dir.results import REQUIRED_COLUMNS
 
 
 def table(return_mean, env_steps=None, **columns):
-    """A session's table with the given returns, a log point every 100 env steps, 4 optimiser steps between two."""
+    """A session's table with the given returns: a log point every 100 env steps and 4 optimiser steps."""
     count = len(return_mean)
     steps = 100.0 * np.arange(1, count + 1) if env_steps is None else np.asarray(env_steps, float)
     filled = {name: np.zeros(count) for name in REQUIRED_COLUMNS}
@@ -48,7 +48,7 @@ def write_run(run_dir, tables, game="Qbert", protocol="auto", total_env_steps=40
 
 
 def learning_table(game, seed, count=1000, total_env_steps=10_000_000, gpu=True):
-    """A session's table of realistic shape: an S-shaped climb to about the reference score, with noise and falls."""
+    """A realistic table: returns climb in an S shape to about the reference score, with noise and falls."""
     rng = np.random.default_rng(seed)
     progress = np.arange(1, count + 1) / count
     climb = 1 / (1 + np.exp(-(progress - rng.uniform(0.25, 0.4)) * 9)) * rng.uniform(0.8, 1.1)

@@ -1,4 +1,4 @@
-"""Checkpoints on real orbax: what comes back, what is kept, what is said when something is wrong."""
+"""Checkpoints with real orbax: restoring, retention, and error messages."""
 
 import json
 import logging
@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -16,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.networks import NatureActorCritic
+from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import TrainState, init_train_state
 from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints
 
@@ -26,7 +25,7 @@ NAN = math.nan
 
 
 def small_arrays(value, actions=6):
-    """A train state of the right kind and little size."""
+    """A small train state with the real structure."""
     params = {"policy": {"bias": jnp.full(actions, value, jnp.float32)}, "value": {"bias": jnp.zeros(1)}}
     state = TrainState(params, (jnp.full(actions, -value, jnp.float32),), jnp.int32(value))
     return {"train_state": state, "key": jax.random.key(value)}
@@ -55,9 +54,9 @@ def assert_same(a, b):
         np.testing.assert_array_equal(x, y)
 
 
-def test_train_state_comes_back_bit_for_bit(tmp_path):
-    network = NatureActorCritic(num_actions=6)
-    shapes = jax.eval_shape(partial(init_train_state, network, Config().ppo), jax.random.key(0))
+def test_train_state_is_restored_bit_for_bit(tmp_path):
+    network = make_network(NetworkConfig(), 6, "cpu")
+    shapes = jax.eval_shape(lambda key: init_train_state(network.init(key), PPOConfig()), jax.random.key(0))
     rng = np.random.default_rng(1)
     state = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
     arrays = {"train_state": state, "key": jax.random.key(7)}
@@ -94,10 +93,10 @@ def test_arrays_may_be_donated_while_they_are_written(tmp_path):
     ("scores", "kept", "best"),
     [
         ([NAN], [1], 1),
-        ([NAN, NAN, NAN], [3], 3),  # no game has ended: the best is the latest
+        ([NAN, NAN, NAN], [3], 3),  # no game has ended: the latest is the best
         ([NAN, -5.0, NAN], [2, 3], 2),  # NaN loses, also against a negative score
         ([5.0, 7.0, 3.0, 4.0], [2, 4], 2),
-        ([5.0, 7.0, 7.0], [3], 3),  # of equals, the newest
+        ([5.0, 7.0, 7.0], [3], 3),  # the newest among equals
         ([1.0, 2.0, 3.0], [3], 3),
     ],
 )
@@ -115,19 +114,19 @@ def test_latest_and_best_are_kept(tmp_path, scores, kept, best):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [str(step) for step in kept]
 
 
-def test_best_is_remembered_when_a_session_goes_on(session):
+def test_a_resumed_session_remembers_the_best(session):
     checkpoints = Checkpoints(session)
     save(checkpoints, 30, 4.5)
     checkpoints.wait()
     assert checkpoints.steps() == [10, 30]
     assert checkpoints.best_step() == 10
-    save(checkpoints, 30, 99.0, small_arrays(1))  # no step since: stays as it is
+    save(checkpoints, 30, 99.0, small_arrays(1))  # no step since: not written again
     checkpoints.close()
     assert_same(Checkpoints(session, read_only=True).restore(30, small_arrays(0)), small_arrays(30))
 
 
-def test_killed_save_leaves_the_one_before(session):
-    """A process that dies by SIGKILL while orbax writes, at whatever point that is."""
+def test_a_killed_save_keeps_the_previous_checkpoint(session):
+    """SIGKILL ends the process while orbax is writing."""
     script = """
         import sys, jax.numpy as jnp, os, signal, threading
         from jaxrl_atari.run_dir.checkpoints import Checkpoints
@@ -139,12 +138,12 @@ def test_killed_save_leaves_the_one_before(session):
     result = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(session)], timeout=120, check=False)
     assert result.returncode == -9
     names = {path.name for path in (session / "checkpoints").iterdir()}
-    assert names > {"10", "20"}, "the save had not begun"
-    assert "30" not in names, "the save was complete: this test tests nothing"
+    assert names > {"10", "20"}, "the save had not started"
+    assert "30" not in names, "the save was complete before the kill: nothing was tested"
     reader = Checkpoints(session, read_only=True)
     assert reader.steps() == [10, 20]
     assert_same(reader.restore(20, small_arrays(0)), small_arrays(20))
-    writer = Checkpoints(session)  # clears up
+    writer = Checkpoints(session)  # removes the partial save
     save(writer, 30, 1.0)
     writer.close()
     assert sorted(path.name for path in (session / "checkpoints").iterdir()) == ["10", "30"]
@@ -226,7 +225,7 @@ def test_saving_is_quiet(tmp_path):
     assert result.stdout + result.stderr == ""
 
 
-def test_other_users_of_absl_are_still_heard(caplog):
+def test_other_users_of_absl_still_log(caplog):
     logging.getLogger("absl").warning("not from orbax")
     assert "not from orbax" in caplog.text
 
@@ -255,14 +254,14 @@ def test_directory_without_checkpoints(tmp_path):
         empty.read_meta(1)
 
 
-def test_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "checkpoints").write_text("a file is in the way")
+def test_folder_that_cannot_be_created(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file of that name")
     with pytest.raises(UserError, match="cannot be opened") as error:
         Checkpoints(tmp_path)
     one_line(error)
 
 
-def test_missing_step_names_those_that_are_there(session):
+def test_missing_step_names_the_existing_ones(session):
     with pytest.raises(UserError, match="no checkpoint at env step 15; there are: 10, 20"):
         Checkpoints(session, read_only=True).restore(15, small_arrays(0))
 
@@ -304,7 +303,7 @@ def damage_arrays(step_dir):
     ],
     ids=["cut arrays", "no arrays", "no meta", "cut meta", "empty manifest", "cut metadata"],
 )
-def test_damaged_checkpoint_is_named_and_the_other_one_works(session, damage):
+def test_damaged_checkpoint_is_named_and_the_other_can_be_restored(session, damage):
     damage(session / "checkpoints" / "20")
     reader = Checkpoints(session, read_only=True)
     with pytest.raises(UserError, match=r"checkpoints/20: its (arrays|meta) cannot be read") as error:
@@ -315,7 +314,7 @@ def test_damaged_checkpoint_is_named_and_the_other_one_works(session, damage):
 
 def test_meta_of_another_program(session):
     (session / "checkpoints" / "20" / "meta" / "metadata").write_text("[1, 2]")
-    with pytest.raises(UserError, match=r"checkpoints/20: is no checkpoint of jaxrl_atari: its meta is \[1, 2\]"):
+    with pytest.raises(UserError, match=r"checkpoints/20: not a checkpoint of jaxrl_atari: its meta is \[1, 2\]"):
         Checkpoints(session, read_only=True).read_meta(20)
 
 
@@ -328,13 +327,13 @@ def test_damaged_score(session):
     assert Checkpoints(session, read_only=True).steps() == [10]
 
 
-@pytest.mark.parametrize(("free", "advice"), [(0, "free some space"), (1 << 40, "mend what is wrong there")])
+@pytest.mark.parametrize(("free", "advice"), [(0, "free some space"), (1 << 40, "fix the cause")])
 def test_a_checkpoint_that_cannot_be_written(free, advice, tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    said = "RESOURCE_EXHAUSTED: " + "x" * 500 + " No space left on device"
-    monkeypatch.setattr(checkpoints._manager, "save", lambda *a, **k: (_ for _ in ()).throw(ValueError(said)))
-    expected = rf"written \(ValueError: RESOURCE_EXHAUSTED: x.*x No space left on device\); {advice}, then go on"
+    reported = "RESOURCE_EXHAUSTED: " + "x" * 500 + " No space left on device"
+    monkeypatch.setattr(checkpoints._manager, "save", lambda *a, **k: (_ for _ in ()).throw(ValueError(reported)))
+    expected = rf"written \(ValueError: RESOURCE_EXHAUSTED: x.*x No space left on device\); {advice}, then use --resume"
     with pytest.raises(UserError, match=expected) as error:
         checkpoints.save(1, small_arrays(0), {}, 0.0)
     assert len(str(error.value)) < 500

@@ -1,17 +1,23 @@
-"""The top of every command: one line for what a user can put right, and what is said of values of the wrong type."""
+"""The command line: exit statuses, errors of one line, option parsing, config files, and the compilation cache."""
 
+import dataclasses
 import errno
 import os
+import pwd
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tyro
 
 from jaxrl_atari import cli, train
-from jaxrl_atari.config_files import load_config_file
-from jaxrl_atari.errors import UserError
-from jaxrl_atari.hardware import runtime
+from jaxrl_atari.cli import load_config_file
+from jaxrl_atari.config import Config
+from jaxrl_atari.errors import ConfigError, UserError
+
+PACKAGE = Path(cli.__file__).parent
 
 
 def ends(main):
@@ -27,21 +33,21 @@ def raises(error):
     return main
 
 
-def test_what_a_user_can_put_right_is_one_line_and_a_bug_keeps_its_traceback(capsys):
+def test_user_errors_are_one_line_and_bugs_keep_their_traceback(capsys):
     assert ends(lambda: None) == 0
     assert ends(raises(UserError("no such file"))) == 2
     assert ends(raises(OSError(errno.ENOSPC, "No space left on device", "data/x/metrics.csv"))) == 2
     assert ends(raises(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err.splitlines() == [
         "error: no such file",
-        "error: data/x/metrics.csv: No space left on device; free some space; a training then goes on with --resume",
+        "error: data/x/metrics.csv: No space left on device; free some space, then continue the run with --resume",
         "interrupted",
     ]
     with pytest.raises(FileNotFoundError):
         cli.run(raises(FileNotFoundError(errno.ENOENT, "no such file")))
 
 
-def test_a_reader_that_goes_away_ends_a_command_in_silence(monkeypatch, capsys):
+def test_a_closed_pipe_ends_a_command_silently(monkeypatch, capsys):
     dropped = []
     monkeypatch.setattr(cli, "drop_output", lambda: dropped.append(True))
     assert ends(raises(BrokenPipeError())) == 1
@@ -49,39 +55,149 @@ def test_a_reader_that_goes_away_ends_a_command_in_silence(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+QBERT = ["--config", "configs/qbert.py"]
+
+
+# Every kind of error that tyro reports. If a new version of tyro fails this test, adapt `cli._one_line`.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--config", "configs/qbert.py", "--seed", "1e6"], "--seed: expected a whole number such as 1000000, got"),
-        (["--config", "configs/qbert.py", "--ppo.gamma", "x"], "--ppo.gamma: expected a number such as 0.001, got 'x'"),
+        (["--seed", "1e6"], "--seed: expected a whole number such as 1000000, got '1e6'; --help shows all options"),
+        (["--seed=x"], "--seed: expected a whole number such as 1000000, got 'x'; --help shows all options"),
+        (["--ppo.gamma", "x"], "--ppo.gamma: expected a number such as 0.001, got 'x'; --help shows all options"),
+        (["--ppo.gae-lambda", "x"], "--ppo.gae-lambda: expected None|FLOAT, got 'x'; --help shows all options"),
+        (
+            ["--env.backend", "gym"],
+            "invalid choice 'gym' for argument '--env.backend'. Expected one of ('ale', 'envpool');"
+            " --help shows all options",
+        ),
+        (["--seed"], "Missing value for argument '--seed'. Expected 1 values; --help shows all options"),
+        (["--log.graphs", "no"], "Unrecognized options: no; --help shows all options"),
+        (["--sed", "1"], "Unrecognized options: --sed, 1; did you mean --seed?; --help shows all options"),
+        (["--xyzzy"], "Unrecognized options: --xyzzy; --help shows all options"),
+        # Errors of the config itself, raised by its root, by one of its sections, and by the parser of an option.
+        (["--seed", "-1"], "seed = -1: expected a whole number from 0 to 2,147,483,647"),
+        (["--env.num-envs", "0"], "env.num_envs = 0: expected a whole number from 1 to 65,536"),
+        (
+            ["--devices.gpu", "cuda"],
+            "devices.gpu = 'cuda': expected auto, true, false or a device index such as 0",
+        ),
+        (
+            ["--devices.data-parallel", "x"],
+            "devices.data_parallel = 'x': expected a whole number from 1 to 4,096 or all",
+        ),
+        (["--name", "a/b"], "name = 'a/b': expected a plain file name"),
+    ],
+)
+def test_errors_of_options(arguments, message, request, monkeypatch):
+    monkeypatch.chdir(request.config.rootpath)
+    for columns in ("40", "80", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        with pytest.raises(UserError) as error:
+            train.parse([*QBERT, *arguments])
+        assert str(error.value) == message
+
+
+def test_errors_of_options_without_a_utf8_terminal(request):
+    code = "import sys; from jaxrl_atari import cli, train; cli.run(lambda: train.parse(sys.argv[1:]))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *QBERT, "--sed", "1"],
+        cwd=request.config.rootpath,
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr == "error: Unrecognized options: --sed, 1; did you mean --seed?; --help shows all options\n"
+
+
+def test_a_missing_argument_is_named():
+    @dataclasses.dataclass
+    class Options:
+        run_dir: tyro.conf.Positional[Path]
+
+    with pytest.raises(UserError, match=r"^missing: PATH run-dir \(required\); --help shows all options"):
+        cli.parse(Options, [], prog="python -m a.command")
+
+
+def test_a_config_error_keeps_its_type():
+    with pytest.raises(ConfigError) as error:
+        cli.parse(Config, ["--seed", "-1"], default=Config())
+    assert (error.value.field, error.value.value) == ("seed", -1)
+
+
+def test_help_shows_options_with_defaults_and_descriptions(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit) as end:
+        cli.parse(Config, ["--help"], default=Config(seed=7), prog="a command")
+    assert not end.value.code
+    text = " ".join(re.sub("[│\x1b]|\\[[0-9;]*m", " ", capsys.readouterr().out).split())
+    assert "--seed INT Everything random in session i derives from seed + i. (default: 7)" in text
+    assert "--env.backend {ale,envpool} Emulator pool" in text
+    assert "--network.name {nature,impala}" in text
+    assert "--devices.gpu auto|true|false|INDEX" in text
+    assert "--devices.data-parallel N|all" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (["--confg", "configs/qbert.py"], "one is needed; for example --config configs/qbert.py; given were --confg"),
-        (["--config"], "argument --config: expected one argument"),
+        (["--config"], "argument --config: expected one argument; --help shows all options"),
     ],
 )  # fmt: skip
-def test_values_of_the_wrong_type(arguments, message, request, monkeypatch):
-    monkeypatch.chdir(request.config.rootpath)
+def test_errors_of_the_first_options(arguments, message):
     with pytest.raises(UserError) as error:
         train.parse(arguments)
     assert message in str(error.value)
 
 
-def test_config_files_that_end_the_program_or_fail(tmp_path, monkeypatch):
+def test_config_files_that_exit_or_raise(tmp_path, monkeypatch):
     path = tmp_path / "c.py"
     path.write_text("import sys\nsys.exit(0)\n")
-    with pytest.raises(UserError, match=r"c.py, line 2: SystemExit: 0; mend the file"):
+    with pytest.raises(UserError, match=r"c.py, line 2: SystemExit: 0; fix the file"):
         load_config_file(path)
     path.write_text("def get_config():\n    return nothing\n")
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"c.py, line 2: NameError: name 'nothing' is not defined; mend the file"):
+    with pytest.raises(UserError, match=r"c.py, line 2: NameError: name 'nothing' is not defined; fix the file"):
         load_config_file("~/c.py")
 
 
-def test_a_cache_that_cannot_be_written_to_is_told(tmp_path):
-    (tmp_path / "file").touch()
-    code = "from jaxrl_atari.hardware import runtime; print(*runtime.configure(), sep='\\n')"
-    variables = {"XDG_CACHE_HOME": str(tmp_path / "file"), "PYTHONPATH": str(Path(runtime.__file__).parents[1])}
+# --- The compilation cache -------------------------------------------------------------------------------------------
+
+
+def configured(code="pass", **variables):
+    """The lines of `runtime.configure()` in a fresh process; a variable that is None is removed."""
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-    out = subprocess.run(
-        [sys.executable, "-c", code], env=environment | variables, capture_output=True, text=True, check=True
-    ).stdout
+    environment |= {"PYTHONPATH": str(PACKAGE.parent), **variables}
+    environment = {name: value for name, value in environment.items() if value is not None}
+    code = f"import os; from jaxrl_atari.hardware import runtime; {code}; print(*runtime.configure(), sep='\\n')"
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_a_read_only_cache_is_reported(tmp_path):
+    (tmp_path / "file").touch()
+    out = configured(XDG_CACHE_HOME=str(tmp_path / "file"))
     assert f"compiled programs are not kept: {tmp_path}/file/jaxrl_atari/xla cannot be written to" in out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without an entry in /etc/passwd")
+def test_a_user_without_a_home_gets_no_cache(tmp_path):
+    unknown = {"HOME": None, "XDG_CACHE_HOME": None, "code": "os.setuid(54_321)"}
+    assert "compiled programs are not kept: this user has no home; set HOME or" in configured(**unknown)
+    unknown |= {"XDG_CACHE_HOME": str(tmp_path / "missing")}
+    assert "missing/jaxrl_atari/xla cannot be written to" in configured(**unknown)
+
+
+def test_without_home_the_cache_is_in_the_home_of_the_passwd_entry():
+    """Without touching that folder: the check of write permission is replaced."""
+    code = "runtime._can_write = lambda folder: False"
+    out = configured(code, HOME=None, XDG_CACHE_HOME=None)
+    try:
+        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        assert "this user has no home" in out
+    else:
+        assert f"compiled programs are not kept: {home}/.cache/jaxrl_atari/xla cannot be written to" in out

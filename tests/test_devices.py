@@ -1,10 +1,12 @@
-"""The `gpu` option, what the CUDA driver shows, rotation, shares of memory, and the report."""
+"""The `gpu` option, the GPUs that the CUDA driver shows, rotation, memory fractions, and the report."""
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import jax
 import pytest
@@ -13,15 +15,10 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.gpus import (
-    FRACTION,
-    OLD_FRACTION,
-    driver_gpus,
-    memory_fraction,
-    place_session,
-    rotate,
-    simulated_gpus,
-)
+from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError
+from jaxrl_atari.hardware.gpus import driver_gpus, simulated_gpus
+from jaxrl_atari.hardware.memory_share import FRACTION, OLD_FRACTION, apply_memory_fraction, memory_fraction
+from jaxrl_atari.hardware.rotation import place_session, rotate
 
 VARIABLES = (gpus.SIMULATED, "CUDA_VISIBLE_DEVICES", "CUDA_OFFSET", FRACTION, OLD_FRACTION)
 
@@ -33,17 +30,17 @@ def _clean_environment(monkeypatch):
 
 
 def python(*arguments, **environment):
-    """Runs Python with these variables added to the environment."""
+    """Runs Python with these environment variables added."""
     return subprocess.run(
         [sys.executable, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
     )
 
 
-# --- What the driver shows -------------------------------------------------------------------------------------------
+# --- The CUDA driver -------------------------------------------------------------------------------------------------
 
 
-class Driver:
-    """libcuda with these GPUs, as far as it is called."""
+class Library:
+    """A stand-in for libcuda with these GPUs."""
 
     def __init__(self, models, error=0):
         self.models, self.error = models, error
@@ -68,6 +65,10 @@ class Driver:
         memory._obj.value = 80 << 30
         return 0
 
+    def cuDeviceGetUuid_v2(self, uuid, device):
+        uuid._obj[:] = range(device.value, device.value + 16)
+        return 0
+
 
 @pytest.mark.parametrize(
     ("names", "shown", "expected"),
@@ -75,24 +76,33 @@ class Driver:
         (None, 2, ["0", "1"]),
         ("3,1", 2, ["3", "1"]),
         ("GPU-8f2c, GPU-77aa", 2, ["GPU-8f2c", "GPU-77aa"]),
-        ("1,99,2", 1, ["1"]),  # CUDA stops at the first name that it does not know
+        ("1,99,2", 1, ["1"]),  # CUDA stops at the first unknown name
     ],
 )
 def test_gpus_are_named_as_cuda_visible_devices_names_them(names, shown, expected):
-    found = driver_gpus(lambda: Driver(["H200"] * shown), names)
+    found = driver_gpus(names, Library(["H200"] * shown))
     assert [gpu.name for gpu in found.gpus] == expected
     assert {(gpu.model, gpu.memory) for gpu in found.gpus} == {("H200", 80 << 30)}
     assert found.problem == ""
 
 
-def test_no_gpu_has_a_reason():
-    def missing():
-        raise OSError("libcuda.so.1: cannot open shared object file")
+def test_the_reason_for_no_gpu(monkeypatch):
+    assert "CUDA_VISIBLE_DEVICES='' leaves none" in driver_gpus("", Library([], error=100)).problem
+    assert "CUDA_VISIBLE_DEVICES='-1' leaves none" in driver_gpus("-1", Library([])).problem
+    assert "cuInit gave 803 (its library and kernel module" in driver_gpus(None, Library([], error=803)).problem
 
-    assert "no NVIDIA driver" in driver_gpus(missing, None).problem
-    assert "CUDA_VISIBLE_DEVICES='' leaves none" in driver_gpus(lambda: Driver([], error=100), "").problem
-    assert "CUDA_VISIBLE_DEVICES='-1' leaves none" in driver_gpus(lambda: Driver([]), "-1").problem
-    assert "cuInit gave 803 (its library and kernel module" in driver_gpus(lambda: Driver([], error=803), None).problem
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert "no NVIDIA driver" in driver_gpus("0", None).problem
+
+
+def test_uuids_come_from_the_driver(monkeypatch):
+    assert CudaDriver(Library(["H200"] * 2)).uuid(1) == "01020304-0506-0708-090a-0b0c0d0e0f10"
+    monkeypatch.delattr(Library, "cuDeviceGetUuid_v2")
+    with pytest.raises(DriverError, match="too old: it has no cuDeviceGetUuid_v2; update it"):
+        CudaDriver(Library(["H200"])).uuid(0)
 
 
 @pytest.mark.parametrize(
@@ -169,9 +179,9 @@ def test_gpu_false_does_not_touch_a_real_gpu():
 
 def test_counting_gpus_does_not_start_jax():
     code = (
-        "from jax._src import xla_bridge; from jaxrl_atari.hardware import gpus; from jaxrl_atari.trial import trial;"
-        " from jaxrl_atari.config import Config;"
-        "print(gpus.place_session(Config(), 0).gpus, xla_bridge.backends_are_initialized())"
+        "from jax._src import xla_bridge; from jaxrl_atari.config import Config;"
+        "from jaxrl_atari.hardware import rotation; from jaxrl_atari.trial import trial;"
+        "print(rotation.place_session(Config(), 0).gpus, xla_bridge.backends_are_initialized())"
     )
     assert python("-c", code, JAXRL_ATARI_SIMULATED_GPUS="2").stdout.split() == ["(0,)", "False"]
 
@@ -207,7 +217,7 @@ def test_sessions_and_trials_cycle_through_the_gpus(monkeypatch):
     assert places(sessions=3, trial=1) == [(3,), (0,), (1,)]
     assert places(data_parallel=2) == [(0, 1), (2, 3), (0, 1), (2, 3)]
     assert places(data_parallel="all") == [(0, 1, 2, 3)] * 4
-    assert places(gpu=2) == [(2,)] * 4  # an index stays where it is
+    assert places(gpu=2) == [(2,)] * 4  # an index does not rotate
     assert places(gpu=0, actor=1) == [(0, 1, 2, 3)] * 4
     assert places(gpu=False) == [()] * 4
     monkeypatch.setenv("CUDA_OFFSET", "3")
@@ -218,7 +228,7 @@ def test_sessions_and_trials_cycle_through_the_gpus(monkeypatch):
     assert places() == [(1,), (0,), (1,), (0,)]
 
 
-def test_what_cannot_be_placed_is_refused(monkeypatch):
+def test_impossible_places_are_rejected(monkeypatch):
     monkeypatch.setenv(gpus.SIMULATED, "2")
     with pytest.raises(ConfigError, match=r"devices.gpu = 2: expected a visible GPU \(visible: 0: simulated GPU, 1:"):
         places(gpu=2)
@@ -233,10 +243,10 @@ def test_what_cannot_be_placed_is_refused(monkeypatch):
         places()
 
 
-# --- Shares of memory ------------------------------------------------------------------------------------------------
+# --- Memory fractions ------------------------------------------------------------------------------------------------
 
 
-def test_shares_of_memory(monkeypatch):
+def test_memory_fractions(monkeypatch):
     assert memory_fraction(DevicesConfig()) is None
     assert [memory_fraction(DevicesConfig(), sharing=n) for n in (2, 3)] == [0.45, 0.3]
     assert memory_fraction(DevicesConfig(memory_fraction=0.4), sharing=2) == 0.4
@@ -245,19 +255,19 @@ def test_shares_of_memory(monkeypatch):
     with pytest.raises(ConfigError, match=r"devices.memory_fraction = 1.5: expected a number from 0.01 to 1"):
         DevicesConfig(memory_fraction=1.5)
     monkeypatch.setenv(OLD_FRACTION, "0.3")
-    assert memory_fraction(DevicesConfig(), sharing=2) is None  # the user's own share stands
-    gpus.apply_memory_fraction(DevicesConfig(memory_fraction=0.5))
+    assert memory_fraction(DevicesConfig(), sharing=2) is None  # the user's own fraction stays in force
+    apply_memory_fraction(DevicesConfig(memory_fraction=0.5))
     assert (os.environ[FRACTION], os.environ.get(OLD_FRACTION)) == ("0.5", None)
     del os.environ[FRACTION]
 
 
 @pytest.mark.gpu
-def test_share_of_memory_on_a_real_gpu():
+def test_memory_fraction_on_a_real_gpu():
     if not gpus.visible().gpus:
         pytest.skip(f"no GPU: {gpus.visible().problem}")
     code = (
-        "from jaxrl_atari.config import DevicesConfig; from jaxrl_atari.hardware import gpus; import jax;"
-        "gpus.apply_memory_fraction(DevicesConfig(memory_fraction=0.25));"
+        "from jaxrl_atari.config import DevicesConfig; from jaxrl_atari.hardware import gpus, memory_share; import jax;"
+        "memory_share.apply_memory_fraction(DevicesConfig(memory_fraction=0.25));"
         "print(jax.devices('gpu')[0].memory_stats()['bytes_limit'] / gpus.visible().gpus[0].memory)"
     )
     assert float(python("-c", code).stdout) == pytest.approx(0.25, abs=0.02)
@@ -288,7 +298,7 @@ def test_report_of_the_devices(tmp_path):
 
 
 def test_devices_of_a_session(monkeypatch):
-    cpu = jax.devices("cpu")  # the back end has started: device 0 stands for the CPU, 1 to 4 for the GPUs
+    cpu = jax.devices("cpu")  # JAX has started: device 0 stands for the CPU, 1 to 4 for the GPUs
     monkeypatch.setenv(gpus.SIMULATED, "4")
     placement = place(DevicesConfig(gpu=1, data_parallel=2, actor=3))
     assert placement.learner == (cpu[2], cpu[3])  # from the chosen one on
@@ -305,3 +315,12 @@ def test_devices_of_a_session(monkeypatch):
 def test_a_session_whose_evaluator_has_an_index_sees_all_gpus(monkeypatch):
     monkeypatch.setenv(gpus.SIMULATED, "4")
     assert places(evaluator=1) == [(0, 1, 2, 3)] * 4
+
+
+# --- Imports ---------------------------------------------------------------------------------------------------------
+
+
+def test_hardware_does_not_import_devices_and_loads_libcuda_in_one_file():
+    files = {path.name: path.read_text(encoding="utf-8") for path in Path(gpus.__file__).parent.glob("*.py")}
+    assert not [name for name, text in files.items() if re.search(r"import.*\bdevices\b|atari\.devices import", text)]
+    assert [name for name, text in files.items() if "libcuda.so" in text and "CDLL" in text] == ["cuda_driver.py"]

@@ -1,8 +1,10 @@
-"""The pools against independent replays on the raw emulator, and the promises both back ends make."""
+"""The pools against independent replays on the raw emulator, and the guarantees of both back ends."""
 
 import hashlib
 import importlib.util
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
@@ -11,9 +13,10 @@ import ale_py
 import numpy as np
 import pytest
 from ale_py import roms
+from fake_pools import NoisePool
 
-from jaxrl_atari.envs.ale import env_seeds, list_games, make_pool
-from jaxrl_atari.envs.pool import BasePool, EnvStep, RawStep
+from jaxrl_atari.envs import env_seeds, make_pool
+from jaxrl_atari.envs.pool import BasePool, EnvStep, Episode, EpisodeCounter, RawStep
 from jaxrl_atari.errors import ConfigError, UserError
 
 needs_envpool = pytest.mark.skipif(
@@ -44,7 +47,7 @@ def assert_equal(left: EnvStep, right: EnvStep) -> None:
 
 @cache
 def area_weights(size: int, new_size: int) -> np.ndarray:
-    """[new_size, size]: the share of each old pixel's extent in each new one's."""
+    """[new_size, size]: the fraction of each new pixel that each old pixel covers."""
     edges = np.arange(new_size + 1) * size / new_size
     overlap = np.minimum.outer(edges[1:], np.arange(1, size + 1)) - np.maximum.outer(edges[:-1], np.arange(size))
     return np.maximum(overlap, 0) * new_size / size
@@ -63,12 +66,12 @@ class Raw(NamedTuple):
 
 
 def frame_of(screens: list[np.ndarray]) -> np.ndarray:
-    """float [84, 84]: the maximum of the last two screens, reduced."""
+    """float [84, 84]: the maximum of the last two screens, resized."""
     return area_resize(np.max(screens[-2:], axis=0))
 
 
 def replay(rom: str, backend: str, seed: int, sticky: float, noops: int, actions) -> Iterator[Raw]:
-    """Plays one game with the raw emulator: the reset, then a step for each action."""
+    """Plays one game on the raw emulator: yields the reset, then a step for each action."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     game = ale_py.ALEInterface()
     game.setFloat("repeat_action_probability", sticky)
@@ -92,13 +95,13 @@ def replay(rom: str, backend: str, seed: int, sticky: float, noops: int, actions
 
 
 def agreement(steps: EnvStep, game: Iterator[Raw]) -> list[Raw]:
-    """The replay as far as its frames and rewards are those of the pool's only game, or to its end."""
+    """The steps of the replay before the first one that differs from the pool's only game."""
     same = []
     for step, raw in enumerate(game):
         if raw.reward != steps.reward[step, 0]:
             break
-        # 0.5: the pool's grey levels are the areas' exact averages, rounded. The last picture of a game that ends
-        # within a step is not compared: the back ends stop the step there, each in its way.
+        # 0.5: the pool's grey levels are the exact area averages, rounded. The last picture of a game that ends within
+        # a step is not compared, because the back ends stop the step differently.
         if not raw.game_over and np.abs(frame_of(raw.screens) - steps.frame[step, 0]).max() > 0.501:
             break
         same.append(raw)
@@ -109,12 +112,12 @@ SEED = 13  # few no-ops, so that the search for their number is short
 
 
 def find_game(rom: str, backend: str, sticky: float, steps: EnvStep, actions: np.ndarray) -> tuple[int, list[Raw]]:
-    """(number of no-ops, replay) of the start that explains all steps of a pool with one game and seed SEED."""
+    """(number of no-ops, replay) of the start that reproduces all steps of a pool with one game and seed SEED."""
     for noops in range(31):
         game = agreement(steps, replay(rom, backend, env_seeds(SEED, 1)[0], sticky, noops, actions[:, 0]))
         if len(game) == len(steps.frame) or (game and game[-1].game_over):
             return noops, game
-    raise AssertionError("no number of no-ops explains these steps")
+    raise AssertionError("no number of no-ops reproduces these steps")
 
 
 @both
@@ -125,7 +128,7 @@ def test_frames_and_rewards_equal_an_independent_emulation(backend, rom, name, p
     actions = random_actions(pool, 60)
     steps = play(pool, actions)
     noops, _ = find_game(rom, backend, sticky, steps, actions)
-    # The other protocol does not explain these frames.
+    # The other protocol does not reproduce these frames.
     other = replay(rom, backend, env_seeds(SEED, 1)[0], 0.25 - sticky, noops, actions[:, 0])
     assert len(agreement(steps, other)) < 61
 
@@ -145,14 +148,14 @@ def test_life_marks_equal_an_independent_count_of_lives(backend):
     np.testing.assert_array_equal(np.flatnonzero(steps.life_lost[: end + 1, 0]), lost[:-1])
     np.testing.assert_array_equal(np.flatnonzero(steps.terminated[: end + 1, 0]), [end])
     assert not steps.truncated.any()
-    # The game goes on after a lost life: `agreement` saw that the step after it is a real one, and a new game starts
-    # only at the end.
+    # The game continues after a lost life: `agreement` compared the step after it, and a new game starts only at the
+    # end.
     np.testing.assert_array_equal(np.flatnonzero(steps.first[: end + 2, 0]), [0, end + 1])
 
 
-def test_no_lives_while_the_game_goes_on_is_not_a_life_lost():
-    """The last life's death scene, written by hand: random play did not come across it in six games."""
-    pool = BasePool(1, ("NOOP",))
+def test_zero_lives_in_a_running_game_is_not_a_lost_life():
+    """The death scene of the last life, written by hand: six random games did not contain it."""
+    pool = BasePool(1, num_actions=1)
     lives = [2, 1, 0, 0]
     game_over = [False, False, False, True]
     frame, no = np.zeros((1, 84, 84), np.uint8), np.array([False])
@@ -165,7 +168,7 @@ def test_no_lives_while_the_game_goes_on_is_not_a_life_lost():
 
 
 @both
-def test_sticky_actions_make_games_differ_and_their_absence_does_not(backend):
+def test_games_differ_with_sticky_actions_and_not_without(backend):
     """Freeway with the same actions: without sticky actions only the number of no-ops (<= 30) differs."""
 
     def different_games(protocol: str) -> int:
@@ -216,7 +219,7 @@ def test_the_step_after_the_end_starts_a_game_and_ignores_its_action(backend):
     pool = make_pool(backend, "Breakout", 4, seed=0, protocol="classic")
     unchanged = play(pool, random_actions(pool, 300))
     assert_equal(steps, unchanged)  # another action at those steps changes nothing
-    assert (games("going on").frame != unchanged.frame).any()  # at others it does
+    assert (games("running").frame != unchanged.frame).any()  # at others it does
 
 
 @both
@@ -265,7 +268,7 @@ def test_seeds_threads_and_send_recv(backend):
     copies = [kept[0].frame.copy()]
     for actions in random_actions(pool, 40):
         pool.send(actions)
-        actions[:] = 0  # the caller's array may be used again while the emulators work
+        actions[:] = 0  # the caller may reuse its array while the emulators run
         kept.append(pool.recv())
         copies.append(kept[-1].frame.copy())
     pool.close()
@@ -302,7 +305,7 @@ def test_reset_starts_new_games_and_drops_a_step_in_flight(backend):
 
 
 @both
-def test_wrong_use_is_an_error_and_never_a_hang(backend):
+def test_misuse_is_an_error_and_never_a_hang(backend):
     pool = make_pool(backend, "Breakout", 2, seed=0)
     with pytest.raises(RuntimeError, match="reset"):
         pool.send(np.zeros(2, int))
@@ -338,20 +341,83 @@ def test_impossible_values_are_named(bad, message):
         make_pool(**(good | bad))
 
 
-def test_without_envpool_the_error_says_how_to_install_it(monkeypatch):
-    from jaxrl_atari.envs import ale as envs
+def test_the_error_without_envpool_says_how_to_install_it(monkeypatch):
+    from jaxrl_atari.envs import envpool
 
-    monkeypatch.setattr(envs, "_import_envpool", envs._import_envpool.__wrapped__)
+    monkeypatch.setattr(envpool, "_import_envpool", envpool._import_envpool.__wrapped__)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'jaxrl_atari\[envpool\]'"):
         make_pool("envpool", "Qbert", 1, seed=0)
 
 
-def test_list_games():
-    games = list_games()
-    assert len(games) >= 100
-    assert {"Qbert", "MsPacman", "Breakout", "TicTacToe3D"} <= set(games)
-    assert not {"Combat", "Warlords"} & set(games)  # no one-player mode
+def test_the_interface_imports_no_emulator():
+    code = "import sys, jaxrl_atari.envs.pool; print({'ale_py', 'envpool', 'gymnasium'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "set()"
+
+
+def naive_episodes(steps: list[EnvStep], env: int) -> list[Episode]:
+    """The full games of one environment, from its whole history."""
+    episodes, rewards = [], []
+    for step in steps:
+        if step.first[env]:
+            rewards = []
+        else:
+            rewards.append(float(step.reward[env]))
+        if step.terminated[env] or step.truncated[env]:
+            episodes.append(Episode(env, sum(rewards), len(rewards), bool(step.truncated[env])))
+    return episodes
+
+
+def noise_steps(num_envs: int, num_steps: int) -> list[EnvStep]:
+    pool = NoisePool(num_envs, seed=0)
+    return [pool.reset(), *(pool.step(np.zeros(num_envs, np.int32)) for _ in range(num_steps))]
+
+
+def test_episodes_equal_a_naive_count():
+    steps = noise_steps(num_envs=5, num_steps=200)
+    counter = EpisodeCounter(5)
+    counted = [counter.count(step) for step in steps]
+    for step, episodes in zip(steps, counted, strict=True):
+        ended = np.flatnonzero(step.terminated | step.truncated)
+        assert [episode.env for episode in episodes] == ended.tolist()
+        assert [episode.truncated for episode in episodes] == step.truncated[ended].tolist()
+    episodes = list(itertools.chain(*counted))
+    assert len(episodes) > 50
+    for env in range(5):
+        assert [episode for episode in episodes if episode.env == env] == naive_episodes(steps, env)
+
+
+def test_the_reset_itself_need_not_be_counted():
+    steps = noise_steps(num_envs=3, num_steps=50)
+    with_reset, without_reset = EpisodeCounter(3), EpisodeCounter(3)
+    with_reset.count(steps[0])
+    for step in steps[1:]:
+        assert with_reset.count(step) == without_reset.count(step)
+
+
+def test_a_game_that_a_reset_interrupts_is_not_counted():
+    counter = EpisodeCounter(1)
+    no, yes, frame = np.array([False]), np.array([True]), np.zeros((1, 84, 84), np.uint8)
+
+    def step(reward: float, first: np.ndarray = no, terminated: np.ndarray = no) -> list[Episode]:
+        return counter.count(EnvStep(frame, np.array([reward], np.float32), terminated, no, no, first))
+
+    assert [*step(0, first=yes), *step(5), *step(0, first=yes), *step(1)] == []
+    assert step(2, terminated=yes) == [Episode(env=0, episode_return=3.0, length=2, truncated=False)]
+
+
+def test_an_episode_covers_all_lives_and_not_the_auto_reset_step():
+    pool = make_pool("ale", "Breakout", 4, seed=0)
+    counter, steps = EpisodeCounter(4), [pool.reset()]
+    episodes = counter.count(steps[0])
+    for actions in random_actions(pool, 600):
+        steps.append(pool.step(actions))
+        episodes += counter.count(steps[-1])
+    pool.close()
+    assert sum(step.life_lost.sum() for step in steps) >= 4 * len(episodes) > 8
+    for env in range(4):
+        assert [episode for episode in episodes if episode.env == env] == naive_episodes(steps, env)
 
 
 def test_the_colour_screens_show_the_games_that_are_played():
@@ -374,12 +440,12 @@ def test_the_colour_screens_show_the_games_that_are_played():
         assert np.abs(grey - steps[step].frame[env]).mean() < 1
 
 
-# Where the back ends differ: see the docstring of envs.py.
+# The differences between the back ends, as the docstring of `envs` lists them.
 
 
 @needs_envpool
 @pytest.mark.parametrize(("rom", "name"), [("freeway", "Freeway"), ("breakout", "Breakout")])
-def test_the_same_seed_makes_one_no_op_more_in_envpool(rom, name):
+def test_the_same_seed_gives_one_more_no_op_in_envpool(rom, name):
     noops = {}
     for backend in ("ale", "envpool"):
         pool = make_pool(backend, name, 1, seed=SEED, protocol="classic")
@@ -412,9 +478,9 @@ def test_screens_that_are_not_210_lines_high(backend):
     assert np.abs(area_resize(seen) - frame).max() <= 0.501
 
 
-def test_an_end_and_a_cut_off_at_once_are_an_end():
-    """Also where envpool, which says both, is not installed."""
-    pool = BasePool(1, ("NOOP",))
+def test_an_end_and_a_cut_off_together_are_an_end():
+    """Tested without envpool, which reports both, because it may not be installed."""
+    pool = BasePool(1, num_actions=1)
     frame, no, yes = np.zeros((1, 84, 84), np.uint8), np.array([False]), np.array([True])
     pool._mark(RawStep(frame, no, no, no, np.array([1])))
     step = pool._mark(RawStep(frame, no, yes, yes, np.array([0])))

@@ -1,6 +1,8 @@
 import pickle
 
-from jaxrl_atari.errors import ConfigError, UserError
+import pytest
+
+from jaxrl_atari.errors import ConfigError, UserError, require
 
 
 def test_errors_are_one_line_and_cross_processes():
@@ -10,3 +12,9 @@ def test_errors_are_one_line_and_cross_processes():
     assert isinstance(error, ValueError)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
     assert str(pickle.loads(pickle.dumps(UserError("no\n  such file")))) == "no such file"
+
+
+def test_require():
+    require(True, "ppo.gamma", 2, "a number from 0 to 1")
+    with pytest.raises(ConfigError, match=r"ppo\.gamma = 2: expected a number from 0 to 1; use 0.99"):
+        require(False, "ppo.gamma", 2, "a number from 0 to 1", "use 0.99")

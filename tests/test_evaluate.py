@@ -15,16 +15,17 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.envs.ale import env_seeds, make_pool
-from jaxrl_atari.envs.pool import EnvStep
+from jaxrl_atari.envs import env_seeds, make_pool
+from jaxrl_atari.envs.pool import EnvStep, Episode
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.evaluate import policy as module
+from jaxrl_atari.evaluate import play as module
 from jaxrl_atari.evaluate.__main__ import main
-from jaxrl_atari.evaluate.policy import evaluate, find_session, load_policy
+from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
+from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
-from jaxrl_atari.networks import block_frames, gather_stacks, unblock_stacks
+from jaxrl_atari.fast.frames import empty_window, gather_stacks, push_frame, store_stacks
+from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
-from jaxrl_atari.trainer import abstract_arrays
 
 CPU = jax.devices("cpu")[0]
 NUM_ACTIONS = 6  # of Qbert
@@ -94,7 +95,7 @@ def ale_games(seed, num_envs, quota, max_frames):
 
 
 def test_returns_are_those_of_the_emulator(one_action_policy):
-    result = evaluate(one_action_policy, episodes=4, num_envs=2, seed=5)
+    result = run_evaluation(one_action_policy, episodes=4, num_envs=2, seed=5)
     expected = ale_games(5, num_envs=2, quota=2, max_frames=2400)
     assert sorted((game.episode_return, game.length) for game in result.games) == sorted(expected)
     returns = [game_return for game_return, _ in expected]
@@ -135,13 +136,13 @@ class ScriptedPool:
 def test_short_games_are_not_favoured(policy, monkeypatch, episodes, returns):
     """The first 10 games to end would be 9 or 10 short ones."""
     monkeypatch.setattr(module, "make_pool", lambda *args, **kwargs: ScriptedPool())
-    result = evaluate(policy, episodes=episodes, num_envs=2)
+    result = run_evaluation(policy, episodes=episodes, num_envs=2)
     assert sorted(result.returns) == returns
     assert sorted(game.length for game in result.games) == returns
 
 
 def test_same_seed_same_games(policy):
-    first, second, other = (evaluate(policy, episodes=3, num_envs=3, seed=seed) for seed in (1, 1, 2))
+    first, second, other = (run_evaluation(policy, episodes=3, num_envs=3, seed=seed) for seed in (1, 1, 2))
     assert first == second
     assert first != other
     assert all(game.length <= 300 for game in first.games)
@@ -149,34 +150,31 @@ def test_same_seed_same_games(policy):
 
 def test_cut_off_games_say_so(tmp_path):
     policy = load_policy(write_session(tmp_path, env=EnvConfig(game="Qbert", max_frames=80)), device=CPU)
-    result = evaluate(policy, episodes=2)
+    result = run_evaluation(policy, episodes=2)
     assert [game.truncated for game in result.games] == [True, True]
     assert all(game.length <= 20 for game in result.games)
 
 
 def test_stacks_are_those_of_training():
-    """Against `gather_stacks`, over the start of a new game."""
+    """Against `gather_stacks` on a rollout that spans the start of a new game."""
     pool = make_pool("ale", "Qbert", 2, seed=0, num_threads=1, max_frames=80)
-    step = pool.reset()
-    stacks = module._push_frame(np.zeros((2, 84, 84, 4), np.uint8), step)
-    window, age = np.repeat(step.frame[None], 4, axis=0), np.zeros(2, int)
-    starts = 0
-    for _ in range(40):
-        step = pool.step(np.array([2, 3]))
-        starts += step.first.sum()
-        stacks = module._push_frame(stacks, step)
-        window = np.concatenate([window[1:], step.frame[None]])
-        age = np.where(step.first, 0, np.minimum(age + 1, 3))
-        np.testing.assert_array_equal(
-            stacks, unblock_stacks(gather_stacks(block_frames(window), age[None], np.arange(2)))
-        )
-    assert starts >= 2
+    steps = [pool.reset(), *(pool.step(np.array([2, 3])) for _ in range(40))]
     pool.close()
+    assert sum(step.first.sum() for step in steps[1:]) >= 2
+    frames = np.stack([steps[0].frame] * 3 + [step.frame for step in steps])[..., None]
+    age = np.zeros((len(steps), 2), np.int32)
+    for t in range(1, len(steps)):
+        age[t] = np.where(steps[t].first, 0, np.minimum(age[t - 1] + 1, 3))
+    window, ages = empty_window(2)
+    for t, step in enumerate(steps):
+        window, ages, stacks = push_frame(window, ages, step.frame, step.first)
+        assert stacks.dtype == np.uint8
+        np.testing.assert_array_equal(stacks, gather_stacks(frames, age, 2 * t + np.arange(2)))
 
 
 def test_policy_acts_as_its_logits_say(policy):
     frames = np.random.default_rng(0).integers(0, 256, (3, 84, 84, 4), np.uint8)
-    logits, _ = policy.network.apply({"params": policy.params}, frames)
+    logits, _ = policy.network.apply(policy.params, store_stacks(policy.network.layout, frames))
     probabilities = np.asarray(jax.nn.softmax(logits))
     assert probabilities.max() < 0.9, "nearly certain: this test tests little"
     np.testing.assert_array_equal(policy.act(frames, jax.random.key(0), greedy=True), probabilities.argmax(-1))
@@ -303,7 +301,7 @@ def test_error_is_one_line_and_status_2(tmp_path):
 
 def test_error_names_the_field():
     with pytest.raises(ConfigError) as error:
-        evaluate(None, episodes=0)  # type: ignore[arg-type]
+        run_evaluation(None, episodes=0)  # type: ignore[arg-type]
     assert error.value.field == "episodes"
 
 
@@ -315,7 +313,7 @@ def test_every_step_draws_with_a_key_of_its_own():
         options.append(greedy)
         return np.zeros(2, np.int32)
 
-    stand_in = SimpleNamespace(act=act)
+    stand_in = SimpleNamespace(act=act, device=CPU)
     module.play(stand_in, ScriptedPool(), np.array([2, 1]), seed=0, greedy=True, on_step=lambda env, game: None)
     assert len(set(keys)) == len(keys) == 40
     assert all(options)
@@ -324,11 +322,11 @@ def test_every_step_draws_with_a_key_of_its_own():
 def test_the_command_plays_as_its_options_say(run_dir, monkeypatch):
     asked = []
 
-    def evaluate(policy, *options):
+    def record(policy, *options):
         asked.append(options[:4])
-        return module.EvaluationResult((module.Game(1.0, 2, False),))
+        return EvaluationResult((Episode(0, 1.0, 2, False),))
 
-    monkeypatch.setattr("jaxrl_atari.evaluate.__main__.evaluate", evaluate)
+    monkeypatch.setattr("jaxrl_atari.evaluate.__main__.run_evaluation", record)
     options = ["--episodes", "3", "--seed", "7", "--num-envs", "2", "--gpu", "false"]
     main([str(run_dir), *options, "--greedy"])
     main([str(run_dir), *options])

@@ -1,4 +1,4 @@
-"""Pushing and pulling with the real huggingface_hub against a stand-in for the Hub on loopback."""
+"""Push and pull with the real huggingface_hub and a stand-in for the Hub on loopback."""
 
 import os
 import socket
@@ -17,9 +17,10 @@ from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hub import __main__ as hub
+from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
-from jaxrl_atari.trainer import abstract_arrays
-from jaxrl_atari.trial import trial
+from jaxrl_atari.run_dir.description import describe
+from jaxrl_atari.run_dir.files import write_json
 
 library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 from hub_server import TOKEN, serve  # noqa: E402
@@ -44,7 +45,7 @@ def run_dir(tmp_path_factory):
             meta = {"config": CONFIG.to_dict(), "num_actions": NUM_ACTIONS, "best_score": best}
             checkpoints.save(step, {"train_state": state, "key": jax.random.key(0)}, meta, score)
         checkpoints.close()
-    trial.write_json(path / "config.json", trial.describe(CONFIG, 0))
+    write_json(path / "config.json", describe(CONFIG, 0))
     (path / "graphs").mkdir()
     (path / "graphs" / "trial.png").write_bytes(b"a picture")
     (path / "session_1" / "video_1000.mp4").write_bytes(b"a film")
@@ -62,7 +63,7 @@ def server(monkeypatch, tmp_path):
         library.close_session()
 
 
-def test_what_is_pushed_comes_back_and_plays(server, run_dir, tmp_path, monkeypatch):
+def test_a_pushed_run_is_pulled_and_plays(server, run_dir, tmp_path, monkeypatch):
     hub.push(run_dir, "user/breakout", private=True, endpoint=server.url)
     assert server.created[0]["visibility"] == "private"
     assert server.commits == ["breakout_20260101_120000, checkpoint at env step 1,000"]
@@ -72,7 +73,7 @@ def test_what_is_pushed_comes_back_and_plays(server, run_dir, tmp_path, monkeypa
         files
     )
     assert not [name for name in files if "tfevents" in name]
-    # Of all checkpoints only the best one of the best session.
+    # The only checkpoint is the best one of the best session.
     steps = {name.split("/checkpoints/")[0] + "/" + name.split("/")[2] for name in files if "/checkpoints/" in name}
     assert steps == {"session_1/1000"}
 
@@ -88,7 +89,7 @@ def test_what_is_pushed_comes_back_and_plays(server, run_dir, tmp_path, monkeypa
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_the_card_tells_score_and_protocol(run_dir):
+def test_the_card_states_score_and_protocol(run_dir):
     import yaml
 
     shared = hub.collect(run_dir, "user/breakout")
@@ -99,10 +100,11 @@ def test_the_card_tells_score_and_protocol(run_dir):
     assert result["metrics"][0]["value"] == "3.00 +/- 1.50"
     assert result["dataset"]["type"] == "ALE/Breakout-v5"
     assert {"atari", "reinforcement-learning", "ALE/Breakout-v5"} <= set(metadata["tags"])
+    text = " ".join(text.split())
     assert "**3.00 +/- 1.50** (mean +/- std over 2 sessions" in text.replace("Score ", "")
     assert "Protocol: **v5** (sticky actions 0.25" in text
     assert "not complete" not in text
-    assert "2,048 env steps a session" in text
+    assert "2,048 env steps per session" in text
     assert "best one of session_1: env step 1,000" in text
     assert "hub pull user/breakout breakout" in text
     assert "![returns](graphs/trial.png)" in text
@@ -110,7 +112,7 @@ def test_the_card_tells_score_and_protocol(run_dir):
 
 def test_a_second_push_replaces_the_first(server, run_dir):
     hub.push(run_dir, "user/breakout", endpoint=server.url)
-    server.repos["user/breakout"]["session_7/metrics.csv"] = b"of an earlier run"
+    server.repos["user/breakout"]["session_7/metrics.csv"] = b"earlier run"
     assert hub.push(run_dir, "user/breakout", endpoint=server.url) == f"{server.url}/user/breakout"
     left = server.repos["user/breakout"]
     assert "session_7/metrics.csv" not in left
@@ -129,7 +131,7 @@ def test_errors_of_a_push(server, run_dir, tmp_path, monkeypatch):
     fails("expected user/repo", push, run_dir, "user/a/b")
     fails("write access", push, run_dir, "somebody/breakout")
     fails("no such directory", push, tmp_path / "nowhere", "user/breakout")
-    fails("is a session's directory", push, run_dir / "session_0", "user/breakout")
+    fails("the directory of a session", push, run_dir / "session_0", "user/breakout")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     fails("does not accept the token", push, run_dir, "user/breakout")
     monkeypatch.delenv("HF_TOKEN")
@@ -142,19 +144,19 @@ def test_errors_of_a_pull(server, tmp_path):
     pull = partial(hub.pull, endpoint=server.url)
     fails("no such repository", pull, "user/nothing", tmp_path / "new")
     server.repos["user/other"] = {"config.json": b"{}"}
-    fails("holds no run", pull, "user/other", tmp_path / "new")
+    fails("not a run of jaxrl_atari", pull, "user/other", tmp_path / "new")
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine").write_text("dear to me")
-    fails("is there already", pull, "user/other", tmp_path / "full")
+    (tmp_path / "full" / "mine").write_text("keep")
+    fails("exists already", pull, "user/other", tmp_path / "full")
     fails("expected user/repo", pull, "user/a/b", tmp_path / "new")
     server.down = True
     fails("answered 503", pull, "user/third", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
-def test_without_a_network_the_command_says_so_in_one_line(tmp_path):
+def test_without_a_network_the_command_prints_one_line(tmp_path):
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        unused.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         environment = os.environ | {
             "HF_ENDPOINT": f"http://127.0.0.1:{unused.getsockname()[1]}",
             "HF_HOME": str(tmp_path),

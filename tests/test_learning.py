@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from fake_pools import Corridor
 
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
-from jaxrl_atari.networks import NatureActorCritic
-from jaxrl_atari.ppo import Hyperparameters, init_train_state, make_update
-from jaxrl_atari.rollout import Actor, EpisodeStatistics, finish_rollout, make_actor_functions
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.networks import make_network
+from jaxrl_atari.ppo import Hyperparameters, init_train_state, update
+from jaxrl_atari.rollout import EnvGroup, collect
 from jaxrl_atari.session import run_session
 
 
@@ -20,24 +20,16 @@ def test_learns_to_walk_to_the_lamp():
     length, num_envs = 16, 8
     config = PPOConfig(rollout_length=length, minibatch_size=32, epochs=4)
     hyper = Hyperparameters(*map(np.float32, (5e-4, 0.99, 0.95, 0.1, 0.01, 0.5)))
-    network, pool = NatureActorCritic(Corridor.num_actions, conv="matmul"), Corridor(num_envs, seed=0)
-    state = jax.jit(partial(init_train_state, network, config))(jax.random.key(0))
-    update, finish = jax.jit(make_update(network, config).update, donate_argnums=0), jax.jit(finish_rollout)
-    actor = Actor(pool, make_actor_functions(network), length, jax.devices()[0])
+    network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
+    state = init_train_state(network.init(jax.random.key(0)), config)
+    learn = jax.jit(partial(update, apply=network.apply, config=config), donate_argnums=0)
+    group = EnvGroup(Corridor(num_envs, seed=0), network, length, jax.devices("cpu")[0])
     means = []
     for number in range(16):
-        statistics = EpisodeStatistics()
         act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(1), number))
-        actor.begin(act_key)
-        for t in range(length):
-            actor.choose(state.params)
-            actor.send()
-            for game in actor.receive(t):
-                statistics.game_over(*game)
-        actor.choose(state.params)
-        rollout = finish(*([part] for part in actor.finish()))
-        state, _ = update(state, rollout, hyper, update_key)
-        means.append((np.mean(statistics.returns), np.mean(statistics.lengths)))
+        collected = collect([[group]], [state.params], act_key)
+        state, _ = learn(state, collected.rollouts[0], hyper, update_key)
+        means.append(np.mean(collected.games, axis=0))
     returns, lengths = np.array(means).T
     assert returns[:2].mean() < 0.75
     assert returns[-5:].mean() > 0.9

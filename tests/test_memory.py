@@ -1,4 +1,4 @@
-"""The estimate of memory against XLA's own analysis of the compiled update, and the advice when there is too little."""
+"""The memory estimate against XLA's analysis of the compiled update, and the advice when memory runs out."""
 
 import dataclasses
 from functools import partial
@@ -10,33 +10,33 @@ import pytest
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware.memory import Estimate, estimate, out_of_memory_advice, report
-from jaxrl_atari.ppo import Hyperparameters, init_train_state, make_update
-from jaxrl_atari.rollout import Outcome, empty_actor_state, finish_rollout
-from jaxrl_atari.trainer import make_network
+from jaxrl_atari.networks import make_network
+from jaxrl_atari.ppo import Hyperparameters, init_train_state, update
+from jaxrl_atari.rollout import Outcome, empty_state, finish_rollout
 
 
-def make_config(num_envs, rollout_length, minibatch_size, conv="auto", data_parallel=1):
+def make_config(num_envs, rollout_length, minibatch_size, data_parallel=1, **network):
     return Config(
         env=EnvConfig(num_envs=num_envs),
         ppo=PPOConfig(rollout_length=rollout_length, minibatch_size=minibatch_size),
-        network=NetworkConfig(conv=conv),
+        network=NetworkConfig(**network),
         devices=DevicesConfig(data_parallel=data_parallel),
     )
 
 
 def analysed_bytes(config, platform="cpu"):
-    """What XLA allocates for the update: arguments, results and temporaries, donated arguments counted once."""
-    network = make_network(config, 6, platform)
+    """XLA's memory of the compiled update: arguments, results and temporaries, donated arguments counted once."""
+    network = make_network(config.network, 6, platform)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(partial(init_train_state, network, config.ppo), key)
+    state = jax.eval_shape(lambda key: init_train_state(network.init(key), config.ppo), key)
     shape = (config.ppo.rollout_length, config.env.num_envs)
-    actor = jax.eval_shape(partial(empty_actor_state, *shape))
+    actor = jax.eval_shape(partial(empty_state, *shape, network.layout.shape))
     dtypes = Outcome(jnp.float32, jnp.bool_, jnp.bool_, jnp.float32)
     outcome = Outcome(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in dtypes))
     rollout = jax.eval_shape(finish_rollout, (actor,), (outcome,))
     hyper = Hyperparameters(*[jax.ShapeDtypeStruct((), jnp.float32)] * len(Hyperparameters._fields))
-    update = jax.jit(make_update(network, config.ppo).update, donate_argnums=0)
-    found = update.lower(state, rollout, hyper, key).compile().memory_analysis()
+    compiled = jax.jit(partial(update, apply=network.apply, config=config.ppo), donate_argnums=0)
+    found = compiled.lower(state, rollout, hyper, key).compile().memory_analysis()
     assert found is not None
     return (
         found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes
@@ -44,11 +44,12 @@ def analysed_bytes(config, platform="cpu"):
 
 
 CASES = {
-    "default": (16, 128, 256),
-    "large rollout": (64, 128, 512),
-    "large minibatch": (8, 128, 1024),
-    "plain convolutions": (16, 128, 256, "plain"),
-    "small": (4, 16, 64),
+    "default": {"num_envs": 16, "rollout_length": 128, "minibatch_size": 256},
+    "large rollout": {"num_envs": 64, "rollout_length": 128, "minibatch_size": 512},
+    "large minibatch": {"num_envs": 8, "rollout_length": 128, "minibatch_size": 1024},
+    "plain convolutions": {"num_envs": 16, "rollout_length": 128, "minibatch_size": 256, "conv": "plain"},
+    "small": {"num_envs": 4, "rollout_length": 16, "minibatch_size": 64},
+    "impala": {"num_envs": 16, "rollout_length": 128, "minibatch_size": 256, "name": "impala"},
 }
 
 
@@ -58,7 +59,7 @@ CASES = {
     [next(iter(CASES)), *(pytest.param(case, marks=pytest.mark.slow) for case in list(CASES)[1:])],
 )
 def test_estimate_agrees_with_xla(case):
-    config = make_config(*CASES[case])
+    config = make_config(**CASES[case])
     assert estimate(config, "cpu", 6).update == pytest.approx(analysed_bytes(config), rel=0.25)
 
 
@@ -93,7 +94,9 @@ def test_report_names_the_larger_part_first():
     assert "  fits into the 1.00 GiB" in report(large_rollout, limit=2**30)
 
 
-@pytest.mark.parametrize(("backend", "more"), [("cpu", ", and go on"), ("gpu", ", or raise devices.memory_fraction")])
+@pytest.mark.parametrize(
+    ("backend", "more"), [("cpu", ", and continue"), ("gpu", ", or raise devices.memory_fraction")]
+)
 def test_out_of_memory_becomes_advice(backend, more, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     advice = r"ppo.minibatch_size \(now 256\) or env.num_envs \(now 16\)" + more
@@ -104,5 +107,5 @@ def test_out_of_memory_becomes_advice(backend, more, monkeypatch):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
 
-def test_the_rollout_that_the_actors_fill_is_counted():
+def test_the_rollout_being_filled_is_counted():
     assert estimate(make_config(16, 128, 256), "cpu", 6).overhead >= 128 * 16 * 84 * 84

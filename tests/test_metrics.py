@@ -5,31 +5,26 @@ import pytest
 from sample_runs import table, write_metrics, write_run
 from scipy import stats  # a dependency of JAX
 
+from jaxrl_atari.envs.games import GAMES, Game
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.games import GAMES, Game
 from jaxrl_atari.run_dir import metrics
-from jaxrl_atari.run_dir.results import (
-    read_config,
-    read_metrics,
-    read_sessions,
-    session_dirs,
-    summary_table,
-    write_trial_summary,
-)
+from jaxrl_atari.run_dir.config_file import read_config
+from jaxrl_atari.run_dir.reading import read_metrics, read_sessions, session_dirs
+from jaxrl_atari.run_dir.summary import summary_table, write_trial_summary
 
 NAN = np.nan
 # Random play scores 10, so that str_i = return_mean - 10.
-GAME = Game("Qbert", 0.95, reference_score=110.0, random_mean=10.0, random_std=1.0, dqn_random=20.0, human=70.0)
+GAME = Game("Qbert", 0.95, reference_score=110.0, random_mean=10.0, dqn_random=20.0, human=70.0)
 
 
-# The figures, with numbers worked out by hand.
+# Figures, with expected values worked out by hand.
 
 
-def test_moving_average_is_over_the_last_points_and_over_fewer_at_the_start():
+def test_moving_average_covers_the_last_points_or_all_while_there_are_fewer():
     np.testing.assert_allclose(metrics.moving_average([1, 2, 3, 4, 8], window=3), [1, 1.5, 2, 3, 5])
 
 
-def test_moving_average_knows_no_points_before_the_first_game_ends():
+def test_moving_average_skips_nan():
     np.testing.assert_allclose(metrics.moving_average([NAN, NAN, 2, 4, 6], window=2), [NAN, NAN, 2, 3, 5])
     np.testing.assert_allclose(metrics.moving_average([2, NAN, 4, 6], window=2), [2, NAN, 3, 5])
     assert np.isnan(metrics.moving_average([NAN, NAN])).all()
@@ -49,7 +44,7 @@ def test_strength():
 def test_efficiency():
     # (0/100 + 10/200 + 20/300 + 10/400) / 40 = (0.05 + 0.066667 + 0.025) / 40
     assert metrics.efficiency([0, 10, 20, 10], [100, 200, 300, 400]) == pytest.approx(0.1416667 / 40, rel=1e-6)
-    # All strength at one time: the efficiency is one over that time.
+    # All strength at one step: the efficiency is one over that step.
     assert metrics.efficiency([0, 5, 0], [1, 50, 100]) == pytest.approx(1 / 50)
 
 
@@ -57,7 +52,7 @@ def test_stability():
     # The falls are -10 and -5; the strengths before the last are 0 + 20 + 10 + 30 = 60.
     assert metrics.stability([0, 20, 10, 30, 25]) == pytest.approx(1 - 15 / 60)
     assert metrics.stability([1, 2, 3]) == 1
-    # One that loses everything at once: 1 - |-20 / 20|.
+    # All strength lost at once: 1 - |-20 / 20|.
     assert metrics.stability([20, 0]) == 0
 
 
@@ -88,7 +83,7 @@ def test_normalised_scores():
     assert metrics.reference_normalised(-20000.0, GAMES["Skiing"]) is None  # its reference is below random play
 
 
-def test_session_figures_leave_out_the_log_points_before_the_first_game_ends():
+def test_session_figures_skip_log_points_before_the_first_game_ends():
     session = table([NAN, 10, 20, 30, 20], gpu_busy_percent=[NAN, 90, 80, 70, 80])
     figures = metrics.session_figures(session, GAME)
     # Strengths 0, 10, 20, 10 at env steps 200, 300, 400, 500 and optimiser steps 8, 12, 16, 20.
@@ -107,13 +102,13 @@ def test_session_figures_leave_out_the_log_points_before_the_first_game_ends():
     assert figures["rss_gib"] is None
 
 
-def test_a_session_without_a_finished_game_has_counters_and_no_score():
+def test_a_session_without_a_finished_game_has_counters_but_no_score():
     figures = metrics.session_figures(table([NAN, NAN]), GAME)
     known = {name for name, value in figures.items() if value is not None}
     assert known == {"env_steps", "episodes", "wall_hours", "sps"}
 
 
-def test_a_game_without_a_random_score_has_a_score_and_no_strength():
+def test_a_game_without_a_random_score_has_a_score_but_no_strength():
     figures = metrics.session_figures(table([1, 2, 3]), GAMES["Kaboom"])
     assert figures["final_return_ma"] == 2
     assert figures["strength"] is None
@@ -123,23 +118,22 @@ def test_a_game_without_a_random_score_has_a_score_and_no_strength():
 # Several sessions.
 
 
-def test_sessions_that_log_together_are_aligned_row_by_row():
+def test_sessions_that_log_at_the_same_steps_are_aligned_row_by_row():
     grid, values = metrics.align_sessions([table([1, 2, 3]), table([NAN, 4, 5])], "return_mean")
     np.testing.assert_array_equal(grid, [100, 200, 300])
     np.testing.assert_array_equal(values, [[1, 2, 3], [NAN, 4, 5]])
 
 
-def test_sessions_that_log_apart_are_interpolated_within_their_own_range():
+def test_sessions_that_log_at_other_steps_are_interpolated_within_their_range():
     longer = table([0, 0, 0, 0], env_steps=[100, 200, 300, 400])
     shorter = table([10, 20], env_steps=[150, 250])
     grid, values = metrics.align_sessions([shorter, longer], "return_mean")
     np.testing.assert_array_equal(grid, [100, 200, 300, 400])
-    # 200 is half way from 10 to 20; 300 is half an interval after the last point, which is held; 400 is too
-    # far.
+    # 200 is halfway from 10 to 20; 300 is half an interval after the last point, which is held; 400 is too far.
     np.testing.assert_allclose(values[0], [NAN, 15, 20, NAN])
 
 
-def test_an_interrupted_session_does_not_shorten_the_others():
+def test_a_short_session_does_not_shorten_the_others():
     _, values = metrics.align_sessions([table([1, 2]), table([3, 4, 5, 6])], "return_mean")
     np.testing.assert_array_equal(values, [[1, 2, NAN, NAN], [3, 4, 5, 6]])
 
@@ -158,7 +152,7 @@ def test_trial_aggregation():
     json.dumps(trial, allow_nan=False)
 
 
-def test_a_single_session_and_one_without_games_make_a_trial_too():
+def test_a_trial_of_one_session_or_without_finished_games():
     alone = metrics.aggregate_trial([table([20, 40])], GAME)
     assert (alone["score"], alone["score_std"], alone["consistency"]) == (30, 0, None)
     empty = metrics.aggregate_trial([table([NAN]), table([NAN])], GAME)
@@ -187,7 +181,7 @@ def test_aggregate_over_games():
     summary = metrics.aggregate_games({"A": [0.0, 2.0], "B": [5.0, 5.0], "C": [9.0, 11.0, 10.0]}, resamples=500)
     assert summary["median"] == 5  # of the means 1, 5, 10
     assert summary["iqm"] == pytest.approx((2 + 5 + 5 + 9 + 10) / 5)  # without 0 and 11
-    # B's sessions are equal and lie between A's and C's: no resampling can move the median.
+    # B's sessions are equal and between A's and C's: resampling cannot change the median.
     assert summary["median_interval"] == [5, 5]
     low, high = summary["iqm_interval"]
     assert low < summary["iqm"] < high
@@ -195,14 +189,14 @@ def test_aggregate_over_games():
 
 
 def test_the_bootstrap_is_stratified():
-    # Each game's sessions are equal: however they are drawn again within their game, nothing moves. Drawn
-    # over all games, games would come and go and the interval would not be a point.
+    # The sessions of each game are equal, so resampling within games changes nothing. Resampling over all games
+    # would change which games occur, and the interval would not be a point.
     summary = metrics.aggregate_games({"A": [0.0, 0.0], "B": [1.0, 1.0], "C": [9.0, 9.0]}, resamples=200)
     assert summary["median_interval"] == [1, 1]
     assert summary["iqm_interval"] == [summary["iqm"], summary["iqm"]]
 
 
-def test_the_bootstrap_interval_is_that_of_the_mean_where_theory_gives_it():
+def test_the_bootstrap_interval_of_one_game_is_that_of_its_mean():
     # One game, median = mean of its n sessions: the interval is about mean +- 1.96 std / sqrt(n).
     scores = np.random.default_rng(0).normal(1.0, 2.0, size=100)
     low, high = metrics.aggregate_games({"A": scores.tolist()}, resamples=4000)["median_interval"]
@@ -214,7 +208,7 @@ def test_the_bootstrap_interval_is_that_of_the_mean_where_theory_gives_it():
 # Files.
 
 
-def test_metrics_are_read_as_they_were_written(tmp_path):
+def test_metrics_are_read_back_as_written(tmp_path):
     session = table([NAN, 20.5, 31.25], gpu_busy_percent=[NAN, 91.5, 92.0])
     write_metrics(tmp_path / "session_0", session)
     read = read_metrics(tmp_path / "session_0")
@@ -223,7 +217,7 @@ def test_metrics_are_read_as_they_were_written(tmp_path):
         np.testing.assert_array_equal(read[name], column)
 
 
-def test_a_last_line_that_was_cut_short_is_dropped_with_a_note(tmp_path, caplog):
+def test_a_last_line_that_was_cut_short_is_left_out_with_a_warning(tmp_path, caplog):
     write_metrics(tmp_path / "session_0", table([1, 2, 3]))
     path = tmp_path / "session_0" / "metrics.csv"
     whole = path.read_text()
@@ -234,7 +228,7 @@ def test_a_last_line_that_was_cut_short_is_dropped_with_a_note(tmp_path, caplog)
         assert "line 4 is cut short" in caplog.text
 
 
-def test_rows_that_a_resumed_session_logged_again_replace_the_old_ones(tmp_path):
+def test_rows_logged_again_by_a_resumed_session_replace_the_earlier_ones(tmp_path):
     session = table([1, 2, 3, 20, 30, 40], env_steps=[100, 200, 300, 200, 300, 400])
     write_metrics(tmp_path / "session_0", session)
     read = read_metrics(tmp_path / "session_0")
@@ -253,7 +247,7 @@ def test_rows_that_a_resumed_session_logged_again_replace_the_old_ones(tmp_path)
         (lambda text: text.replace("\n100.0,", "\n", 1), "line 2 is not 17 numbers"),
     ],
 )
-def test_what_is_no_metrics_file_is_one_clear_line(tmp_path, change, message):
+def test_a_bad_metrics_file_is_a_one_line_error(tmp_path, change, message):
     write_metrics(tmp_path / "session_0", table([1, 2]))
     path = tmp_path / "session_0" / "metrics.csv"
     path.write_text(change(path.read_text()))
@@ -263,12 +257,12 @@ def test_what_is_no_metrics_file_is_one_clear_line(tmp_path, change, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_metrics_file_is_one_clear_line(tmp_path):
+def test_a_missing_metrics_file_is_a_one_line_error(tmp_path):
     with pytest.raises(UserError, match=r"metrics\.csv: cannot be read \(No such file or directory\)"):
         read_metrics(tmp_path)
 
 
-def test_session_directories_are_in_the_order_of_their_numbers(tmp_path):
+def test_session_directories_are_ordered_by_number(tmp_path):
     for name in ("session_10", "session_2", "session_0", "session_x", "graphs"):
         (tmp_path / name).mkdir()
     (tmp_path / "session_3").write_text("not a directory")
@@ -285,14 +279,14 @@ def test_session_directories_are_in_the_order_of_their_numbers(tmp_path):
         ('{"config": {"env": {"game": "Qbret", "protocol": "auto"}}}', "did you mean Qbert"),
     ],
 )
-def test_a_bad_config_is_one_clear_line(tmp_path, content, message):
+def test_a_bad_config_is_a_one_line_error(tmp_path, content, message):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=message):
         read_config(tmp_path)
 
 
-def test_a_missing_run_directory_is_one_clear_line(tmp_path):
+def test_a_missing_run_directory_is_a_one_line_error(tmp_path):
     with pytest.raises(UserError, match="not a run directory"):
         write_trial_summary(tmp_path / "nowhere")
 
@@ -305,7 +299,7 @@ def test_a_missing_run_directory_is_one_clear_line(tmp_path):
         ("Qbert", "classic", ("Qbert", "classic")),
     ],
 )
-def test_the_summary_has_the_games_name_and_the_protocol_in_force(tmp_path, game, protocol, expected):
+def test_the_summary_has_the_resolved_game_and_protocol(tmp_path, game, protocol, expected):
     summary = write_trial_summary(write_run(tmp_path, [table([1])], game=game, protocol=protocol))
     assert (summary["game"], summary["protocol"]) == expected
 
@@ -326,7 +320,7 @@ def test_the_trial_summary_is_written_and_printed(tmp_path):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_trial_that_still_runs_is_not_complete(tmp_path, caplog):
+def test_a_running_trial_is_not_complete(tmp_path, caplog):
     run_dir = write_run(tmp_path / "run", [table([1, 2, 3, 4]), table([2, 3])])
     (run_dir / "session_2").mkdir()
     summary = write_trial_summary(run_dir)
@@ -337,12 +331,12 @@ def test_a_trial_that_still_runs_is_not_complete(tmp_path, caplog):
     assert "session_2" in caplog.text
 
 
-def test_a_game_that_nobody_has_scored_has_a_summary_too(tmp_path):
+def test_a_game_without_a_reference_score_has_a_summary(tmp_path):
     summary = write_trial_summary(write_run(tmp_path / "run", [table([NAN, 1])], game="Kaboom"))
     assert "reference score -" in " ".join(summary_table(summary).split())
 
 
-def test_a_run_without_any_metrics_says_what_is_missing(tmp_path):
+def test_a_run_without_metrics_is_an_error_that_names_what_is_missing(tmp_path):
     (tmp_path / "session_0").mkdir()
     with pytest.raises(UserError, match=r"session_0/metrics\.csv: cannot be read"):
         read_sessions(tmp_path)
@@ -351,9 +345,9 @@ def test_a_run_without_any_metrics_says_what_is_missing(tmp_path):
         read_sessions(tmp_path)
 
 
-def test_session_figures_are_the_highest_the_median_and_the_most():
+def test_session_figures_are_maxima_and_a_median():
     session = table([10, 30, 20, 0], sps=[500, 510, 490, 10], gpu_memory_gib=[1, 3, 2, 2], rss_gib=[4, 4, 9, 5])
     figures = metrics.session_figures(session, GAME)
     assert (figures["max_return_ma"], figures["final_return_ma"]) == (20, 15)  # return_ma is 10, 20, 20, 15
-    assert figures["sps"] == 495  # a slow log point does not colour it
+    assert figures["sps"] == 495  # a slow log point does not affect it
     assert (figures["gpu_memory_gib"], figures["rss_gib"]) == (3, 9)

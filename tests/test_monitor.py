@@ -1,4 +1,4 @@
-"""The monitor against a stand-in for NVML, and on a real GPU where there is one."""
+"""The monitor on a stand-in for NVML, and on a real GPU if there is one."""
 
 import math
 import multiprocessing
@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from jaxrl_atari.hardware.monitor import COLUMNS, GIB, GPU_COLUMNS, GpuReader, HostReader, Monitor
-from jaxrl_atari.run_dir import writers as loggers
+from jaxrl_atari.hardware.monitor import GIB, GPU_COLUMNS, MONITOR_COLUMNS, GpuReader, HostReader, Monitor
+from jaxrl_atari.run_dir.columns import COLUMNS
 
 # The machine has four GPUs. CUDA_VISIBLE_DEVICES shows this process "2,0" in this order, and a slice of GPU 3.
 UUID_OF = ["uuid-2", "uuid-0", "slice-of-3"].__getitem__
@@ -73,11 +73,11 @@ CPU = SimpleNamespace(platform="cpu", local_hardware_id=0)
 
 
 def make_monitor(devices, nvml, said, **kwargs):
-    """One that takes samples only when told to."""
+    """A monitor that takes no samples by itself."""
     return Monitor(devices, said.append, seconds=3600.0, nvml=nvml, uuid_of=UUID_OF, **kwargs)
 
 
-def test_gpu_is_the_one_that_cuda_shows():
+def test_the_gpu_is_the_one_that_cuda_shows():
     read = GpuReader([gpu(0)], FakeNvml(), UUID_OF).read()
     assert list(read) == list(GPU_COLUMNS)
     assert read == {"gpu_busy_percent": 20, "gpu_memory_gib": 2, "gpu_power_watts": 200, "gpu_temperature_c": 32}
@@ -99,28 +99,28 @@ def test_read_is_the_mean_since_the_last_read_and_summary_over_the_run():
     nvml, said = FakeNvml(), []
     with make_monitor([gpu(0)], nvml, said) as monitor:
         nvml.busy[2] = 80
-        assert monitor.read()["gpu_busy_percent"] == 80  # no sample yet: one is taken
+        assert monitor.read()["gpu_busy_percent"] == 80  # takes the first sample itself
         for busy in (10, 20, 90):
             nvml.busy[2] = busy
             monitor.sample()
         assert monitor.read()["gpu_busy_percent"] == 40
-        assert monitor.read()["gpu_busy_percent"] == 90  # nothing new: the newest sample
+        assert monitor.read()["gpu_busy_percent"] == 90  # no new samples: the newest one
         nvml.busy[2] = 0
         monitor.sample()
         row = monitor.read()
         assert row["gpu_busy_percent"] == 0
     assert monitor.summary()["gpu_busy_percent"] == 40
-    assert list(row) == list(COLUMNS)
+    assert list(row) == list(MONITOR_COLUMNS)
     assert row["rss_gib"] > 0.01
     assert said == []
     assert nvml.started == 0
 
 
 def test_columns_are_those_of_the_log_points():
-    assert [name for name, group in loggers.COLUMNS.items() if group == "system"] == list(COLUMNS)
+    assert [name for name, column in COLUMNS.items() if column.group == "system"] == list(MONITOR_COLUMNS)
 
 
-def test_without_gpu_says_so_once_and_records_the_host():
+def test_without_a_gpu_one_line_reports_it_and_the_host_is_recorded():
     nvml, said = FakeNvml(), []
     with make_monitor([CPU], nvml, said) as monitor:
         monitor.sample()
@@ -132,14 +132,14 @@ def test_without_gpu_says_so_once_and_records_the_host():
     assert nvml.started == 0
 
 
-def test_broken_driver_never_stops_training():
+def test_a_broken_driver_does_not_stop_training():
     nvml, said = FakeNvml(), []
     with make_monitor([gpu(0)], nvml, said) as monitor:
         monitor.sample()
         nvml.broken = True
         monitor.sample()
         monitor.sample()
-        assert said == []  # from the thread's side, nothing is printed
+        assert said == []  # the thread itself prints nothing
         assert monitor.read()["gpu_busy_percent"] == 20
         monitor.read()
     assert said == ["monitor: NVML: GPU is lost; only the CPU and memory of this process are recorded"]
@@ -148,7 +148,7 @@ def test_broken_driver_never_stops_training():
 
 
 @pytest.mark.parametrize("ordinal", [None, 7])
-def test_gpu_that_cannot_be_told(ordinal):
+def test_a_gpu_without_an_identity(ordinal):
     nvml, said = FakeNvml(), []
     with make_monitor([gpu(ordinal)], nvml, said) as monitor:
         monitor.sample()

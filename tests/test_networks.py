@@ -1,6 +1,7 @@
-"""The two forms of the network against flax's own layers, and the frame layout against a naive loop."""
+"""The networks against flax's own layers, in both forms, and the frame layouts against a naive loop."""
 
 import re
+from typing import get_args
 
 import flax.linen as nn
 import jax
@@ -8,16 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_atari.networks import (
-    CHUNK,
-    NatureActorCritic,
-    acting_params,
+from jaxrl_atari.config import NetworkConfig, NetworkName
+from jaxrl_atari.fast.cpu_conv import CHUNK, acting_params
+from jaxrl_atari.fast.frames import (
+    BLOCKED,
+    PLAIN,
     block_frames,
-    block_stacks,
-    conv_form,
+    empty_window,
     gather_stacks,
-    unblock_stacks,
+    push_frame,
+    store_stacks,
 )
+from jaxrl_atari.networks import NETWORKS, compute_dtype, make_network, uses_cpu_conv
 
 ACTIONS = 6
 
@@ -39,7 +42,7 @@ class Reference(nn.Module):
 
 @pytest.fixture(scope="module")
 def stacks():
-    """More than one chunk of the matmul form, and the last one not full."""
+    """More than one chunk of the CPU form, and the last one not full."""
     n = CHUNK + 5
     return np.random.default_rng(0).integers(0, 256, (n, 84, 84, 4), dtype=np.uint8)
 
@@ -63,12 +66,20 @@ def scalar(outputs):
     ).mean()
 
 
-def apply(conv, method="__call__", dtype=jnp.float32):
-    return lambda v, x: NatureActorCritic(ACTIONS, dtype, conv).apply(v, x, method=method)
+def network(conv, dtype="float32"):
+    """The Nature network in a form, as training makes it on a CPU."""
+    return make_network(NetworkConfig(conv=conv, compute_dtype=dtype), ACTIONS, "cpu")
 
 
-def test_parameters_are_those_of_flax_layers(stacks):
-    params = NatureActorCritic(ACTIONS, conv="matmul").init(jax.random.key(1), stacks)["params"]
+def apply(conv, dtype="float32"):
+    """A function of variables and stacks of images."""
+    made = network(conv, dtype)
+    return lambda v, x: made.apply(v["params"], store_stacks(made.layout, jnp.asarray(x)))
+
+
+@pytest.mark.parametrize("conv", ["plain", "matmul"])
+def test_parameters_are_those_of_flax_layers(conv, stacks):
+    params = network(conv).init(jax.random.key(1))
     assert sum(x.size for x in jax.tree.leaves(params)) == 1_687_719
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
     expected = Reference().init(jax.random.key(1), stacks)["params"]
@@ -76,16 +87,14 @@ def test_parameters_are_those_of_flax_layers(stacks):
 
 
 @pytest.mark.parametrize("conv", ["plain", "matmul"])
-@pytest.mark.parametrize("method", ["__call__", "from_blocks"])
-def test_outputs_and_gradients_equal_flax_layers(conv, method, stacks, variables):
-    x = block_stacks(stacks) if method == "from_blocks" else stacks
-    outputs = jax.jit(apply(conv, method))(variables, x)
+def test_outputs_and_gradients_equal_flax_layers(conv, stacks, variables):
+    outputs = jax.jit(apply(conv))(variables, stacks)
     expected = Reference().apply(variables, stacks)
     for got, want in zip(outputs, expected, strict=True):
         assert got.dtype == jnp.float32
         np.testing.assert_allclose(got, want, atol=1e-5)
 
-    gradients = jax.jit(jax.grad(lambda v: scalar(apply(conv, method)(v, x))))(variables)
+    gradients = jax.jit(jax.grad(lambda v: scalar(apply(conv)(v, stacks))))(variables)
     expected = jax.grad(lambda v: scalar(Reference().apply(v, stacks)))(variables)
     jax.tree.map(
         lambda got, want: np.testing.assert_allclose(got, want, atol=1e-5 * float(jnp.abs(want).max())),
@@ -95,62 +104,130 @@ def test_outputs_and_gradients_equal_flax_layers(conv, method, stacks, variables
 
 
 @pytest.mark.parametrize("conv", ["plain", "matmul"])
-@pytest.mark.parametrize("batch", [(), (1,), (2, 2), (70,)])
-def test_any_batch_shape(conv, batch, variables):
-    x = np.random.default_rng(3).integers(0, 256, (*batch, 84, 84, 4), dtype=np.uint8)
+@pytest.mark.parametrize("batch", [1, 16, 70])
+def test_any_batch_size(conv, batch, variables):
+    x = np.random.default_rng(3).integers(0, 256, (batch, 84, 84, 4), dtype=np.uint8)
     logits, value = apply(conv)(variables, x)
-    assert (logits.shape, value.shape) == ((*batch, ACTIONS), batch)
-    expected = Reference().apply(variables, x.reshape(-1, 84, 84, 4))
-    np.testing.assert_allclose(logits.reshape(-1, ACTIONS), expected[0], atol=1e-5)
-    np.testing.assert_allclose(value.reshape(-1), expected[1], atol=1e-5)
+    assert (logits.shape, value.shape) == ((batch, ACTIONS), (batch,))
+    expected = Reference().apply(variables, x)
+    np.testing.assert_allclose(logits, expected[0], atol=1e-5)
+    np.testing.assert_allclose(value, expected[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("conv", ["plain", "matmul"])
 def test_bfloat16_is_close(conv, stacks, variables):
-    logits, value = apply(conv, dtype=jnp.bfloat16)(variables, stacks)
+    logits, value = apply(conv, "bfloat16")(variables, stacks)
     assert logits.dtype == value.dtype == jnp.float32
     expected = Reference().apply(variables, stacks)
     assert float(jnp.abs(logits - expected[0]).max()) < 0.05 * float(jnp.abs(expected[0]).max())
     assert float(jnp.abs(value - expected[1]).max()) < 0.05 * float(jnp.abs(expected[1]).max())
     assert float(jnp.abs(logits - expected[0]).max()) > 1e-5  # it did compute in another type
 
-    gradients = jax.jit(jax.grad(lambda v: scalar(apply(conv, dtype=jnp.bfloat16)(v, stacks))))(variables)
+    gradients = jax.jit(jax.grad(lambda v: scalar(apply(conv, "bfloat16")(v, stacks))))(variables)
     expected = jax.grad(lambda v: scalar(Reference().apply(v, stacks)))(variables)
     error = jax.tree.map(lambda got, want: jnp.linalg.norm(got - want) / jnp.linalg.norm(want), gradients, expected)
     assert all(g.dtype == jnp.float32 for g in jax.tree.leaves(gradients))
     assert max(map(float, jax.tree.leaves(error))) < 0.1, error
 
 
-@pytest.mark.parametrize("conv", ["plain", "matmul"])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_acting_params_change_no_bit_of_the_outputs(conv, dtype, stacks, variables):
-    prepared = acting_params(variables["params"], dtype)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_acting_params_change_no_bit_of_the_outputs(dtype, stacks, variables):
+    prepared = acting_params(variables["params"], jnp.dtype(dtype))
     assert prepared["dense"]["kernel"].dtype == dtype
-    run = jax.jit(apply(conv, dtype=dtype))
+    run = jax.jit(apply("matmul", dtype))
     for output, expected in zip(run({"params": prepared}, stacks), run(variables, stacks), strict=True):
         np.testing.assert_array_equal(output, expected)
 
 
-def test_blocks_and_back(stacks):
-    blocks = block_stacks(jnp.asarray(stacks))
-    assert (blocks.shape, blocks.dtype) == ((len(stacks), 21, 21, 64), jnp.uint8)
-    np.testing.assert_array_equal(unblock_stacks(blocks), stacks)
-    n, y, x, frame = 3, 50, 33, 2  # one pixel, its place worked out by hand
-    assert blocks[n, 12, 8, 16 * frame + 4 * 2 + 1] == stacks[n, y, x, frame]
+# --- The choice ------------------------------------------------------------------------------------------------------
 
 
-def test_gather_stacks_equals_naive_loop():
+def test_every_network_can_be_chosen():
+    assert set(get_args(NetworkName)) == set(NETWORKS)
+
+
+def test_the_impala_network(stacks):
+    """15 convolutions (Espeholt et al. 2018, figure 3): their kernels and biases, the dense layer and the heads."""
+    made = make_network(NetworkConfig(name="impala"), ACTIONS, "cpu")
+    params = made.init(jax.random.key(0))
+    convolutions, channels_in = 0, 4
+    for channels in (16, 32, 32):
+        convolutions += 9 * channels_in * channels + channels + 4 * (9 * channels * channels + channels)
+        channels_in = channels
+    dense = 11 * 11 * 32 * 256 + 256
+    heads = 256 * ACTIONS + ACTIONS + 256 + 1
+    assert sum(x.size for x in jax.tree.leaves(params)) == convolutions + dense + heads
+    assert sum(x.ndim == 4 for x in jax.tree.leaves(params)) == 15
+    assert (made.layout, uses_cpu_conv(NetworkConfig(name="impala"), "cpu")) == (PLAIN, False)
+
+    def loss(params):
+        return scalar(made.apply(params, stacks[:2]))
+
+    logits, value = made.apply(params, stacks[:2])
+    assert (logits.shape, logits.dtype, value.shape, value.dtype) == ((2, ACTIONS), jnp.float32, (2,), jnp.float32)
+    gradients = jax.jit(jax.grad(loss))(params)
+    assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize(
+    ("config", "platform", "peer", "expected"),
+    [
+        (NetworkConfig(), "cpu", None, ("float32", BLOCKED)),
+        (NetworkConfig(), "gpu", None, ("bfloat16", PLAIN)),
+        (NetworkConfig(), "cpu", "gpu", ("float32", PLAIN)),  # acting on a CPU for a GPU: one layout for both
+        (NetworkConfig(), "gpu", "cpu", ("bfloat16", PLAIN)),
+        (NetworkConfig(compute_dtype="bfloat16", conv="plain"), "cpu", None, ("bfloat16", PLAIN)),
+        (NetworkConfig(compute_dtype="float32", conv="matmul"), "gpu", None, ("float32", BLOCKED)),
+    ],
+)
+def test_form_and_arithmetic_suit_the_platform(config, platform, peer, expected):
+    assert (compute_dtype(config, platform).name, make_network(config, 6, platform, peer).layout) == expected
+
+
+# --- Frames ----------------------------------------------------------------------------------------------------------
+
+
+def test_blocks():
+    frames = np.random.default_rng(5).integers(0, 256, (3, 84, 84), dtype=np.uint8)
+    blocks = block_frames(jnp.asarray(frames))
+    assert (blocks.shape, blocks.dtype) == ((3, 21, 21, 16), jnp.uint8)
+    for y, x in ((0, 0), (50, 33), (83, 83)):  # block row and column, then the pixel's place in the block
+        np.testing.assert_array_equal(blocks[:, y // 4, x // 4, 4 * (y % 4) + x % 4], frames[:, y, x])
+
+
+@pytest.mark.parametrize("layout", [PLAIN, BLOCKED], ids=["plain", "blocked"])
+def test_gather_stacks_equals_naive_loop(layout):
     steps, envs = 7, 3
     rng = np.random.default_rng(4)
     frames = rng.integers(0, 256, (steps + 3, envs, 84, 84), dtype=np.uint8)
     age = rng.integers(0, 4, (steps, envs))
     assert set(age.ravel()) == {0, 1, 2, 3}
     index = rng.permutation(steps * envs)
-    got = unblock_stacks(gather_stacks(block_frames(jnp.asarray(frames)), jnp.asarray(age), jnp.asarray(index)))
+    expected = np.zeros((len(index), 84, 84, 4), np.uint8)
     for row, sample in enumerate(index):
         t, b = sample // envs, sample % envs
         for channel, j in enumerate((3, 2, 1, 0)):
-            np.testing.assert_array_equal(got[row, :, :, channel], frames[t + 3 - min(j, age[t, b]), b])
+            expected[row, :, :, channel] = frames[t + 3 - min(j, age[t, b]), b]
+    stored = layout.store(jnp.asarray(frames))
+    assert stored.shape[2:] == layout.shape
+    got = gather_stacks(stored, jnp.asarray(age), jnp.asarray(index))
+    np.testing.assert_array_equal(got, store_stacks(layout, jnp.asarray(expected)))
+    if layout is PLAIN:
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_pushed_frames_make_naive_stacks():
+    """Over the starts of new games: a young game's stack is filled with its first frame."""
+    rng = np.random.default_rng(6)
+    window, age = empty_window(2)
+    expected = [[], []]
+    for number in range(12):
+        frame = rng.integers(0, 256, (2, 84, 84), dtype=np.uint8)
+        first = np.array([number in (0, 5, 7), number in (0, 9)])
+        window, age, stacks = push_frame(window, age, frame, first)
+        for i, seen in enumerate(expected):
+            seen[:] = [frame[i]] * 4 if first[i] else [*seen[1:], frame[i]]
+            np.testing.assert_array_equal(stacks[i], np.stack(seen, axis=-1))
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the slow path is XLA's CPU backend's")
@@ -165,10 +242,5 @@ def test_no_convolution_in_compiled_loop_on_cpu(stacks, variables):
         return jax.jit(lambda v, xs: jax.lax.scan(step, v, xs)[0]).lower(variables, stacks[None]).compile().as_text()
 
     pattern = re.compile(r"= \S+ convolution\(")
-    assert not pattern.search(compiled(conv_form("cpu")))
+    assert not pattern.search(compiled("auto"))
     assert pattern.search(compiled("plain"))  # the pattern does find one
-
-
-def test_form_of_platforms():
-    assert conv_form("cpu") == "matmul"
-    assert conv_form("gpu") == conv_form("tpu") == "plain"

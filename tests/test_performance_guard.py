@@ -1,5 +1,7 @@
 """What makes training fast, without a clock: compilations, transfers, and the form of the compiled update."""
 
+import contextlib
+import functools
 import re
 import threading
 from collections import Counter
@@ -9,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_atari import learner, rollout
+from jaxrl_atari import ppo, rollout
 from jaxrl_atari.benchmark.instruments import Compilations
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
-from jaxrl_atari.devices import place
-from jaxrl_atari.ppo import Hyperparameters, Rollout, init_train_state, make_update
-from jaxrl_atari.trainer import Trainer, make_network
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.networks import make_network
+from jaxrl_atari.ppo import Hyperparameters, Rollout, init_train_state, update
+from jaxrl_atari.session import prepare, train
 
 ENVS, GROUPS, LENGTH = 4, 2, 8
 
@@ -33,59 +35,57 @@ def overlap(request):
     return request.param
 
 
-def iterate(trainer, times):
+def iterate(run, times):
+    iterations = train(run)
     for _ in range(times):
-        jax.block_until_ready(trainer.iterate())
-    jax.block_until_ready(trainer.settle())
+        jax.block_until_ready(next(iterations))
+    jax.block_until_ready(run.learner.settle())
 
 
-def make_trainer(config, request):
-    trainer = Trainer(config, 0, place(config.devices))
-    request.addfinalizer(trainer.close)
-    return trainer
+@pytest.fixture
+def open_run(tmp_path):
+    with contextlib.ExitStack() as exits:
+        yield lambda config: exits.enter_context(prepare(config, tmp_path / f"{config.ppo.rollout_length}", quiet=True))
 
 
 # --- Compilations ----------------------------------------------------------------------------------------------------
 
 
-def test_update_and_policy_are_traced_once(overlap, monkeypatch, request):
+def test_update_and_policy_are_traced_once(overlap, monkeypatch, open_run):
     traced = Counter()
 
     def counting(name, function):
+        @functools.wraps(function)
         def counted(*args, **kwargs):
-            traced[name] += 1  # jit calls this only when it traces
+            traced[name] += 1  # only while JAX traces the function that calls it
             return function(*args, **kwargs)
 
         return counted
 
-    def make_counting_update(*args):
-        update = make_update(*args)
-        return update._replace(update=counting("update", update.update))
-
-    monkeypatch.setattr(rollout, "act", counting("act", rollout.act))
-    monkeypatch.setattr(rollout, "begin_rollout", counting("begin", rollout.begin_rollout))
-    monkeypatch.setattr(learner, "make_update", make_counting_update)
-    iterate(make_trainer(small(overlap=overlap), request), 4)
-    assert traced == {"act": 1, "begin": 1, "update": 1}
+    monkeypatch.setattr(rollout, "sample_action", counting("act", rollout.sample_action))
+    monkeypatch.setattr(ppo, "gae", counting("update", ppo.gae))
+    iterate(open_run(small(2 * LENGTH, overlap=overlap, seed=len(overlap))), 4)
+    assert traced["update"] == 1
+    assert traced["act"] <= 1  # the other overlap's test may have traced it already
 
 
-def test_nothing_is_compiled_or_traced_after_two_iterations(overlap, request):
-    trainer = make_trainer(small(overlap=overlap), request)
+def test_nothing_is_compiled_or_traced_after_two_iterations(overlap, open_run):
+    run = open_run(small(overlap=overlap))
     with Compilations() as compilations:
-        iterate(trainer, 2)
+        iterate(run, 2)
         assert compilations.count[Compilations.COMPILE] > 0  # the counter does see them
         compilations.count.clear()
-        iterate(trainer, 3)
+        iterate(run, 3)
         assert not compilations.count
 
 
 # --- Transfers -------------------------------------------------------------------------------------------------------
 
 
-def transfers(length, request, monkeypatch):
+def transfers(length, open_run, monkeypatch):
     """What one iteration in the steady state moves: NumPy arrays to the device, by shapes in a call, and back."""
-    trainer = make_trainer(small(length), request)
-    iterate(trainer, 2)
+    run = open_run(small(length))
+    iterate(run, 2)
     there, back = [], []
 
     def listing(function, calls, kind):
@@ -97,50 +97,50 @@ def transfers(length, request, monkeypatch):
         return listed
 
     with monkeypatch.context() as patch:
-        for name in ("act", "begin"):
-            for actor in trainer.actors[0]:
-                function = listing(getattr(actor._functions, name), there, np.ndarray)
-                patch.setattr(actor, "_functions", actor._functions._replace(**{name: function}))
+        for name in ("act", "begin_rollout"):
+            patch.setattr(rollout, name, listing(getattr(rollout, name), there, np.ndarray))
         patch.setattr(jax, "device_put", listing(jax.device_put, there, (np.ndarray, np.generic)))
         patch.setattr(jax, "device_get", listing(jax.device_get, back, jax.Array))
         patch.setattr(np, "asarray", listing(np.asarray, back, jax.Array))
-        iterate(trainer, 1)
+        iterations = train(run)
+        jax.block_until_ready(next(iterations))
     return Counter(there), Counter(back)
 
 
-def test_transfers_of_a_step(request, monkeypatch):
-    there, back = transfers(LENGTH, request, monkeypatch)
+def test_transfers_of_a_step(open_run, monkeypatch):
+    there, back = transfers(LENGTH, open_run, monkeypatch)
     size = ENVS // GROUPS
     newest_frames = (((size, 84, 84), "uint8"), ((size,), "bool"))
     # The newest frame and its mark go there with each group and step, and once more for the value after the last.
     assert there[newest_frames] == GROUPS * (LENGTH + 1)
     frames = [count for moved, count in there.items() if any(dtype == "uint8" for _, dtype in moved)]
     assert sum(frames) == there[newest_frames]
-    # The actions come back with each group and step, and nothing else.
-    assert back == {(((size,), "int32"),): GROUPS * LENGTH}
+    # The actions come back with each group and step, the metrics with each update, and nothing else.
+    metrics = (((), "float32"),) * 8
+    assert back == {(((size,), "int32"),): GROUPS * LENGTH, metrics: 1}
 
-    longer_there, longer_back = transfers(2 * LENGTH, request, monkeypatch)
+    longer_there, longer_back = transfers(2 * LENGTH, open_run, monkeypatch)
     assert longer_there.total() - there.total() == GROUPS * LENGTH
     assert longer_back.total() - back.total() == GROUPS * LENGTH
 
 
-def implicit_transfer(trainer):
-    """What JAX says to one."""
+def implicit_transfer(run):
+    """JAX's error about one."""
     try:
-        jnp.add(trainer.learner.state.optimizer_steps, np.ones((), np.int32))
+        jnp.add(run.learner.state.optimizer_steps, np.ones((), np.int32))
     except Exception as error:
         return str(error)
     return ""
 
 
-def test_no_implicit_transfers(overlap, request):
-    trainer = make_trainer(small(overlap=overlap), request)
-    iterate(trainer, 2)
+def test_no_implicit_transfers(overlap, open_run):
+    run = open_run(small(overlap=overlap))
+    iterate(run, 2)
     before, caught = jax.config.jax_transfer_guard, []
     jax.config.update("jax_transfer_guard", "disallow")  # of all threads, the learner's too
     try:
-        iterate(trainer, 2)
-        planted = threading.Thread(target=lambda: caught.append(implicit_transfer(trainer)))
+        iterate(run, 2)
+        planted = threading.Thread(target=lambda: caught.append(implicit_transfer(run)))
         planted.start()
         planted.join()
         assert "Disallowed host-to-device transfer" in caught[0]
@@ -180,11 +180,12 @@ def convolutions_in_loops(hlo):
     return [line for name in reached for line in found[name] if re.search(r"= \S+ convolution\(", line)]
 
 
-def update_and_arguments(config, network):
-    """The update as the trainer has it, and the shapes of what it takes for a small rollout."""
+def update_and_arguments(network_config, platform):
+    """The update as training compiles it, and the shapes of what it takes for a small rollout."""
+    config, network = small().ppo, make_network(network_config, 6, platform)
     length = 2 * LENGTH  # several minibatches, each of several chunks of the convolutions
     per_step = jax.ShapeDtypeStruct((length, ENVS), jnp.float32)
-    frames = jax.ShapeDtypeStruct((length + 4, ENVS, 21, 21, 16), jnp.uint8)
+    frames = jax.ShapeDtypeStruct((length + 4, ENVS, *network.layout.shape), jnp.uint8)
     whole = jax.ShapeDtypeStruct((length, ENVS), jnp.int32)
     marks = jax.ShapeDtypeStruct((length, ENVS), jnp.bool_)
     data = Rollout(
@@ -192,16 +193,15 @@ def update_and_arguments(config, network):
         truncated=marks, weight=per_step, bootstrap_value=jax.ShapeDtypeStruct((ENVS,), jnp.float32),
     )  # fmt: skip
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(lambda: init_train_state(network, config.ppo, jax.random.key(0)))
+    state = jax.eval_shape(lambda: init_train_state(network.init(jax.random.key(0)), config))
     hyper = Hyperparameters(*[jax.ShapeDtypeStruct((), jnp.float32)] * len(Hyperparameters._fields))
-    return jax.jit(make_update(network, config.ppo).update), (state, data, hyper, key)
+    return jax.jit(functools.partial(update, apply=network.apply, config=config)), (state, data, hyper, key)
 
 
 def compiled_update(conv="auto"):
     """The text of the update compiled for this machine."""
-    network = make_network(small(), 6, "cpu")
-    update, arguments = update_and_arguments(small(), network if conv == "auto" else network.clone(conv=conv))
-    return update.lower(*arguments).compile().as_text()
+    compiled, arguments = update_and_arguments(NetworkConfig(conv=conv), "cpu")
+    return compiled.lower(*arguments).compile().as_text()
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the slow path is XLA's CPU back end's")
@@ -219,22 +219,22 @@ def lowered_for_cuda(function, arguments):
 
 
 def test_the_update_of_a_gpu_has_its_convolutions_in_bfloat16_and_heads_in_float32():
-    config = small()
-    network = make_network(config, 6, "gpu")
-    program = lowered_for_cuda(*update_and_arguments(config, network))
+    program = lowered_for_cuda(*update_and_arguments(NetworkConfig(), "gpu"))
     convolutions = re.findall(r"stablehlo\.convolution\(.*?\) dim_numbers.*?-> tensor<\S+x(\w+)>", program)
     assert convolutions == ["bf16"] * (3 + 2 + 3)  # forward, gradients for inputs, gradients for weights
     products = re.findall(r"stablehlo\.dot_general .*?-> tensor<\S+x(\w+)>", program)
     assert Counter(products) == {"bf16": 3, "f32": 6}  # the dense layer; the two heads
+    # True float32, not TF32, in the heads, forward and backward.
+    assert len(re.findall(r"stablehlo\.dot_general [^\n]*precision = \[HIGHEST, HIGHEST\]", program)) == 6
     assert "custom_call" not in program  # nothing that calls back to the host
 
 
 def test_the_policy_of_a_gpu_does_not_call_the_host():
-    config = small()
-    network = make_network(config, 6, "gpu")
-    params = jax.eval_shape(lambda: init_train_state(network, config.ppo, jax.random.key(0))).params
-    state = jax.eval_shape(lambda: rollout.empty_actor_state(LENGTH, ENVS))
+    network = make_network(NetworkConfig(), 6, "gpu")
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    state = jax.eval_shape(lambda: rollout.empty_state(LENGTH, ENVS, network.layout.shape))
     frame, first = jax.ShapeDtypeStruct((ENVS, 84, 84), jnp.uint8), jax.ShapeDtypeStruct((ENVS,), jnp.bool_)
-    program = lowered_for_cuda(rollout.make_actor_functions(network).act, (params, state, frame, first))
+    act = jax.jit(functools.partial(rollout.act.__wrapped__, network))
+    program = lowered_for_cuda(act, (params, state, frame, first))
     assert program.count("stablehlo.convolution(") == 3
     assert "custom_call" not in program

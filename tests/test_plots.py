@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import threading
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -9,29 +8,29 @@ import pytest
 from matplotlib.image import imread
 from sample_runs import learning_table, table, write_run
 
-from jaxrl_atari import plots
+from jaxrl_atari import cli, plots
+from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.games import GAMES
 from jaxrl_atari.run_dir.metrics import moving_average
 
 NAN = np.nan
 
 
 def texts(svg):
-    """The texts of an SVG: matplotlib draws them as outlines, and writes each into a comment."""
+    """The texts of an SVG. matplotlib draws them as outlines and writes each text into a comment."""
     parser = ElementTree.XMLParser(target=ElementTree.TreeBuilder(insert_comments=True))
     root = ElementTree.parse(svg, parser).getroot()
     return [element.text.strip() for element in root.iter() if element.tag is ElementTree.Comment]
 
 
 def pixels(png, colour):
-    """How many pixels of a PNG have a colour, given as #rrggbb."""
+    """The number of pixels of a PNG that have a colour, given as #rrggbb."""
     wanted = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
     return int((np.abs(imread(png)[..., :3] * 255 - wanted).max(axis=-1) < 1.5).sum())
 
 
 def checked(paths, stem, directory):
-    """Both files of a graph, which must be where and what they should be."""
+    """Checks that a graph is exactly two files of the right names, and returns them."""
     assert paths == [directory / f"{stem}.png", directory / f"{stem}.svg"]
     assert sorted(path.name for path in directory.iterdir()) == [f"{stem}.png", f"{stem}.svg"]  # no temporary files
     return paths
@@ -44,7 +43,7 @@ def qbert(tmp_path_factory):
     return write_run(run_dir, tables, name="qbert", total_env_steps=10_000_000)
 
 
-def test_a_session_graph_shows_every_figure_with_its_unit(qbert):
+def test_a_session_graph_shows_every_panel_with_its_unit(qbert):
     png, svg = checked(plots.plot_session(qbert / "session_1"), "session", qbert / "session_1" / "graphs")
     shown = texts(svg)
     for text in (
@@ -56,7 +55,7 @@ def test_a_session_graph_shows_every_figure_with_its_unit(qbert):
         *("nats", "env steps / s", "%", "share of samples", "env steps", "10M", "10,000"),
     ):
         assert text in shown, text
-    assert "learning rate" not in shown  # the ninth panel is the GPU's where there is one
+    assert "learning rate" not in shown  # the ninth panel shows the GPU if there is one
     assert pixels(png, plots.COLOURS[0]) > 1000
 
 
@@ -86,7 +85,7 @@ def test_a_trial_graph_shows_the_mean_over_sessions_and_the_score(tmp_path):
     assert pixels(png, plots.COLOURS[0]) > 500
 
 
-def test_a_trial_graph_says_where_not_all_sessions_have_come(tmp_path):
+def test_a_trial_graph_notes_sessions_that_are_behind(tmp_path):
     run_dir = write_run(tmp_path / "run", [table([100, 200]), table([100, 200, 300, 400])])
     assert "env steps (thin: not all sessions have come so far)" in texts(plots.plot_trial(run_dir)[1])
 
@@ -102,7 +101,7 @@ def test_trials_of_one_game_are_compared_in_one_panel(qbert, tmp_path):
     assert min(pixels(png, colour) for colour in plots.COLOURS[:2]) > 500
 
 
-def test_trials_of_several_games_get_a_panel_each_and_namesakes_their_parents(tmp_path):
+def test_each_game_has_a_panel_and_runs_of_one_name_show_their_parents(tmp_path):
     one = write_run(tmp_path / "a" / "run", [table([1, 2])], game="Pong")
     two = write_run(tmp_path / "b" / "run", [table([1, 2])], game="Kaboom")
     shown = texts(plots.plot_comparison([one, two], tmp_path / "out")[1])
@@ -112,7 +111,7 @@ def test_trials_of_several_games_get_a_panel_each_and_namesakes_their_parents(tm
     assert "b/run: v5, 1 session, score 1.50" in shown
 
 
-def test_more_trials_than_colours_are_told_apart_by_their_dashes(tmp_path):
+def test_more_trials_than_colours_differ_in_line_style(tmp_path):
     count = len(plots.COLOURS) + 1
     runs = [write_run(tmp_path / f"run_{i}", [table([100 * i, 200])]) for i in range(count)]
     svg = plots.plot_comparison(runs, tmp_path / "out")[1].read_text()
@@ -134,23 +133,10 @@ def test_graphs_of_the_same_run_are_the_same(tmp_path):
     run_dir = write_run(tmp_path / "run", [table([1, 2, 3])])
     first = [path.read_bytes() for path in plots.plot_trial(run_dir)]
     assert plots.plot_trial(run_dir)[0].read_bytes() == first[0]
-    assert b"<dc:date>" not in first[1]  # what else differs in an SVG are matplotlib's random ids
+    assert b"<dc:date>" not in first[1]  # SVGs differ only in matplotlib's random ids
 
 
-def test_threads_can_draw_at_the_same_time(tmp_path):
-    runs = [write_run(tmp_path / f"run_{i}", [table([100 * i, 200, 300])]) for i in range(3)]
-    alone = [plots.plot_trial(run_dir)[0].read_bytes() for run_dir in runs]
-    for run_dir in runs:
-        (run_dir / "graphs" / "trial.png").unlink()
-    threads = [threading.Thread(target=plots.plot_trial, args=(run_dir,)) for run_dir in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [(run_dir / "graphs" / "trial.png").read_bytes() for run_dir in runs] == alone
-
-
-def test_drawing_leaves_pyplot_and_the_global_state_alone(qbert):
+def test_drawing_uses_no_pyplot_no_global_state_and_no_jax(qbert):
     code = (
         "import sys, matplotlib\n"
         "before = matplotlib.rcParams.copy()\n"
@@ -158,14 +144,14 @@ def test_drawing_leaves_pyplot_and_the_global_state_alone(qbert):
         "plot_trial(sys.argv[1])\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
         "assert dict.__eq__(matplotlib.rcParams, before)\n"
-        "assert 'jax' not in sys.modules\n"  # plots start fast, and never take a GPU
+        "assert 'jax' not in sys.modules\n"  # plots start fast and never use a GPU
     )
     subprocess.run([sys.executable, "-c", code, str(qbert)], check=True, cwd=Path(plots.__file__).parents[1])
 
 
 def test_the_command_draws_everything_and_prints_the_files(tmp_path, capsys):
     runs = [write_run(tmp_path / name, [table([100, 200])]) for name in ("one", "two")]
-    assert plots.main([*map(str, runs), "--output", str(tmp_path / "out")]) == 0
+    plots.main([*map(str, runs), "--output", str(tmp_path / "out")])
     printed = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert len(printed) == 2 * (2 + 2) + 2
     assert all(path.is_file() for path in printed)
@@ -175,24 +161,24 @@ def test_the_command_draws_everything_and_prints_the_files(tmp_path, capsys):
 def test_one_run_makes_no_comparison(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "one", [table([100, 200])])
-    assert plots.main(["one"]) == 0
+    plots.main(["one"])
     assert not (tmp_path / "graphs").exists()
-    assert "one/graphs/trial.png" in capsys.readouterr().out.splitlines()  # the path as it was given
+    assert "one/graphs/trial.png" in capsys.readouterr().out.splitlines()  # the path as given
 
 
-def test_a_run_is_compared_by_its_name_wherever_one_is(tmp_path, monkeypatch):
+def test_a_run_given_as_a_dot_has_its_name(tmp_path, monkeypatch):
     run, other = (write_run(tmp_path / name, [table([100, 200])]) for name in ("one", "two"))
     monkeypatch.chdir(run)
     _, drawing = plots.plot_comparison([".", other], tmp_path / "out")
     assert "one: v5" in drawing.read_text()
 
 
-def test_a_run_that_is_still_being_written_is_drawn(tmp_path, caplog, capsys):
+def test_a_running_run_is_drawn(tmp_path, caplog, capsys):
     run_dir = write_run(tmp_path / "run", [table([100, 200, 300]), table([100, 200, 300])])
     path = run_dir / "session_0" / "metrics.csv"
     path.write_text(path.read_text()[:-30])
     (run_dir / "session_1" / "metrics.csv").unlink()
-    assert plots.main([str(run_dir)]) == 0
+    plots.main([str(run_dir)])
     assert len(capsys.readouterr().out.splitlines()) == 4
     assert "cut short" in caplog.text
     assert "left out" in caplog.text
@@ -215,17 +201,18 @@ def test_a_run_that_is_still_being_written_is_drawn(tmp_path, caplog, capsys):
         (lambda run: (write_run(run, [table([1])]) / "graphs").write_text(""), "cannot write graphs"),
     ],
 )
-def test_a_bad_run_directory_is_one_line_and_status_2(tmp_path, capsys, damage, message):
+def test_a_bad_run_directory_is_a_one_line_error_with_status_2(tmp_path, capsys, damage, message):
     damage(tmp_path / "bad")
-    status = plots.main([str(tmp_path / "bad")])
+    with pytest.raises(SystemExit) as stop:
+        cli.run(lambda: plots.main([str(tmp_path / "bad")]))
     error = capsys.readouterr().err
-    assert status == 2
+    assert stop.value.code == 2
     assert error.startswith("error: ")
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_the_library_functions_raise_what_the_command_prints(tmp_path):
+def test_the_functions_raise_the_errors_that_the_command_prints(tmp_path):
     with pytest.raises(UserError, match="not a run directory"):
         plots.plot_trial(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"it has no config\.json"):
@@ -234,7 +221,7 @@ def test_the_library_functions_raise_what_the_command_prints(tmp_path):
 
 def test_without_a_gpu_no_panel_is_empty(tmp_path):
     columns = learning_table(GAMES["Pong"], 0, count=20, gpu=False)
-    columns["gpu_busy_percent"] = np.full(20, NAN)  # as the monitor leaves it
+    columns["gpu_busy_percent"] = np.full(20, NAN)  # the monitor writes NaN
     run_dir = write_run(tmp_path / "run", [columns], game="Pong")
     shown = texts(plots.plot_session(run_dir / "session_0")[1])
     assert "GPU busy" not in shown
@@ -242,9 +229,9 @@ def test_without_a_gpu_no_panel_is_empty(tmp_path):
 
 
 def drawn(monkeypatch, draw, *arguments):
-    """The figure that a function draws."""
+    """The figure that a function saves."""
     figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, *_: figures.append(figure))
+    monkeypatch.setattr(plots, "save_figure", lambda figure, *_: figures.append(figure))
     draw(*arguments)
     return figures[0]
 
@@ -254,7 +241,7 @@ def lines(axes):
 
 
 def band(axes):
-    """Lowest and highest value of the only band."""
+    """The lowest and the highest value of the only band."""
     (shape,) = axes.collections
     return shape.get_paths()[0].vertices[:, 1].min(), shape.get_paths()[0].vertices[:, 1].max()
 

@@ -8,24 +8,23 @@ import numpy as np
 import pytest
 import reference
 
-from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.networks import NatureActorCritic, block_frames, block_stacks
+from jaxrl_atari.config import NetworkConfig, PPOConfig
+from jaxrl_atari.fast.frames import BLOCKED, store_stacks
+from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import (
     Hyperparameters,
     Minibatch,
     Rollout,
-    TrainState,
+    Shard,
     explained_variance,
     gae,
+    init_train_state,
     log_prob_of,
-    make_optimizer,
-    make_update,
     minibatch_indices,
     normalize,
     ppo_loss,
-    prepare,
     sample_action,
-    train_on_minibatches,
+    update,
 )
 
 HYPER = {
@@ -41,7 +40,7 @@ def hyperparameters(**changes):
 
 
 def games(rng, steps, num_envs):
-    """Marks of games as a pool gives them: the step after the end of a game is none. Ages are those of the frames."""
+    """Marks and frame ages as a pool gives them: the step after the end of a game is an auto-reset step."""
     terminated = rng.random((steps, num_envs)) < 0.15
     truncated = ~terminated & (rng.random((steps, num_envs)) < 0.1)
     life_lost = terminated & (rng.random((steps, num_envs)) < 0.5)
@@ -73,11 +72,12 @@ def random_rollout(seed, steps=4, num_envs=4):
     }
 
 
-def shipped(rollout):
+def shipped(rollout, layout=BLOCKED):
     """The same rollout as the package takes it."""
     float32 = {n: x.astype(np.float32) if x.dtype == np.float64 else x for n, x in rollout.items()}
     return Rollout(
-        **{name: jnp.asarray(x) for name, x in float32.items()} | {"frames": block_frames(rollout["frames"])}
+        **{name: jnp.asarray(x) for name, x in float32.items()}
+        | {"frames": layout.store(jnp.asarray(rollout["frames"]))}
     )
 
 
@@ -105,6 +105,10 @@ def in_float64(params):
 
 # A unit nearer to ReLU's kink than float32 can tell has no gradient to compare: seeds are chosen without one.
 KINK_MARGIN = 1e-6
+
+
+def network(conv="matmul"):
+    return make_network(NetworkConfig(conv=conv), ACTIONS, "cpu")
 
 
 # --- generalised advantage estimation ---------------------------------------------------------------------------------
@@ -143,7 +147,7 @@ def test_gae_is_the_double_sum(jit, gamma, gae_lambda):
     np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_a_step_that_is_none_holds_reaches_no_other_advantage():
+def test_an_auto_reset_step_reaches_no_other_advantage():
     rollout = random_rollout(2, steps=30, num_envs=16)
     masked, over = rollout["weight"] == 0, rollout["terminated"]
     after_termination = masked & np.roll(over, 1, axis=0)
@@ -182,12 +186,17 @@ def minibatch(seed, size=64):
     return batch
 
 
-def shipped_loss(logits, value, batch, dtype=jnp.float32):
+def shipped_loss(params, apply, stacks, batch, dtype=jnp.float32):
     """The package's loss of a minibatch of `minibatch`."""
+    batch = batch | {"weight": batch["weight"] / batch["weight"].sum()}
     arrays = {n: jnp.asarray(batch[n], jnp.int32 if n == "action" else dtype) for n in Minibatch._fields[1:]}
     hyper = Hyperparameters(**{name: dtype(x) for name, x in HYPER.items()})
-    scale = jnp.asarray(batch["weight"] / batch["weight"].sum(), dtype)
-    return ppo_loss(logits, value, Minibatch(None, **arrays), hyper, mean=lambda x: jnp.sum(scale * x))
+    return ppo_loss(params, apply, Minibatch(stacks, **arrays), hyper)
+
+
+def outputs_as_params(params, stacks):
+    """A network whose parameters are its outputs."""
+    return params
 
 
 def test_loss_and_its_gradients_in_float64():
@@ -197,9 +206,9 @@ def test_loss_and_its_gradients_in_float64():
     parts, d_logits, d_value = reference.ppo_loss(logits, value, batch, HYPER)
     assert 0.2 < parts["clip_fraction"] < 0.9
     with jax.enable_x64(True):
-        loss = partial(shipped_loss, batch=batch, dtype=jnp.float64)
-        gradient = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
-        (got_logits, got_value), metrics = gradient(jnp.asarray(logits), jnp.asarray(value))
+        loss = partial(shipped_loss, apply=outputs_as_params, stacks=None, batch=batch, dtype=jnp.float64)
+        gradient = jax.jit(jax.grad(loss, has_aux=True))
+        (got_logits, got_value), metrics = gradient((jnp.asarray(logits), jnp.asarray(value)))
         assert got_logits.dtype == jnp.float64
         np.testing.assert_allclose(got_logits, d_logits, rtol=1e-12, atol=1e-15)
         np.testing.assert_allclose(got_value, d_value, rtol=1e-12, atol=1e-15)
@@ -239,12 +248,13 @@ def test_gradients_of_all_parameters(conv):
     stacks = rng.integers(0, 256, (16, 84, 84, 4), dtype=np.uint8)
     parts, expected = reference.minibatch_gradients(in_float64(params), stacks, batch, HYPER)
     assert parts["kink_margin"] > KINK_MARGIN
-    network, blocks = NatureActorCritic(ACTIONS, conv=conv), block_stacks(jnp.asarray(stacks))
+    made = network(conv)
+    stored = store_stacks(made.layout, jnp.asarray(stacks))
 
     @jax.jit
     @partial(jax.grad, has_aux=True)
     def gradient(params):
-        return shipped_loss(*network.apply({"params": params}, blocks, method="from_blocks"), batch)
+        return shipped_loss(params, made.apply, stored, batch)
 
     gradients, metrics = gradient(params)
     for name, layer in expected.items():
@@ -271,40 +281,41 @@ def small_config(**changes):
 
 @cache
 def compiled_update(config, conv):
-    network, optimizer = NatureActorCritic(ACTIONS, conv=conv), make_optimizer(config)
-
-    @jax.jit
-    def update(state, rollout, hyper, indices):
-        return train_on_minibatches(state, prepare(rollout, hyper), hyper, indices, network, optimizer)
-
-    return optimizer, update
+    return jax.jit(partial(update, apply=network(conv).apply, config=config))
 
 
-def run_update(rollout, params, indices, config, conv="matmul", **changes):
-    """Gradient steps on the minibatches of `indices` [K, N]: the new state and the metrics of each step."""
-    optimizer, update = compiled_update(config, conv)
-    state = TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
-    return update(state, rollout, hyperparameters(**changes), jnp.asarray(indices, jnp.int32))
+KEY = jax.random.key(3)
 
 
-# 2 epochs over 16 samples in minibatches of 4: [8, 4]
-INDICES = np.concatenate([np.random.default_rng(seed).permutation(16).reshape(4, 4) for seed in (0, 1)])
+def run_update(rollout, params, config, conv="matmul", key=KEY, **changes):
+    """The new state and the metrics of an update of a rollout in NumPy."""
+    arrays = shipped(rollout, network(conv).layout)
+    state = init_train_state(params, config)
+    return compiled_update(config, conv)(state, arrays, hyperparameters(**changes), key)
 
 
 @pytest.mark.parametrize(
     ("conv", "seed", "changes"),
-    [("matmul", 0, {}), ("plain", 5, {"weight_decay": 0.1, "max_grad_norm": 20.0, "adam_epsilon": 1e-3})],
+    [
+        ("matmul", 0, {"weight_decay": 0.0}),
+        ("plain", 5, {"weight_decay": 0.1, "max_grad_norm": 20.0, "adam_epsilon": 1e-3}),
+    ],
 )
 def test_a_whole_update(conv, seed, changes):
-    """8 gradient steps; the longest way that Adam can have gone is 8 times the learning rate."""
+    """2 epochs over 16 samples in minibatches of 4: 8 gradient steps.
+
+    The longest way that Adam can have gone is 8 times the learning rate.
+    """
     config = small_config(**changes)
     rollout, params = random_rollout(seed), trained_params(seed)
     assert (rollout["weight"] == 0).any()
-    state, metrics = run_update(shipped(rollout), params, INDICES, config, conv)
+    state, metrics = run_update(rollout, params, config, conv)
 
+    indices = np.asarray(minibatch_indices(KEY, 4, 4, config.epochs, config.minibatch_size))
     start = in_float64(params)
     adam = reference.Adam(start, config.max_grad_norm, config.adam_epsilon, config.weight_decay)
-    expected, history = reference.update(start, rollout, HYPER, INDICES, adam)
+    expected, history = reference.update(start, rollout, HYPER, indices, adam)
+    assert len(history) == 8
     assert min(parts["kink_margin"] for parts in history) > KINK_MARGIN
     assert max(parts["gradient_norm"] for parts in history) > config.max_grad_norm  # so that clipping is seen
     longest = HYPER["learning_rate"] * len(history)
@@ -315,8 +326,8 @@ def test_a_whole_update(conv, seed, changes):
             assert error < 1e-3, f"{name}/{key}: {error}"
     assert state.optimizer_steps == len(history)
     for name in (*LEARNED, "gradient_norm"):
-        each = [parts[name] for parts in history]
-        np.testing.assert_allclose(metrics[name], each, rtol=1e-3, atol=1e-5, err_msg=name)
+        mean = np.mean([parts[name] for parts in history])
+        np.testing.assert_allclose(metrics[name], mean, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 def test_explained_variance():
@@ -326,23 +337,22 @@ def test_explained_variance():
     names = ("reward", "value", "bootstrap_value", "terminated", "truncated")
     error = reference.advantages(*[rollout[name] for name in names], HYPER["gamma"], HYPER["gae_lambda"])
     target = rollout["value"] + error
-    explained = explained_variance(prepare(shipped(rollout), hyperparameters()))
+    explained = explained_variance(*map(jnp.float32, (target, error, rollout["weight"])))
     np.testing.assert_allclose(explained, 1 - error[counted].var() / target[counted].var(), rtol=1e-4)
 
 
 def test_the_learning_rate_is_data():
     """A factor of every step: 0 moves nothing, and half of it moves half as far (at the first step)."""
-    rollout, params = shipped(random_rollout(7)), trained_params(7)
-    stay, full, half = (
-        run_update(rollout, params, INDICES[:1], small_config(), learning_rate=x)[0].params for x in (0.0, 1e-3, 5e-4)
-    )
+    rollout, params = random_rollout(7), trained_params(7)
+    one_step = PPOConfig(rollout_length=4, minibatch_size=16, epochs=1, weight_decay=0.0)
+    stay, full, half = (run_update(rollout, params, one_step, learning_rate=x)[0].params for x in (0.0, 1e-3, 5e-4))
     jax.tree.map(np.testing.assert_array_equal, stay, params)
     jax.tree.map(lambda p, f, h: np.testing.assert_allclose(h - p, (f - p) / 2, atol=1e-6), params, full, half)
     assert np.abs(full["dense"]["kernel"] - params["dense"]["kernel"]).max() > 9e-4
 
 
 def test_steps_of_weight_0_have_no_influence():
-    """Whatever stands in a step that is none, after a termination: frame, action, log_prob, value, reward."""
+    """Whatever an auto-reset step after a termination holds: frame, action, log_prob, value, reward."""
     rollout, params = random_rollout(1), trained_params(8)
     masked = (rollout["weight"] == 0) & np.roll(rollout["terminated"], 1, axis=0)
     assert masked.sum() == 2
@@ -357,8 +367,7 @@ def test_steps_of_weight_0_have_no_influence():
     }
     counted = {"weight": np.ones_like(rollout["weight"])}
     clean, dirty, wrong = (
-        run_update(shipped(rollout | changes), params, INDICES, small_config())
-        for changes in ({}, garbage, garbage | counted)
+        run_update(rollout | changes, params, small_config()) for changes in ({}, garbage, garbage | counted)
     )
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
     assert np.abs(wrong[0].params["dense"]["kernel"] - clean[0].params["dense"]["kernel"]).max() > 1e-5
@@ -367,15 +376,14 @@ def test_steps_of_weight_0_have_no_influence():
 def test_a_minibatch_in_which_nothing_counts_moves_nothing():
     rollout, params = random_rollout(9), trained_params(9)
     rollout["weight"][:] = 0.0
-    state, metrics = run_update(shipped(rollout), params, INDICES, small_config())
+    state, metrics = run_update(rollout, params, small_config(weight_decay=0.0))
     jax.tree.map(np.testing.assert_array_equal, state.params, params)
     assert all(np.isfinite(x).all() for x in metrics.values())
 
 
-@pytest.mark.parametrize(("num_envs", "size", "strata"), [(8, 16, 8), (6, 16, 2), (8, 16, 1), (1, 4, 1)])
-def test_every_epoch_is_a_fresh_permutation_of_the_samples(num_envs, size, strata):
+@pytest.mark.parametrize(("num_envs", "size", "blocks"), [(8, 16, 8), (6, 16, 2), (1, 4, 1), (16, 64, 16)])
+def test_every_epoch_is_a_fresh_permutation_of_the_samples(num_envs, size, blocks):
     draw = partial(minibatch_indices, rollout_length=16, num_envs=num_envs, epochs=3, minibatch_size=size)
-    draw = partial(draw, strata=strata)
     indices = np.asarray(draw(jax.random.key(10)))
     samples = 16 * num_envs
     assert indices.shape == (3 * samples // size, size)
@@ -383,15 +391,24 @@ def test_every_epoch_is_a_fresh_permutation_of_the_samples(num_envs, size, strat
     # The samples are permuted anew, not the order of the same minibatches.
     assert len({frozenset(row) for row in indices.tolist()}) == len(indices)
     assert not np.array_equal(indices, draw(jax.random.key(11)))
-    # Each minibatch takes as many samples of each block of environments.
-    block = indices % num_envs * strata // num_envs
-    counts = np.apply_along_axis(np.bincount, 1, block, minlength=strata)
-    np.testing.assert_array_equal(counts, size // strata)
+    # Each minibatch takes equally many samples of each block of environments.
+    block = indices % num_envs * blocks // num_envs
+    counts = np.apply_along_axis(np.bincount, 1, block, minlength=blocks)
+    np.testing.assert_array_equal(counts, size // blocks)
+
+
+def test_devices_draw_their_parts_of_the_same_minibatches():
+    """Two devices with four of eight environments each draw what one device with all eight draws."""
+    whole = np.asarray(minibatch_indices(jax.random.key(4), 16, 8, 2, 32))
+    parts = [np.asarray(minibatch_indices(jax.random.key(4), 16, 4, 2, 16, Shard(i, 2))) for i in range(2)]
+    for row, *shards in zip(whole, *parts, strict=True):
+        there = {(t, b + 4 * i) for i, shard in enumerate(shards) for t, b in zip(*divmod(shard, 4), strict=True)}
+        assert there == set(zip(*divmod(row, 8), strict=True))
 
 
 def test_any_two_samples_of_an_environment_can_meet_in_a_minibatch():
     """Every pair meets about equally often: C(3, 1) / 15 of the draws for 4 of 16, in one environment."""
-    draw = jax.jit(partial(minibatch_indices, rollout_length=16, num_envs=1, epochs=2000, minibatch_size=4, strata=1))
+    draw = jax.jit(partial(minibatch_indices, rollout_length=16, num_envs=1, epochs=2000, minibatch_size=4))
     indices = np.asarray(draw(jax.random.key(0)))
     member = np.zeros((len(indices), 16))
     np.put_along_axis(member, indices, 1.0, axis=1)
@@ -400,18 +417,10 @@ def test_any_two_samples_of_an_environment_can_meet_in_a_minibatch():
 
 
 def test_same_key_same_update_bit_for_bit():
-    network, config = NatureActorCritic(ACTIONS, conv="matmul"), small_config()
-    update = jax.jit(make_update(network, config).update)
-    rollout, params = shipped(random_rollout(1)), trained_params(1)
-    state = TrainState(params, make_optimizer(config).init(params), jnp.zeros((), jnp.int32))
-    one, again, other = (update(state, rollout, hyperparameters(), jax.random.key(seed))[0] for seed in (1, 1, 2))
+    rollout, params, config = random_rollout(1), trained_params(1), small_config()
+    one, again, other = (run_update(rollout, params, config, key=jax.random.key(seed))[0] for seed in (1, 1, 2))
     jax.tree.map(np.testing.assert_array_equal, one, again)
     assert not np.array_equal(one.params["dense"]["kernel"], other.params["dense"]["kernel"])
-    assert one.optimizer_steps == 8
-    # `update` is a gradient step on each of its key's minibatches.
-    indices = minibatch_indices(jax.random.key(1), 4, 4, config.epochs, config.minibatch_size, strata=4)
-    on_them, _ = run_update(rollout, params, indices, config)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), one.params, on_them.params)
 
 
 # --- acting -----------------------------------------------------------------------------------------------------------

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from fake_pools import NoisePool, Recorded
 
-from jaxrl_atari.envs.ale import make_pool
-from jaxrl_atari.networks import NatureActorCritic, gather_stacks, unblock_stacks
-from jaxrl_atari.rollout import Actor, EpisodeStatistics, empty_actor_state, finish_rollout, make_actor_functions
+from jaxrl_atari.config import NetworkConfig
+from jaxrl_atari.envs import make_pool
+from jaxrl_atari.fast.frames import gather_stacks, store_stacks
+from jaxrl_atari.networks import make_network
+from jaxrl_atari.rollout import EnvGroup, act, begin_rollout, collect, empty_state
+from jaxrl_atari.run_dir.session_log import EpisodeStatistics
 
 LENGTH = 6
 NUM_ROLLOUTS = 6
@@ -30,32 +33,17 @@ def naive_stacks(steps):
 
 
 def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS):
-    """Acts as the trainer does: the pools are groups of one session. Returns a list of rollouts."""
-    network = NatureActorCritic(pools[0].num_actions)
-    params = network.init(jax.random.key(seed), jnp.zeros((1, 84, 84, 4), jnp.uint8))["params"]
+    """Rollouts of pools that are groups of one session; the network and its parameters; all that was collected."""
+    network = make_network(NetworkConfig(), pools[0].num_actions, "cpu")
+    params = network.init(jax.random.key(seed))
     params["policy"]["kernel"] *= 100  # so that the actions depend on what is seen
-    functions, device = make_actor_functions(network), jax.devices()[0]
-    first_env, actors = 0, []
+    first_env, groups = 0, []
     for pool in pools:
-        actors.append(Actor(pool, functions, LENGTH, device, first_env))
+        groups.append(EnvGroup(pool, network, LENGTH, jax.devices("cpu")[0], first_env))
         first_env += pool.num_envs
-    statistics, rollouts, transitions = EpisodeStatistics(), [], 0
-    finish = jax.jit(finish_rollout)
-    for number in range(num_rollouts):
-        for actor in actors:
-            actor.begin(jax.random.fold_in(jax.random.key(seed), number))
-        for t in range(LENGTH):
-            for actor in actors:
-                actor.choose(params)
-                actor.send()
-            for actor in actors:
-                for game in actor.receive(t):
-                    statistics.game_over(*game)
-        for actor in actors:
-            actor.choose(params)
-        transitions += sum(actor.transitions() for actor in actors)
-        rollouts.append(finish(*zip(*(actor.finish() for actor in actors), strict=True)))
-    return rollouts, (network, params), statistics, transitions
+    keys = [jax.random.fold_in(jax.random.key(seed), number) for number in range(num_rollouts)]
+    collected = [collect([groups], [params], key) for key in keys]
+    return [each.rollouts[0] for each in collected], (network, params), collected
 
 
 @pytest.fixture(scope="module", params=["noise", "emulator"])
@@ -70,10 +58,10 @@ def played(request):
 
 
 def test_the_policy_sees_naive_frame_stacks(played):
-    pool, rollouts, (network, params), _, _ = played
+    pool, rollouts, (network, params), _ = played
     stacks = naive_stacks(pool.steps)
     assert sum(step.first.sum() for step in pool.steps[1:]) > 3
-    apply = jax.jit(lambda x: network.apply({"params": params}, x))
+    apply = jax.jit(lambda x: network.apply(params, store_stacks(network.layout, x)))
     for number, rollout in enumerate(rollouts):
         start = number * LENGTH  # step t of the rollout sees what the pool gave as its step start + t
         for t in range(LENGTH + 1):
@@ -89,16 +77,16 @@ def test_the_policy_sees_naive_frame_stacks(played):
 
 
 def test_the_update_sees_the_stacks_that_the_policy_saw(played):
-    pool, rollouts, *_ = played
+    pool, rollouts, (network, _), _ = played
     stacks = naive_stacks(pool.steps)
     for number, rollout in enumerate(rollouts):
-        blocks = gather_stacks(rollout.frames, rollout.age, jnp.arange(LENGTH * pool.num_envs))
-        seen = np.asarray(unblock_stacks(blocks)).reshape(LENGTH, pool.num_envs, 84, 84, 4)
-        np.testing.assert_array_equal(seen, stacks[number * LENGTH : (number + 1) * LENGTH])
+        seen = gather_stacks(rollout.frames, rollout.age, jnp.arange(LENGTH * pool.num_envs))
+        expected = stacks[number * LENGTH : (number + 1) * LENGTH].reshape(-1, 84, 84, 4)
+        np.testing.assert_array_equal(seen, store_stacks(network.layout, jnp.asarray(expected)))
 
 
 def test_outcomes_of_the_steps(played):
-    pool, rollouts, _, statistics, transitions = played
+    pool, rollouts, _, collected = played
     steps = pool.steps[1:]  # step t of the pool answers action t
     names = ("reward", "terminated", "truncated", "weight")
     whole = {name: np.concatenate([np.asarray(getattr(rollout, name)) for rollout in rollouts]) for name in names}
@@ -107,11 +95,12 @@ def test_outcomes_of_the_steps(played):
         np.testing.assert_array_equal(whole["terminated"][t], step.terminated | step.life_lost)
         np.testing.assert_array_equal(whole["truncated"][t], step.truncated)
         np.testing.assert_array_equal(whole["weight"][t], 1.0 - step.first)
-        if t > 0:  # a step is none exactly where the game before it had just ended
+        if t > 0:  # an auto-reset step comes exactly where the game before it had just ended
             np.testing.assert_array_equal(step.first, steps[t - 1].terminated | steps[t - 1].truncated)
-    assert transitions == whole["weight"].sum() < len(steps) * pool.num_envs
+    env_steps = sum(each.env_steps for each in collected)
+    assert env_steps == whole["weight"].sum() < len(steps) * pool.num_envs
 
-    returns, lengths = [], []
+    games = []
     total, length = np.zeros(pool.num_envs), np.zeros(pool.num_envs, int)
     for step in steps:
         for i in range(pool.num_envs):
@@ -120,12 +109,9 @@ def test_outcomes_of_the_steps(played):
             total[i] += step.reward[i]
             length[i] += 1
             if step.terminated[i] or step.truncated[i]:
-                returns.append(total[i])
-                lengths.append(length[i])
+                games.append((total[i], length[i]))
                 total[i] = length[i] = 0
-    assert list(statistics.returns) == returns  # raw rewards, over lives
-    assert list(statistics.lengths) == lengths
-    assert statistics.episodes == len(returns)
+    assert [game for each in collected for game in each.games] == games  # raw rewards, over lives
 
 
 def test_groups_play_what_one_group_plays():
@@ -145,9 +131,9 @@ def test_groups_play_what_one_group_plays():
         def _frame(self, i):
             return self._each[i].integers(0, 256, (84, 84), dtype=np.uint8)
 
-    together, *_, transitions = play([Part([0, 1, 2, 3])], num_rollouts=2)
-    apart, *_, transitions_apart = play([Part([0, 1]), Part([2, 3])], num_rollouts=2)
-    assert transitions == transitions_apart
+    together, _, collected = play([Part([0, 1, 2, 3])], num_rollouts=2)
+    apart, _, collected_apart = play([Part([0, 1]), Part([2, 3])], num_rollouts=2)
+    assert [(each.env_steps, each.games) for each in collected] == [(e.env_steps, e.games) for e in collected_apart]
     for one, other in zip(together, apart, strict=True):
         for name, x, y in zip(one._fields, one, other, strict=True):
             np.testing.assert_allclose(x, y, atol=1e-5, err_msg=name)
@@ -192,13 +178,11 @@ def test_return_ma_is_the_mean_of_the_last_100_means_of_the_last_100_games():
 
 def test_every_step_and_every_environment_draws_for_itself():
     """Where the policy has no preference and sees always the same, only the keys decide."""
-    network = NatureActorCritic(4)
-    shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 84, 84, 4), jnp.uint8))["params"]
-    params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    functions = make_actor_functions(network)
-    state = functions.begin(empty_actor_state(16, 8), jax.random.key(0))
+    network = make_network(NetworkConfig(), 4, "cpu")
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(network.init, jax.random.key(0)))
+    state = begin_rollout(empty_state(16, 8, network.layout.shape), jax.random.key(0))
     for _ in range(16):
-        state, _ = functions.act(params, state, jnp.zeros((8, 84, 84), jnp.uint8), jnp.zeros(8, bool))
+        state, _ = act(network, params, state, jnp.zeros((8, 84, 84), jnp.uint8), jnp.zeros(8, bool))
     action = np.asarray(state.action[:16])
     assert (action != action[:, :1]).any(axis=1).all()
     assert (action != action[:1]).any(axis=0).all()

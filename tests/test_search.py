@@ -1,5 +1,6 @@
 import csv
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -16,14 +17,14 @@ import psutil
 import pytest
 
 from jaxrl_atari import train
+from jaxrl_atari.cli import load_config_file
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
-from jaxrl_atari.config_files import load_config_file
-from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.run_dir.results import session_dirs
+from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
+from jaxrl_atari.run_dir.description import session_dir
+from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.reading import session_dirs
 from jaxrl_atari.run_dir.writers import CsvWriter
-from jaxrl_atari.search import __main__ as search_command
-from jaxrl_atari.search.results import write_results
-from jaxrl_atari.search.space import (
+from jaxrl_atari.search import (
     Choice,
     Grid,
     Integer,
@@ -31,16 +32,20 @@ from jaxrl_atari.search.space import (
     ResourcesConfig,
     SearchConfig,
     Uniform,
-    check_space,
-    draw,
-    grid_point,
-    load_search_file,
-    read_search,
-    search_from_dict,
-    set_fields,
 )
-from jaxrl_atari.search.worker import Record, ranked, read_records, trial_config, trial_dir, write_record
-from jaxrl_atari.trial.trial import session_dir, write_json
+from jaxrl_atari.search import __main__ as search_command
+from jaxrl_atari.search.files import (
+    Record,
+    ranked,
+    read_records,
+    read_search,
+    trial_dir,
+    write_record,
+    write_search,
+)
+from jaxrl_atari.search.results import write_results
+from jaxrl_atari.search.space import check_space, grid_point, search_from_dict, set_fields
+from jaxrl_atari.search.worker import trial_config
 
 # Ray forks to start its processes, and these run other programs at once: JAX's warning is not for them.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
@@ -50,19 +55,25 @@ SPACE = {"ppo.gae_lambda": Uniform(0.7, 0.98), "ppo.learning_rate": LogUniform(1
 
 
 @pytest.fixture
-def engine():
-    """The module that needs the packages of the extra `search`."""
+def tune():
+    """The module `tune`, which needs the packages of the extra `search`."""
     for package in ("ray", "optuna"):
         pytest.importorskip(package, reason=f"search mode needs {package}: pip install 'jaxrl_atari[search]'")
-    return search_command.engine()
+    return search_command.load_tune()
+
+
+@pytest.fixture
+def algorithm(tune):
+    """The module `algorithm`."""
+    return importlib.import_module("jaxrl_atari.search.algorithm")
 
 
 def small_search(**settings):
     return SearchConfig(**{"space": SPACE, "trials": 6, "grace_env_steps": 1000, "seed": 3} | settings)
 
 
-def ended(pid, timeout=30.0):
-    """Waits for a process that was told to end; one that has ended but that nobody has waited for counts as well."""
+def has_ended(pid, timeout=30.0):
+    """Waits for a process to end; returns whether it did. A zombie has ended."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         try:
@@ -74,16 +85,25 @@ def ended(pid, timeout=30.0):
     return False
 
 
-def begin(tmp_path, search, config=None):
-    """A search directory as `search.search` makes it."""
+def start_search(tmp_path, search, config=None):
+    """Makes a new search directory, as the command does; returns the config."""
     config = config or Config(name="small", total_env_steps=9000)
-    write_json(tmp_path / "search.json", {"config": config.to_dict(), "search": search.to_dict()})
+    write_search(tmp_path, config, search)
     return config
 
 
+def some_fields(space, number):
+    """Fields of trial `number`, in the space."""
+    rng = np.random.default_rng(number)
+    return {
+        name: float(rng.uniform(d.low, d.high)) if isinstance(d, (Uniform, LogUniform)) else d.values[number % 2]
+        for name, d in space.items()
+    }
+
+
 def add_trial(search_dir, number, scores, status="unfinished", fields=None, every=1000):
-    """A trial with a log point every `every` env steps, and a checkpoint."""
-    fields = draw(SPACE, 0, number) if fields is None else fields
+    """Adds a trial with a log point every `every` env steps, and a checkpoint."""
+    fields = some_fields(SPACE, number) if fields is None else fields
     score = scores[-1] if scores and status != "unfinished" else None
     record = Record(number, fields, status, "" if status == "unfinished" else "why", score, every * len(scores))
     write_record(search_dir, record)
@@ -114,7 +134,7 @@ def output(search_dir, number):
 
 
 def test_published_space_is_shipped():
-    config, search = load_search_file(ROOT / "configs/search_qbert.py")
+    config, search, _ = search_command.parse(["--config", str(ROOT / "configs/search_qbert.py")])
     assert config.env.game_name == "Qbert"
     assert search.space == {
         "ppo.gae_lambda": Uniform(0.7, 0.98),
@@ -151,13 +171,13 @@ def test_published_space_is_shipped():
         ({"ppo.epochs": Grid((1, 2, 3)), "ppo.clip_epsilon": Grid((0.1, 0.2, 0.3))}, "9 points of the grid"),
     ],
 )
-def test_impossible_spaces_are_refused_by_name(space, words):
+def test_an_invalid_space_is_an_error_that_names_the_field(space, words):
     with pytest.raises(ConfigError) as caught:
         check_space(Config(), SearchConfig(space=space, trials=8))
     assert words in str(caught.value)
 
 
-def test_possible_spaces_pass_and_survive_json():
+def test_a_valid_space_passes_and_is_saved_as_json():
     space = {
         "ppo.gae_lambda": Choice((None, 0.9)),
         "ppo.weight_decay": Uniform(0, 1),
@@ -182,48 +202,50 @@ def test_possible_spaces_pass_and_survive_json():
         ({"keep": -1}, "search.keep"),
     ],
 )
-def test_impossible_settings_are_refused(settings, words):
+def test_an_invalid_option_is_an_error(settings, words):
     with pytest.raises(ConfigError, match=words):
         small_search(**settings)
 
 
 @pytest.mark.parametrize("gpu", [-0.5, 1.5])
-def test_impossible_shares_are_refused(gpu):
+def test_an_invalid_share_of_a_gpu_is_an_error(gpu):
     with pytest.raises(ConfigError, match="gpu = "):
         ResourcesConfig(gpu=gpu)
 
 
-def test_grace_beyond_the_budget_is_refused_unless_nothing_stops():
+def test_a_grace_period_beyond_the_budget_is_an_error_with_early_stopping():
     config = Config(total_env_steps=100_000)
     with pytest.raises(ConfigError, match="grace_env_steps"):
         check_space(config, SearchConfig(space=SPACE))
     check_space(config, SearchConfig(space=SPACE, early_stopping="none"))
 
 
-def test_draws_are_reproducible_and_distributed_as_asked():
+def test_random_samples_are_reproducible_and_distributed_as_specified(algorithm):
     space = {**SPACE, "ppo.epochs": Integer(1, 3), "ppo.clip_epsilon": Choice((0.1, 0.2))}
-    draws = [draw(space, 0, i) for i in range(2000)]
-    assert draws[5] == draw(space, 0, 5) != draw(space, 1, 5)
-    rates = np.array([d["ppo.learning_rate"] for d in draws])
+    search, other_seed = (small_search(space=space, method="random", seed=seed) for seed in (0, 1))
+    samples = [algorithm.sample(search, i) for i in range(2000)]
+    assert samples[5] == algorithm.sample(search, 5) != algorithm.sample(other_seed, 5)
+    rates = np.array([d["ppo.learning_rate"] for d in samples])
     assert rates.min() >= 1e-4
     assert rates.max() <= 5e-4
-    # Median of a log-uniform: the geometric mean of its ends; 2,000 draws come within a twentieth.
+    # Median of a log-uniform: the geometric mean of its ends; 2,000 samples are within 5%.
     assert np.median(rates) == pytest.approx(math.sqrt(1e-4 * 5e-4), rel=0.05)
-    assert np.mean([d["ppo.gae_lambda"] for d in draws]) == pytest.approx(0.84, abs=0.01)
-    counts = np.bincount([d["ppo.epochs"] for d in draws], minlength=4)
+    assert np.mean([d["ppo.gae_lambda"] for d in samples]) == pytest.approx(0.84, abs=0.01)
+    counts = np.bincount([d["ppo.epochs"] for d in samples], minlength=4)
     assert counts[0] == 0
-    assert counts[1:].min() > 550  # a third each, and the upper end too
-    assert {d["ppo.clip_epsilon"] for d in draws} == {0.1, 0.2}
+    assert counts[1:].min() > 550  # a third each, including the upper end
+    assert {d["ppo.clip_epsilon"] for d in samples} == {0.1, 0.2}
 
 
-def test_grid_takes_every_point_in_turn():
+def test_a_grid_gives_every_point_in_turn(algorithm):
     space = {"ppo.epochs": Grid((1, 2, 4)), "ppo.gamma": Uniform(0.9, 0.99), "ppo.clip_epsilon": Grid((0.1, 0.2))}
     points = [tuple(grid_point(space, i).values()) for i in range(7)]
     assert points == [(1, 0.1), (1, 0.2), (2, 0.1), (2, 0.2), (4, 0.1), (4, 0.2), (1, 0.1)]
-    assert draw(space, 0, 3)["ppo.epochs"] == 2
+    for method in ("random", "optuna"):
+        assert algorithm.sample(small_search(space=space, method=method), 3)["ppo.epochs"] == 2
 
 
-def test_set_fields_replaces_those_that_only_fit_together():
+def test_set_fields_replaces_fields_that_are_valid_only_together():
     fields = {"env.num_envs": 8, "ppo.minibatch_size": 1024, "ppo.gamma": 0.9, "overlap": "update"}
     config = set_fields(Config(), fields)
     assert (config.env.num_envs, config.ppo.minibatch_size, config.ppo.gamma) == (8, 1024, 0.9)
@@ -259,14 +281,14 @@ def test_command_line_errors_are_one_line(arguments, words):
 
 
 def test_resume_may_add_trials_but_not_change_the_search(tmp_path):
-    begin(tmp_path, small_search())
+    start_search(tmp_path, small_search())
     _, search, search_dir = search_command.parse(["--resume", str(tmp_path), "--search.trials", "9"])
     assert (search.trials, search_dir) == (9, tmp_path)
     with pytest.raises(ConfigError, match="= 4: expected 3"):
         search_command.parse(["--resume", str(tmp_path), "--search.reduction", "4"])
 
 
-# --- A trial's part of the machine -----------------------------------------------------------------------------------
+# --- Resources of a trial --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("gpu", "share"), [(1.0, 0.9), (0.5, 0.45), (0.25, 0.225), (0.125, 0.1125), (2.0, 0.9)])
@@ -286,9 +308,9 @@ def test_trial_config():
         trial_config(own, stopping, {}, 0.25, 1)
 
 
-def test_resources(engine):
+def test_resources(tune):
     def split(gpu, cpu, cluster):
-        return engine.resources(small_search(resources=ResourcesConfig(gpu, cpu)), cluster)
+        return tune.resources(small_search(resources=ResourcesConfig(gpu, cpu)), cluster)
 
     assert split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[:3] == (0.25, 2, 8)
     assert "8 at a time" in split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[3]
@@ -300,22 +322,22 @@ def test_resources(engine):
         split(2.0, 1, {"GPU": 1.0, "CPU": 2.0})
 
 
-# --- Draws, ASHA and records -----------------------------------------------------------------------------------------
+# --- Sampling, ASHA and records --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["optuna", "random"])
-def test_resumed_draws_begin_with_unfinished_trials_and_repeat_nothing(engine, tmp_path, method):
+def test_a_resumed_search_starts_with_unfinished_trials_and_repeats_nothing(algorithm, tmp_path, method):
     search = small_search(method=method)
-    begin(tmp_path, search)
-    draws = engine.Draws(tmp_path, search, {"gpu": 0})
-    first = [draws.suggest(f"id{i}") for i in range(3)]
+    start_search(tmp_path, search)
+    sampler = algorithm.TrialSampler(tmp_path, search, {"gpu": 0})
+    first = [sampler.suggest(f"id{i}") for i in range(3)]
     assert [task["number"] for task in first] == [0, 1, 2]
     records = read_records(tmp_path)
     assert [records[i].fields for i in range(3)] == [task["fields"] for task in first]  # on disk before they start
     add_trial(tmp_path, 1, [5.0], "finished", first[1]["fields"])
     add_trial(tmp_path, 2, [], "failed", first[2]["fields"])
 
-    again = engine.Draws(tmp_path, search, {"gpu": 0})
+    again = algorithm.TrialSampler(tmp_path, search, {"gpu": 0})
     assert again.suggest("id9") == first[0]
     new = again.suggest("id10")
     assert new["number"] == 3
@@ -324,11 +346,11 @@ def test_resumed_draws_begin_with_unfinished_trials_and_repeat_nothing(engine, t
         assert distribution.low <= new["fields"][name] <= distribution.high
 
 
-def test_optuna_draws_every_point_of_a_grid(engine, tmp_path):
+def test_optuna_samples_every_point_of_a_grid(algorithm, tmp_path):
     search = small_search(space={**SPACE, "ppo.epochs": Grid((1, 2, 3))})
-    begin(tmp_path, search)
-    draws = engine.Draws(tmp_path, search, {})
-    assert [draws.suggest(f"id{i}")["fields"]["ppo.epochs"] for i in range(6)] == [1, 2, 3, 1, 2, 3]
+    start_search(tmp_path, search)
+    sampler = algorithm.TrialSampler(tmp_path, search, {})
+    assert [sampler.suggest(f"id{i}")["fields"]["ppo.epochs"] for i in range(6)] == [1, 2, 3, 1, 2, 3]
 
 
 class FakeTrial:
@@ -336,15 +358,14 @@ class FakeTrial:
         self.trial_id, self.config = f"new{number}", {"number": number}
 
 
-def test_asha_knows_after_a_resume_what_it_had_seen(engine, tmp_path):
+def test_asha_continues_with_its_comparisons_after_a_resume(algorithm, tmp_path):
     search = small_search()
-    begin(tmp_path, search)
+    start_search(tmp_path, search)
     for number, score in enumerate((10.0, 20.0, 30.0)):
         add_trial(tmp_path, number, [math.nan, score], "finished")  # its first score at 2,000 env steps
     add_trial(tmp_path, 3, [25.0, 26.0])  # unfinished, past the first comparison already
     add_trial(tmp_path, 6, [1.0])  # unfinished, perhaps ended before it was compared
-    asha = engine.Asha(tmp_path, search, 9000)
-    asha.set_search_properties("return_ma", "max")
+    asha = algorithm.ResumableAsha(tmp_path, search, 9000)
     trials = {number: FakeTrial(number) for number in (3, 4, 5, 6)}
     for trial in trials.values():
         asha.on_trial_add(None, trial)
@@ -354,19 +375,19 @@ def test_asha_knows_after_a_resume_what_it_had_seen(engine, tmp_path):
 
     assert decide(3, 2000, 0.0) == "CONTINUE"  # compared at 1,000 before
     assert decide(6, 1000, 1.0) == "STOP"
-    cutoff = float(np.percentile([10, 20, 30, 25, 1], 100 * (1 - 1 / 3)))  # the best third goes on
+    cutoff = float(np.percentile([10, 20, 30, 25, 1], 100 * (1 - 1 / 3)))  # the best third continues
     assert decide(4, 1000, cutoff - 0.1) == "STOP"
     assert decide(5, 1000, 100.0) == "CONTINUE"
 
 
-def test_end_of_a_trial_is_told_from_its_files(engine, tmp_path):
+def test_the_record_of_an_ended_trial_follows_from_its_files(tune, tmp_path):
     search = small_search(keep=1)
-    config = begin(tmp_path, search)
+    config = start_search(tmp_path, search)
     add_trial(tmp_path, 0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0])
     add_trial(tmp_path, 1, [1.0, 1.5])
     add_trial(tmp_path, 2, [7.0])
     add_trial(tmp_path, 3, [])
-    ended = [engine.end_record(tmp_path, i, config, failure) for i, failure in enumerate(["", "", "broke", ""])]
+    ended = [tune.end_record(tmp_path, i, config, failure) for i, failure in enumerate(["", "", "broke", ""])]
     assert [(r.status, r.score, r.env_steps) for r in ended] == [
         ("finished", 9.0, 9000),
         ("stopped", 1.5, 2000),
@@ -378,41 +399,41 @@ def test_end_of_a_trial_is_told_from_its_files(engine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("error", "reason"),
     [
         ("", "its process was killed, by hand or for lack of memory"),
         ("Failure # 1\nThe actor died unexpectedly before finishing this task.\n", "its process was killed, by hand"),
-        # What Ray 2.60 writes, in excerpt; its last line is about Ray's settings.
+        # Excerpt of a message of Ray 2.60; its last line is about Ray's settings.
         (
             "Failure # 1\n1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 127.1,"
             " ID: a1) was 1.20GB used / 23.54GB limit (0.050969)\nRefer to the documentation\n",
-            "Ray killed its process, for the machine had too little memory left (1.20GB used / 23.54GB limit)",
+            "Ray killed its process because the machine was low on memory (1.20GB used / 23.54GB limit)",
         ),
         ("Traceback\n  File x\nTypeError: cannot pickle\n", "TypeError: cannot pickle"),
     ],
 )
-def test_why_a_process_ended_is_one_line(engine, said, reason):
-    assert engine.why_ended(said).startswith(reason)
-    assert "\n" not in engine.why_ended(said)
+def test_the_reason_of_a_killed_process_is_one_line(tune, error, reason):
+    assert tune.failure_reason(error).startswith(reason)
+    assert "\n" not in tune.failure_reason(error)
 
 
-def test_only_the_best_keep_their_models(engine, tmp_path):
-    begin(tmp_path, small_search())
+def test_only_the_best_trials_keep_their_checkpoints(tune, tmp_path):
+    start_search(tmp_path, small_search())
     for number, (score, status) in enumerate(
         [(8.0, "stopped"), (9.0, "failed"), (7.0, "finished"), (6.0, "finished"), (1.0, "unfinished")]
     ):
         add_trial(tmp_path, number, [score], status)
-    engine.remove_models(tmp_path, keep=2)
+    tune.remove_checkpoints(tmp_path, keep=2)
     kept = {path.parent.parent.name for path in tmp_path.glob("trial_*/session_0/checkpoints")}
     assert kept == {"trial_2", "trial_3", "trial_4"}
     assert (tmp_path / "trial_0/session_0/metrics.csv").exists()
 
 
-def test_models_are_kept_where_no_trial_has_a_score(engine, tmp_path):
-    begin(tmp_path, small_search())
+def test_checkpoints_are_kept_if_no_trial_has_a_score(tune, tmp_path):
+    start_search(tmp_path, small_search())
     for number in range(2):
         add_trial(tmp_path, number, [], "finished")
-    engine.remove_models(tmp_path, keep=1)
+    tune.remove_checkpoints(tmp_path, keep=1)
     assert [path.parent.parent.name for path in tmp_path.glob("trial_*/session_0/checkpoints")] == ["trial_0"]
 
 
@@ -422,18 +443,18 @@ def test_models_are_kept_where_no_trial_has_a_score(engine, tmp_path):
 def test_results(tmp_path):
     search = small_search(space={**SPACE, "env.game": Choice(("Pong", "Qbert"))})
     config = Config(name="small", total_env_steps=9000, env=EnvConfig(num_envs=8), ppo=PPOConfig(epochs=2))
-    begin(tmp_path, search, config)
+    start_search(tmp_path, search, config)
     for number, (scores, status) in enumerate(
         [([1.0, 4.0], "stopped"), ([2.0, 5.0, 12.5], "finished"), ([], "failed"), ([3.0], "unfinished")]
     ):
-        add_trial(tmp_path, number, scores, status, draw(search.space, 0, number))
+        add_trial(tmp_path, number, scores, status, some_fields(search.space, number))
     table = write_results(tmp_path)
 
     with (tmp_path / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["trial"] for row in rows] == ["1", "0", "2", "3"]  # the best first
+    assert [row["trial"] for row in rows] == ["1", "0", "2", "3"]  # best first
     assert (float(rows[0]["score"]), int(rows[0]["env_steps"]), rows[0]["status"]) == (12.5, 3000, "finished")
-    assert float(rows[0]["ppo.gae_lambda"]) == draw(search.space, 0, 1)["ppo.gae_lambda"]
+    assert float(rows[0]["ppo.gae_lambda"]) == some_fields(search.space, 1)["ppo.gae_lambda"]
     assert rows[2]["score"] == ""
     lines = table.splitlines()
     assert len(lines) == 2 + 4
@@ -445,7 +466,7 @@ def test_results(tmp_path):
             assert (tmp_path / "graphs" / (name + suffix)).stat().st_size > 5000
 
     best = tmp_path / "small_best.py"
-    expected = set_fields(config, draw(search.space, 0, 1))
+    expected = set_fields(config, some_fields(search.space, 1))
     assert load_config_file(best) == dataclasses.replace(expected, name="small_best")
     chosen, _ = train.parse(["--config", str(best), "--sessions", "4"])
     assert (chosen.sessions, chosen.ppo.gae_lambda) == (4, expected.ppo.gae_lambda)
@@ -453,7 +474,7 @@ def test_results(tmp_path):
 
 
 def test_results_without_a_score(tmp_path):
-    begin(tmp_path, small_search())
+    start_search(tmp_path, small_search())
     write_results(tmp_path)
     add_trial(tmp_path, 0, [], "failed")
     write_results(tmp_path)
@@ -463,12 +484,12 @@ def test_results_without_a_score(tmp_path):
     assert not (tmp_path / "small_best.py").exists()
 
 
-def test_a_search_of_failures_says_so_and_returns_one(engine, tmp_path):
+def test_a_search_in_which_every_trial_fails_has_exit_status_1(tune, tmp_path):
     search = small_search(trials=2)
-    config = begin(tmp_path, search)
+    config = start_search(tmp_path, search)
     for number in range(2):
         add_trial(tmp_path, number, [], "failed")
-    with pytest.raises(search_command.TrialsFailed, match="all 2 trials failed, the last one so: why") as caught:
+    with pytest.raises(SessionsFailed, match="all 2 trials failed, the last one: why") as caught:
         search_command.search(config, search, tmp_path)
     assert caught.value.exit_status == 1
 
@@ -476,7 +497,7 @@ def test_a_search_of_failures_says_so_and_returns_one(engine, tmp_path):
 # --- In real processes -----------------------------------------------------------------------------------------------
 
 
-def test_a_running_cluster_is_joined_with_its_token_and_not_without(engine, tmp_path):
+def test_joining_a_cluster_requires_its_token(tune, tmp_path):
     home = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_MODE"} | {"HOME": str(tmp_path)}
     token = tmp_path / ".ray" / "auth_token"
     token.parent.mkdir()
@@ -488,12 +509,12 @@ def test_a_running_cluster_is_joined_with_its_token_and_not_without(engine, tmp_
     ray_start += ["--node-ip-address", "127.0.0.1", "--port", address.split(":")[1], "--include-dashboard", "false"]
     join = f"""
 from jaxrl_atari import cli
+from jaxrl_atari.search import SearchConfig
 from jaxrl_atari.search import __main__ as search
-from jaxrl_atari.search.space import SearchConfig
 def main():
-    engine = search.engine({address!r})
-    engine.connect(SearchConfig(space={{}}, address={address!r}))
-    print("CPUs:", engine.ray.cluster_resources()["CPU"])
+    tune = search.load_tune({address!r})
+    tune.connect(SearchConfig(space={{}}, address={address!r}))
+    print("CPUs:", tune.ray.cluster_resources()["CPU"])
 cli.run(main)
 """
 
@@ -502,10 +523,10 @@ cli.run(main)
             [sys.executable, "-c", join], cwd=ROOT, env=home | environment, capture_output=True, text=True, timeout=120
         )
 
-    nobody = joined()
-    assert nobody.returncode == 2
-    assert nobody.stderr.strip().splitlines()[-1].startswith(f"error: search.address = '{address}': ")
-    assert nobody.stderr.strip().endswith("is there a `ray start --head`?")
+    no_cluster = joined()
+    assert no_cluster.returncode == 2
+    assert no_cluster.stderr.strip().splitlines()[-1].startswith(f"error: search.address = '{address}': ")
+    assert no_cluster.stderr.strip().endswith("is there a `ray start --head`?")
     with (tmp_path / "ray.txt").open("w") as log:
         head = subprocess.Popen(ray_start, env=home, stdout=log, stderr=log)
     try:
@@ -517,14 +538,14 @@ cli.run(main)
         token.unlink()
         without = joined(RAY_NUM_REDIS_GET_RETRIES="2")
         assert without.returncode == 2
-        assert "the cluster wants its token; copy ~/.ray/auth_token" in without.stderr
+        assert "the cluster requires its token; copy ~/.ray/auth_token" in without.stderr
     finally:
         head.terminate()
         head.wait(30)
 
 
-def test_processes_get_their_part_of_a_gpu_and_failures_do_not_end_the_search(engine, tmp_path, monkeypatch):
-    """Ray with two GPUs that it is told of; the trials only look at their environment, and some of them fail."""
+def test_trials_get_their_share_of_a_gpu_and_failures_do_not_end_the_search(tune, tmp_path, monkeypatch):
+    """Ray with two simulated GPUs; the trials only read their environment, and some of them fail."""
     import ray
 
     def look(task):
@@ -534,16 +555,24 @@ def test_processes_get_their_part_of_a_gpu_and_failures_do_not_end_the_search(en
 
         import jax
 
+        from jaxrl_atari.hardware.memory import out_of_memory_advice
+        from jaxrl_atari.hardware.memory_share import apply_memory_fraction
+        from jaxrl_atari.run_dir.files import write_json
         from jaxrl_atari.run_dir.writers import CsvWriter
-        from jaxrl_atari.search.worker import read_records, run_search_trial
-        from jaxrl_atari.trial import trial
+        from jaxrl_atari.search import worker
+        from jaxrl_atari.search.files import read_records
 
         number = task["number"]
 
-        def run_session(config, session_dir, session, writers, **how):
+        def run_session(config, *arguments, writers, **how):
+            apply_memory_fraction(config.devices)  # these two as in `session.prepare`
+            with out_of_memory_advice(config):
+                fake_training(*arguments, writers)
+
+        def fake_training(session_dir, session, writers):
             started = jax._src.xla_bridge.backends_are_initialized()
             seen = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "XLA_CLIENT_MEM_FRACTION")}
-            trial.write_json(session_dir.parent / "seen.json", {**seen, "started": started, "pid": os.getpid()})
+            write_json(session_dir.parent / "seen.json", {**seen, "started": started, "pid": os.getpid()})
             if number == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             if number == 2:
@@ -559,19 +588,19 @@ def test_processes_get_their_part_of_a_gpu_and_failures_do_not_end_the_search(en
                     writer.write({"env_steps": 1000 * i, **row})
                     writer.close()
 
-        trial.run_session = run_session
-        return run_search_trial(task)
+        worker.run_session = run_session
+        return worker.run_search_trial(task)
 
     search = small_search(resources=ResourcesConfig(gpu=0.25, cpu=1), method="random", trials=5)
-    config = begin(tmp_path, search)
-    monkeypatch.setattr(engine, "run_search_trial", look)
+    config = start_search(tmp_path, search)
+    monkeypatch.setattr(tune, "run_search_trial", look)
     monkeypatch.setattr(
-        engine, "connect", lambda search: ray.init(
+        tune, "connect", lambda search: ray.init(
             "local", num_cpus=2, num_gpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False,
-            object_store_memory=engine.OBJECT_STORE_BYTES,
+            object_store_memory=tune.OBJECT_STORE_BYTES,
         ),
     )  # fmt: skip
-    assert engine.run(config, search, tmp_path)
+    assert tune.run(config, search, tmp_path)
 
     records = read_records(tmp_path)
     statuses = [record.status for record in records.values()]
@@ -579,19 +608,19 @@ def test_processes_get_their_part_of_a_gpu_and_failures_do_not_end_the_search(en
     assert "killed" in records[1].reason
     assert records[2].reason == "out of device memory (RESOURCE_EXHAUSTED: Out of memory)"
     assert "lower ppo.minibatch_size (now 256)" in output(tmp_path, 2)
-    assert (records[4].score, records[4].env_steps) == (None, 9000)  # no game of it has ended
+    assert (records[4].score, records[4].env_steps) == (None, 9000)  # none of its games has ended
     seen = [json.loads((trial_dir(tmp_path, number) / "seen.json").read_text()) for number in range(5)]
     for values in seen:
         assert values["CUDA_VISIBLE_DEVICES"] in ("0", "1")
         assert float(values["XLA_CLIENT_MEM_FRACTION"]) == 0.225
         assert not values["started"]
-        assert ended(values["pid"])
+        assert has_ended(values["pid"])
     assert not (tmp_path / "ray").exists()
 
 
 SMALL = """
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
-from jaxrl_atari.search.space import Grid, SearchConfig, Uniform
+from jaxrl_atari.search import Grid, SearchConfig, Uniform
 
 def get_config():
     return Config(
@@ -609,7 +638,7 @@ def get_search():
 
 
 @pytest.mark.slow
-def test_search_interrupted_and_resumed_on_the_emulator(engine, tmp_path):
+def test_search_interrupted_and_resumed_on_the_emulator(tune, tmp_path):
     (tmp_path / "tiny.py").write_text(SMALL)
 
     def start(*arguments):
@@ -634,7 +663,7 @@ def test_search_interrupted_and_resumed_on_the_emulator(engine, tmp_path):
     records = read_records(search_dir)
     ended = {n: record for n, record in records.items() if record.status == "finished"}
     assert ended
-    # What ran has a checkpoint where it was told to stop: in this config only a session's end makes one.
+    # Running trials have a checkpoint at the stop request: in this config, only the end of a session writes one.
     running = [path for n in records if n not in ended for path in session_dirs(trial_dir(search_dir, n))]
     assert running
     for path in running:
@@ -642,8 +671,8 @@ def test_search_interrupted_and_resumed_on_the_emulator(engine, tmp_path):
     stamps = {n: (trial_dir(search_dir, n) / "output.txt").stat().st_mtime_ns for n in ended}
 
     process = start("--resume", str(search_dir))
-    told, _ = process.communicate(timeout=280)
-    assert process.returncode == 0, told
+    stdout, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, stdout
     records = read_records(search_dir)
     assert [record.status for record in records.values()] == ["finished"] * 4
     assert {n: (trial_dir(search_dir, n) / "output.txt").stat().st_mtime_ns for n in ended} == stamps
@@ -654,8 +683,8 @@ def test_search_interrupted_and_resumed_on_the_emulator(engine, tmp_path):
 
     command = [sys.executable, "-m", "jaxrl_atari.train", "--config", str(search_dir / "tiny_best.py")]
     budget = ["--total-env-steps", "512", "--sessions", "1", "--output-dir", str(tmp_path / "confirmed")]
-    told = subprocess.run([*command, *budget], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert told.returncode == 0, told.stderr
+    done = subprocess.run([*command, *budget], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
     (run_dir,) = (tmp_path / "confirmed").iterdir()
     best = ranked(list(records.values()))[0]
     ppo = json.loads((run_dir / "config.json").read_text())["config"]["ppo"]
@@ -664,8 +693,8 @@ def test_search_interrupted_and_resumed_on_the_emulator(engine, tmp_path):
 
 
 @pytest.mark.slow
-def test_too_little_memory_and_a_loss_that_is_not_finite_do_not_end_a_search(engine, tmp_path, monkeypatch):
-    """Both for real: Adam at learning rate 1, and a process that may take less memory than one of its minibatches."""
+def test_out_of_memory_and_a_non_finite_loss_do_not_end_a_search(tune, algorithm, tmp_path, monkeypatch):
+    """Both are real: Adam at learning rate 1, and a process with a memory limit below the size of a minibatch."""
 
     def limited(task):
         import resource
@@ -678,14 +707,15 @@ def test_too_little_memory_and_a_loss_that_is_not_finite_do_not_end_a_search(eng
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         return run_search_trial(task)
 
-    monkeypatch.setattr(engine, "run_search_trial", limited)
+    monkeypatch.setattr(tune, "run_search_trial", limited)
     config = Config(
         name="fails", output_dir=str(tmp_path), total_env_steps=32_768, env=EnvConfig(num_envs=8),
         ppo=PPOConfig(rollout_length=2048, epochs=1), log=LogConfig(tensorboard=False),
     )  # fmt: skip
     space = {"ppo.minibatch_size": Grid((256, 16_384)), "ppo.learning_rate": Choice((1.0, 2.5e-4))}
-    search = SearchConfig(space=space, trials=3, method="random", early_stopping="none", seed=1)
-    assert [tuple(draw(space, 1, n).values()) for n in range(3)] == [(256, 1.0), (16_384, 2.5e-4), (256, 2.5e-4)]
+    search = SearchConfig(space=space, trials=3, method="random", early_stopping="none", seed=3)
+    sampled = [tuple(algorithm.sample(search, n).values()) for n in range(3)]
+    assert sampled == [(256, 1.0), (16_384, 2.5e-4), (256, 2.5e-4)]
     search_dir = search_command.search(config, search)
     exploded, starved, sound = read_records(search_dir).values()
     assert (exploded.status, starved.status, sound.status) == ("failed", "failed", "finished")
@@ -697,35 +727,38 @@ def test_too_little_memory_and_a_loss_that_is_not_finite_do_not_end_a_search(eng
     assert starved.reason in table
 
 
-def test_optuna_learns_which_trials_were_good(engine, tmp_path):
+def test_optuna_learns_from_the_scores(algorithm, tmp_path, monkeypatch):
     search = small_search()
-    begin(tmp_path, search)
+    start_search(tmp_path, search)
+    studies, create_study = [], algorithm.optuna.create_study
+    monkeypatch.setattr(
+        algorithm.optuna, "create_study", lambda **how: studies.append(create_study(**how)) or studies[-1]
+    )
     for number, (score, status) in enumerate([(10.0, "finished"), (30.0, "stopped"), (99.0, "failed")]):
         add_trial(tmp_path, number, [score], status)
-    draws = engine.Draws(tmp_path, search, {})
-    assert draws._study.best_value == 30.0  # the highest; that of a failed trial does not count
-    draws.suggest("id0")
-    draws.on_trial_complete("id0", {"env_steps": 9000, "return_ma": 50.0})
-    draws.suggest("id1")
-    draws.on_trial_complete("id1", error=True)
-    assert draws._study.best_value == 50.0
-    assert draws._study.best_trial.params == read_records(tmp_path)[3].fields
+    sampler = algorithm.TrialSampler(tmp_path, search, {})
+    fields = sampler.suggest("id0")["fields"]
+    assert studies[-1].best_value == 30.0  # the highest; that of a failed trial does not count
+    write_record(tmp_path, Record(3, fields, "finished", score=50.0))
+    sampler.suggest("id1")
+    assert studies[-1].best_value == 50.0
+    assert studies[-1].best_trial.params == fields
+    assert studies[-1].direction == algorithm.optuna.study.StudyDirection.MAXIMIZE
 
 
-def test_asha_lets_the_share_go_on_that_was_asked_for(engine, tmp_path):
+def test_asha_keeps_the_configured_share_of_the_trials(algorithm, tmp_path):
     search = small_search(reduction=2)
-    begin(tmp_path, search)
+    start_search(tmp_path, search)
     for number, score in enumerate((10.0, 20.0, 30.0, 40.0, 50.0)):
         add_trial(tmp_path, number, [score], "finished")
-    asha = engine.Asha(tmp_path, search, 9000)
-    asha.set_search_properties("return_ma", "max")
-    for number, score, decision in ((5, 29.0, "STOP"), (6, 31.0, "CONTINUE")):  # the better half goes on
+    asha = algorithm.ResumableAsha(tmp_path, search, 9000)
+    for number, score, decision in ((5, 29.0, "STOP"), (6, 31.0, "CONTINUE")):  # the better half continues
         trial = FakeTrial(number)
         asha.on_trial_add(None, trial)
         assert asha.on_trial_result(None, trial, {"env_steps": 1000, "return_ma": score}) == decision
 
 
-def test_a_trial_needs_as_many_gpus_as_it_learns_on():
+def test_a_trial_needs_at_least_data_parallel_gpus():
     config = Config(devices=DevicesConfig(data_parallel=4))
     with pytest.raises(ConfigError, match=r"search.resources.gpu = 2.* at least devices.data_parallel = 4"):
         check_space(config, SearchConfig(space=SPACE, resources=ResourcesConfig(gpu=2)))

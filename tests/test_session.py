@@ -1,7 +1,9 @@
-"""Sessions end to end on the real emulator: files, going on, stopping, what cannot go on."""
+"""Sessions end to end on the real emulator: files, resuming, stopping, errors."""
 
+import contextlib
 import csv
 import dataclasses
+import itertools
 import json
 import math
 import shutil
@@ -15,17 +17,18 @@ import pytest
 
 from jaxrl_atari import session, train
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, NetworkConfig, PPOConfig
-from jaxrl_atari.devices import place
 from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware import runtime
-from jaxrl_atari.rollout import EpisodeStatistics
+from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
+from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.run_dir import session_log
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
-from jaxrl_atari.run_dir.session_log import NonFiniteError, SessionLog
-from jaxrl_atari.session import run_session
-from jaxrl_atari.trainer import Trainer, abstract_arrays
+from jaxrl_atari.run_dir.session_log import EpisodeStatistics, NonFiniteError, Progress, SessionLog
+from jaxrl_atari.session import hyperparameters, prepare, run_session
+from jaxrl_atari.trial import trial
 from jaxrl_atari.trial.stopping import StopRequest
+from jaxrl_atari.trial.trial import run_training
 
 TINY = Config(
     name="tiny",
@@ -132,34 +135,10 @@ def test_a_budget_of_one_update_has_its_log_point(tmp_path):
     assert math.isfinite(float(row["policy_loss"]))
 
 
-class TimedTrainer:
-    """A trainer on a clock of its own: acting takes 1 s, then the update 2 s, during which nobody waits for it."""
-
-    first_step_at, learning_rate = 0.0, 1e-3
-
-    def __init__(self, config, clock):
-        self.config, self.clock, self.statistics = config, clock, EpisodeStatistics()
-        self.env_steps = self.updates = self.optimizer_steps = 0
-        self.updated_at = 0.0
-
-    def iterate(self):
-        self.clock.now = max(self.clock.now, self.updated_at) + 1.0
-        self.updated_at = self.clock.now + 2.0
-        self.env_steps += 300
-        self.updates += 1
-        return {"loss": self.updated_at}
-
-    def settle(self):
-        return None
-
-    def meta(self):
-        return {}
-
-
 @pytest.mark.parametrize(("every", "last"), [(300, 5), (600, 5), (900, 6)])
 def test_sps_counts_as_many_updates_as_rollouts(every, last, tmp_path, monkeypatch):
-    config = dataclasses.replace(TINY, log=LogConfig(every_env_steps=every, checkpoint_every_env_steps=10**6))
-    clock, lines = SimpleNamespace(now=0.0), Lines()
+    """On a clock of its own: acting takes 1 s, then the update 2 s, during which nobody waits for it."""
+    clock, lines, progress, updated_at = SimpleNamespace(now=0.0), Lines(), Progress(), 0.0
 
     def device_get(metrics):  # waits for the update
         clock.now = max(clock.now, *metrics.values())
@@ -167,46 +146,42 @@ def test_sps_counts_as_many_updates_as_rollouts(every, last, tmp_path, monkeypat
 
     monkeypatch.setattr(session_log.jax, "device_get", device_get)
     monkeypatch.setattr(session_log.time, "monotonic", lambda: clock.now)
-    trainer = TimedTrainer(config, clock)
-    log = SessionLog([lines], None, trainer, 0, tmp_path, 0.0, None)
+    log = SessionLog([lines], LogConfig(every_env_steps=every), progress, 0, tmp_path, lambda: None)
     for _ in range(last):
-        log.after_update(trainer.iterate())
-    log.finish()
+        clock.now = max(clock.now, updated_at) + 1.0
+        updated_at = clock.now + 2.0
+        progress.count(300, [], 2)
+        log.after_update({"loss": updated_at}, 1e-3, 0.0)
+    log.last_point(1e-3)
     assert lines.rows[-1]["env_steps"] == 300 * last
     known = [row["sps"] for row in lines.rows if math.isfinite(row["sps"])]
     assert len(known) >= 2
     assert known == pytest.approx([100.0] * len(known))
-    assert log.result().sps == pytest.approx(100.0)
+    assert log.sps() == pytest.approx(100.0)
 
 
-def test_resume_is_bit_exact_for_the_learner(tmp_path):
-    """A learner that was saved and restored does with the same rollouts just what one does that went on."""
-    config, device = TINY, jax.devices("cpu")[0]
-    placement = place(config.devices)
-    straight = Trainer(config, 3, placement)
-    for _ in range(2):
-        straight.iterate()
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(straight.env_steps, straight.arrays(), straight.meta(), math.nan)
-    checkpoints.close()
-    checkpoints = Checkpoints(tmp_path)
-    step = checkpoints.latest_step()
-    arrays = checkpoints.restore(step, abstract_arrays(config, straight.num_actions, device))
-    resumed = Trainer(config, 3, placement, (arrays, checkpoints.read_meta(step)))
-    checkpoints.close()
-    try:
-        assert (resumed.env_steps, resumed.updates) == (straight.env_steps, straight.updates) != (0, 0)
-        assert resumed.statistics.to_dict() == straight.statistics.to_dict()
-        assert resumed.learning_rate == straight.learning_rate
-        assert_equal(resumed.arrays(), straight.arrays())
-        key = jax.random.key(5)
-        rollouts = straight.collect(key)
-        for trainer in (straight, resumed):
-            trainer.learner.update(rollouts, straight.hyperparameters(), key)
-        assert_equal(resumed.arrays(), straight.arrays())
-    finally:
-        straight.close()
-        resumed.close()
+@pytest.mark.parametrize("overlap", ["none", "update"])
+def test_resume_is_bit_exact_for_the_learner(overlap, tmp_path):
+    """Given the same rollouts, a learner that was saved and restored computes what one that was not computes."""
+    config = dataclasses.replace(TINY, seed=3, overlap=overlap)
+    with prepare(config, tmp_path / "straight") as straight:
+        assert len(list(itertools.islice(session.train(straight), 2))) == 2
+        straight.finish()
+        shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
+        with prepare(config, tmp_path / "resumed", resume=True) as resumed:
+            env_steps = straight.progress.env_steps
+            assert (resumed.progress.env_steps, resumed.progress.updates) == (env_steps, 2) != (0, 0)
+            assert resumed.progress.optimizer_steps == straight.progress.optimizer_steps
+            assert resumed.progress.statistics.to_dict() == straight.progress.statistics.to_dict()
+            assert_equal(resumed.learner.state, straight.learner.state)
+            assert_equal(resumed.learner.acting_params(), [straight.learner.state.params])
+            assert_equal(resumed.keys(2), straight.keys(2))
+            key = jax.random.key(5)
+            rollouts = collect(straight.groups, straight.learner.acting_params(), key).rollouts
+            for run in (straight, resumed):
+                run.learner.update(rollouts, hyperparameters(config, env_steps), key)
+                run.learner.settle()
+            assert_equal(resumed.learner.state, straight.learner.state)
 
 
 def test_a_longer_budget_on_resume(tmp_path):
@@ -221,12 +196,12 @@ def test_a_longer_budget_on_resume(tmp_path):
     assert after[-1] == result.env_steps > 280
     (message,) = [m for m in lines.messages if m.startswith("resumed at")]
     assert f"resumed at {before[-1]:,} env steps" in message
-    assert "budget 192 -> 320 env steps: the learning rate goes on at" in message
+    assert "budget 192 -> 320 env steps: the learning rate continues at" in message
     assert float(lines.rows[0]["learning_rate"]) > 0.2 * 2.5e-4
 
 
 @pytest.mark.parametrize("who", ["this process", "another process"])
-def test_a_wish_to_stop_is_granted_after_the_update_with_a_last_checkpoint(who, tmp_path, monkeypatch):
+def test_a_stop_request_is_granted_after_the_update_with_a_last_checkpoint(who, tmp_path, monkeypatch):
     class Signal(Lines):
         def progress(self, env_steps, row):
             if who == "this process" and env_steps > 60:
@@ -235,8 +210,8 @@ def test_a_wish_to_stop_is_granted_after_the_update_with_a_last_checkpoint(who, 
     if who == "another process":  # of those that learn this session together
         asked = iter([0, 0, 1])
         monkeypatch.setattr("jaxrl_atari.session.sum_over_processes", lambda here: here + next(asked))
-    with pytest.raises(KeyboardInterrupt):
-        run_session(TINY, tmp_path / "session_0", writers=[Signal()])
+    with StopRequest() as stop, pytest.raises(KeyboardInterrupt):
+        run_session(TINY, tmp_path / "session_0", writers=[Signal()], stop_requested=stop.requested)
     _, meta = latest(tmp_path / "session_0")
     assert meta["updates"] == 2
     assert meta["env_steps"] == int(rows(tmp_path / "session_0")[-1]["env_steps"]) < TINY.total_env_steps
@@ -264,14 +239,11 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     session_dir = tmp_path / "session_0"
     run_session(TINY, session_dir)
     good, meta = latest(session_dir)
-    sound = Trainer.hyperparameters
-
-    def poisoned(self):
-        return sound(self)._replace(value_coef=np.float32(np.nan))
-
-    monkeypatch.setattr(Trainer, "hyperparameters", poisoned)
+    monkeypatch.setattr(
+        session, "hyperparameters", lambda *of: hyperparameters(*of)._replace(value_coef=np.float32(np.nan))
+    )
     longer = dataclasses.replace(TINY, total_env_steps=640)
-    named = rf"update {meta['updates'] + 1}: .*loss = nan.*stopped at .* env steps, the last checkpoint is kept"
+    named = rf"update {meta['updates'] + 1}: .*loss = nan.*stopped at .* env steps, and the last checkpoint is kept"
     with pytest.raises(NonFiniteError, match=named) as error:
         run_session(longer, session_dir, resume=True)
     assert "\n" not in str(error.value)
@@ -299,7 +271,7 @@ def test_a_second_process_is_refused_and_disturbs_nothing(tmp_path):
 
     class Intruder(Lines):
         def progress(self, env_steps, row):
-            with pytest.raises(UserError, match="session_0: another process is training there; wait for its end"):
+            with pytest.raises(UserError, match="session_0: another process is training there; wait until it ends"):
                 run_session(TINY, tmp_path / "session_0", resume=True)
             held.append(env_steps)
 
@@ -309,7 +281,7 @@ def test_a_second_process_is_refused_and_disturbs_nothing(tmp_path):
     run_session(TINY, tmp_path / "session_0", resume=True)  # free again
 
 
-def test_the_last_checkpoint_is_on_disk_before_signals_count_again(tmp_path):
+def test_the_last_checkpoint_is_on_disk_before_signals_count_again(tmp_path, monkeypatch):
     there = []
 
     class Stop(StopRequest):
@@ -317,8 +289,9 @@ def test_the_last_checkpoint_is_on_disk_before_signals_count_again(tmp_path):
             super().__exit__(*exception)
             there.extend(path.name for path in (tmp_path / "session_0" / "checkpoints").iterdir())
 
-    result = run_session(TINY, tmp_path / "session_0", stop=Stop())
-    assert str(result.env_steps) in there
+    monkeypatch.setattr(trial, "StopRequest", Stop)
+    trial.run_trial(TINY, tmp_path)
+    assert str(latest(tmp_path / "session_0")[1]["env_steps"]) in there
     assert not any("tmp" in name for name in there)
 
 
@@ -326,22 +299,19 @@ def test_closing_an_evaluator_drops_what_it_plays(tmp_path):
     config = dataclasses.replace(TINY, env=EnvConfig(game="Pong", num_envs=4, num_threads=1))  # thousands of steps
     config = dataclasses.replace(config, evaluation=EvaluationConfig(every_env_steps=64, episodes=1, num_envs=1))
     device = jax.devices("cpu")[0]
-    trainer = Trainer(config, 0, place(config.devices))
-    evaluator = Evaluator(trainer, device, tmp_path, print)
-    evaluator.start(trainer.learner.params(), 64)
+    evaluator = Evaluator(config, 0, 6, device, tmp_path, 0, print)
+    evaluator.start(first_arrays(config, 6, 0, device)["train_state"].params, 64)
     time.sleep(1.0)
     assert evaluator.busy
     start = time.monotonic()
     evaluator.close()
     assert time.monotonic() - start < 10
-    trainer.close()
     assert (tmp_path / "evaluations.csv").read_text().split() == ["env_steps,episodes,mean,std"]
 
 
 def test_evaluations_beyond_the_checkpoint_are_dropped_on_resume(tmp_path):
     (tmp_path / "evaluations.csv").write_text("env_steps,episodes,mean,std\n64,2,1.5,0.5\n128,2,2.5,0.5\n19")
-    trainer = SimpleNamespace(config=TINY, seed=0, num_actions=4, env_steps=100)
-    Evaluator(trainer, jax.devices("cpu")[0], tmp_path, print).close()
+    Evaluator(TINY, 0, 4, jax.devices("cpu")[0], tmp_path, 100, print).close()
     assert (tmp_path / "evaluations.csv").read_text().split() == ["env_steps,episodes,mean,std", "64,2,1.5,0.5"]
 
 
@@ -389,7 +359,7 @@ def test_bad_input_is_one_line_and_writes_nothing(arguments, message, tmp_path, 
 
 
 def test_going_on_with_another_game_protocol_or_seed_is_refused_and_changes_nothing(tmp_path):
-    run_dir = train.train(dataclasses.replace(TINY, output_dir=str(tmp_path), total_env_steps=96))
+    run_dir = run_training(dataclasses.replace(TINY, output_dir=str(tmp_path), total_env_steps=96))
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     for option, value, message in (
         ("--env.game", "SpaceInvaders", "env.game = 'SpaceInvaders': expected Breakout, with which the run began"),
@@ -412,7 +382,7 @@ def test_going_on_with_another_game_protocol_or_seed_is_refused_and_changes_noth
 
 
 def test_a_trial_with_a_failed_session_is_summed_up(tmp_path, capsys):
-    run_dir = train.train(dataclasses.replace(TINY, output_dir=str(tmp_path)))
+    run_dir = run_training(dataclasses.replace(TINY, output_dir=str(tmp_path)))
     (run_dir / "session_1").mkdir()
     (run_dir / "session_1" / "checkpoints").write_text("in the way")
     with pytest.raises(SessionsFailed, match="1 of 2 sessions failed"):
@@ -422,39 +392,40 @@ def test_a_trial_with_a_failed_session_is_summed_up(tmp_path, capsys):
     assert "tiny: Breakout, protocol v5" in capsys.readouterr().out
 
 
-class SteadyTrainer(TimedTrainer):
-    """300 env steps an update, and its number as the loss."""
+@contextlib.contextmanager
+def steady_session(config, session_dir, monkeypatch, writers=(), games=None, resume=False):
+    """A session that neither acts nor learns: 300 env steps an update, whose number is the loss.
 
-    def __init__(self, config):
-        super().__init__(config, None)
-        self.learner = SimpleNamespace(params=dict)
+    Args:
+        games: for each rollout, the games that end in it.
 
-    def iterate(self):
-        self.env_steps += 300
-        self.updates += 1
-        return {"policy_loss": float(self.updates)}
+    Yields:
+        The session, and a list that receives (env_steps, meta) of each checkpoint.
+    """
+    saved, numbers, games = [], itertools.count(1), iter(games or itertools.repeat([]))
+    monkeypatch.setattr(session, "collect", lambda *_: Collected([], 300, next(games), 0.0))
+    monkeypatch.setattr(Learner, "update", lambda *_: {"policy_loss": float(next(numbers))})
+    monkeypatch.setattr(
+        Checkpoints, "save", lambda self, env_steps, arrays, meta, score: saved.append((env_steps, meta))
+    )
+    with prepare(dataclasses.replace(config, total_env_steps=10**6), session_dir, 0, resume, writers) as run:
+        yield run, saved
 
-    def arrays(self):
-        return {}
 
-
-def test_log_points_checkpoints_and_evaluations_come_at_their_intervals(tmp_path):
+def test_log_points_checkpoints_and_evaluations_come_at_their_intervals(tmp_path, monkeypatch):
     config = dataclasses.replace(
         TINY,
         log=LogConfig(every_env_steps=600, checkpoint_every_env_steps=900, graphs=False),
         evaluation=EvaluationConfig(every_env_steps=750),
     )
-    lines, saved, evaluated = Lines(), [], []
-    checkpoints = SimpleNamespace(save=lambda env_steps, *_: saved.append(env_steps), wait=lambda: None)
-    trainer = SteadyTrainer(config)
-    log = SessionLog([lines], checkpoints, trainer, 0, tmp_path, 0.0, None)
-    start = lambda params, env_steps: evaluated.append(env_steps)  # noqa: E731
-    log.evaluator = SimpleNamespace(busy=False, poll=lambda: None, settle=lambda: None, start=start)
-    for _ in range(7):
-        log.after_update(trainer.iterate())
-    log.finish()
+    lines, evaluated = Lines(), []
+    with steady_session(config, tmp_path / "session_0", monkeypatch, [lines]) as (run, saved):
+        start = lambda params, env_steps: evaluated.append(env_steps)  # noqa: E731
+        run.evaluator = SimpleNamespace(busy=False, poll=lambda: None, settle=lambda: None, start=start)
+        list(itertools.islice(session.train(run), 7))
+        run.finish()
     assert [row["env_steps"] for row in lines.rows] == [600, 1200, 1800, 2100]
-    assert saved == [900, 1800, 2100]
+    assert [env_steps for env_steps, _ in saved] == [900, 1800, 2100]
     assert evaluated == [900, 1500]
     # Means over the updates since the log point before; each update is in one of them.
     counts = np.diff([row["updates"] for row in lines.rows])
@@ -462,40 +433,58 @@ def test_log_points_checkpoints_and_evaluations_come_at_their_intervals(tmp_path
     assert [row["policy_loss"] for row in lines.rows] == [1.0, 2.5, 4.5, 6.5]
 
 
+def test_an_evaluation_that_is_due_waits_for_the_one_that_is_running(tmp_path, monkeypatch):
+    config = dataclasses.replace(TINY, evaluation=EvaluationConfig(every_env_steps=600))
+    evaluated = []
+    with steady_session(config, tmp_path / "session_0", monkeypatch) as (run, _):
+        run.evaluator = SimpleNamespace(busy=True, poll=lambda: None)
+        run.evaluator.start = lambda params, env_steps: evaluated.append(env_steps)
+        iterations = session.train(run)
+        list(itertools.islice(iterations, 3))
+        assert not evaluated
+        run.evaluator.busy = False
+        next(iterations)
+        assert evaluated == [1200]
+
+
 def test_sps_are_those_since_the_log_point_before(tmp_path, monkeypatch):
-    config = dataclasses.replace(TINY, log=LogConfig(every_env_steps=300, checkpoint_every_env_steps=10**6))
-    clock, lines = SimpleNamespace(now=0.0), Lines()
+    clock, lines, progress = SimpleNamespace(now=0.0), Lines(), Progress()
     monkeypatch.setattr(session_log.time, "monotonic", lambda: clock.now)
-    trainer = SteadyTrainer(config)
-    log = SessionLog([lines], None, trainer, 0, tmp_path, 0.0, None)
+    log = SessionLog([lines], LogConfig(every_env_steps=300), progress, 0, tmp_path, lambda: None)
     for seconds in (3, 3, 3, 3, 6, 6, 6):
         clock.now += seconds
-        log.after_update(trainer.iterate())
+        progress.count(300, [], 2)
+        log.after_update({"policy_loss": 1.0}, 1e-3, 0.0)
     known = [row["sps"] for row in lines.rows if math.isfinite(row["sps"])]
     assert (known[0], known[-1]) == (100.0, 50.0)
 
 
-def test_the_best_score_and_the_hours_go_on_with_a_resumed_session(tmp_path):
-    metas = []
-    checkpoints = SimpleNamespace(save=lambda env_steps, arrays, meta, score: metas.append(meta))
-    trainer = SteadyTrainer(TINY)
-    log = SessionLog([], checkpoints, trainer, 0, tmp_path, 0.0, {"best_score": 7.0, "wall_seconds": 100.0})
-    for score in (5.0, 9.0, 6.0):
-        trainer.iterate()
-        trainer.statistics = EpisodeStatistics()
-        trainer.statistics.game_over(score, 1)
-        log.checkpoint()
-    assert [meta["best_score"] for meta in metas] == [7.0, 9.0, 9.0]
-    assert metas[0]["wall_seconds"] == 100.0
+def test_the_best_score_and_the_hours_go_on_with_a_resumed_session(tmp_path, monkeypatch):
+    config = dataclasses.replace(TINY, log=dataclasses.replace(TINY.log, checkpoint_every_env_steps=300))
+    meta = {
+        "config": TINY.to_dict(), "env_steps": 600, "updates": 2, "statistics": EpisodeStatistics().to_dict(),
+        "best_score": 7.0, "wall_seconds": 100.0,
+    }  # fmt: skip
+    arrays = first_arrays(config, 4, 0, jax.devices("cpu")[0])
+    monkeypatch.setattr(session, "_restore", lambda *_: (arrays, meta))
+    games = [[(5.0, 1)], [(13.0, 1)], [(0.0, 1)]]  # mean returns 5, 9, 6
+    with steady_session(config, tmp_path / "session_0", monkeypatch, games=games, resume=True) as (run, saved):
+        list(itertools.islice(session.train(run), 3))
+    assert [meta["best_score"] for _, meta in saved] == [7.0, 9.0, 9.0]
+    assert [meta["env_steps"] for _, meta in saved] == [900, 1200, 1500]
+    assert 100.0 <= saved[0][1]["wall_seconds"] < 160.0
 
 
-def test_a_checkpoint_waits_for_the_update_under_way(tmp_path):
-    saved = []
-    trainer = SteadyTrainer(TINY)
-    trainer.settle = lambda: {"loss": math.nan}
-    log = SessionLog([], SimpleNamespace(save=saved.append), trainer, 0, tmp_path, 0.0, None)
-    with pytest.raises(NonFiniteError, match="loss = nan"):
-        log.checkpoint()
+def test_a_checkpoint_waits_for_the_update_under_way(tmp_path, monkeypatch):
+    config = dataclasses.replace(TINY, log=dataclasses.replace(TINY.log, checkpoint_every_env_steps=600))
+    under_way = []
+    monkeypatch.setattr(Learner, "settle", lambda self: under_way.pop() if under_way else None)
+    with steady_session(config, tmp_path / "session_0", monkeypatch) as (run, saved):
+        iterations = session.train(run)
+        next(iterations)
+        under_way.append({"loss": math.nan})
+        with pytest.raises(NonFiniteError, match="loss = nan"):
+            next(iterations)
     assert not saved
 
 
@@ -524,20 +513,18 @@ def test_evaluations_run_where_they_are_placed_and_tell_when(tmp_path, monkeypat
     assert message.endswith(f"full games on {there}")
 
 
-def test_devices_check_forbids_transfers_that_nobody_told(tmp_path, monkeypatch):
-    iterate = Trainer.iterate
-
-    def careless(self):
+def test_devices_check_forbids_implicit_transfers(tmp_path, monkeypatch):
+    def careless(*arguments):
         jax.block_until_ready(jax.numpy.zeros(2) + np.ones(2))
-        return iterate(self)
+        return collect(*arguments)
 
-    monkeypatch.setattr(Trainer, "iterate", careless)
+    monkeypatch.setattr(session, "collect", careless)
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         run_session(TINY, tmp_path / "session_0")
 
 
 def test_a_resume_that_cannot_be_leaves_everything_as_it_was(tmp_path, monkeypatch):
-    run_dir = train.train(dataclasses.replace(TINY, output_dir=str(tmp_path), total_env_steps=96))
+    run_dir = run_training(dataclasses.replace(TINY, output_dir=str(tmp_path), total_env_steps=96))
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=f"session_0: is a session's directory; expected the run's, {run_dir}"):
         train.main(["--resume", str(run_dir / "session_0")])
@@ -551,9 +538,11 @@ def test_a_resume_that_cannot_be_leaves_everything_as_it_was(tmp_path, monkeypat
         train.main(["--resume", str(run_dir), "--total-env-steps", "160"])
     assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
 
-    class Failing(Lines):  # once it has begun, the options that it was given stay
+    class Failing(Lines):  # once training has begun, the options that it was given stay
         def write(self, row):
-            raise UserError("no more")
+            super().write(row)
+            if len(self.rows) > 1:
+                raise UserError("no more")
 
     monkeypatch.setattr(session, "make_writers", lambda *a, **k: [*make_writers(*a, **k), Failing()])
     with pytest.raises(UserError, match="no more"):
@@ -568,18 +557,17 @@ def test_log_points_of_a_session_that_starts_anew_are_kept_aside(tmp_path):
     lines = Lines()
     run_session(TINY, tmp_path / "session_0", resume=True, writers=[lines])
     assert (tmp_path / "session_0" / "metrics_2.csv").read_bytes() == before
-    assert any(message.endswith("the log points before are in metrics_2.csv") for message in lines.messages)
+    assert any(message.endswith("the earlier log points are in metrics_2.csv") for message in lines.messages)
     assert int(rows(tmp_path / "session_0")[0]["updates"]) == 1
 
 
 def test_an_interruption_takes_no_place_among_the_points_of_return_ma(tmp_path):
     """A last log point off the interval shows the newest mean, and later ones leave it out."""
-    config = dataclasses.replace(TINY, log=LogConfig(every_env_steps=600, checkpoint_every_env_steps=10**6))
-    lines, trainer = Lines(), SteadyTrainer(config)
-    log = SessionLog([lines], None, trainer, 0, tmp_path, 0.0, None)
+    lines, progress = Lines(), Progress()
+    log = SessionLog([lines], LogConfig(every_env_steps=600), progress, 0, tmp_path, lambda: None)
     for score in (1.0, 3.0, 8.0):
-        trainer.statistics.game_over(score, 1)
-        log.after_update(trainer.iterate())
-    log.finish()
+        progress.count(300, [(score, 1)], 2)
+        log.after_update({"policy_loss": 1.0}, 1e-3, 0.0)
+    log.last_point(1e-3)
     assert [(row["env_steps"], row["return_ma"]) for row in lines.rows] == [(600, 2.0), (900, 3.0)]
-    assert list(trainer.statistics.points) == [2.0]
+    assert list(progress.statistics.points) == [2.0]

@@ -4,16 +4,16 @@ import sys
 
 import pytest
 
-from jaxrl_atari.search.worker import StopFile
+from jaxrl_atari.search.files import StopFile
 from jaxrl_atari.trial.stopping import StopRequest
 
 
-def test_the_first_signal_is_a_wish_and_the_second_ends_at_once():
+def test_the_first_signal_requests_a_stop_and_the_second_ends_at_once():
     before = signal.getsignal(signal.SIGTERM)
     with StopRequest() as stop:
-        assert not stop.wanted()
+        assert not stop.requested()
         signal.raise_signal(signal.SIGTERM)
-        assert stop.wanted()
+        assert stop.requested()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == before
@@ -28,7 +28,7 @@ signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signa
 with StopRequest() as stop:
     os.close(int(sys.argv[2]))  # nobody holds the other end of standard output any more
     signal.raise_signal(signal.SIGHUP)
-    signal.raise_signal(signal.SIGHUP)  # shell and kernel may both say it
+    signal.raise_signal(signal.SIGHUP)  # shell and kernel may both send it
     if sys.argv[1] == "closed":
         print("nobody reads this", flush=True)
     sys.exit(10 if stop.signal == signal.SIGTERM else 11)
@@ -44,14 +44,14 @@ def test_a_closed_terminal_counts_as_sigterm_but_not_under_nohup(how, status):
     assert ended.returncode == status, ended.stderr
 
 
-def test_the_wish_to_stop_reaches_all_processes_of_a_search(tmp_path):
+def test_a_stop_request_reaches_all_processes_of_a_search(tmp_path):
     in_a_trial = StopFile(tmp_path)
     with StopFile(tmp_path) as in_the_search:
-        assert not in_a_trial.wanted()
+        assert not in_a_trial.requested()
         signal.raise_signal(signal.SIGINT)
-        assert in_a_trial.wanted()
-        assert in_the_search.wanted()
+        assert in_a_trial.requested()
+        assert in_the_search.requested()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     in_the_search.clear()
-    assert not in_a_trial.wanted()
+    assert not in_a_trial.requested()

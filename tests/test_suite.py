@@ -9,10 +9,13 @@ import pytest
 from sample_runs import table, write_metrics
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
+from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.games import GAMES
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
-from jaxrl_atari.suite import __main__ as suite
+from jaxrl_atari.run_dir.description import describe
+from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.suite import __main__ as suite_command
+from jaxrl_atari.suite import results, suite
 
 TINY = Config(
     name="suite",
@@ -30,27 +33,26 @@ def make_suite(directory, config=TINY, games=("Pong", "Breakout", "Alien")):
 
 
 def add_session(suite_dir, game, session, returns, config=TINY):
-    """A finished session with the given returns, by the files that it would have left."""
+    """Writes the files of a finished session with the given returns."""
     run_dir = suite_dir / game
     run_dir.mkdir(exist_ok=True)
-    of_game = suite.game_configs(config, [game])[game]
-    suite.trial.write_json(run_dir / "config.json", suite.trial.describe(of_game, 0))
+    write_json(run_dir / "config.json", describe(suite.game_configs(config, [game])[game], 0))
     steps = [config.total_env_steps * (i + 1) / len(returns) for i in range(len(returns))]
     write_metrics(run_dir / f"session_{session}", table(returns, steps))
     (run_dir / f"session_{session}" / "checkpoints" / str(config.total_env_steps)).mkdir(parents=True)
 
 
-def test_the_default_games_are_those_with_a_reference_and_each_gets_its_lambda():
-    config, games, suite_dir = suite.parse([])
+def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
+    config, games, suite_dir = suite_command.parse([])
     assert suite_dir is None
     assert len(games) == sum(game.reference_score is not None for game in GAMES.values()) > 50
     configs = suite.game_configs(config, ["qbert", "ms_pacman", "Pong"])
-    assert {name: of_game.gae_lambda for name, of_game in configs.items()} == {
+    assert {name: game_config.gae_lambda for name, game_config in configs.items()} == {
         "Qbert": 0.95,
         "MsPacman": 0.85,
         "Pong": 0.85,
     }
-    fixed, games, _ = suite.parse(["--games", "Pong", "--ppo.gae-lambda", "0.9", "--sessions", "3"])
+    fixed, games, _ = suite_command.parse(["--games", "Pong", "--ppo.gae-lambda", "0.9", "--sessions", "3"])
     assert suite.game_configs(fixed, games)["Pong"].gae_lambda == 0.9
     assert fixed.sessions == 3
 
@@ -64,21 +66,21 @@ def test_the_default_games_are_those_with_a_reference_and_each_gets_its_lambda()
         (["--env.game", "Pong"], "choose with --games"),
         (["--env.game=Pong"], "choose with --games"),
         (["--resume", "nowhere", "--games", "Pong"], "leave --games"),
-        (["--resume", "nowhere"], "not a suite's directory"),
+        (["--resume", "nowhere"], "not a suite directory"),
         (["--sesions", "2"], "sesions"),
     ],
 )
-def test_what_cannot_be_used_is_told_before_anything_starts(arguments, words):
+def test_invalid_options_are_errors_before_anything_starts(arguments, words):
     with pytest.raises(UserError) as error:
-        suite.parse(arguments)
+        suite_command.parse(arguments)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_devices_that_are_not_there_leave_nothing_behind(tmp_path, monkeypatch):
+def test_missing_devices_leave_no_files(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXRL_ATARI_SIMULATED_GPUS", "2")
     with pytest.raises(UserError, match="5"):
-        suite.main(["--games", "Pong", "--devices.gpu", "5", "--output-dir", str(tmp_path / "data")])
+        suite_command.main(["--games", "Pong", "--devices.gpu", "5", "--output-dir", str(tmp_path / "data")])
     assert not (tmp_path / "data").exists()
 
 
@@ -87,7 +89,7 @@ def test_damaged_description(tmp_path):
     with pytest.raises(UserError, match="no_such"):
         suite.read_suite_file(tmp_path)
     (tmp_path / "suite.json").write_text("{")
-    with pytest.raises(UserError, match="not the description of a suite"):
+    with pytest.raises(UserError, match=r"suite\.json: damaged \(JSONDecodeError\); expected the games"):
         suite.read_suite_file(tmp_path)
 
 
@@ -115,7 +117,7 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
     for session, score in enumerate((10.0, 14.0)):
         add_session(suite_dir, "Breakout", session, [score, score])
     add_session(suite_dir, "Pong", 0, [-20.0, -20.0])  # the second session is missing
-    text = suite.write_results(suite_dir, {"Pong": "out of memory | buy more"})
+    text = results.write_results(suite_dir, {"Pong": "out of memory | buy more"})
     rows = {row["game"]: row for row in csv.DictReader((suite_dir / "results.csv").read_text().splitlines())}
     breakout, game = rows["Breakout"], GAMES["Breakout"]
     assert float(breakout["score"]) == 12.0
@@ -131,7 +133,7 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
     assert rows["Alien"]["score"] == ""
     assert rows["Pong"]["status"] == "failed: out of memory / buy more"
     assert rows["Pong"]["sessions"] == "1"
-    # Only what is complete enters the aggregates: one game, so that median and mean are its own.
+    # Only complete games enter the aggregates: one game, whose score is the median and the mean.
     aggregates = json.loads((suite_dir / "results.json").read_text())["aggregates"]
     assert aggregates["human-normalised"]["games"] == 1
     assert aggregates["human-normalised"]["median"] == pytest.approx(human)
@@ -140,17 +142,17 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
     assert low < ratio < high
     assert (suite_dir / "results.md").read_text() == text
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    assert {line.count("|") for line in lines[:4]} == {len(suite.COLUMNS) + 1}
+    assert {line.count("|") for line in lines[:4]} == {len(results.TABLE_COLUMNS) + 1}
     assert "12.00 | 2.00" in text
     assert not list(suite_dir.glob("*.partial"))
 
 
 def test_nothing_to_compare_yet(tmp_path):
     suite_dir = make_suite(tmp_path / "suite")
-    assert "no aggregates yet" in suite.write_results(suite_dir)
+    assert "no aggregates yet" in results.write_results(suite_dir)
 
 
-def test_what_is_done_is_skipped_and_a_failure_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
+def test_finished_games_are_skipped_and_a_failure_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
     suite_dir = make_suite(tmp_path / "suite")
     for session in range(2):
         add_session(suite_dir, "Breakout", session, [1.0])
@@ -158,20 +160,20 @@ def test_what_is_done_is_skipped_and_a_failure_does_not_stop_the_others(tmp_path
 
     def run(tasks, parallel, per_gpu=1):
         started.extend(task.label for task in tasks)
-        return {"Pong": "it did not want to"}
+        return {"Pong": "no reason"}
 
     monkeypatch.setattr(suite, "run_processes", run)
     with pytest.raises(UserError) as error:
-        suite.main(["--resume", str(suite_dir), "--log.no-graphs"])
+        suite_command.main(["--resume", str(suite_dir), "--log.no-graphs"])
     assert started == ["game Pong", "game Alien"]
     assert error.value.exit_status == 1
-    assert "1 of 3 games failed (Pong: it did not want to)" in str(error.value)
+    assert "1 of 3 games failed (Pong: no reason)" in str(error.value)
     assert "game Breakout  finished already" in capsys.readouterr().out
-    assert "failed: it did not want to" in (suite_dir / "results.md").read_text()
+    assert "failed: no reason" in (suite_dir / "results.md").read_text()
 
 
 def test_a_real_game_fails_and_another_finishes(tmp_path):
-    """Through the command, with real processes: a file is where Pong's session goes."""
+    """With the command and real processes: a file takes the place of the directory of Pong's session."""
     arguments = "--sessions 1 --total-env-steps 32 --env.num-envs 2 --ppo.rollout-length 8 --ppo.minibatch-size 8"
     command = [sys.executable, "-m", "jaxrl_atari.suite", *arguments.split(), "--log.no-graphs", "--log.no-tensorboard"]
     suite_dir = make_suite(tmp_path / "suite", games=("Pong", "Breakout"))
@@ -189,7 +191,7 @@ def test_a_real_game_fails_and_another_finishes(tmp_path):
     assert Path(suite_dir / "Breakout" / "trial.json").is_file()
 
 
-def test_each_game_sees_its_gpus_by_the_names_that_the_suite_was_given(tmp_path, monkeypatch):
+def test_each_game_sees_its_gpus_by_the_names_in_cuda_visible_devices(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXRL_ATARI_SIMULATED_GPUS", "4")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     started = []

@@ -1,6 +1,7 @@
-"""Trials of several sessions: real processes on simulated GPUs, signals, failures, going on."""
+"""Trials of several sessions: real processes on simulated GPUs, signals, failures, resuming."""
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -15,9 +16,12 @@ import pytest
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig
 from jaxrl_atari.errors import SessionsFailed, UserError
-from jaxrl_atari.hardware.gpus import FRACTION, SIMULATED
+from jaxrl_atari.hardware.gpus import SIMULATED
+from jaxrl_atari.hardware.memory_share import FRACTION
+from jaxrl_atari.run_dir.description import describe, make_run_dir
+from jaxrl_atari.trial import trial, worker
 from jaxrl_atari.trial.processes import Task, run_processes
-from jaxrl_atari.trial.trial import run_trial, trial
+from jaxrl_atari.trial.trial import run_trial
 
 CONFIG = """
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
@@ -241,7 +245,7 @@ def started(monkeypatch):
 def test_a_missing_package_is_refused_before_a_run_directory_is_made(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"pip install 'jaxrl_atari\[wandb\]'"):
-        trial.make_run_dir(Config(output_dir=str(tmp_path / "data"), log=LogConfig(wandb=True)))
+        make_run_dir(Config(output_dir=str(tmp_path / "data"), log=LogConfig(wandb=True)))
     assert not list(tmp_path.iterdir())
 
 
@@ -287,6 +291,45 @@ def test_several_processes_on_a_cpu(tmp_path, started):
     tasks, parallel, _ = started.pop()
     assert (len(tasks), parallel) == (3, 2)
     assert [task.gpus for task in tasks] == [()] * 3
+    descriptions = [json.loads(task.first_line) for task in tasks]
+    assert [[description["seed"] for description in pair] for pair in descriptions] == [[0, 0], [0, 1], [0, 2]]
+
+
+def test_a_signal_is_a_stop_request_to_the_session_in_this_process(tmp_path, started, monkeypatch):
+    def run_session(config, folder, session, stop_requested, **how):
+        assert not stop_requested()
+        signal.raise_signal(signal.SIGTERM)
+        started.append((session, stop_requested()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trial, "run_session", run_session)
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(make_config(tmp_path, sessions=2))
+    assert started == [(0, True)]
+
+
+def test_a_worker_writes_the_descriptions_once_training_has_begun(tmp_path, monkeypatch):
+    """The process of a session, without its process: it reads them from standard input."""
+    config = make_config(tmp_path, sessions=3)
+    descriptions = [describe(config, 0), describe(config, 2)]
+    written = [tmp_path / "config.json", tmp_path / "session_2" / "config.json"]
+
+    def run_session(config, folder, session, *, resume, stop_requested, on_update):
+        assert (folder, session, resume, config.devices.gpu) == (tmp_path / "session_2", 2, True, False)
+        assert not stop_requested()
+        assert not any(path.exists() for path in written)
+        on_update()
+        assert [json.loads(path.read_text()) for path in written] == descriptions
+        written[0].unlink()
+        on_update()
+        assert not written[0].exists()
+
+    monkeypatch.setattr("jaxrl_atari.session.run_session", run_session)
+    monkeypatch.setattr(worker, "end_with_parent", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), "2", "False", "True"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(descriptions) + "\n"))
+    worker.main()
+    assert written[1].exists()
 
 
 def test_a_failing_session_here(tmp_path, started, monkeypatch):

@@ -36,11 +36,11 @@ from jaxrl_atari.benchmark.comparison import (
 )
 from jaxrl_atari.benchmark.measure import RATES, SECTIONS, measure
 from jaxrl_atari.config import Config
-from jaxrl_atari.config_files import load_config_file
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import gpus, runtime
 from jaxrl_atari.hardware.memory import out_of_memory_advice
-from jaxrl_atari.trial.trial import describe
+from jaxrl_atari.hardware.memory_share import apply_memory_fraction
+from jaxrl_atari.run_dir.description import describe
 
 PARTS = (*RATES, "startup")
 FIGURES = {
@@ -115,7 +115,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
         raise ConfigError("--repeats", 0, "at least 1 for --compare and --scale")
     if not (math.isfinite(options.seconds) and options.seconds > 0):
         raise ConfigError("--seconds", options.seconds, "a number above 0")
-    default = load_config_file(options.config) if options.config else Config()
+    default = cli.load_config_file(options.config) if options.config else Config()
     return options, tuple(overrides), _config(default, overrides)
 
 
@@ -148,7 +148,7 @@ def report(job: Job, config: Config, parts: Sequence[str], repeats: int) -> dict
         result["startup"] = measure_startup(job)
     timed = [part for part in parts if part in RATES]
     if timed:
-        gpus.apply_memory_fraction(config.devices)
+        apply_memory_fraction(config.devices)
         with out_of_memory_advice(config):
             measured = measure(config, timed, repeats, job.seconds)
         figures = {FIGURES[part]: values for part, values in measured["rates"].items()}

@@ -5,16 +5,17 @@ part once, for some seconds, and the parts take turns, so that all of them see t
 
 Device work is asynchronous, so a span of time on the host need not be what its name says. What each figure contains:
 
-- end_to_end: `Trainer.iterate` and the session's log, with metrics read, files written and checkpoints as in training.
-  Env transitions (`Trainer.env_steps`) a second. With `overlap = "none"` the clock stops when the last update is
-  done; with `"update"` one update is under way when it starts and when it stops.
+- end_to_end: iterations of `session.train`, with metrics read, files written and checkpoints. Env steps a second. With
+  `overlap = "none"` the clock stops when the last update is done; with `"update"` one update is under way when it
+  starts and when it stops.
 - env: the emulators alone, with random actions: as many environments, groups and threads as training has, stepped as
   training does. Env transitions a second; the limit on this machine.
-- acting: `Trainer.collect`: policy, emulators and the bookkeeping of the rollout, until it is on the device.
+- acting: `rollout.collect`: policy, emulators and the bookkeeping of the rollout, until it is on the device.
 - update: `Learner.update` on one rollout, until it is done. Samples a second: T x B x epochs of them each time.
 """
 
 import contextlib
+import dataclasses
 import tempfile
 import time
 from collections import defaultdict
@@ -28,14 +29,11 @@ import numpy as np
 
 from jaxrl_atari.benchmark.instruments import Compilations, SectionTimer, peak_device_gib, peak_rss_gib, wrapped
 from jaxrl_atari.config import Config
-from jaxrl_atari.devices import place
-from jaxrl_atari.envs.ale import make_pool
+from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.pool import EnvPool
 from jaxrl_atari.hardware.monitor import Monitor
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
-from jaxrl_atari.run_dir.session_log import SessionLog
-from jaxrl_atari.run_dir.writers import make_writers
-from jaxrl_atari.trainer import Trainer
+from jaxrl_atari.rollout import Collected, collect
+from jaxrl_atari.session import hyperparameters, prepare, train
 
 RATES = ("end_to_end", "env", "acting", "update")
 """What can be timed, in the order of a repeat: training first, so that the peak of memory is its own."""
@@ -47,42 +45,37 @@ MAX_WARM_UP = 20  # iterations
 
 
 class Training:
-    """A trainer with its log, as in a session, that writes to a folder of its own.
+    """A session that trains in a folder of its own, one iteration at a time.
 
     Args:
         compilations: listens to JAX already.
     """
 
     def __init__(self, config: Config, folder: Path, compilations: Compilations):
-        self.config = config
+        self.config = config = dataclasses.replace(config, total_env_steps=10**12)  # so that it never ends
         self._compilations = compilations
-        self.placement = place(config.devices)
-        self.trainer = Trainer(config, config.seed, self.placement)
-        self._checkpoints = Checkpoints(folder)
-        # Without the first one, the terminal's.
-        self._writers = make_writers(config, folder, label="benchmark")[1:]
-        self.log = SessionLog(self._writers, self._checkpoints, self.trainer, 0, folder, time.time(), None)
+        self._exits = contextlib.ExitStack()
+        self.run = self._exits.enter_context(prepare(config, folder, quiet=True))
+        self._iterations = train(self.run)
         self.overlap = config.overlap == "update"
+        self._groups = [group for shard in self.run.groups for group in shard]
         self._pools: list[EnvPool] = []
         self._rng = np.random.default_rng(config.seed)
 
     @property
     def devices(self) -> list[jax.Device]:
         """All devices that learn or act."""
-        return sorted({*self.placement.learner, *self.placement.actors}, key=str)
+        return sorted({*self.run.placement.learner, *self.run.placement.actors}, key=str)
 
     def close(self) -> None:
         """Frees emulators and files."""
-        self.trainer.close()
-        self._checkpoints.close()
-        for closing in (*self._writers, *self._pools):
-            closing.close()
+        self._exits.close()
+        for pool in self._pools:
+            pool.close()
 
     def iterate(self) -> Any:
-        """One iteration of training with its log; returns the newest metrics there are, being computed."""
-        metrics = self.trainer.iterate()
-        self.log.after_update(metrics)
-        return metrics
+        """One iteration of training with its log; returns the newest metrics, being computed."""
+        return next(self._iterations)
 
     def first_iteration(self) -> tuple[float, float]:
         """Unix times of the first env step and of the end of the first update."""
@@ -97,9 +90,9 @@ class Training:
 
             return stamped
 
-        with wrapped(self.trainer.actors[0][0].pool, "recv", wrap):
+        with wrapped(self._groups[0].pool, "recv", wrap):
             metrics = self.iterate()
-        jax.block_until_ready(self.trainer.settle() if self.overlap else metrics)
+        jax.block_until_ready(self.run.learner.settle() if self.overlap else metrics)
         return first_step[0], time.time()
 
     def warm_up(self) -> None:
@@ -107,62 +100,63 @@ class Training:
         for _ in range(MAX_WARM_UP):
             before = self._compilations.count[Compilations.COMPILE]
             jax.block_until_ready(self.iterate())
-            if self._compilations.count[Compilations.COMPILE] == before and not self.log.compiling:
+            if self._compilations.count[Compilations.COMPILE] == before and not self.run.log.compiling:
                 return
         raise RuntimeError(f"after {MAX_WARM_UP} iterations something is still compiled in each")
 
     def end_to_end(self, seconds: float) -> float:
-        """Env transitions a second of training."""
+        """Env steps a second of training."""
         if self.overlap:
             jax.block_until_ready(self.iterate())  # so that an update is under way
-        first, start = self.trainer.env_steps, time.perf_counter()
+        first, start = self.run.progress.env_steps, time.perf_counter()
         metrics = None
         while time.perf_counter() - start < seconds:
             metrics = self.iterate()
         jax.block_until_ready(metrics)
-        return (self.trainer.env_steps - first) / (time.perf_counter() - start)
+        return (self.run.progress.env_steps - first) / (time.perf_counter() - start)
 
     def env(self, seconds: float) -> float:
         """Env transitions a second of the emulators alone."""
         env = self.config.env
-        actors = [actor for shard in self.trainer.actors for actor in shard]
         if not self._pools:
             first_env = 0
-            for actor in actors:
+            for group in self._groups:
                 self._pools.append(make_pool(
-                    env.backend, env.game_name, actor.pool.num_envs,
+                    env.backend, env.game_name, group.pool.num_envs,
                     seed=self.config.seed, first_env=first_env, num_threads=env.num_threads,
                     protocol=env.resolved_protocol, max_frames=env.max_frames,
                 ))  # fmt: skip
-                first_env += actor.pool.num_envs
+                first_env += group.pool.num_envs
                 self._pools[-1].reset()
         return random_play(self._pools, seconds, self._rng)
 
+    def _collect(self) -> Collected:
+        return collect(self.run.groups, self.run.learner.acting_params(), jax.random.key(self.config.seed))
+
     def acting(self, seconds: float) -> float:
-        """Env transitions a second of rollouts that nobody learns from."""
-        self.trainer.settle()
-        trained, start = self.trainer.env_steps, time.perf_counter()
+        """Env steps a second of rollouts that nobody learns from."""
+        self.run.learner.settle()
+        env_steps, start = 0, time.perf_counter()
         while time.perf_counter() - start < seconds:
-            jax.block_until_ready(self.trainer.collect(self.trainer.key))
-        rate = (self.trainer.env_steps - trained) / (time.perf_counter() - start)
-        self.trainer.env_steps = trained
-        return rate
+            collected = self._collect()
+            jax.block_until_ready(collected.rollouts)
+            env_steps += collected.env_steps
+        return env_steps / (time.perf_counter() - start)
 
     def update(self, seconds: float) -> float:
-        """Samples a second of updates on one rollout; training goes on from where it was."""
-        trainer, learner = self.trainer, self.trainer.learner
-        trainer.settle()
-        trained = trainer.env_steps
-        rollouts = trainer.collect(trainer.key)
-        trainer.env_steps = trained
-        state, hyper = learner.state, trainer.hyperparameters()
-        learner.state = jax.block_until_ready(jax.tree.map(jnp.copy, state))  # an update consumes its state
+        """Samples a second of updates on one rollout; training continues from where it was."""
+        learner = self.run.learner
+        learner.settle()
+        rollouts = self._collect().rollouts
+        saved = jax.block_until_ready(jax.tree.map(jnp.copy, learner.state))
+        hyper, key = hyperparameters(self.config, 0), jax.random.key(self.config.seed)
         updates, start = 0, time.perf_counter()
         while time.perf_counter() - start < seconds:
-            jax.block_until_ready(learner.update(rollouts, hyper, trainer.key))
+            metrics = learner.update(rollouts, hyper, key)
+            jax.block_until_ready(learner.settle() if self.overlap else metrics)
             updates += 1
         elapsed = time.perf_counter() - start
-        learner.state = state
+        learner.reset(saved)
         return updates * self.config.rollout_size * self.config.ppo.epochs / elapsed
 
     def breakdown(self, seconds: float) -> dict[str, float]:
@@ -180,8 +174,7 @@ class Training:
         - other: bookkeeping of rewards and games, keys, putting the rollout together.
         """
         jax.block_until_ready(self.iterate())
-        trainer = self.trainer
-        timer = SectionTimer()
+        learner, log, timer = self.run.learner, self.run.log, SectionTimer()
 
         def until_done(update: Callable) -> Callable:
             return lambda *args: jax.block_until_ready(update(*args))
@@ -191,16 +184,17 @@ class Training:
             def time_calls(owner: Any, name: str, section: str) -> None:
                 probes.enter_context(wrapped(owner, name, timer.timed(section)))
 
-            for actor in (actor for shard in trainer.actors for actor in shard):
-                time_calls(actor.pool, "send", "env_wait")
-                time_calls(actor.pool, "recv", "env_wait")
-                time_calls(actor, "choose", "inference")
-                time_calls(actor, "send", "inference")
+            for group in self._groups:
+                time_calls(group.pool, "send", "env_wait")
+                time_calls(group.pool, "recv", "env_wait")
+                time_calls(group, "choose", "inference")
+                time_calls(group, "send", "inference")
             time_calls(jax, "device_put", "transfer")
-            probes.enter_context(wrapped(trainer.learner, "update", until_done))
-            time_calls(trainer.learner, "update", "update")
-            time_calls(trainer, "settle", "update")
-            time_calls(self.log, "after_update", "logging")
+            probes.enter_context(wrapped(learner, "update", until_done))
+            time_calls(learner, "update", "update")
+            time_calls(learner, "settle", "update")
+            time_calls(log, "after_update", "logging")
+            time_calls(self.run, "checkpoint_if_due", "logging")
 
             timer.seconds.clear()
             iterations, start = 0, time.perf_counter()
@@ -280,7 +274,7 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
             **(memory or _memory(training)),
             "startup": startup,
             "devices": [f"{device} ({device.device_kind})" for device in training.devices],
-            "device_reason": training.placement.reason,
+            "device_reason": training.run.placement.reason,
         }
 
 

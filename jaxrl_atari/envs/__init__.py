@@ -1,1 +1,94 @@
-"""Pools of Atari games: NumPy in, NumPy out."""
+"""Pools of Atari games: NumPy in, NumPy out. No other package imports an emulator.
+
+Both back ends follow one protocol (Machado et al., 2018, arXiv:1709.06009, section 5): an env step is 4 emulator
+frames, seen as the pixel-wise maximum of the last two in luminance, reduced to 84x84 by area averaging; sticky
+actions 0.25 (`protocol="v5"`) or none (`"classic"`); up to 30 no-ops and FIRE at the start of a game; minimal
+action set; cut off after 108,000 emulator frames. Frames are not stacked.
+
+`ale` is ale-py's `AtariVectorEnv` (ALE 0.12.1), `envpool` is envpool's Atari (ALE 0.7.5). From the same start and
+actions both give the same frames and rewards in the games that the tests replay. They differ in this:
+
+- Start of a game. `ale`: FIRE, then 0 to 28 no-ops (a game without FIRE: 0 to 29). `envpool`: 0 to 29 no-ops,
+  then FIRE (1 to 30). So the same seed starts different games.
+- Cut-off. In the step that reaches `max_frames`, `ale` leaves out the last emulator frame: its picture is the
+  maximum of the third frame and the previous step's picture. `envpool` takes the last two frames as usual.
+- Screens that are not 210 lines high (13 games: Adventure, AirRaid, Carnival, JourneyEscape, KeystoneKapers,
+  KingKong, Klax, LaserGates, MrDo, Pacman, Pooyan, SirLancelot, SpaceWar): `envpool` sees the upper 210 only.
+"""
+
+import numpy as np
+
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, EnvStep, Episode, EpisodeCounter, PoolSpec
+from jaxrl_atari.errors import ConfigError
+
+__all__ = ["FRAME_SIZE", "EnvPool", "EnvStep", "Episode", "EpisodeCounter", "env_seeds", "make_pool"]
+
+BACKENDS = ("ale", "envpool")
+STICKY = {"v5": 0.25, "classic": 0.0}
+
+
+def env_seeds(seed: int, num_envs: int) -> list[int]:
+    """`num_envs` different seeds in [0, 2**31), derived from `seed`. Seed i does not depend on `num_envs`."""
+    words = np.random.SeedSequence(seed).generate_state(2 * num_envs) >> 1  # twice as many: some may be equal
+    return list(dict.fromkeys(words.tolist()))[:num_envs]
+
+
+def make_pool(
+    backend: str,
+    game: str,
+    num_envs: int,
+    *,
+    seed: int,
+    first_env: int = 0,
+    num_threads: int = 0,
+    protocol: str = "v5",
+    screen: bool = False,
+    max_frames: int = 108_000,
+) -> EnvPool:
+    """Makes `num_envs` copies of `game`.
+
+    Args:
+      backend: "ale" or "envpool".
+      game: ALE's CamelCase name, such as `MsPacman`.
+      seed: >= 0. Environment i takes seed number `first_env + i` of `env_seeds(seed, ...)`, so a pool may be a
+        part of a larger one. The same seed and actions give the same steps bit for bit, for any number of threads.
+      num_threads: emulation threads; 0: one per core.
+      protocol: "v5" (sticky actions 0.25) or "classic" (NoFrameskip-v4: none).
+      screen: also offer `pool.screen()`, colour screens for videos (`ale` only; twice the work).
+      max_frames: emulator frames after which a game is cut off, a multiple of 4.
+
+    Raises:
+      ConfigError: an argument has an impossible value.
+      UserError: envpool is asked for and not installed.
+    """
+    from jaxrl_atari.envs.ale import AlePool, rom_ids  # so that the interface alone imports no emulator
+
+    if game not in rom_ids():
+        raise ConfigError("env.game", game, f"one of ale-py's {len(rom_ids())} games in CamelCase, such as MsPacman")
+    if protocol not in STICKY:
+        raise ConfigError("env.protocol", protocol, f"one of {', '.join(STICKY)}")
+    if max_frames < FRAME_SKIP or max_frames % FRAME_SKIP:
+        raise ConfigError("env.max_frames", max_frames, f"a positive multiple of {FRAME_SKIP}")
+    for field, value, least in (
+        ("env.num_envs", num_envs, 1),
+        ("num_threads", num_threads, 0),
+        ("seed", seed, 0),
+        ("first_env", first_env, 0),
+    ):
+        if value < least:
+            raise ConfigError(field, value, f"an integer >= {least}")
+    if backend not in BACKENDS:
+        raise ConfigError("env.backend", backend, f"one of {', '.join(BACKENDS)}")
+    spec = PoolSpec(
+        rom_id=rom_ids()[game],
+        seeds=env_seeds(seed, first_env + num_envs)[first_env:],
+        num_threads=num_threads,
+        sticky=STICKY[protocol],
+        max_frames=max_frames,
+        screen=screen,
+    )
+    if backend == "envpool":
+        from jaxrl_atari.envs.envpool import EnvpoolPool
+
+        return EnvpoolPool(spec)
+    return AlePool(spec)

@@ -1,22 +1,26 @@
-"""What the pools of games have in common, whichever emulator plays: their interface, and what each step says.
+"""Pools of Atari games: the interface, the steps they return, and a counter of the games that end.
 
-No emulator is imported here. The back ends are in `envs.py`.
+No emulator is imported in this file; the back ends are `ale.py` and `envpool.py`.
 """
 
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+FRAME_SIZE = 84
+FRAME_SKIP = 4
+NOOP_MAX = 30
+
 
 class EnvStep(NamedTuple):
-    """What `n` environments returned. Fresh arrays: they stay valid, and may be kept or written to."""
+    """One step of `n` environments. The arrays are fresh: they stay valid, and may be kept or written to."""
 
     frame: np.ndarray  # uint8 [n, 84, 84], the newest preprocessed frame
     reward: np.ndarray  # float32 [n], raw, not clipped
     terminated: np.ndarray  # bool [n], the game ended (all lives)
     truncated: np.ndarray  # bool [n], the game was cut off at `max_frames`; never together with `terminated`
-    life_lost: np.ndarray  # bool [n], a life was lost and the game goes on: a terminal for learning only
-    first: np.ndarray  # bool [n], `frame` starts a new game; the step that returned it ignored its action
+    life_lost: np.ndarray  # bool [n], a life was lost and the game continues: a terminal for learning only
+    first: np.ndarray  # bool [n], an auto-reset step: `frame` starts a new game, and the action was ignored
 
 
 class EnvPool(Protocol):
@@ -24,7 +28,6 @@ class EnvPool(Protocol):
 
     num_envs: int
     num_actions: int
-    action_meanings: tuple[str, ...]
 
     def reset(self) -> EnvStep: ...
     def send(self, actions: np.ndarray) -> None: ...
@@ -33,8 +36,45 @@ class EnvPool(Protocol):
     def close(self) -> None: ...
 
 
+class Episode(NamedTuple):
+    """One full game, from its start to its end."""
+
+    env: int  # index of its environment in the pool
+    episode_return: float  # sum of raw rewards over all lives
+    length: int  # env steps; auto-reset steps do not count
+    truncated: bool  # cut off at `max_frames`
+
+
+class EpisodeCounter:
+    """Adds up the rewards and env steps of the games in progress in a pool."""
+
+    def __init__(self, num_envs: int):
+        self._return = np.zeros(num_envs)
+        self._length = np.zeros(num_envs, np.int64)
+
+    def count(self, step: EnvStep) -> list[Episode]:
+        """Counts one step of the pool and returns the games that it ended, in the order of their environments."""
+        self._return = np.where(step.first, 0.0, self._return + step.reward)
+        self._length = np.where(step.first, 0, self._length + 1)
+        return [
+            Episode(int(i), float(self._return[i]), int(self._length[i]), bool(step.truncated[i]))
+            for i in np.flatnonzero(step.terminated | step.truncated)
+        ]
+
+
+class PoolSpec(NamedTuple):
+    """The validated arguments of `make_pool`, as the back ends take them."""
+
+    rom_id: str
+    seeds: list[int]  # one for each environment
+    num_threads: int
+    sticky: float  # probability of repeating the previous action
+    max_frames: int
+    screen: bool
+
+
 class RawStep(NamedTuple):
-    """What both emulators can tell, before the marks that they disagree on."""
+    """The part of a step on which the back ends agree; `BasePool` derives the rest of `EnvStep` from it."""
 
     frame: np.ndarray  # uint8 [n, 84, 84]
     reward: np.ndarray  # [n], raw
@@ -44,12 +84,11 @@ class RawStep(NamedTuple):
 
 
 class BasePool:
-    """What the back ends share: checks, and the marks `life_lost` and `first`."""
+    """Common code of the back ends: argument checks, and the marks `life_lost` and `first`."""
 
-    def __init__(self, num_envs: int, action_meanings: tuple[str, ...]):
+    def __init__(self, num_envs: int, num_actions: int):
         self.num_envs = num_envs
-        self.num_actions = len(action_meanings)
-        self.action_meanings = action_meanings
+        self.num_actions = num_actions
         self._lives = np.zeros(num_envs, np.int32)
         self._ended = np.ones(num_envs, bool)
         self._started = self._pending = self._closed = False
@@ -67,7 +106,7 @@ class BasePool:
         raise NotImplementedError
 
     def reset(self) -> EnvStep:
-        """Starts a new game everywhere. Only the first reset uses the seeds; later ones go on from there."""
+        """Starts a new game in every environment. Only the first reset uses the seeds."""
         self._check_open()
         if self._pending:
             self.recv()
@@ -101,7 +140,7 @@ class BasePool:
         return self.recv()
 
     def close(self) -> None:
-        """Frees the emulators. May be called again."""
+        """Frees the emulators. Further calls do nothing."""
         if not self._closed:
             self._closed = True
             self._free()
@@ -115,8 +154,8 @@ class BasePool:
         terminated = raw.game_over & ~first
         truncated = raw.cut_off & ~raw.game_over & ~first
         self._ended = terminated | truncated
-        # No lives while the game goes on (the last life's death scene) is not a life lost: the end of the game is
-        # about to come and is the terminal. The rule of OpenAI Baselines' EpisodicLifeEnv.
+        # Zero lives in a running game (the death scene of the last life) is not a lost life: the end of the game
+        # follows and is the terminal. OpenAI Baselines' EpisodicLifeEnv has the same rule.
         life_lost = (raw.lives < self._lives) & (raw.lives > 0) & ~self._ended & ~first
         self._lives = raw.lives
         return EnvStep(raw.frame, raw.reward.astype(np.float32), terminated, truncated, life_lost, first)

@@ -2,7 +2,7 @@
 
     python -m jaxrl_atari.evaluate RUN_DIR [--checkpoint best|latest|STEP] [--episodes N] [--greedy] [--video]
 
-From Python: `jaxrl_atari.policy`.
+From Python: `load_policy` and `run_evaluation` of `jaxrl_atari`.
 """
 
 import dataclasses
@@ -17,10 +17,12 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.config import parse_gpu
 from jaxrl_atari.devices import pick_device
+from jaxrl_atari.envs import Episode
+from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.evaluate.policy import Game, evaluate, find_session, load_policy
+from jaxrl_atari.evaluate.play import run_evaluation
+from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
-from jaxrl_atari.games import GAMES
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.run_dir.files import unused, write_json
 
@@ -83,13 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{'game':>6} {'return':>12} {'env steps':>10}", flush=True)
     count = 0
 
-    def print_game(game: Game) -> None:
+    def print_game(game: Episode) -> None:
         nonlocal count
         count += 1
         note = "  cut off at env.max_frames" if game.truncated else ""
         print(f"{count:>6} {game.episode_return:>12,.1f} {game.length:>10,}{note}", flush=True)
 
-    result = evaluate(policy, options.episodes, options.seed, options.greedy, options.num_envs, print_game)
+    result = run_evaluation(policy, options.episodes, options.seed, options.greedy, options.num_envs, print_game)
     print(f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {result.std:>12,.1f}\n{_scores_to_compare(env.game_name)}")
     path = unused(session_dir / f"evaluation_{policy.env_steps}.json")
     figures = {

@@ -1,4 +1,4 @@
-"""Evaluation while training goes on: full games with a snapshot of the parameters, on a device of their own."""
+"""Evaluation during training: full games with a snapshot of the parameters, on a device of their own."""
 
 import csv
 import threading
@@ -9,32 +9,44 @@ from typing import Any
 
 import jax
 
-from jaxrl_atari.evaluate.policy import EvaluationResult, Policy, evaluate
-from jaxrl_atari.trainer import Trainer, make_network
+from jaxrl_atari.config import Config
+from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
+from jaxrl_atari.evaluate.policy import Policy
+from jaxrl_atari.networks import make_network
 
 FILE = "evaluations.csv"
-COLUMNS = ["env_steps", "episodes", "mean", "std"]
+HEADER = ["env_steps", "episodes", "mean", "std"]
 
 
 class Evaluator:
-    """Plays in a thread, one evaluation at a time; the learner goes on meanwhile.
+    """Plays games in a thread, one evaluation at a time, while the learner trains.
 
-    Results go to SESSION_DIR/evaluations.csv (env_steps, episodes, mean, std) and, as a line, to `say`. Rows beyond
-    the env steps at which the session goes on are dropped.
+    Results are added to SESSION_DIR/evaluations.csv and, as a line, given to `say`.
+
+    Args:
+        env_steps: where the session starts or resumes; rows beyond it are dropped from the file.
     """
 
-    def __init__(self, trainer: Trainer, device: jax.Device, session_dir: Path, say: Callable[[str], None]):
-        self._config, self._seed = trainer.config, trainer.seed
-        self._device, self._dir, self._say = device, session_dir, say
-        self._network = make_network(trainer.config, trainer.num_actions, device.platform)
+    def __init__(
+        self,
+        config: Config,
+        seed: int,
+        num_actions: int,
+        device: jax.Device,
+        session_dir: Path,
+        env_steps: int,
+        say: Callable[[str], None],
+    ):
+        self._config, self._seed, self._device, self._dir, self._say = config, seed, device, session_dir, say
+        self._network = make_network(config.network, num_actions, device.platform)
         self._table = session_dir / FILE
         kept = []
         if self._table.exists():
             with self._table.open(newline="", encoding="utf-8") as file:
-                rows = [row for row in csv.reader(file) if len(row) == len(COLUMNS) and row[0].isdecimal()]
-            kept = [row for row in rows if int(row[0]) <= trainer.env_steps]
+                rows = [row for row in csv.reader(file) if len(row) == len(HEADER) and row[0].isdecimal()]
+            kept = [row for row in rows if int(row[0]) <= env_steps]
         with self._table.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([COLUMNS, *kept])
+            csv.writer(file).writerows([HEADER, *kept])
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "evaluator")
         self._running: Future[EvaluationResult] | None = None
@@ -42,28 +54,28 @@ class Evaluator:
 
     @property
     def busy(self) -> bool:
-        """True while an evaluation is going on."""
+        """True while an evaluation is running."""
         return self._running is not None and not self._running.done()
 
     def start(self, params: Any, env_steps: int) -> None:
-        """Evaluates `params`, which are copied first. Waits for the evaluation before, if that is still going on."""
+        """Starts an evaluation of `params`, which are copied first. Waits for one that is still running."""
         self.settle()
         snapshot = jax.tree.map(lambda x: x.copy(), jax.device_put(params, self._device))
         policy = Policy(self._config, self._network, snapshot, self._device, self._dir, env_steps)
         options = self._config.evaluation
         self._at = env_steps
         self._running = self._thread.submit(
-            evaluate, policy, options.episodes, self._seed, options.greedy, options.num_envs,
+            run_evaluation, policy, options.episodes, self._seed, options.greedy, options.num_envs,
             cancelled=self._closed.is_set,
         )  # fmt: skip
 
     def poll(self) -> None:
-        """Writes the result of an evaluation that has ended."""
+        """Writes the result of an evaluation that has ended since the last call."""
         if self._running is not None and self._running.done():
             self.settle()
 
     def settle(self) -> None:
-        """Waits for the evaluation under way, if there is one, and writes its result."""
+        """Waits for the running evaluation, if there is one, and writes its result."""
         running, self._running = self._running, None
         if running is None:
             return
@@ -76,6 +88,6 @@ class Evaluator:
         )
 
     def close(self) -> None:
-        """Drops the evaluation under way, if there is one."""
+        """Abandons the running evaluation, if there is one."""
         self._closed.set()
         self._thread.shutdown(wait=True, cancel_futures=True)

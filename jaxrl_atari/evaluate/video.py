@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxrl_atari.envs import Episode
 from jaxrl_atari.envs.ale import SCREEN_SHAPE, AlePool
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.evaluate.policy import Game, Policy, make_evaluation_pool, play
+from jaxrl_atari.evaluate.play import make_evaluation_pool, play
+from jaxrl_atari.evaluate.policy import Policy
 
 VIDEO_FPS = 15  # 60 emulator frames a second, 4 of them an env step: real speed
 VIDEO_SCALE = 3  # 160x210 -> 480x630 pixels; both even, as H.264 with 4:2:0 colours needs
@@ -35,7 +37,7 @@ def _start_ffmpeg(path: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool = False) -> Game:
+def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool = False) -> Episode:
     """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, 480x630 pixels).
 
     Raises:
@@ -43,14 +45,14 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     """
     path = Path(path)
     partial_path = path.with_name(path.name + ".partial")
-    played: list[Game] = []
+    played: list[Episode] = []
     pool = make_evaluation_pool(policy, 1, seed, "ale", screen=True)  # the back end that has colour screens
     assert isinstance(pool, AlePool)
     ffmpeg = _start_ffmpeg(partial_path)
     screens = ffmpeg.stdin
     assert screens is not None
 
-    def on_step(env: int, game: Game | None) -> None:
+    def on_step(env: int, game: Episode | None) -> None:
         screens.write(pool.screen()[env].tobytes())
         if game is not None:
             played.append(game)

@@ -1,27 +1,28 @@
-"""How much memory of its device a training needs, and what to lower when there is too little.
+"""Estimate of the device memory that training needs, and advice when it runs out.
 
-The estimate counts what lies on the device while an update runs. On CPU it agrees with XLA's `memory_analysis()` of
-the compiled update within 5%; for plain convolutions in bfloat16, which a CPU computes in float32, it is 26% too low.
-Compiled for an H100, the update takes 3 to 13% less than estimated (benchmarks/compile_for_gpu.py). Left out are the
-workspaces of cuDNN, which it chooses by what is free, and about 0.5 GiB that the CUDA context takes outside of what JAX
-manages.
+The estimate counts the arrays on the device during an update. On CPU it agrees with XLA's `memory_analysis()` of the
+compiled update within 5%; for plain convolutions in bfloat16, which a CPU computes in float32, it is 26% too low.
+Compiled for an H100, the update takes 3 to 13% less than estimated (benchmarks/compile_for_gpu.py). The estimate leaves
+out the workspaces of cuDNN, which depend on the free memory, and the CUDA context: about 0.5 GiB that JAX does not
+manage.
 """
 
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.networks import STACK
-from jaxrl_atari.trainer import make_network
+from jaxrl_atari.fast.frames import FRAME_SIZE, STACK
+from jaxrl_atari.networks import NETWORKS, compute_dtype, uses_cpu_conv
 
-FRAME = 84 * 84  # bytes, uint8
-ACTIVATIONS = 20 * 20 * 32 + 9 * 9 * 64 + 7 * 7 * 64 + 512  # outputs of the torso's layers, a sample
-PER_STEP = 100  # bytes of a step beside its frame: actions, values, advantages, permutations, ...
+FRAME = FRAME_SIZE**2  # bytes, uint8
+PER_STEP = 100  # bytes of a step besides its frame: actions, values, advantages, permutations, ...
 MAX_ACTIONS = 18
 
 
@@ -34,16 +35,16 @@ class Estimate:
     gradients: int
     rollout: int
     minibatch: int
-    overhead: int  # the rollout that the actors fill, and the copy of the weights by which they act during an update
+    overhead: int  # the rollout being filled, and with overlap the copy of the weights that acts during an update
 
     @property
     def update(self) -> int:
-        """What the compiled update needs: its arguments and its temporaries."""
+        """Memory of the compiled update: its arguments and temporaries."""
         return self.weights + self.optimizer + self.gradients + self.rollout + self.minibatch
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return self.update + self.overhead
 
 
@@ -54,27 +55,45 @@ def estimate(config: Config, platform: str, num_actions: int = MAX_ACTIONS) -> E
     """
     devices = 1 if config.devices.data_parallel == "all" else config.devices.data_parallel
     num_envs, samples = config.env.num_envs // devices, config.ppo.minibatch_size // devices
-    network = make_network(config, num_actions, platform)
-    shapes = jax.eval_shape(lambda: network.init(jax.random.key(0), jnp.zeros((1, 84, 84, STACK), jnp.uint8)))
-    weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-    itemsize = jnp.dtype(network.compute_dtype).itemsize
+    dtype = compute_dtype(config.network, platform)
+    parameters, activations = _network_size(config.network.name, num_actions)
+    weights = 4 * parameters
 
     frames = (config.ppo.rollout_length + STACK) * num_envs * FRAME
     steps = config.ppo.rollout_length * num_envs * PER_STEP
     stacks = STACK * FRAME
-    if network.conv == "plain":
-        # The stacks as gathered and as numbers; outputs, half as much for their gradients.
-        sample = stacks * (1 + itemsize) + round(1.5 * ACTIVATIONS * itemsize)
+    if uses_cpu_conv(config.network, platform):
+        # The gradients of the layers exist for one chunk at a time; 0.8 is measured.
+        sample = 2 * stacks + round(0.8 * activations * dtype.itemsize)
     else:
-        sample = 2 * stacks + round(0.8 * ACTIVATIONS * itemsize)  # gradients lie there for a chunk at a time; measured
+        # The stacks as gathered and as numbers; the outputs, and what backpropagation keeps besides. Measured: half as
+        # much for nature, 2.5 times as much for impala with its poolings and residual sums, the guess for any other.
+        kept = 1.5 if config.network.name == "nature" else 3.5
+        sample = stacks * (1 + dtype.itemsize) + round(kept * activations * dtype.itemsize)
     return Estimate(
         weights=weights,
         optimizer=2 * weights,
-        gradients=round(2.5 * weights),  # as they come, clipped and scaled; measured
+        gradients=round(2.5 * weights),  # raw, clipped and scaled; measured
         rollout=frames + steps,
         minibatch=samples * sample,
         overhead=frames + (weights if config.overlap == "update" else 0),
     )
+
+
+def _network_size(name: str, num_actions: int) -> tuple[int, int]:
+    """Parameters of a network, and outputs of its convolutions and dense layers for one sample."""
+    module = NETWORKS[name](num_actions, jnp.float32)
+    stacks = jnp.zeros((1, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
+
+    def init() -> Any:
+        def is_layer(module: nn.Module, _: str) -> bool:
+            return isinstance(module, nn.Conv | nn.Dense)
+
+        return module.init_with_output(jax.random.key(0), stacks, mutable=True, capture_intermediates=is_layer)[1]
+
+    variables = jax.eval_shape(init)
+    parameters, activations = (jax.tree.leaves(variables[name]) for name in ("params", "intermediates"))
+    return sum(x.size for x in parameters), sum(x.size for x in activations)
 
 
 def format_bytes(count: float) -> str:
@@ -83,7 +102,7 @@ def format_bytes(count: float) -> str:
 
 
 def report(needed: Estimate, limit: int | None = None) -> str:
-    """An estimate as text, with the two fields that reduce it most; `limit` is what JAX may take, in bytes."""
+    """An estimate as text, with the two fields that reduce it most. `limit`: the bytes that JAX may take."""
     names = {
         "weights": needed.weights,
         "gradients and optimiser": needed.gradients + needed.optimizer,
@@ -92,7 +111,7 @@ def report(needed: Estimate, limit: int | None = None) -> str:
         "overhead (acting)": needed.overhead,
         "total": needed.total,
     }
-    lines = ["memory of a learner device, estimated:", *(f"  {n:25}{format_bytes(b):>12}" for n, b in names.items())]
+    lines = ["estimated memory of a learner device:", *(f"  {n:25}{format_bytes(b):>12}" for n, b in names.items())]
     fields = ["ppo.minibatch_size", "env.num_envs"]
     if needed.rollout + needed.overhead > needed.minibatch:
         fields.reverse()
@@ -105,7 +124,7 @@ def report(needed: Estimate, limit: int | None = None) -> str:
 
 @contextlib.contextmanager
 def out_of_memory_advice(config: Config) -> Iterator[None]:
-    """Turns JAX's error for too little device memory into a `UserError` that says what to lower."""
+    """Turns JAX's out-of-memory error into a `UserError` that names the fields to lower."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -115,7 +134,7 @@ def out_of_memory_advice(config: Config) -> Iterator[None]:
             f"lower ppo.minibatch_size (now {config.ppo.minibatch_size}) or env.num_envs (now {config.env.num_envs})"
         )
         if jax.default_backend() != "cpu":
-            fraction = config.devices.memory_fraction or "0.75, as JAX has it"
+            fraction = config.devices.memory_fraction or "0.75, JAX's default"
             advice += f", or raise devices.memory_fraction (now {fraction}) if no other process uses this GPU"
         text = " ".join(str(error).split()).rstrip(".")[:160]
-        raise UserError(f"out of device memory ({text}); {advice}, and go on with --resume") from error
+        raise UserError(f"out of device memory ({text}); {advice}, and continue with --resume") from error

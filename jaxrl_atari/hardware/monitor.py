@@ -1,15 +1,13 @@
-"""Watches the machine while a session runs: GPU by NVML, CPU and memory of the process.
+"""Monitor of the machine during a session: the GPUs through NVML, CPU and memory of the process through psutil.
 
-The only module that knows NVML, which counts all GPUs of the machine in its own order and ignores
-CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER; JAX counts those that CUDA shows to this process. The CUDA driver tells the
-UUID of each of the latter, by which NVML finds it.
+NVML, used only in this file, counts all GPUs of the machine in its own order and ignores CUDA_VISIBLE_DEVICES and
+CUDA_DEVICE_ORDER. JAX counts the GPUs that CUDA shows to this process. The UUID, from the CUDA driver, identifies a
+GPU of JAX in NVML.
 """
 
 import contextlib
-import ctypes
 import math
 import threading
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,32 +16,25 @@ import jax
 import psutil
 import pynvml
 
+from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError
+
 GIB = 2**30
 GPU_COLUMNS = ("gpu_busy_percent", "gpu_memory_gib", "gpu_power_watts", "gpu_temperature_c")
 HOST_COLUMNS = ("cpu_percent", "rss_gib")
-COLUMNS = GPU_COLUMNS + HOST_COLUMNS
-"""What is measured, in the order of metrics.csv; defined in docs/metrics.md."""
+MONITOR_COLUMNS = GPU_COLUMNS + HOST_COLUMNS
+"""The names of the measured values. run_dir/columns.py defines them."""
 
 
 class GpuUnknown(Exception):
-    """A GPU's identity or its figures cannot be had; the message says why."""
+    """A GPU cannot be identified or read. The message is the reason."""
 
 
 def cuda_uuid(ordinal: int) -> str:
-    """UUID, without its prefix, of the GPU (or MIG slice) that this process has as CUDA device `ordinal`."""
+    """UUID of the GPU or MIG slice that this process has as CUDA device `ordinal`; see `CudaDriver.uuid`."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        device, raw = ctypes.c_int(), (ctypes.c_ubyte * 16)()
-        for name, *arguments in (
-            ("cuInit", 0),
-            ("cuDeviceGet", ctypes.byref(device), ordinal),
-            ("cuDeviceGetUuid_v2", ctypes.byref(raw), device),  # v2: of the MIG slice, where there is one
-        ):
-            if error := getattr(driver, name)(*arguments):
-                raise GpuUnknown(f"the CUDA driver's {name} failed with error {error}")
-    except (OSError, AttributeError) as error:  # no such library, or a driver older than 11.4
-        raise GpuUnknown(f"the CUDA driver: {error}") from error
-    return str(uuid.UUID(bytes=bytes(raw)))
+        return CudaDriver().uuid(ordinal)
+    except DriverError as error:
+        raise GpuUnknown(str(error)) from error
 
 
 class GpuReader:
@@ -54,7 +45,7 @@ class GpuReader:
         uuid_of: CUDA ordinal -> UUID.
 
     Raises:
-        GpuUnknown: there is no GPU among them, or NVML does not find them.
+        GpuUnknown: no device is a GPU, or NVML does not find one of them.
     """
 
     def __init__(self, devices: Sequence[jax.Device], nvml: Any = pynvml, uuid_of: Callable[[int], str] = cuda_uuid):
@@ -73,7 +64,7 @@ class GpuReader:
             raise GpuUnknown(f"NVML: {error}") from error
 
     def _find(self, gpu_uuid: str) -> tuple[Any, Any]:
-        """Handles of the device itself, and of the board whose power and temperature it shares."""
+        """NVML handles of the device, and of the board that measures its power and temperature."""
         nvml = self._nvml
         try:
             board = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{gpu_uuid}")
@@ -85,10 +76,10 @@ class GpuReader:
     def read(self) -> dict[str, float]:
         """`GPU_COLUMNS` now: busy is the mean over devices, memory and power the sum, temperature the maximum.
 
-        A figure that one of the devices does not have is NaN.
+        A column is NaN if one of the devices does not have it.
 
         Raises:
-            GpuUnknown: none of the devices gives any figure.
+            GpuUnknown: no column could be read on any device.
         """
         nvml = self._nvml
         errors = []
@@ -113,7 +104,7 @@ class GpuReader:
         return dict(zip(GPU_COLUMNS, (sum(busy) / len(busy), sum(memory), sum(power), hottest), strict=True))
 
     def close(self) -> None:
-        """Lets go of NVML."""
+        """Shuts NVML down."""
         with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
 
@@ -121,15 +112,15 @@ class GpuReader:
 class HostReader:
     """CPU time and memory of this process and its children."""
 
-    REFRESH_CHILDREN = 10  # readings; finding them reads all of /proc, which is slow on a large machine
+    REFRESH_CHILDREN = 10  # readings; a search for children reads all of /proc, which is slow on a large machine
 
     def __init__(self) -> None:
         self._processes = [psutil.Process()]
         self._readings = 0
-        self.read()  # psutil counts CPU time from its first reading on
+        self.read()  # psutil counts CPU time from its first reading
 
     def read(self) -> dict[str, float]:
-        """`HOST_COLUMNS`: CPU time since the last reading (100 is one core), memory now."""
+        """`HOST_COLUMNS`: CPU use since the last reading (100 is one core), and memory now."""
         if self._readings % self.REFRESH_CHILDREN == 0:
             me = self._processes[0]
             known = {process: process for process in self._processes}
@@ -147,15 +138,15 @@ class HostReader:
 
 
 class Monitor:
-    """Takes a sample of the machine once a second, in a thread, until it is closed. Use it in a `with` block.
+    """A thread that samples the machine once a second until it is closed. Use it in a `with` block.
 
-    Nothing that goes wrong here stops training: what cannot be read is NaN, and is said once.
+    Failures never stop training: a value that cannot be read is NaN, and one line reports it.
 
     Args:
-        devices: the JAX devices in use; their back end has been started.
-        say: takes a line for the user.
-        seconds: between two samples.
-        nvml, uuid_of: as `GpuReader` takes them.
+        devices: the JAX devices in use, whose back end has started.
+        say: receives lines for the user.
+        seconds: interval between two samples.
+        nvml, uuid_of: see `GpuReader`.
     """
 
     def __init__(
@@ -172,7 +163,7 @@ class Monitor:
         self._gpu: GpuReader | None = None
         try:
             self._gpu = GpuReader(devices, nvml, uuid_of)
-        except Exception as error:  # whatever a driver does, training goes on
+        except Exception as error:  # no failure of a driver may stop training
             say(_host_only(error))
         self._host = HostReader()
         self._lock = threading.Lock()
@@ -195,7 +186,7 @@ class Monitor:
         if self._gpu is not None:
             try:
                 values |= self._gpu.read()
-            except Exception as error:  # whatever a driver does, training goes on
+            except Exception as error:  # no failure of a driver may stop training
                 self._gpu.close()
                 self._gpu = None
                 self._unsaid = _host_only(error)
@@ -205,13 +196,13 @@ class Monitor:
             self._whole.add(values)
 
     def read(self) -> dict[str, float]:
-        """`COLUMNS`: means over the samples since the last `read`; where there is none since, the newest sample.
+        """`MONITOR_COLUMNS`: means over the samples since the last `read`, or the newest sample if there is none.
 
-        Before the thread's first sample, one is taken now.
+        Takes a sample itself before the first one of the thread.
         """
         if not self._whole.samples:
             self.sample()
-        if self._unsaid:  # here, so that all lines for the user come from one thread
+        if self._unsaid:  # printed by the caller's thread, like all other lines
             self._say(self._unsaid)
             self._unsaid = ""
         with self._lock:
@@ -220,12 +211,12 @@ class Monitor:
         return values
 
     def summary(self) -> dict[str, float]:
-        """`COLUMNS`: means over all samples."""
+        """`MONITOR_COLUMNS`: means over all samples."""
         with self._lock:
             return self._whole.read()
 
     def close(self) -> None:
-        """Ends the thread; `summary` still answers."""
+        """Ends the thread. `summary` still works."""
         self._stop.set()
         self._thread.join(timeout=5.0)  # a driver may hang
         if self._gpu is not None:
@@ -240,7 +231,7 @@ class Monitor:
 
 
 def _nothing() -> dict[str, float]:
-    return {name: math.nan for name in COLUMNS}
+    return {name: math.nan for name in MONITOR_COLUMNS}
 
 
 def _host_only(reason: Exception) -> str:
@@ -263,4 +254,4 @@ class _Mean:
                 self._count[name] += 1
 
     def read(self) -> dict[str, float]:
-        return {n: self._sum[n] / self._count[n] if self._count[n] else math.nan for n in COLUMNS}
+        return {n: self._sum[n] / self._count[n] if self._count[n] else math.nan for n in MONITOR_COLUMNS}

@@ -1,6 +1,6 @@
-"""Settings of the whole process, for a fast start and little memory. `configure()` is called once, at the start.
+"""Settings of the whole process for a fast start and little memory, made once at the start by `configure()`.
 
-`JAXRL_ATARI_NO_TUNING=1` leaves everything as it is. What the user has set already is never overridden.
+They never override a setting of the user, and `JAXRL_ATARI_NO_TUNING=1` turns them off.
 """
 
 import ctypes
@@ -18,10 +18,10 @@ _MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_T
 
 @cache
 def configure() -> tuple[str, ...]:
-    """Tunes this process. Later calls change nothing.
+    """Makes the settings. Later calls change nothing.
 
     Returns:
-      One line for people for each setting.
+      One line for the user per setting.
     """
     if os.environ.get("JAXRL_ATARI_NO_TUNING", "0") not in ("", "0"):
         return ("process tuning off (JAXRL_ATARI_NO_TUNING)",)
@@ -31,10 +31,10 @@ def configure() -> tuple[str, ...]:
 def _keep_freed_memory() -> str | None:
     """Lets glibc keep freed memory for the next allocation.
 
-    One arena for all threads: what the compiler's threads have freed serves training, which takes a third off the peak.
-    By default glibc returns large scratch buffers to the system at each step, and page faults bring them back; the
-    thresholds keep them. Blocks of 32 MiB and more, which come once an update, are returned: kept, they leave gaps that
-    the next rollout does not fit into.
+    One arena serves all threads: training reuses the memory that the compiler's threads have freed, which lowers the
+    peak by a third. By default glibc returns large scratch buffers to the system at each step, and page faults bring
+    them back; the thresholds keep them. Blocks of 32 MiB and more, allocated once per update, are still returned: if
+    kept, they leave gaps into which the next rollout does not fit.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _MALLOC_VARIABLES):
         return None
@@ -50,9 +50,11 @@ def _keep_freed_memory() -> str | None:
 
 def _cache_compiled_programs() -> str | None:
     """Keeps compiled programs on disk, so that the next start does not compile them again."""
-    if _cache_dir() is None:  # not set in JAX_COMPILATION_CACHE_DIR either
-        home = os.environ.get("XDG_CACHE_HOME")
-        folder = (Path(home) if home else Path.home() / ".cache") / "jaxrl_atari" / "xla"
+    if _cache_dir() is None:  # JAX_COMPILATION_CACHE_DIR is not set either
+        try:
+            folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_atari" / "xla"
+        except RuntimeError:  # as in a container whose user has neither HOME nor an entry in /etc/passwd
+            return "compiled programs are not kept: this user has no home; set HOME or JAX_COMPILATION_CACHE_DIR"
         if not _can_write(folder):
             return f"compiled programs are not kept: {folder} cannot be written to"
         jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -73,7 +75,7 @@ def _can_write(folder: Path) -> bool:
 
 
 def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this CPU has AVX512-BF16, with which XLA multiplies matrices in bfloat16 faster than in float32."""
+    """Whether this CPU has AVX512-BF16, which makes XLA's matrix products faster in bfloat16 than in float32."""
     try:
         return "avx512_bf16" in cpuinfo.read_text(encoding="utf-8", errors="replace").split()
     except OSError:

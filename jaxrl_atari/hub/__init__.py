@@ -1,1 +1,1 @@
-"""Sharing runs on the Hugging Face Hub."""
+"""Runs on the Hugging Face Hub: push and pull."""

@@ -1,10 +1,10 @@
-"""Checkpoints of a session: everything the learner needs, on disk. The only module that imports orbax.
+"""Checkpoints of a session: the learner's complete state on disk. The only module that imports orbax.
 
-SESSION_DIR/checkpoints/<env_steps>/arrays    the arrays, in orbax's format (OCDBT); of PRNG keys, their data
-SESSION_DIR/checkpoints/<env_steps>/meta      JSON: whatever the session adds, `format_version`, `env_steps`, `shapes`
-SESSION_DIR/checkpoints/<env_steps>/metrics   JSON: the score by which the best one is kept
+SESSION_DIR/checkpoints/<env_steps>/arrays    the arrays in orbax's format (OCDBT); PRNG keys as their key data
+SESSION_DIR/checkpoints/<env_steps>/meta      JSON: the session's values, `format_version`, `env_steps`, `shapes`
+SESSION_DIR/checkpoints/<env_steps>/metrics   JSON: the score that decides which checkpoint is the best
 
-Orbax writes a step under a temporary name and renames it when it is complete, so a step that is listed is whole.
+Orbax writes a step under a temporary name and renames it when it is complete, so every listed step is complete.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from jaxrl_atari import __version__
 from jaxrl_atari.errors import UserError
 
 FORMAT_VERSION = 2
 
-# Orbax tells its inner life, also what it raises, through absl, which prints to the terminal from "warning" on.
+# Orbax logs internals, and errors that it also raises, through absl, which prints warnings to the terminal.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
 
 
@@ -37,8 +37,8 @@ def _ranking(metrics: dict[str, Any]) -> float:
     return -math.inf if metrics["score"] is None else metrics["score"]
 
 
-def _alone() -> ocp.options.MultiprocessingOptions:
-    """Of several processes that learn together one writes, and each reads by itself: none waits for the others."""
+def _single_process() -> ocp.options.MultiprocessingOptions:
+    """Options that keep orbax from waiting for other processes: one process writes, and each reads on its own."""
     if jax.process_count() == 1:
         return ocp.options.MultiprocessingOptions()
     process = jax.process_index()
@@ -49,18 +49,18 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
 def _options(read_only: bool) -> ocp.CheckpointManagerOptions:
     return ocp.CheckpointManagerOptions(
-        # Together: `best_fn` alone would delete the latest one, and without `best_fn` no score is written to disk.
+        # Both are needed: `best_fn` alone deletes the latest step, and without `best_fn` no score is written.
         best_fn=_ranking,
         preservation_policy=AnyPreservationPolicy([LatestN(1), BestN(get_metric_fn=_ranking, n=1)]),
-        create=False,  # orbax would not object to a file in its place
+        create=False,  # orbax would not report a file of that name
         read_only=read_only,
         cleanup_tmp_directories=not read_only,
-        multiprocessing_options=_alone(),
+        multiprocessing_options=_single_process(),
     )
 
 
 def array_shapes(arrays: Any) -> dict[str, str]:
-    """Path -> dtype and shape of every array of a pytree: `{"train_state/params/value/bias": "float32[1]", ...}`."""
+    """Path -> dtype and shape of each array in a pytree: `{"train_state/params/value/bias": "float32[1]", ...}`."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)
@@ -72,22 +72,21 @@ def _is_key(x: Any) -> bool:
 
 
 def _to_host(arrays: Any) -> Any:
-    """Copies in NumPy: what one process writes by itself may not lie on devices that it shares with others."""
+    """NumPy copies: a process that writes alone cannot write arrays on devices that it shares with other processes."""
     plain = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, arrays)
     return jax.tree.map(np.array, jax.device_get(plain))
 
 
-def _blank(like: Any) -> np.ndarray:
-    """What orbax is to read for an array of the target."""
-    data = jax.eval_shape(jax.random.key_data, like) if _is_key(like) else like
+def _restore_template(target: Any) -> np.ndarray:
+    """An array of the shape and dtype that orbax reads for `target`."""
+    data = jax.eval_shape(jax.random.key_data, target) if _is_key(target) else target
     return np.empty(data.shape, data.dtype)
 
 
-def _place(value: np.ndarray, like: Any) -> jax.Array:
-    """An array that was read, where the target says."""
-    if not _is_key(like):
-        return jax.device_put(value, like.sharding)
-    return jax.device_put(jax.random.wrap_key_data(jnp.asarray(value)), like.sharding)
+def _to_device(value: np.ndarray, target: Any) -> jax.Array:
+    """Moves a restored array to the devices of `target`; key data become a key again."""
+    array = jax.random.wrap_key_data(jnp.asarray(value)) if _is_key(target) else value
+    return jax.device_put(array, target.sharding)
 
 
 def _is_json(path: Path) -> bool:
@@ -106,14 +105,14 @@ def _first_difference(saved: dict[str, str], wanted: dict[str, str]) -> str | No
 
 
 class Checkpoints:
-    """The checkpoints of one session; of all that were saved, the latest and the best stay on disk.
+    """The checkpoints of one session. The latest and the best stay on disk; the others are deleted.
 
     Args:
-      session_dir: the session's directory; the checkpoints lie in its folder `checkpoints`.
-      read_only: only look. Otherwise the folder is made, and what an interrupted save left behind is removed.
+      session_dir: the session's directory; the checkpoints are in its folder `checkpoints`.
+      read_only: change nothing on disk. Otherwise create the folder, and remove what an interrupted save left behind.
 
     Raises:
-      UserError: `read_only` and there is no such directory or no folder `checkpoints`; it cannot be read or written.
+      UserError: the folder cannot be read or written, or it does not exist and `read_only` is set.
     """
 
     def __init__(self, session_dir: str | Path, *, read_only: bool = False):
@@ -129,31 +128,35 @@ class Checkpoints:
             if not read_only:
                 self.directory.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(self.directory.absolute(), options=_options(read_only))
-        except Exception as error:  # orbax and the file system raise many kinds
+        except Exception as error:  # orbax and the file system raise many types
             damaged = [path for path in sorted(self.directory.glob("*/metrics/metrics")) if not _is_json(path)]
             advice = f"; remove the damaged {damaged[0].parents[1]} to use the other checkpoints" if damaged else ""
             raise UserError(f"{self.directory}: cannot be opened ({_reason(error)}){advice}") from error
 
     def save(self, env_steps: int, arrays: Any, meta: dict[str, Any], score: float) -> None:
-        """Copies the arrays to the host and returns; they are written in the background.
+        """Copies the arrays to the host and returns; a background thread writes them.
 
-        The arrays may be donated or changed afterwards. Waits for the save before this one, if that is still going on.
-        A step that is there already is left as it is: a resumed session that has made no step since.
+        The arrays may be donated or changed afterwards. Waits for the previous save if it is still running.
+        A step that exists already is not written again: a session was resumed and has made no step since.
 
         Args:
-          arrays: a pytree of `jax.Array`, typed keys among them.
+          arrays: a pytree of `jax.Array`; typed keys are allowed.
           meta: JSON values; `format_version`, `package_version`, `env_steps` and `shapes` are added.
-          score: what the best one is the highest of (of equals, the newest). NaN ranks below every number.
+          score: the best checkpoint is the one with the highest score, the newest among equals. NaN ranks lowest.
 
         Raises:
-          UserError: this save or the one before failed, for example because the disk is full.
+          UserError: this save or the previous one failed, for example because the disk is full.
         """
         if env_steps in self.steps():
             return
-        added = {"format_version": FORMAT_VERSION, "package_version": __version__, "shapes": array_shapes(arrays)}
+        added = {
+            "format_version": FORMAT_VERSION,
+            "package_version": version("jaxrl_atari"),
+            "shapes": array_shapes(arrays),
+        }
         meta = {**meta, **added, "env_steps": env_steps}
         try:
-            with _one_report():
+            with _one_error_line():
                 saved = self._manager.save(
                     env_steps,
                     args=ocp.args.Composite(
@@ -167,26 +170,26 @@ class Checkpoints:
             raise RuntimeError(f"orbax refused to save step {env_steps} after step {self.latest_step()}")
 
     def steps(self) -> list[int]:
-        """Env steps of the checkpoints that are there, in rising order, with the one that is being written."""
+        """Env steps of the checkpoints, in ascending order, including one that is still being written."""
         return sorted(self._manager.all_steps())
 
     def latest_step(self) -> int | None:
-        """The last of `steps()`, None where there is none."""
+        """The last of `steps()`, or None if there is none."""
         return self._manager.latest_step()
 
     def best_step(self) -> int | None:
-        """The one of `steps()` with the highest score, the latest where no game had ended yet."""
+        """The step with the highest score, or the latest step if no checkpoint has a score."""
         return self._manager.best_step()
 
     def read_meta(self, step: int) -> dict[str, Any]:
         """The `meta` that was saved with a checkpoint.
 
         Raises:
-          UserError: no such step, another format version, or it cannot be read.
+          UserError: the step does not exist, has another format version, or cannot be read.
         """
         meta = self._read(step, "meta", ocp.args.JsonRestore())
         if not isinstance(meta, dict):
-            raise UserError(f"{self.directory / str(step)}: is no checkpoint of jaxrl_atari: its meta is {meta!r:.50}")
+            raise UserError(f"{self.directory / str(step)}: not a checkpoint of jaxrl_atari: its meta is {meta!r:.50}")
         version = meta.get("format_version")
         if version != FORMAT_VERSION:
             raise UserError(
@@ -196,13 +199,14 @@ class Checkpoints:
         return meta
 
     def restore(self, step: int, target: Any) -> Any:
-        """The arrays of a checkpoint, on the devices of `target`, whatever devices they were saved from.
+        """Restores the arrays of a checkpoint to the devices of `target`, whatever devices they were saved from.
 
         Args:
-          target: a pytree like the one that was saved, of `jax.Array`, or of `jax.ShapeDtypeStruct` with shardings.
+          target: a pytree of the saved structure, of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings.
 
         Raises:
-          UserError: no such step, another format version, other arrays than `target` (another network), or damaged.
+          UserError: the step does not exist, has another format version, holds other arrays than `target` (another
+            network), or is damaged.
         """
         shapes = self.read_meta(step)["shapes"]
         if difference := _first_difference(shapes, array_shapes(target)):
@@ -210,25 +214,26 @@ class Checkpoints:
                 f"{self.directory / str(step)}: holds another network or optimiser: {difference}; use the game, "
                 "network and optimiser settings that it was saved with"
             )
-        values = self._read(step, "arrays", ocp.args.StandardRestore(jax.tree.map(_blank, target)))
-        return jax.tree.map(_place, values, target)
+        values = self._read(step, "arrays", ocp.args.StandardRestore(jax.tree.map(_restore_template, target)))
+        return jax.tree.map(_to_device, values, target)
 
     def wait(self) -> None:
-        """Returns when everything is on disk. Raises `UserError` if that failed."""
+        """Waits until everything is on disk. Raises `UserError` if writing failed."""
         try:
-            with _one_report():
+            with _one_error_line():
                 self._manager.wait_until_finished()
         except Exception as error:
             raise self._not_written(error) from error
 
     def _not_written(self, error: Exception) -> UserError:
         full = shutil.disk_usage(self.directory).free < 64 << 20
-        advice = "free some space" if full else "mend what is wrong there"
-        what = f"a checkpoint could not be written ({_reason(error)})"
-        return UserError(f"{self.directory}: {what}; {advice}, then go on with --resume")
+        advice = "free some space" if full else "fix the cause"
+        return UserError(
+            f"{self.directory}: a checkpoint could not be written ({_reason(error)}); {advice}, then use --resume"
+        )
 
     def close(self) -> None:
-        """`wait`, then frees the threads."""
+        """Calls `wait`, then stops orbax's threads."""
         self.wait()
         self._manager.close()
 
@@ -236,12 +241,12 @@ class Checkpoints:
         if step not in self.steps():
             if not self.steps():
                 raise UserError(f"{self.directory}: holds no complete checkpoint yet; wait for the session's first one")
-            there = ", ".join(map(str, self.steps()))
-            raise UserError(f"{self.directory}: has no checkpoint at env step {step}; there are: {there}")
+            existing = ", ".join(map(str, self.steps()))
+            raise UserError(f"{self.directory}: has no checkpoint at env step {step}; there are: {existing}")
         try:
-            with _one_report():
+            with _one_error_line():
                 return self._manager.restore(step, args=ocp.args.Composite(**{item: how}))[item]
-        except Exception as error:  # a damaged file can make orbax raise anything
+        except Exception as error:  # orbax can raise any type for a damaged file
             raise UserError(
                 f"{self.directory / str(step)}: its {item} cannot be read ({_reason(error)}); "
                 "if it is damaged, remove this directory to use another checkpoint"
@@ -249,25 +254,26 @@ class Checkpoints:
 
 
 @contextlib.contextmanager
-def _one_report() -> Iterator[None]:
-    """When one array cannot be read or written, others report later to orbax's event loop, which is closed by then.
+def _one_error_line() -> Iterator[None]:
+    """Hides the "Event loop is closed" tracebacks that follow an error of orbax.
 
-    Python would print a traceback for each of them, before or after the one line that tells what is wrong. After an
-    error they are left out to the end of the process.
+    When one array cannot be read or written, other arrays fail later, on orbax's event loop, which is closed by then.
+    Python would print a traceback for each, beside our one-line error. After an error they stay hidden until the
+    process ends.
     """
     hook = sys.unraisablehook
-    sys.unraisablehook = partial(_without_stragglers, hook)
+    sys.unraisablehook = partial(_hide_closed_loop, hook)
     yield
     sys.unraisablehook = hook
 
 
-def _without_stragglers(hook: Callable[[Any], object], unraisable: Any) -> None:
+def _hide_closed_loop(hook: Callable[[Any], object], unraisable: Any) -> None:
     if str(unraisable.exc_value) != "Event loop is closed":
         hook(unraisable)
 
 
 def _reason(error: Exception) -> str:
-    """An exception in one line of bearable length; what counts stands at its begin and at its end."""
+    """An exception as one short line. Long texts lose their middle: the cause is at the start or at the end."""
     text = " ".join(str(error).split())
     text = text if len(text) <= 240 else f"{text[:120]} ... {text[-120:]}"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,20 +1,65 @@
-"""Files that are there whole or not at all, and names that are free."""
+"""File operations: atomic writes, unused file names, and a lock on a directory."""
 
+import contextlib
+import fcntl
 import itertools
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxrl_atari.errors import UserError
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Writes a file atomically: after a crash it holds the old content or the new content, never a part of either.
+
+    Several processes may write the same file at the same time; the last one wins.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
-    """Writes a file that is there whole or not at all. NaN is refused."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    """Writes a JSON file atomically. Raises `ValueError` for NaN and infinities, which JSON does not have."""
+    write_file(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
 def unused(path: Path) -> Path:
-    """The path, or where there is such a file already, the first of NAME_2, NAME_3, ... that is free."""
+    """Returns `path`, or the first of NAME_2, NAME_3, ... that does not exist if `path` does."""
     numbered = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
     return next(candidate for candidate in itertools.chain([path], numbered) if not candidate.exists())
+
+
+@contextlib.contextmanager
+def only_writer(directory: Path) -> Iterator[None]:
+    """Locks a directory until the block ends or the process dies. Leaves no file behind.
+
+    On a file system without locks, this does nothing.
+
+    Raises:
+        UserError: another process holds the lock.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{directory}: another process is training there; wait until it ends, or stop it (Ctrl-C, SIGTERM) and"
+                " then use --resume"
+            ) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)

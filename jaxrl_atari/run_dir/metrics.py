@@ -1,18 +1,18 @@
 """Figures of merit of sessions, trials and lists of games: pure functions of arrays and tables.
 
-A session's table is `metrics.csv` as columns: one float64 array `[N]` for each name, one entry for each log
+A session's table is `metrics.csv` by column: a float64 array `[N]` for each name, with one entry for each log
 point. At log point i = 1..N:
 
-- `return_mean`, R_i: mean raw return of the last 100 finished full games (all lives). NaN before the first
-  one ends; such log points are left out of every figure here.
-- `return_ma`: mean of the last 100 R_i, of as many as there are at the start. With a log point every 10,000
-  env steps, it covers the last 1M env steps. Scores are quoted in it.
+- `return_mean`, R_i: mean raw return of the last 100 finished full games (all lives). NaN until the first game
+  ends; no figure counts such log points.
+- `return_ma`: mean of the last 100 R_i, or of all R_i while there are fewer. With a log point every 10,000 env
+  steps, it covers the last 1M env steps. Scores are quoted as `return_ma`.
 - `env_steps`: agent decisions so far, 4 emulator frames each. `optimizer_steps`: gradient steps so far.
 
 Strength, efficiency, stability and consistency are SLM Lab's trial metrics (Keng & Graesser, `slm_lab/lib`),
-with str_i = R_i - (mean return of random play): they ask how much better than random play, how early, how
-steadily, and how alike over sessions. They are ratios of sums of str_i, and say something where these sums
-are positive; a quotient with a zero denominator is NaN.
+with str_i = R_i - (mean return of random play). They measure how much better than random play the agent is, how
+early, how steadily, and how similarly over sessions. They are ratios of sums of str_i and are meaningful where
+these sums are positive; a quotient with a zero denominator is NaN.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxrl_atari.games import Game
+from jaxrl_atari.envs.games import Game
 
 Table = Mapping[str, np.ndarray]
 """A session's log points: column name -> float64 `[N]`."""
@@ -47,7 +47,7 @@ SESSION_FIGURES = {
     "gpu_memory_gib": "GPU memory, GiB",
     "rss_gib": "RSS, GiB",
 }
-"""The figures of a session in a trial's summary, and how they are printed; a trial's is the mean over sessions."""
+"""Figures of a session -> their titles in the printed table. A trial's figure is the mean over its sessions."""
 
 
 def _ratio(numerator: float, denominator: float) -> float:
@@ -55,10 +55,10 @@ def _ratio(numerator: float, denominator: float) -> float:
 
 
 def moving_average(points: ArrayLike, window: int = WINDOW) -> np.ndarray:
-    """Mean of the last `window` points at each point, of as many as there are at the start: `[N]` -> float64 `[N]`.
+    """Mean of the last `window` points at each point, or of all points while there are fewer: `[N]` -> float64 `[N]`.
 
-    y_i = mean(x_max(1, i - window + 1) .. x_i). NaN points are not points: they enter no mean, take no place
-    in the window, and stay NaN.
+    y_i = mean(x_max(1, i - window + 1) .. x_i). NaN is not a point: it enters no mean, does not count for the
+    window, and stays NaN.
     """
     points = np.asarray(points, np.float64)
     average = np.full_like(points, np.nan)
@@ -77,41 +77,39 @@ def strength(strengths: ArrayLike) -> float:
 def efficiency(strengths: ArrayLike, steps: ArrayLike) -> float:
     """sum_i (str_i / t_i) / sum_i str_i, in 1 / step; larger is earlier. Both `[N]`, every t_i > 0.
 
-    With t in env steps it is the sample efficiency, in optimiser steps the training efficiency.
+    Sample efficiency has t in env steps, training efficiency in optimiser steps.
     """
     strengths = np.asarray(strengths, np.float64)
     return _ratio((strengths / np.asarray(steps)).sum(), strengths.sum())
 
 
 def stability(strengths: ArrayLike) -> float:
-    """1 - |sum_{i<N} min(str_{i+1} - str_i, 0) / sum_{i<N} str_i|; `[N]`, N > 1; 1 where it never falls."""
+    """1 - |sum_{i<N} min(str_{i+1} - str_i, 0) / sum_{i<N} str_i|; `[N]`, N > 1; 1 if it never falls."""
     strengths = np.asarray(strengths, np.float64)
     falls = np.minimum(np.diff(strengths), 0.0).sum()
     return 1.0 - abs(_ratio(falls, strengths[:-1].sum()))
 
 
 def consistency(strengths: ArrayLike) -> float:
-    """1 - sum_i 2 std_j(str_ij) / sum_i mean_j(str_ij) for str_ij `[sessions, N]`; 1 where all sessions are the same.
+    """1 - sum_i 2 std_j(str_ij) / sum_i mean_j(str_ij) for str_ij `[sessions, N]`; 1 if all sessions are equal.
 
-    std is the population standard deviation (divided by the number of sessions), as everywhere in this
-    module.
+    std is the population standard deviation (divided by the number of sessions), as everywhere in this module.
     """
     strengths = np.asarray(strengths, np.float64)
     return 1.0 - _ratio(2.0 * strengths.std(axis=0).sum(), strengths.mean(axis=0).sum())
 
 
 def human_normalised(score: float, game: Game) -> float | None:
-    """(score - random) / (human - random), both as in DQN Zoo: 0 is random, 1 human; None where not known."""
+    """(score - random) / (human - random) with DQN Zoo's scores: 0 is random, 1 is human; None if unknown."""
     if game.human is None or game.dqn_random is None:
         return None
     return (score - game.dqn_random) / (game.human - game.dqn_random)
 
 
 def reference_normalised(score: float, game: Game) -> float | None:
-    """(score - random) / (reference - random): 1 reaches the reference.
+    """(score - random) / (reference - random): 1 equals the reference. Meaningful for negative scores, too.
 
-    None where there is no reference, or it is no better than random play (Skiing, Solaris). Unlike ours /
-    reference, it keeps its sense for games with negative scores.
+    None if there is no reference, or if it is no better than random play (Skiing, Solaris).
     """
     if game.reference_score is None or game.random_mean is None or game.reference_score <= game.random_mean:
         return None
@@ -119,10 +117,10 @@ def reference_normalised(score: float, game: Game) -> float | None:
 
 
 def session_figures(table: Table, game: Game) -> dict[str, float | None]:
-    """The figures of one session, `SESSION_FIGURES` by name; None where there is nothing to compute one from.
+    """The figures of one session: each name of `SESSION_FIGURES` -> value, or None if there is no data for it.
 
-    `sps` is the median over log points, so that a compilation or a checkpoint does not colour it;
-    `gpu_busy_percent` the mean; the memories the maximum.
+    `sps` is the median over log points, which a slow one (compilation, a checkpoint) does not affect;
+    `gpu_busy_percent` is the mean; the memory figures are maxima.
     """
     started = np.isfinite(table["return_mean"]) & (table["env_steps"] > 0)
     returns, return_ma = table["return_mean"][started], table["return_ma"][started]
@@ -157,11 +155,10 @@ def session_figures(table: Table, game: Game) -> dict[str, float | None]:
 def align_sessions(tables: Sequence[Table], column: str) -> tuple[np.ndarray, np.ndarray]:
     """One column of several sessions on common env steps: (env_steps `[N]`, values `[sessions, N]`).
 
-    The grid is the log points of the session that has come furthest. Sessions of one config log at the same
-    env steps, so this mostly picks rows; where they differ, values are interpolated linearly between log
-    points. A session is NaN before its first finite value and beyond its last log point (a last log point
-    less than one interval short of the grid's still counts: its value is held), so that a running trial can
-    be drawn too.
+    The grid is the log points of the session with the most env steps. Sessions of one config usually log at the
+    same env steps; where they differ, values are interpolated linearly between log points. A session is NaN before
+    its first finite value and after its last log point, so a running trial can be drawn. The last value is held for
+    less than one interval, which bridges a last log point slightly before the grid's.
     """
     furthest = max(tables, key=lambda table: table["env_steps"][-1])
     grid = np.asarray(furthest["env_steps"], np.float64)
@@ -182,25 +179,25 @@ def _mean_and_std(values: Sequence[float | None]) -> tuple[float | None, float |
 
 
 def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, Any]:
-    """A trial's summary, ready for JSON: what is not known is None.
+    """A trial's summary, ready for JSON: an unknown value is None.
 
-    The score is the mean over sessions of the final `return_ma`. `mean` and `std` hold mean and population
-    standard deviation over sessions of each of `SESSION_FIGURES`, which `sessions` lists one by one.
-    `consistency` is over the log points that all sessions have reached, and None for a single session.
+    The score is the mean over sessions of the final `return_ma`. `sessions` has the figures of each session; `mean`
+    and `std` are their mean and population standard deviation over sessions. `consistency` is over the log points
+    that all sessions have reached, and None for a single session.
 
     Args:
-      session_tables: at least one table of at least one row.
-      game: its random score is subtracted in the strengths.
+      session_tables: at least one table with at least one row.
+      game: provides the scores to compare with.
     """
     sessions = [session_figures(table, game) for table in session_tables]
     spread = {name: _mean_and_std([figures[name] for figures in sessions]) for name in SESSION_FIGURES}
     score, score_std = spread["final_return_ma"]
-    alike = None
+    similarity = None
     if len(session_tables) > 1 and game.random_mean is not None:
         _, returns = align_sessions(session_tables, "return_mean")
         shared = np.isfinite(returns).all(axis=0)
         value = consistency(returns[:, shared] - game.random_mean)
-        alike = None if np.isnan(value) else value
+        similarity = None if np.isnan(value) else value
     return {
         "game": game.name,
         "score": score,
@@ -210,7 +207,7 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
         "human_score": game.human,
         "reference_normalised_score": None if score is None else reference_normalised(score, game),
         "human_normalised_score": None if score is None else human_normalised(score, game),
-        "consistency": alike,
+        "consistency": similarity,
         "mean": {name: mean for name, (mean, _) in spread.items()},
         "std": {name: std for name, (_, std) in spread.items()},
         "sessions": sessions,
@@ -218,7 +215,7 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
 
 
 def interquartile_mean(scores: ArrayLike) -> float:
-    """Mean of the middle half of all scores, of any shape: floor(n / 4) are cut at either end (Agarwal et al. 2021)."""
+    """Mean of the middle half of all scores, of any shape: floor(n / 4) are cut at each end (Agarwal et al. 2021)."""
     scores = np.sort(np.asarray(scores, np.float64), axis=None)
     cut = scores.size // 4
     return float(scores[cut : scores.size - cut].mean())
@@ -227,17 +224,16 @@ def interquartile_mean(scores: ArrayLike) -> float:
 def aggregate_games(
     scores: Mapping[str, Sequence[float]], resamples: int = 2000, confidence: float = 0.95, seed: int = 0
 ) -> dict[str, Any]:
-    """Aggregate of normalised scores over games, with intervals from the stratified bootstrap, ready for JSON.
+    """Median and IQM of normalised scores over games, with stratified bootstrap intervals, ready for JSON.
 
-    Median: over games, of the mean over sessions. IQM: `interquartile_mean` of all sessions of all games. The
-    bootstrap draws each game's sessions again with replacement and keeps the games; the interval is between
-    the percentiles (1 - confidence) / 2 and (1 + confidence) / 2 of the resampled figures. (Agarwal et al.
-    2021, "Deep RL at the Edge of the Statistical Precipice", arXiv:2108.13264.) With one session a game the
-    interval is a point.
+    The median is over games, of the mean over sessions. The IQM is the `interquartile_mean` of all sessions of all
+    games. The bootstrap resamples the sessions of each game with replacement and keeps the games; the interval is
+    between the quantiles (1 - confidence) / 2 and (1 + confidence) / 2 of the resampled figures. With one session a
+    game, the interval is a point. (Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice",
+    arXiv:2108.13264.)
 
     Args:
-      scores: game -> the normalised score of each of its sessions, at least one; games may have different
-      numbers.
+      scores: game -> the normalised scores of its sessions, at least one; the number may differ between games.
     """
 
     def figures(per_game: Sequence[np.ndarray]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What the user sees of a running session: a live line on a terminal, plain lines elsewhere."""
+"""Progress of a session on the terminal: a live line, or plain lines if the output is not a terminal."""
 
 import math
 import os
@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from jaxrl_atari.trial.stopping import drop_output
+from jaxrl_atari.cli import drop_output
 
 
 class Pace:
-    """Env steps per second of the recent past, from which the time that is left is told."""
+    """Env steps per second over the last minute, from which the remaining time is estimated."""
 
     SECONDS = 60.0
 
@@ -22,7 +22,7 @@ class Pace:
         self._points: deque[tuple[float, int]] = deque()  # (time, env steps)
 
     def add(self, env_steps: int) -> None:
-        """Counts from the first call on, so what came before it (compilation) slows nothing down."""
+        """Adds a point. Time before the first point, such as compilation, does not count."""
         now = self._clock()
         self._points.append((now, env_steps))
         while len(self._points) > 2 and self._points[1][0] < now - self.SECONDS:
@@ -57,12 +57,12 @@ def _duration(seconds: float) -> str:
 
 
 class ProgressWriter:
-    """A live line on a terminal; elsewhere (a file, a pipe, a notebook) a plain line for each log point.
+    """Draws a live line on a terminal; in a file, pipe or notebook, prints a plain line for each log point.
 
     Args:
         total_env_steps: the budget, 100%.
-        stream: where to; standard output if left out.
-        clock: seconds that only go up.
+        stream: the output; standard output by default.
+        clock: a monotonic clock in seconds.
     """
 
     REDRAW_SECONDS = 0.2
@@ -80,7 +80,7 @@ class ProgressWriter:
         self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._clock, self._pace = clock, Pace(clock)
         self._drawn_at = -math.inf
-        self._line = ""  # what stands on the terminal's last line
+        self._line = ""  # the text on the terminal's last line
 
     def progress(self, env_steps: int, row: Mapping[str, Any]) -> None:
         self._pace.add(env_steps)
@@ -116,15 +116,15 @@ class ProgressWriter:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except BrokenPipeError:  # as in `train ... | head`: training goes on
+        except BrokenPipeError:  # as in `train ... | head`: training continues
             drop_output()
 
     def _eta(self, env_steps: int) -> str:
         sps = self._pace.sps
         return _duration(max(self._total - env_steps, 0) / sps if sps > 0 else math.nan)
 
-    def _live_line(self, env_steps: int, row: Mapping[str, Any], columns: int) -> str:
-        """The line for a terminal of so many columns: it never wraps, as a wrapped line cannot be drawn over."""
+    def _live_line(self, env_steps: int, row: Mapping[str, Any], width: int) -> str:
+        """The line for a terminal of this width. It never wraps, because a wrapped line cannot be overwritten."""
         fraction = min(env_steps / self._total, 1.0)
         head = f"{self._label} {int(100 * fraction):3d}%"
         fields = [
@@ -136,8 +136,8 @@ class ProgressWriter:
         if (gpu := _number(row.get("gpu_busy_percent"), 0)) != "-":
             fields.append(f"GPU {gpu}%")
         fields.append(f"return_mean {_number(row.get('return_mean'))}")
-        room = columns - 1  # a character in the last column makes some terminals wrap
-        # The last fields are the first to go.
+        room = width - 1  # a character in the last column makes some terminals wrap
+        # On a narrow terminal the last fields are dropped.
         while fields and len("  ".join([head, *fields])) > room:
             fields.pop()
         bar = min(room - len("  ".join([head, "[]", *fields])), 30)

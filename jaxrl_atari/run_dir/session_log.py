@@ -1,11 +1,14 @@
-"""What a session tells and keeps: log points, progress, checkpoints, graphs, evaluations."""
+"""Session log: a session's progress, its log points, and the graphs that are drawn while it trains.
+
+The log receives values; it knows neither the learner nor the environments.
+"""
 
 import math
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,67 +16,147 @@ import jax
 import numpy as np
 import psutil
 
+from jaxrl_atari.config import LogConfig
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.evaluate.during_training import Evaluator
-from jaxrl_atari.hardware.monitor import Monitor
-from jaxrl_atari.ppo import Metrics
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.writers import Writer
-from jaxrl_atari.trainer import Trainer
+
+Metrics = Mapping[str, Any]
 
 
 class NonFiniteError(UserError):
-    """A loss that is not a number: training cannot go on."""
+    """A loss that is not a number: training cannot continue."""
 
 
-@dataclass(frozen=True)
-class SessionResult:
-    """How a session ended."""
+class EpisodeStatistics:
+    """Returns of full games and their moving averages; `return_ma` is the figure that scores are quoted in."""
 
-    session_dir: Path
-    env_steps: int
-    return_ma: float  # NaN before the first finished game
-    sps: float  # mean, without the first iteration
+    WINDOW = 100
+
+    def __init__(self) -> None:
+        self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=self.WINDOW)  # of the last 100 finished games
+        self.lengths: deque[float] = deque(maxlen=self.WINDOW)
+        self.points: deque[float] = deque(maxlen=self.WINDOW)  # of the last 100 log points
+
+    def game_over(self, episode_return: float, length: int) -> None:
+        """Counts a finished game: the sum of its raw rewards, and its length in env steps."""
+        self.episodes += 1
+        self.returns.append(episode_return)
+        self.lengths.append(length)
+
+    def mean_return(self) -> float:
+        """Mean return of the last 100 finished games; NaN before the first."""
+        return float(np.mean(self.returns)) if self.returns else float("nan")
+
+    def log_point(self, keep: bool = True) -> dict[str, float]:
+        """A log point: the mean of the last 100 games; `return_ma` is the mean of the last 100 such points.
+
+        Args:
+            keep: False for a point off the interval, which later ones leave out.
+        """
+        mean, points = self.mean_return(), self.points.copy()
+        if self.returns:
+            points.append(mean)
+        if keep:
+            self.points = points
+        return {
+            "episodes": self.episodes,
+            "return_mean": mean,
+            "return_ma": float(np.mean(points)) if points else float("nan"),
+            "episode_length": float(np.mean(self.lengths)) if self.lengths else float("nan"),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The statistics as JSON values, for a checkpoint."""
+        return {name: list(v) if isinstance(v, deque) else v for name, v in vars(self).items()}
+
+    def load(self, values: dict[str, Any]) -> None:
+        """Restores what `to_dict` returned."""
+        self.episodes = values["episodes"]
+        for name in ("returns", "lengths", "points"):
+            getattr(self, name).extend(values[name])
+
+
+class Progress:
+    """How far a session has come.
+
+    Args:
+        meta: of the checkpoint that the session resumes from.
+    """
+
+    def __init__(self, meta: dict[str, Any] | None = None, optimizer_steps: int = 0):
+        self.env_steps: int = meta["env_steps"] if meta else 0
+        self.updates: int = meta["updates"] if meta else 0
+        self.optimizer_steps = optimizer_steps
+        self.best_score: float | None = meta["best_score"] if meta else None
+        self.earlier_seconds: float = meta["wall_seconds"] if meta else 0.0
+        self.statistics = EpisodeStatistics()
+        if meta:
+            self.statistics.load(meta["statistics"])
+
+    def count(self, env_steps: int, games: Iterable[tuple[float, int]], optimizer_steps: int) -> None:
+        """Adds a rollout and its update; `games` are the returns and lengths of the games that ended in it."""
+        self.env_steps += env_steps
+        self.updates += 1
+        self.optimizer_steps += optimizer_steps
+        for episode_return, length in games:
+            self.statistics.game_over(episode_return, length)
+
+    def score(self) -> float:
+        """The score by which the best checkpoint is kept: the mean return of the last 100 games. Updates the best."""
+        score = self.statistics.mean_return()
+        if not math.isnan(score):
+            self.best_score = score if self.best_score is None else max(score, self.best_score)
+        return score
+
+
+class Every:
+    """True once per interval: `due(n)` is true at the first n in each new interval of env steps. 0: never."""
+
+    def __init__(self, interval: int, start: int):
+        self._interval = interval
+        self._next = self._after(start) if interval else math.inf
+
+    def _after(self, env_steps: int) -> int:
+        return (env_steps // self._interval + 1) * self._interval
+
+    def due(self, env_steps: int) -> bool:
+        """Whether an interval ended since the last time that this was true."""
+        if env_steps < self._next:
+            return False
+        self._next = self._after(env_steps)
+        return True
 
 
 class SessionLog:
-    """Log points, progress and checkpoints of a session. SPS leave out the first iteration, which compiles.
+    """Messages, log points and progress of a session. SPS leave out the first iteration, which compiles.
 
     Args:
-        began_at: when the session began, as `time.time()`.
-        meta: of the checkpoint that the session goes on from.
+        settle: waits for an update under way, if there is one, and returns its metrics.
     """
 
     def __init__(
         self,
         writers: Sequence[Writer],
-        checkpoints: Checkpoints | None,
-        trainer: Trainer,
+        config: LogConfig,
+        progress: Progress,
         session: int,
         session_dir: Path,
-        began_at: float,
-        meta: dict[str, Any] | None,
+        settle: Callable[[], Metrics | None],
     ):
-        self._writers, self._checkpoints, self._trainer = writers, checkpoints, trainer
-        self._session, self._dir, self._began_at = session, session_dir, began_at
-        self.monitor: Monitor | None = None
-        self.evaluator: Evaluator | None = None
-        self._graphs: subprocess.Popen | None = None
-        self._log = trainer.config.log
-        self.best_score: float | None = meta["best_score"] if meta else None
-        self._earlier_seconds: float = meta["wall_seconds"] if meta else 0.0
-        self._start = (time.monotonic(), trainer.env_steps)
+        self._writers, self._progress, self._settle = writers, progress, settle
+        self.monitor: Callable[[], Mapping[str, float]] = dict  # the machine's figures for a log point
+        self._session, self._run_dir, self._draws_graphs = session, session_dir.parent, config.graphs
+        self._every = Every(config.every_env_steps, progress.env_steps)
+        self._began_at = time.time()
+        self._start = (time.monotonic(), progress.env_steps)
         self._point: tuple[float, int] | None = None  # where the SPS of the next log point begin
         self.compiling = True
-        self._pending: Metrics | None = None  # metrics of the newest update, still on the device
-        self._checked = trainer.updates  # updates whose metrics were read, and are finite
+        self._pending: Metrics | None = None  # of the newest update, still on the device
+        self._checked = progress.updates  # updates whose metrics were read and are finite
         self._metrics: list[dict[str, float]] = []  # of the updates since the last log point
+        self._graphs: subprocess.Popen | None = None
         self.row: dict[str, float] = {}
-        self._saved_at = trainer.env_steps if meta else None
-        self._next_log = _next_multiple(trainer.env_steps, self._log.every_env_steps)
-        self._next_checkpoint = _next_multiple(trainer.env_steps, self._log.checkpoint_every_env_steps)
-        self._evaluate_every = trainer.config.evaluation.every_env_steps
-        self._next_evaluation = _next_multiple(trainer.env_steps, max(self._evaluate_every, 1))
 
     def message(self, text: str) -> None:
         """A line for the user."""
@@ -82,46 +165,49 @@ class SessionLog:
 
     def wall_seconds(self) -> float:
         """Seconds of training, those before a resume included, the first iteration's not."""
-        return self._earlier_seconds + (0.0 if self.compiling else time.monotonic() - self._start[0])
+        return self._progress.earlier_seconds + (0.0 if self.compiling else time.monotonic() - self._start[0])
 
-    def _seconds_to_first_step(self) -> str:
-        """From the start of the process, and from that of the session where another one came before it."""
-        at = self._trainer.first_step_at or math.nan
-        text = f"{at - psutil.Process().create_time():.1f} s after the start of the process"
-        return text if self._session == 0 else f"{text}, {at - self._began_at:.1f} s after that of the session"
+    def sps(self) -> float:
+        """Mean SPS since the first iteration."""
+        return (self._progress.env_steps - self._start[1]) / (time.monotonic() - self._start[0])
 
-    def after_update(self, metrics: Metrics | None) -> None:
-        """Takes the metrics of an update that may still be running; those of the one before are read now."""
-        trainer = self._trainer
+    def after_update(self, metrics: Metrics | None, learning_rate: float, first_step_at: float) -> None:
+        """Writes a log point where one is due.
+
+        Args:
+            metrics: of an update that may still be running; they are read at the next call.
+            learning_rate: of the next update.
+            first_step_at: when the rollout made its first env step, as `time.time()`.
+        """
         self._read(self._pending)
         self._pending = metrics
         if self.compiling:
-            self._flush()
+            self.flush()
             now = time.monotonic()
             self.message(
-                f"first env step {self._seconds_to_first_step()}; first rollout and update took"
+                f"first env step {self._since_start(first_step_at)}; first rollout and update took"
                 f" {now - self._start[0]:.1f} s, compilation included"
             )
-            self._start = (now, trainer.env_steps)
+            self._start = (now, self._progress.env_steps)
             self.compiling = False
         else:
-            # Each of these calls comes while an update is running: from one to another there are as many updates as
-            # rollouts. From the first call, which waits, to the second there is a rollout more.
-            self._point = self._point or (time.monotonic(), trainer.env_steps)
+            # Each of these calls comes while an update is running, so that between two of them there are as many
+            # updates as rollouts. Between the first call, which waits, and the second there is one rollout more.
+            self._point = self._point or (time.monotonic(), self._progress.env_steps)
             for writer in self._writers:
-                writer.progress(trainer.env_steps, self.row)
-        if self.evaluator is not None:
-            self.evaluator.poll()
-            if trainer.env_steps >= self._next_evaluation and not self.evaluator.busy:
-                self._next_evaluation = _next_multiple(trainer.env_steps, self._evaluate_every)
-                self._flush()
-                self.evaluator.start(trainer.learner.params(), trainer.env_steps)
-        if trainer.env_steps >= self._next_log:
-            self._next_log = _next_multiple(trainer.env_steps, self._log.every_env_steps)
-            self._log_point(time.monotonic(), keep=True)
-        if trainer.env_steps >= self._next_checkpoint:
-            self._next_checkpoint = _next_multiple(trainer.env_steps, self._log.checkpoint_every_env_steps)
-            self.checkpoint()
+                writer.progress(self._progress.env_steps, self.row)
+        if self._every.due(self._progress.env_steps):
+            self._log_point(time.monotonic(), learning_rate, keep=True)
+
+    def _since_start(self, at: float) -> str:
+        text = f"{at - psutil.Process().create_time():.1f} s after the start of the process"
+        return text if self._session == 0 else f"{text}, {at - self._began_at:.1f} s after that of the session"
+
+    def flush(self) -> None:
+        """Waits for the newest update and checks its metrics."""
+        for metrics in (self._pending, self._settle()):
+            self._read(metrics)
+        self._pending = None
 
     def _read(self, metrics: Metrics | None) -> None:
         if metrics is None:
@@ -130,96 +216,56 @@ class SessionLog:
         if not all(map(math.isfinite, values.values())):
             bad = ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value))
             raise NonFiniteError(
-                f"update {self._checked + 1:,}: {bad}; training stopped at {self._trainer.env_steps:,} env steps, the"
-                " last checkpoint is kept: lower ppo.learning_rate or ppo.max_grad_norm and go on with --resume"
+                f"update {self._checked + 1:,}: {bad}; training stopped at {self._progress.env_steps:,} env steps, and"
+                " the last checkpoint is kept: lower ppo.learning_rate or ppo.max_grad_norm and use --resume"
             )
         self._checked += 1
         self._metrics.append(values)
 
-    def _log_point(self, now: float, keep: bool) -> None:
-        trainer = self._trainer
-        sps = math.nan
-        if self._point is not None and trainer.env_steps > self._point[1]:
-            sps = (trainer.env_steps - self._point[1]) / (now - self._point[0])
-            self._point = (now, trainer.env_steps)
+    def _log_point(self, now: float, learning_rate: float, keep: bool) -> None:
+        progress, sps = self._progress, math.nan
+        if self._point is not None and progress.env_steps > self._point[1]:
+            sps = (progress.env_steps - self._point[1]) / (now - self._point[0])
+            self._point = (now, progress.env_steps)
         self.row = {
-            "env_steps": trainer.env_steps,
-            "updates": trainer.updates,
-            "optimizer_steps": trainer.optimizer_steps,
+            "env_steps": progress.env_steps,
+            "updates": progress.updates,
+            "optimizer_steps": progress.optimizer_steps,
             "wall_seconds": self.wall_seconds(),
             "sps": sps,
-            **trainer.statistics.log_point(keep),
-            "learning_rate": trainer.learning_rate,
+            **progress.statistics.log_point(keep),
+            "learning_rate": learning_rate,
             **_means(self._metrics),
-            **(self.monitor.read() if self.monitor else {}),
+            **self.monitor(),
         }
         self._metrics.clear()
         for writer in self._writers:
             writer.write(self.row)
 
-    def finish(self) -> None:
-        """The end: a last log point and a last checkpoint, on disk before anything else is waited for."""
+    def last_point(self, learning_rate: float) -> None:
+        """Writes what came after the last log point."""
         now = time.monotonic()
-        self._flush()
-        if self._metrics and self._trainer.env_steps != self.row.get("env_steps"):
-            self._log_point(now, keep=False)
-        self.checkpoint()
-        if self._checkpoints is not None:
-            self._checkpoints.wait()
-        if self.evaluator is not None:
-            self.evaluator.settle()
-        if self._graphs is not None:
-            self._graphs.wait()
+        self.flush()
+        if self._metrics and self._progress.env_steps != self.row.get("env_steps"):
+            self._log_point(now, learning_rate, keep=False)
 
-    def checkpoint(self) -> None:
-        """Saves everything, once the newest update is known to be sound. Returns while the files are being written."""
-        self._flush()
-        trainer = self._trainer
-        score = trainer.statistics.mean_return()
-        if not math.isnan(score):
-            self.best_score = score if self.best_score is None else max(score, self.best_score)
-        meta = {
-            **trainer.meta(),
-            "session": self._session,
-            "wall_seconds": self.wall_seconds(),
-            "best_score": self.best_score,
-        }
-        if self._checkpoints is None:
-            return
-        if trainer.env_steps != self._saved_at:
-            self._checkpoints.save(trainer.env_steps, trainer.arrays(), meta, score)
-            self._saved_at = trainer.env_steps
-        self._draw_graphs()
+    def draw_graphs(self, wait: bool = False) -> None:
+        """Draws the graphs of the whole trial in a process of its own, because drawing takes seconds.
 
-    def _flush(self) -> None:
-        """Waits for the newest update and checks its metrics."""
-        for metrics in (self._pending, self._trainer.settle()):
-            self._read(metrics)
-        self._pending = None
-
-    def _draw_graphs(self) -> None:
-        """Draws the graphs of the whole trial, in a process of its own: drawing takes seconds."""
-        run_dir = self._dir.parent
+        Args:
+            wait: return when they are drawn.
+        """
         busy = self._graphs is not None and self._graphs.poll() is None
-        if self._log.graphs and self.row and not busy and (run_dir / "config.json").is_file():
-            command = [sys.executable, "-m", "jaxrl_atari.plots", str(run_dir)]
+        if self._draws_graphs and self.row and not busy and (self._run_dir / "config.json").is_file():
+            command = [sys.executable, "-m", "jaxrl_atari.plots", str(self._run_dir)]
             quiet = subprocess.DEVNULL
             self._graphs = subprocess.Popen(
                 command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
-            )  # a session of its own: Ctrl-C is not for it
-
-    def result(self) -> SessionResult:
-        """The session as it stands."""
-        seconds, env_steps = time.monotonic() - self._start[0], self._trainer.env_steps - self._start[1]
-        return SessionResult(
-            self._dir, self._trainer.env_steps, self.row.get("return_ma", math.nan), env_steps / seconds
-        )
+            )  # a session of its own, which Ctrl-C does not reach
+        if wait and self._graphs is not None:
+            self._graphs.wait()
 
 
 def _means(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
     """Mean of each metric over updates; empty where there was none."""
     return {name: float(np.mean([values[name] for values in metrics])) for name in (metrics[0] if metrics else ())}
-
-
-def _next_multiple(value: int, interval: int) -> int:
-    return (value // interval + 1) * interval

@@ -1,7 +1,6 @@
-"""Where a session's metrics go: the terminal, CSV, TensorBoard, JSON lines, Weights & Biases.
+"""Writers of log points: CSV, JSON lines, TensorBoard and Weights & Biases. progress.py has the terminal's.
 
-Each is a `Writer`; a session holds a list of them and gives every log point to each. What the columns mean is in
-docs/metrics.md.
+A session holds a list of writers and passes every log point to each of them.
 """
 
 import csv
@@ -16,68 +15,43 @@ from typing import Any, Protocol
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.run_dir.columns import COLUMNS
+from jaxrl_atari.run_dir.files import write_file
 from jaxrl_atari.run_dir.progress import ProgressWriter
 
 Row = Mapping[str, Any]
-"""A log point: column -> a number (Python, NumPy or JAX), None or NaN where there is none. Columns may be missing."""
-
-COLUMNS = {
-    "env_steps": "charts",
-    "updates": "charts",
-    "optimizer_steps": "charts",
-    "wall_seconds": "charts",
-    "sps": "charts",
-    "episodes": "charts",
-    "return_mean": "charts",
-    "return_ma": "charts",
-    "episode_length": "charts",
-    "learning_rate": "charts",
-    "policy_loss": "losses",
-    "value_loss": "losses",
-    "entropy": "losses",
-    "approx_kl": "losses",
-    "clip_fraction": "losses",
-    "explained_variance": "losses",
-    "gradient_norm": "losses",
-    "gpu_busy_percent": "system",
-    "gpu_memory_gib": "system",
-    "gpu_power_watts": "system",
-    "gpu_temperature_c": "system",
-    "cpu_percent": "system",
-    "rss_gib": "system",
-}
-"""The columns of a log point, in their fixed order, each with its group of graphs. Others in a row are not written."""
+"""A log point: column -> number (Python, NumPy or JAX). An unknown value is NaN, None, or left out."""
 
 
 class Writer(Protocol):
-    """What takes a session's log points. Each method does nothing unless a writer has a use for it."""
+    """Receives the log points of a session. A method that a writer does not override does nothing."""
 
     def write(self, row: Row) -> None:
-        """Takes a log point."""
+        """Writes a log point."""
 
     def progress(self, env_steps: int, row: Row) -> None:
         """Called after each update, up to 20 times a second; `row` is the newest log point, empty before the first."""
 
     def message(self, text: str) -> None:
-        """A line for the user."""
+        """Shows a line to the user."""
 
     def close(self) -> None:
-        """Writes out what is left and lets go of files; called once, also when training broke off."""
+        """Flushes and closes files. Called once, also after an error."""
 
 
 def make_writers(config: Config, session_dir: Path, *, label: str, start_env_steps: int = 0) -> list[Writer]:
-    """The writers that `config.log` asks for; the files are made in `session_dir`, which is made too.
+    """Creates the writers that `config.log` selects, their files, and `session_dir`.
 
     Args:
         label: the session's name on the terminal.
-        start_env_steps: where a resumed session goes on. Log points beyond it are dropped from the files: they will
-            be made again.
+        start_env_steps: env steps at which a resumed session continues. Later log points are dropped from the files,
+            because the session will log them again.
 
     Raises:
-        UserError: Weights & Biases is asked for and cannot be used.
+        UserError: Weights & Biases is selected and not usable.
     """
     if config.log.wandb:
-        import_wandb()  # before any file is made
+        import_wandb()  # before any file is created
     session_dir.mkdir(parents=True, exist_ok=True)
     terminal = ProgressWriter(config.total_env_steps, label=label)
     writers: list[Writer] = [terminal, CsvWriter(session_dir / "metrics.csv", start_env_steps)]
@@ -93,30 +67,25 @@ def make_writers(config: Config, session_dir: Path, *, label: str, start_env_ste
 
 
 def cells(row: Row) -> dict[str, int | float | None]:
-    """A log point as Python numbers, all of `COLUMNS` in order; None where it has no finite number."""
+    """A log point as Python numbers: every column, in order; None for a value that is missing or not finite."""
 
     def cell(value: Any) -> int | float | None:
-        value = value.item() if hasattr(value, "item") else value  # of NumPy and JAX scalars
+        value = value.item() if hasattr(value, "item") else value  # NumPy and JAX scalars
         return value if value is not None and math.isfinite(value) else None
 
     return {name: cell(row.get(name)) for name in COLUMNS}
 
 
+def _tag(name: str) -> str:
+    """The name of a column in TensorBoard and Weights & Biases: "charts/return_ma"."""
+    return f"{COLUMNS[name].group}/{name}"
+
+
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
-def _replace_file(path: Path, lines: Iterable[str]) -> None:
-    """Replaces a file by these lines as a whole: a crash leaves the old or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file that end as lines do: one without its line feed was cut short by a crash."""
+    """The complete lines of a file. A last line without a line feed was cut short by a crash."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         return [line for line in file if line.endswith("\n")]
 
@@ -124,14 +93,14 @@ def _whole_lines(path: Path) -> list[str]:
 def _csv_line(values: Iterable[Any]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(
-        # 9 digits tell all float32 numbers apart.
+        # 9 digits identify every float32 number.
         ["" if value is None else f"{value:.9g}" if isinstance(value, float) else value for value in values]
     )
     return text.getvalue()
 
 
 class CsvWriter(Writer):
-    """metrics.csv: a header and a row for each log point, on disk as soon as it is written; NaN is an empty cell."""
+    """metrics.csv: a header, and a row for each log point, flushed at once. An unknown value is an empty cell."""
 
     def __init__(self, path: Path, start_env_steps: int = 0):
         kept = []
@@ -142,7 +111,7 @@ class CsvWriter(Writer):
                         kept.append(_csv_line(row.get(name) for name in COLUMNS))
                 except (KeyError, TypeError, ValueError):  # a damaged line
                     continue
-        _replace_file(path, [_csv_line(COLUMNS), *kept])
+        write_file(path, "".join([_csv_line(COLUMNS), *kept]))
         self._file = path.open("a", encoding="utf-8", newline="")
 
     def write(self, row: Row) -> None:
@@ -154,7 +123,7 @@ class CsvWriter(Writer):
 
 
 class JsonLinesWriter(Writer):
-    """metrics.jsonl: one JSON object for each log point; NaN is null."""
+    """metrics.jsonl: a JSON object for each log point, flushed at once. An unknown value is null."""
 
     def __init__(self, path: Path, start_env_steps: int = 0):
         kept = []
@@ -164,7 +133,7 @@ class JsonLinesWriter(Writer):
                     kept.append(line)
             except (KeyError, TypeError, ValueError):  # a damaged line
                 continue
-        _replace_file(path, kept)
+        write_file(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8", newline="")
 
     def write(self, row: Row) -> None:
@@ -176,17 +145,17 @@ class JsonLinesWriter(Writer):
 
 
 class TensorBoardWriter(Writer):
-    """TensorBoard event files, a new one each time that a session goes on.
+    """A TensorBoard event file; a resumed session starts a new one.
 
-    Only TensorBoard's record format and messages are used: its own `EventFileWriter` imports TensorFlow, where there
-    is one, which takes seconds and GPU memory.
+    This uses TensorBoard's record format and messages only: its `EventFileWriter` imports TensorFlow if it is
+    installed, which takes seconds and GPU memory.
     """
 
     def __init__(self, directory: Path, start_env_steps: int = 0):
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        # pyright cannot see the messages: protobuf makes them at run time.
+        # protobuf creates the message classes at run time, so pyright does not see them.
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
         session_log = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
         # TensorBoard reads the files of a directory in the order of their names.
@@ -194,7 +163,7 @@ class TensorBoardWriter(Writer):
         name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{os.getpid()}"
         self._file = RecordWriter((directory / name).open("wb"))
         self._add(self._event(file_version="brain.Event:2"))
-        # The readers' sign to forget what they have from this step on.
+        # This event makes readers discard everything from this step on.
         start = session_log(status=session_log.START)
         self._add(self._event(step=start_env_steps + 1, session_log=start))
 
@@ -208,7 +177,7 @@ class TensorBoardWriter(Writer):
         summary = self._summary()
         for name, value in values.items():
             if value is not None:
-                summary.value.add(tag=f"{COLUMNS[name]}/{name}", simple_value=value)
+                summary.value.add(tag=_tag(name), simple_value=value)
         self._add(self._event(step=values["env_steps"], summary=summary))
 
     def close(self) -> None:
@@ -219,11 +188,11 @@ class TensorBoardWriter(Writer):
 
 
 def import_wandb() -> Any:
-    """The `wandb` module. Raises `UserError`, saying how to install it, where it is missing."""
+    """Imports the `wandb` module. Raises `UserError` with the install command if it is missing."""
     try:
         import wandb  # pyright: ignore[reportMissingImports]
 
-        wandb.init  # a folder `wandb/`, which its runs leave behind, imports as an empty package  # noqa: B018
+        wandb.init  # a folder `wandb/`, which runs leave behind, imports as an empty package  # noqa: B018
     except (ImportError, AttributeError) as error:
         raise UserError(
             "log.wandb = true: the package wandb is not installed; pip install 'jaxrl_atari[wandb]'"
@@ -233,9 +202,9 @@ def import_wandb() -> Any:
 
 
 class WandbWriter(Writer):
-    """A Weights & Biases run, grouped by trial. A resumed session goes on with its run.
+    """A Weights & Biases run, grouped by trial. A resumed session continues its run.
 
-    WANDB_MODE, WANDB_ENTITY and the rest of its environment variables hold as ever.
+    wandb reads its own environment variables, such as WANDB_MODE and WANDB_ENTITY.
     """
 
     def __init__(self, config: Config, session_dir: Path):
@@ -248,7 +217,7 @@ class WandbWriter(Writer):
                 project=config.log.wandb_project,
                 group=trial,
                 name=name,
-                id="".join(c if c.isalnum() or c in "-_" else "-" for c in name),  # what an id may hold
+                id="".join(c if c.isalnum() or c in "-_" else "-" for c in name),  # an id allows no other characters
                 resume="allow",
                 dir=session_dir,
                 config=config.to_dict(),
@@ -263,9 +232,9 @@ class WandbWriter(Writer):
 
     def write(self, row: Row) -> None:
         values = cells(row)
-        # Steps that the run has already are ignored by wandb: after a resume it keeps the log points it was given.
+        # wandb ignores steps that the run has already: after a resume it keeps the earlier log points.
         self._run.log(
-            {f"{COLUMNS[name]}/{name}": value for name, value in values.items() if value is not None},
+            {_tag(name): value for name, value in values.items() if value is not None},
             step=values["env_steps"],
         )
 

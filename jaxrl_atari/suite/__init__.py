@@ -1,1 +1,1 @@
-"""The whole benchmark: a trial for each game, and one table."""
+"""Suite of games: a trial for each game, and one table of all scores."""

@@ -1,4 +1,4 @@
-"""The process of one game, as `suite.py` starts it: `python -m jaxrl_atari.suite.worker SUITE_DIR/GAME`."""
+"""Process of one game of a suite: `python -m jaxrl_atari.suite.worker SUITE_DIR/GAME`."""
 
 import sys
 from pathlib import Path
@@ -8,11 +8,11 @@ from jaxrl_atari.trial.processes import end_with_parent
 
 
 def main() -> None:
-    """Runs the game's trial, or what is missing of it, and brings the suite's results up to date."""
+    """Runs the game's trial, or what is missing of it, and updates the results of the suite."""
     end_with_parent()
-    from jaxrl_atari.config_files import read_config
     from jaxrl_atari.hardware import runtime
-    from jaxrl_atari.suite.__main__ import write_results
+    from jaxrl_atari.run_dir.config_file import read_config
+    from jaxrl_atari.suite.results import write_results
     from jaxrl_atari.trial.trial import run_trial
 
     run_dir = Path(sys.argv[1])

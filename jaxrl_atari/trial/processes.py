@@ -5,6 +5,7 @@ passes it on once: a session that is told twice ends without its last checkpoint
 nothing is written to: it ends when this process ends, however that happens, and the session ends with it.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,8 +16,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jaxrl_atari.cli import INTERRUPTED
-from jaxrl_atari.trial.stopping import StopRequest, drop_output
+from jaxrl_atari.cli import INTERRUPTED, drop_output
+from jaxrl_atari.trial.stopping import StopRequest
 
 POLL_SECONDS = 0.1
 
@@ -29,6 +30,7 @@ class Task(NamedTuple):
     environment: Mapping[str, str]  # the whole of it
     gpus: tuple[int, ...]  # that it occupies
     kind: str = "session"
+    first_line: str = ""  # written to its standard input
 
     @property
     def label(self) -> str:
@@ -52,6 +54,11 @@ class _Process:
             errors="replace",
             start_new_session=True,
         )
+        if task.first_line:
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended already, and its status says why
+                self._process.stdin.write(task.first_line + "\n")
+                self._process.stdin.flush()
         self._reader = threading.Thread(target=self._read, name=self.label, daemon=True)
         self._reader.start()
 

@@ -1,24 +1,23 @@
-"""The wish to stop: a signal, turned into something that the loops ask for between two updates."""
+"""Stop requests: signals, turned into a flag that training reads between two updates."""
 
-import os
 import signal
-import stat
 import threading
 from typing import Any
 
+from jaxrl_atari.cli import drop_output
+
 
 class StopRequest:
-    """Turns the first SIGINT or SIGTERM into a wish to stop after the update under way; a second one ends at once.
+    """Turns the first SIGINT or SIGTERM into a request to stop after the current update; a second one ends at once.
 
-    SIGHUP, which says that the terminal was closed, counts as SIGTERM, however often it comes; under `nohup` it stays
-    without effect.
+    SIGHUP, sent when the terminal closes, counts as SIGTERM, however often it comes; under `nohup` it is ignored.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
 
-    def wanted(self) -> bool:
-        """Whether it is time to stop."""
+    def requested(self) -> bool:
+        """Whether a signal has asked for a stop."""
         return self.signal is not None
 
     def __enter__(self):
@@ -41,12 +40,3 @@ class StopRequest:
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-
-def drop_output() -> None:
-    """Nobody reads any more what this process prints, and printing would fail: it goes nowhere, or on to its file."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        if not stat.S_ISREG(os.fstat(stream).st_mode):
-            os.dup2(nowhere, stream)
-    os.close(nowhere)

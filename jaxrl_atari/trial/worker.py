@@ -1,9 +1,11 @@
-"""The process of one session, as `trial.py` starts it: `python -m jaxrl_atari.trial.worker RUN_DIR SESSION GPU RESUME`.
+"""The process of one session: `python -m jaxrl_atari.trial.worker RUN_DIR SESSION GPU RESUME`, as `trial.py` starts it.
 
-It sees only its own GPUs, and GPU is the `gpu` option among these.
+It sees only its own GPUs, and GPU is the `gpu` option among these. The first line of its standard input is JSON: the
+contents of config.json for the run and for the session, which it writes once training has begun.
 """
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -13,17 +15,30 @@ from jaxrl_atari.trial.processes import end_with_parent
 
 def main() -> None:
     """Runs the session."""
+    run_description, description = json.loads(sys.stdin.readline())
     end_with_parent()
     from jaxrl_atari.config import parse_gpu
-    from jaxrl_atari.config_files import read_config
     from jaxrl_atari.hardware import runtime
-    from jaxrl_atari.trial.trial import train_session
+    from jaxrl_atari.run_dir.config_file import config_from_dict
+    from jaxrl_atari.run_dir.description import session_dir, write_description
+    from jaxrl_atari.session import run_session
+    from jaxrl_atari.trial.stopping import StopRequest
+    from jaxrl_atari.trial.trial import Once
 
     run_dir, session, gpu, resume = Path(sys.argv[1]), int(sys.argv[2]), parse_gpu(sys.argv[3]), sys.argv[4] == "True"
+    directory = session_dir(run_dir, session)
     runtime.configure()
-    config = read_config(run_dir)
+    config = config_from_dict(run_description["config"])
     config = dataclasses.replace(config, devices=dataclasses.replace(config.devices, gpu=gpu))
-    train_session(config, run_dir, session, resume=resume)
+
+    def write_descriptions() -> None:
+        write_description(run_dir, run_description)
+        write_description(directory, description)
+
+    with StopRequest() as stop:
+        run_session(
+            config, directory, session, resume=resume, stop_requested=stop.requested, on_update=Once(write_descriptions)
+        )
 
 
 if __name__ == "__main__":

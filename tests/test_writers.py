@@ -1,12 +1,14 @@
-"""Each writer's files are read back with a reader that is not ours; the terminal's lines are compared as text."""
+"""Writers and progress: files are read back with independent readers, terminal lines are compared as text."""
 
 import csv
 import dataclasses
 import io
 import json
 import math
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +17,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from jaxrl_atari.config import Config, LogConfig
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.run_dir.columns import COLUMNS
 from jaxrl_atari.run_dir.progress import Pace, ProgressWriter
-from jaxrl_atari.run_dir.results import REQUIRED_COLUMNS, read_metrics
-from jaxrl_atari.run_dir.writers import COLUMNS, CsvWriter, JsonLinesWriter, TensorBoardWriter, make_writers
+from jaxrl_atari.run_dir.reading import read_metrics
+from jaxrl_atari.run_dir.writers import CsvWriter, JsonLinesWriter, TensorBoardWriter, make_writers
 
 NAN = float("nan")
 
@@ -31,14 +34,21 @@ def read_csv(path):
         return list(csv.DictReader(file))
 
 
-def test_columns_are_those_that_the_readers_require():
-    assert tuple(COLUMNS)[: len(REQUIRED_COLUMNS)] == REQUIRED_COLUMNS
+def test_the_documentation_defines_every_column():
+    documented, group = {}, None
+    page = Path(__file__).parents[1] / "docs" / "metrics.md"
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if heading := re.match(r"## .*\(`(\w+)`\)", line):
+            group = heading[1]
+        elif row := re.match(r"\| `(\w+)` \|(.*?)\|", line):
+            documented[row[1]] = (group, row[2].strip())
+    assert list(documented.items()) == [(name, (column.group, column.unit)) for name, column in COLUMNS.items()]
 
 
 def test_csv_has_all_columns_and_leaves_unknown_cells_empty(tmp_path):
     writer = CsvWriter(tmp_path / "metrics.csv")
     writer.write(row(10240, value_loss=np.float32(0.1), approx_kl=jnp.float32(2.5e-4), sps=math.inf, loss=3.0))
-    text = (tmp_path / "metrics.csv").read_text()  # before it is closed: each row is on disk at once
+    text = (tmp_path / "metrics.csv").read_text()  # before it is closed: each row is flushed at once
     writer.close()
     header, line = text.splitlines()
     assert header == ",".join(COLUMNS)
@@ -46,7 +56,7 @@ def test_csv_has_all_columns_and_leaves_unknown_cells_empty(tmp_path):
     assert np.float32(0.100000001) == np.float32(0.1)
 
 
-def test_csv_resumed_drops_what_is_made_again(tmp_path):
+def test_resumed_csv_drops_later_rows(tmp_path):
     path = tmp_path / "metrics.csv"
     writer = CsvWriter(path)
     for env_steps in (10240, 20480, 30720):
@@ -65,15 +75,15 @@ def test_csv_resumed_drops_what_is_made_again(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.csv"]
 
 
-def test_csv_mends_a_cut_last_line_below_the_checkpoint_and_other_damage(tmp_path):
+def test_resumed_csv_drops_damaged_rows(tmp_path):
     path = tmp_path / "metrics.csv"
-    path.write_bytes(b"env_steps,return_ma,of_another_version\n10240,1.5,9\n\0\0\0\n20480,2.5,9\n30720,3.")
+    path.write_bytes(b"env_steps,return_ma,unknown_column\n10240,1.5,9\n\0\0\0\n20480,2.5,9\n30720,3.")
     CsvWriter(path, start_env_steps=50_000).close()
     assert [(r["env_steps"], r["return_ma"]) for r in read_csv(path)] == [("10240", "1.5"), ("20480", "2.5")]
     assert list(read_metrics(tmp_path)) == list(COLUMNS)
 
 
-def test_jsonl_is_json_and_resumes_as_csv_does(tmp_path):
+def test_jsonl_is_valid_json_and_a_resumed_one_drops_later_rows(tmp_path):
     path = tmp_path / "metrics.jsonl"
     writer = JsonLinesWriter(path)
     for env_steps in (10240, 20480, 30720):
@@ -85,7 +95,7 @@ def test_jsonl_is_json_and_resumes_as_csv_does(tmp_path):
     resumed.write(row(30720))
     resumed.close()
 
-    def no_constants(name):  # Infinity and NaN are no JSON
+    def no_constants(name):  # Infinity and NaN are not JSON
         raise AssertionError(name)
 
     rows = [json.loads(line, parse_constant=no_constants) for line in path.read_text().splitlines()]
@@ -103,7 +113,7 @@ def scalars(directory, tag):
     return [(event.step, event.value) for event in events.Scalars(tag)]
 
 
-def test_tensorboard_reads_back_and_forgets_what_is_made_again(tmp_path):
+def test_resumed_tensorboard_replaces_later_points(tmp_path):
     writer = TensorBoardWriter(tmp_path)
     for env_steps in (10240, 20480, 30720):
         writer.write(row(env_steps, return_mean=env_steps / 2, value_loss=np.float32(0.25), rss_gib=1.0))
@@ -120,8 +130,8 @@ def test_tensorboard_reads_back_and_forgets_what_is_made_again(tmp_path):
     assert "charts/return_ma" not in events.Tags()["scalars"]  # NaN at each point
 
 
-def test_tensorboard_forgets_what_came_before_the_first_checkpoint(tmp_path):
-    for value in (1.0, 2.0):  # the second time there is no checkpoint to go on from
+def test_tensorboard_resumed_without_a_checkpoint_replaces_all_points(tmp_path):
+    for value in (1.0, 2.0):  # the second run has no checkpoint to resume from
         writer = TensorBoardWriter(tmp_path)
         for env_steps in (10240, 20480) if value == 1.0 else (10240,):
             writer.write(row(env_steps, return_mean=value))
@@ -144,7 +154,7 @@ def config(total_env_steps=100 * 2048, **log):
     return Config(total_env_steps=total_env_steps, log=LogConfig(**log))
 
 
-def test_make_writers_makes_what_is_asked_for(tmp_path, capsys):
+def test_make_writers_creates_the_selected_writers(tmp_path, capsys):
     for name, log, expected in [
         ("all", {"jsonl": True}, {"metrics.csv", "metrics.jsonl", "events"}),
         ("few", {"tensorboard": False}, {"metrics.csv"}),
@@ -160,7 +170,7 @@ def test_make_writers_makes_what_is_asked_for(tmp_path, capsys):
         assert "session 0  hello\n" in capsys.readouterr().out
 
 
-def test_wandb_missing_says_how_to_install_it_and_writes_nothing(tmp_path, monkeypatch):
+def test_missing_wandb_names_the_install_command_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"pip install 'jaxrl_atari\[wandb\]'"):
         make_writers(config(wandb=True), tmp_path / "session_0", label="session 0")
@@ -183,12 +193,12 @@ for writer in writers:
 
 
 @pytest.mark.timeout(120)
-def test_wandb_offline_keeps_the_run_here(tmp_path, monkeypatch):
+def test_wandb_offline_run_stays_in_the_session_directory(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     session_dir = tmp_path / "qbert_20250101" / "session_0"
-    # In a process of its own: wandb starts a service process that would outlive the test.
+    # In a subprocess: wandb starts a service process that would outlive the test.
     result = subprocess.run(
         [sys.executable, "-c", WANDB_SCRIPT, str(session_dir)], capture_output=True, text=True, timeout=100
     )
@@ -215,11 +225,11 @@ class Terminal(io.StringIO):
         return True
 
     def screen(self):
-        """What a terminal that is wide enough shows: each line as it was last drawn."""
+        """The visible lines of a terminal that is wide enough: each line as it was last drawn."""
         return [line.rpartition("\r")[2].replace("\x1b[K", "") for line in self.getvalue().split("\n")]
 
 
-def test_pace_is_that_of_the_last_minute_and_leaves_compilation_out():
+def test_pace_covers_the_last_minute_without_compilation():
     clock = Clock()
     pace = Pace(clock)
     assert math.isnan(pace.sps)
@@ -237,7 +247,7 @@ def test_pace_is_that_of_the_last_minute_and_leaves_compilation_out():
 
 
 def running(columns, monkeypatch, terminal=None, **values):
-    """A terminal after 101 updates of 2,000 env steps in 1 s each, and the writer."""
+    """A terminal, and its writer after 101 updates of 2,000 env steps in 1 s each."""
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     terminal, clock = terminal or Terminal(), Clock()
@@ -271,7 +281,7 @@ def test_live_line_fits_the_terminal(columns, line, monkeypatch):
     assert terminal.screen()[-1] == line
 
 
-def test_live_line_is_never_as_wide_as_the_terminal(monkeypatch):
+def test_live_line_is_narrower_than_any_terminal(monkeypatch):
     for columns in range(1, 140):
         terminal, _ = running(columns, monkeypatch, **VALUES)
         assert len(terminal.screen()[-1]) < columns
@@ -285,13 +295,13 @@ def test_live_line_before_the_first_game_and_without_gpu(monkeypatch):
     assert "GPU" not in line
 
 
-def test_messages_stand_above_the_live_line_and_closing_ends_it(monkeypatch):
+def test_messages_appear_above_the_live_line_and_closing_ends_it(monkeypatch):
     terminal, writer = running(80, monkeypatch)
     line = terminal.screen()[-1]
     writer.message("checkpoint saved")
     assert terminal.screen()[-2:] == ["session 0  checkpoint saved", line]
     writer.write(row(10240))
-    assert terminal.screen()[-1] == line  # a log point is no line on a terminal
+    assert terminal.screen()[-1] == line  # a log point prints no line on a terminal
     writer.close()
     assert terminal.screen()[-2:] == [line, ""]
 
@@ -306,7 +316,7 @@ def test_live_line_is_drawn_at_most_five_times_a_second(monkeypatch):
     assert 8 <= terminal.getvalue().count("\r") <= 11
 
 
-def test_elsewhere_plain_aligned_lines(monkeypatch):
+def test_plain_lines_are_aligned_without_a_terminal(monkeypatch):
     stream, writer = running(80, monkeypatch, terminal=io.StringIO())
     assert stream.getvalue() == ""
     writer.message("device: cpu:0")
@@ -322,12 +332,12 @@ def test_elsewhere_plain_aligned_lines(monkeypatch):
     ]
 
 
-def test_log_config_is_checked():
+def test_log_config_is_validated():
     with pytest.raises(UserError, match=r"log\.wandb_project"):
         dataclasses.replace(LogConfig(), wandb_project="")
 
 
-def test_a_reader_that_goes_away_does_not_end_training(monkeypatch):
+def test_a_closed_pipe_does_not_end_training(monkeypatch):
     class Closed(io.StringIO):
         def flush(self):
             raise BrokenPipeError
@@ -343,15 +353,15 @@ def test_live_line_reaches_the_end(monkeypatch):
     terminal = Terminal()
     writer = ProgressWriter(1000, label="session 0", stream=terminal, clock=Clock())
     writer.progress(990, {})
-    writer.progress(1000, {})  # within the 0.2 s between two drawings
+    writer.progress(1000, {})  # within the 0.2 s between two redraws
     assert terminal.screen()[-1].startswith("session 0 100%")
 
 
-def test_jsonl_and_tensorboard_are_on_disk_at_once(tmp_path):
+def test_jsonl_and_tensorboard_are_flushed_at_once(tmp_path):
     writers = [JsonLinesWriter(tmp_path / "metrics.jsonl"), TensorBoardWriter(tmp_path)]
     for writer in writers:
         writer.write(row(10240, return_mean=5.0))
-    try:  # before they are closed: a crash loses nothing
+    try:  # before they are closed
         assert json.loads((tmp_path / "metrics.jsonl").read_text())["env_steps"] == 10240
         assert scalars(tmp_path, "charts/return_mean") == [(10240, 5.0)]
     finally:
@@ -359,7 +369,7 @@ def test_jsonl_and_tensorboard_are_on_disk_at_once(tmp_path):
             writer.close()
 
 
-def test_writers_of_a_resumed_session_drop_what_is_made_again(tmp_path):
+def test_all_writers_of_a_resumed_session_drop_later_points(tmp_path):
     for start, steps in ((0, (2048, 4096, 6144)), (4096, (6144, 8192))):
         writers = make_writers(config(jsonl=True), tmp_path, label="session 0", start_env_steps=start)
         for writer in writers:

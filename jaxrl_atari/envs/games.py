@@ -1,14 +1,13 @@
-"""The table of games: tuned lambda, reference, random and human scores, and the names that games go by.
+"""The games of ALE: tuned lambda, reference, random and human scores, and parsing of names.
 
-`atari_games.csv` has one row for each game that one player can play in ALE; an empty cell means not
-known:
+`atari_games.csv` has one row for each single-player game of ALE. An empty cell means unknown:
 
 - `gae_lambda`, `slm_lab_ppo_10m`: lambda tuned per game and the score reached with it, published by SLM Lab
   for PPO on ALE v5 (sticky actions) after 1e7 env steps, as `return_ma` averaged over sessions.
 - `random_v5_mean`, `random_v5_std`: mean and standard deviation of the return of uniformly random play under
   the v5 protocol.
-- `dqn_random`, `dqn_human`: the random agent and the human tester that human-normalised scores are defined with, as
-  in DQN Zoo (github.com/google-deepmind/dqn_zoo).
+- `dqn_random`, `dqn_human`: the random agent and the human tester that define human-normalised scores, as in DQN Zoo
+  (github.com/google-deepmind/dqn_zoo).
 
 Scores are raw returns of full games.
 """
@@ -25,18 +24,17 @@ from typing import Literal
 from jaxrl_atari.errors import ConfigError
 
 DEFAULT_GAE_LAMBDA = 0.95
-"""Lambda for games without a tuned value: the most frequent of the tuned values, and the usual value of PPO."""
+"""Lambda for games without a tuned value: the most frequent tuned value, and PPO's usual one."""
 
 
 @dataclass(frozen=True)
 class Game:
-    """One game; None where nothing is known. Scores are raw returns of full games."""
+    """A row of the table. None means unknown; scores are raw returns of full games."""
 
     name: str  # ALE's CamelCase name
     gae_lambda: float  # tuned, else DEFAULT_GAE_LAMBDA
     reference_score: float | None  # SLM Lab's PPO, v5, 1e7 env steps
     random_mean: float | None  # uniformly random play, v5
-    random_std: float | None
     dqn_random: float | None  # as in DQN Zoo
     human: float | None  # as in DQN Zoo
 
@@ -45,14 +43,13 @@ def _read_games() -> dict[str, Game]:
     def number(cell: str) -> float | None:
         return float(cell) if cell else None
 
-    table = resources.files("jaxrl_atari.games").joinpath("atari_games.csv").read_text(encoding="utf-8")
+    table = resources.files("jaxrl_atari.envs").joinpath("atari_games.csv").read_text(encoding="utf-8")
     return {
         row["game"]: Game(
             name=row["game"],
             gae_lambda=float(row["gae_lambda"] or DEFAULT_GAE_LAMBDA),
             reference_score=number(row["slm_lab_ppo_10m"]),
             random_mean=number(row["random_v5_mean"]),
-            random_std=number(row["random_v5_std"]),
             dqn_random=number(row["dqn_random"]),
             human=number(row["dqn_human"]),
         )
@@ -61,11 +58,11 @@ def _read_games() -> dict[str, Game]:
 
 
 GAMES: Mapping[str, Game] = MappingProxyType(_read_games())
-"""Every game, by ALE's CamelCase name, in alphabetical order."""
+"""Every game by ALE's CamelCase name, in alphabetical order."""
 
 
 def _letters(name: str) -> str:
-    """What is left of a name without case, spaces and punctuation: `ms_pacman` and `MsPacman` are the same game."""
+    """A name without case, spaces and punctuation: `ms_pacman` and `MsPacman` are the same game."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -73,20 +70,19 @@ _NAME_OF = {_letters(name): name for name in GAMES}
 
 
 def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
-    """Reads a game's name as people write it: (ALE's CamelCase name, the protocol that the name implies).
+    """Parses the name of a game: (ALE's CamelCase name, the protocol that the name implies).
 
-    | written | protocol |
+    | name | protocol |
     |---|---|
     | `Qbert`, `qbert`, `ms_pacman`, `Ms. Pac-Man` | None: the name implies none |
     | `ALE/Qbert-v5` | `v5` |
     | `QbertNoFrameskip-v4` | `classic` |
 
-    Other versioned names are refused: `Qbert-v4` repeats an action 2 to 4 frames at random, `Qbert-v5` is
-    with sticky actions in Gymnasium and without them in EnvPool, `-ram-` is no image. None of them is one
-    protocol of ours.
+    Other versioned names are rejected, because they do not mean either protocol: `Qbert-v4` repeats an action for a
+    random 2 to 4 frames, `Qbert-v5` has sticky actions in Gymnasium but not in EnvPool, and `-ram-` has no images.
 
     Raises:
-      ConfigError: no such game (the error names the closest ones), or a version that is not one of the above.
+      ConfigError: an unknown game (the error names the closest ones), or another version than the above.
     """
     if not isinstance(name, str):
         raise ConfigError("env.game", name, "the name of a game", "for example Qbert")
@@ -111,5 +107,5 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
 
 
 def tuned_gae_lambda(name: str) -> float:
-    """The lambda tuned for a game, `DEFAULT_GAE_LAMBDA` where none was; `name` as `parse_game` returns it."""
+    """The lambda tuned for a game, else `DEFAULT_GAE_LAMBDA`; `name` as `parse_game` returns it."""
     return GAMES[name].gae_lambda

@@ -1,0 +1,89 @@
+"""The `envpool` back end: envpool's Atari games."""
+
+import importlib
+import importlib.util
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ale_py
+import numpy as np
+
+from jaxrl_atari.envs.ale import rom_path
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, NOOP_MAX, BasePool, PoolSpec, RawStep
+from jaxrl_atari.errors import ConfigError, UserError
+
+
+@cache
+def _import_envpool() -> Any:
+    """envpool's Atari module alone.
+
+    Raises:
+      UserError: envpool is not installed.
+    """
+    if importlib.util.find_spec("envpool") is None:
+        raise UserError("env.backend = 'envpool': envpool is not installed; pip install 'jaxrl_atari[envpool]'")
+    if "envpool" in sys.modules:
+        return importlib.import_module("envpool.atari")
+    # `import envpool` runs envpool.entry, which registers every family of tasks: that takes seconds and needs
+    # 230 MiB of MuJoCo assets. An empty module replaces it during this import; later importers get the real one.
+    sys.modules["envpool.entry"] = ModuleType("envpool.entry")
+    try:
+        return importlib.import_module("envpool.atari")
+    finally:
+        del sys.modules["envpool.entry"]
+
+
+class EnvpoolPool(BasePool):
+    """A pool on envpool, which also returns new arrays at every step: nothing needs to be copied."""
+
+    def __init__(self, spec: PoolSpec):
+        if spec.screen:
+            raise ConfigError("env.backend", "envpool", "ale, the back end that has colour screens")
+        envpool_atari = _import_envpool()
+        emulator = ale_py.ALEInterface()
+        emulator.loadROM(rom_path(spec.rom_id))
+        self._max_steps = spec.max_frames // FRAME_SKIP
+        with tempfile.TemporaryDirectory() as assets:  # envpool reads the ROM once, when the pool is made
+            Path(assets, "atari").mkdir()
+            Path(assets, "atari", "roms").symlink_to(rom_path(spec.rom_id).parent)
+            config = envpool_atari.AtariEnvSpec.gen_config(
+                task=spec.rom_id,
+                base_path=assets,
+                num_envs=len(spec.seeds),
+                num_threads=spec.num_threads,
+                env_seed=spec.seeds,
+                max_episode_steps=self._max_steps,
+                repeat_action_probability=spec.sticky,
+                stack_num=1,
+                frame_skip=FRAME_SKIP,
+                noop_max=NOOP_MAX,
+                episodic_life=False,  # True would put a dummy step after each lost life
+                reward_clip=False,
+                use_fire_reset=True,
+                img_height=FRAME_SIZE,
+                img_width=FRAME_SIZE,
+            )
+            self._envs = envpool_atari.AtariGymnasiumEnvPool(envpool_atari.AtariEnvSpec(config))
+        super().__init__(len(spec.seeds), len(emulator.getMinimalActionSet()))
+
+    def _reset(self) -> RawStep:
+        frame, info = self._envs.reset()
+        return self._raw(frame, info)
+
+    def _send(self, actions: np.ndarray) -> None:
+        self._envs.send(actions)
+
+    def _recv(self) -> RawStep:
+        frame, _, _, _, info = self._envs.recv()
+        return self._raw(frame, info)
+
+    def _raw(self, frame: np.ndarray, info: dict[str, np.ndarray]) -> RawStep:
+        cut_off = info["elapsed_step"] >= self._max_steps
+        return RawStep(frame[:, 0], info["reward"], info["terminated"].astype(bool), cut_off, info["lives"])
+
+    def _free(self) -> None:
+        del self._envs

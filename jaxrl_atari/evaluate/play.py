@@ -1,0 +1,130 @@
+"""Full games played with a policy, scored by their raw rewards."""
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+
+import jax
+import numpy as np
+
+from jaxrl_atari.envs import EnvPool, Episode, EpisodeCounter, make_pool
+from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.evaluate.policy import Policy
+from jaxrl_atari.fast.frames import empty_window, push_frame
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationResult:
+    """The games of an evaluation, in the order in which they ended."""
+
+    games: tuple[Episode, ...]
+
+    @property
+    def returns(self) -> np.ndarray:
+        """float64 [episodes]."""
+        return np.array([game.episode_return for game in self.games])
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(self.returns.mean())
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation of the returns over these games."""
+        return float(self.returns.std())
+
+
+def make_evaluation_pool(policy: Policy, num_envs: int, seed: int, backend: str, screen: bool = False) -> EnvPool:
+    """A pool of the game and protocol that the policy was trained with."""
+    env = policy.config.env
+    return make_pool(
+        backend,
+        env.game_name,
+        num_envs,
+        seed=seed,
+        num_threads=env.num_threads,
+        protocol=env.resolved_protocol,
+        screen=screen,
+        max_frames=env.max_frames,
+    )
+
+
+def play(
+    policy: Policy,
+    pool: EnvPool,
+    quota: np.ndarray,
+    seed: int,
+    greedy: bool,
+    on_step: Callable[[int, Episode | None], None],
+    cancelled: Callable[[], bool] = lambda: False,
+) -> None:
+    """Plays until environment i has finished `quota[i]` games.
+
+    Calls `on_step(i, game)` for each environment i that has games left, after the reset and after each step; `game` is
+    the one that just ended, or None. Raises `CancelledError` at the first step at which `cancelled()` is true.
+    """
+    remaining, episodes, number = quota.copy(), EpisodeCounter(pool.num_envs), 0
+    with jax.default_device(policy.device):
+        key = jax.random.key(seed)
+    step = pool.reset()
+    window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
+    window, age, stacks = push_frame(window, age, step.frame, step.first)
+    for i in np.flatnonzero(remaining):
+        on_step(int(i), None)
+    while remaining.any():
+        if cancelled():
+            raise CancelledError
+        step = pool.step(policy.act(stacks, jax.random.fold_in(key, number), greedy))
+        window, age, stacks = push_frame(window, age, step.frame, step.first)
+        number += 1
+        ended = {game.env: game for game in episodes.count(step)}
+        for i in np.flatnonzero(remaining):
+            on_step(int(i), ended.get(int(i)))
+            remaining[i] -= int(i) in ended
+
+
+def run_evaluation(
+    policy: Policy,
+    episodes: int = 32,
+    seed: int = 0,
+    greedy: bool = False,
+    num_envs: int = 16,
+    on_game: Callable[[Episode], None] = lambda game: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> EvaluationResult:
+    """Plays full games with raw scores, under the protocol that the policy was trained with.
+
+    Each environment plays a number of games that is fixed beforehand. Taking the first `episodes` games to end, from
+    whichever environment, would favour short games, which are mostly the bad ones.
+
+    Args:
+        episodes: number of games in all.
+        seed: of the games and the actions. The same seed, `num_envs` and device give the same games.
+        greedy: take the most probable action instead of sampling.
+        num_envs: games played at once.
+        on_game: called with each game as it ends.
+        cancelled: asked at each step.
+
+    Raises:
+        CancelledError: `cancelled()` was true.
+        ConfigError: a number that is not possible.
+    """
+    for name, value, least in (("episodes", episodes, 1), ("num_envs", num_envs, 1), ("seed", seed, 0)):
+        if value < least:
+            raise ConfigError(name, value, f"a whole number >= {least}")
+    num_envs = min(num_envs, episodes)
+    quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
+    games: list[Episode] = []
+
+    def on_step(env: int, game: Episode | None) -> None:
+        if game is not None:
+            games.append(game)
+            on_game(game)
+
+    pool = make_evaluation_pool(policy, num_envs, seed, policy.config.env.backend)
+    try:
+        play(policy, pool, quota, seed, greedy, on_step, cancelled)
+    finally:
+        pool.close()
+    return EvaluationResult(tuple(games))

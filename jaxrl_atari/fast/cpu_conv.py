@@ -1,0 +1,246 @@
+"""The Nature-DQN actor-critic as matrix products, for XLA's CPU backend.
+
+`apply` computes what `networks.NatureActorCritic` computes, from the same parameters. It exists because of one defect:
+XLA's CPU backend compiles the gradient of a convolution inside `lax.scan` to a naive loop
+(https://github.com/jax-ml/jax/issues/12868), 10 to 30 times slower than the products here.
+
+**Convolutions as products.** The input is blocked (`frames.BLOCKED`): 84x84 pixels are 21x21 blocks of 4x4. An 8x8
+window that moves by 4 pixels is then a 2x2 window that moves by 1 block, because 8 = 2 blocks and 4 = 1 block. The
+output of the first layer is blocked again, 2x2, so that the second layer's 4x4 window with stride 2 becomes a 2x2
+window with stride 1 as well. A window with stride 1 is cheap to lay out as a matrix row: `_patches` concatenates
+shifted views. The weights are put in the same order (`apply`), and the division of pixels by 255 is applied to the
+first layer's weights rather than to every pixel.
+
+**Gradients.** They are written out (`jax.custom_vjp`), because XLA's own derivative of these programs is slow in two
+ways. First, a weight gradient is `patches.T @ g`, and XLA turns `patches.T` into a layout change: a column-major
+matrix, with which its product takes up to twice as long. `_dense_backward` and `_layer_backward` therefore compute the
+transposed product `g.T @ patches` from a `g.T` that is moved in memory (`_transposed`), and transpose the small result.
+An `optimization_barrier` stops XLA from simplifying this back. Second, patches are saved for the backward pass by
+default; rebuilding them is faster than reading them from memory.
+
+**bfloat16.** XLA's CPU backend copies bfloat16 by way of float32 and integers as they are, so data that is only moved
+is viewed as uint16 (`_as_uint16`). Products accumulate in float32.
+
+**Chunks.** The torso works on 16 samples at a time, whose activations stay in the CPU's caches.
+"""
+
+import functools
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxrl_atari.fast.frames import STACK
+
+CHUNK = 16  # samples
+
+
+def apply(params: Any, blocks: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Policy and value of blocked frame stacks.
+
+    Args:
+        params: of `networks.NatureActorCritic`.
+        blocks: uint8 `[N, 21, 21, 64]`; a channel is (frame, row, column) of a block.
+        dtype: of the torso's arithmetic, float32 or bfloat16. The heads compute in float32.
+
+    Returns:
+        logits float32 `[N, A]` and value float32 `[N]`.
+    """
+    features = _torso_in_chunks(params, blocks, dtype).astype(dtype)
+    dense, policy, value = params["dense"], params["policy"], params["value"]
+    hidden = _dense(features, dense["kernel"].astype(dtype)) + dense["bias"].astype(dtype)
+    hidden = nn.relu(hidden).astype(jnp.float32)
+    logits = hidden @ policy["kernel"] + policy["bias"]
+    return logits, (hidden @ value["kernel"] + value["bias"])[:, 0]
+
+
+def acting_params(params: Any, dtype: Any) -> Any:
+    """The parameters with the dense kernel, 95% of them all, in `dtype` already: acting reads it at every step."""
+    return {**params, "dense": {**params["dense"], "kernel": params["dense"]["kernel"].astype(dtype)}}
+
+
+def _torso_in_chunks(params: Any, blocks: jax.Array, dtype: Any) -> jax.Array:
+    """The three convolutions: uint8 `[N, 21, 21, 64]` -> float32 `[N, 3136]`."""
+    # Kernels [height, width, in, out] in the order of the blocked input: (place in the 2x2 window, channel).
+    k1, k2, k3 = (params[name]["kernel"] for name in ("conv1", "conv2", "conv3"))
+    b1, b2, b3 = (params[name]["bias"] for name in ("conv1", "conv2", "conv3"))
+    w1 = k1.reshape(2, 4, 2, 4, STACK, 32).transpose(4, 1, 3, 0, 2, 5).reshape(64, 4 * 32) / 255
+    w2 = k2.reshape(2, 2, 2, 2, 32, 64).transpose(0, 2, 1, 3, 4, 5).reshape(-1, 64)
+    w3 = k3.reshape(-1, 64)
+
+    def torso(chunk: jax.Array) -> jax.Array:
+        return _torso(dtype, chunk, w1, b1, w2, b2, w3, b3)
+
+    n = blocks.shape[0]
+    if n <= CHUNK:
+        return torso(blocks)
+    filled = jnp.pad(blocks, ((0, -n % CHUNK), (0, 0), (0, 0), (0, 0)))
+    return lax.map(torso, filled.reshape(-1, CHUNK, *blocks.shape[1:])).reshape(-1, 3136)[:n]
+
+
+# --- Building blocks -------------------------------------------------------------------------------------------------
+
+
+def _as_uint16(x: jax.Array) -> jax.Array:
+    """A bfloat16 array viewed as uint16; any other array as it is."""
+    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def _as_bfloat16(x: jax.Array) -> jax.Array:
+    """The inverse of `_as_uint16`."""
+    return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`a @ b`, accumulated in float32: `[M, K]`, `[K, N]` -> float32 `[M, N]`."""
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
+
+
+def _transposed(x: jax.Array) -> jax.Array:
+    """The transpose of the matrix whose rows are the last axis of x: `[..., C]`, three or more axes -> `[C, K]`.
+
+    `moveaxis` on three or more axes moves the data; XLA turns the `.T` of a matrix into a layout change instead.
+    """
+    return _as_bfloat16(jnp.moveaxis(_as_uint16(x), -1, 0).reshape(x.shape[-1], -1))
+
+
+def _places(size: int) -> list[tuple[int, int]]:
+    """The (row, column) places in a square window."""
+    return [(i, j) for i in range(size) for j in range(size)]
+
+
+def _patches(x: jax.Array, size: int) -> jax.Array:
+    """Every window of `[N, H, W, C]` as a row: `[N * (H-size+1) * (W-size+1), size * size * C]`."""
+    _, height, width, channels = x.shape
+    h, v = height - size + 1, width - size + 1
+    windows = [_as_uint16(x)[:, i : i + h, j : j + v] for i, j in _places(size)]
+    return _as_bfloat16(jnp.concatenate(windows, axis=-1).reshape(-1, size * size * channels))
+
+
+# --- Layers 2 and 3 --------------------------------------------------------------------------------------------------
+
+
+def _layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> jax.Array:
+    """`relu(convolution(x, w) + b)` with stride 1: `[N, H, W, C]` -> `[N, H-size+1, W-size+1, O]`.
+
+    `w` is float32 `[size * size * C, O]`.
+    """
+    n, height, width, _ = x.shape
+    out = nn.relu(_product(_patches(x, size), w.astype(x.dtype)) + b).astype(x.dtype)
+    return out.reshape(n, height - size + 1, width - size + 1, -1)
+
+
+def _layer_backward(
+    x: jax.Array, w: jax.Array, out: jax.Array, g: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients for x, w and b of `_layer`, float32, from the gradient g for its output."""
+    n, h, v, outputs = g.shape
+    g = jnp.where(out > 0, g, 0)
+    db = g.sum((0, 1, 2))
+    g = g.astype(x.dtype)
+    dw = lax.optimization_barrier(_product(_transposed(g), _patches(x, size))).T
+    w_transposed = _transposed(w.astype(x.dtype).reshape(size * size, -1, outputs))
+    dx = _product(g.reshape(-1, outputs), w_transposed).reshape(n, h, v, size * size, -1)
+    # Each input was read at every place of the window: shift the gradients back and add them.
+    pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in _places(size)]
+    return functools.reduce(jnp.add, [jnp.pad(dx[..., place, :], pad) for place, pad in enumerate(pads)]), dw, db
+
+
+# --- Layer 1 ---------------------------------------------------------------------------------------------------------
+
+
+def _first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
+    """`relu(convolution(blocks, w) + b)` with a 2x2 window, its result blocked 2x2 for the next layer.
+
+    Each block is multiplied by the weights of all four places that it takes in a window, and the shifted products are
+    added. Patches of the input, four times as large and in floating point, are never written to memory.
+
+    Args:
+        blocks: uint8 `[N, 21, 21, 64]`; w: float32 `[64, 4 * 32]`, place by place; b: float32 `[32]`.
+
+    Returns:
+        `[N, 10, 10, 4 * 32]`
+    """
+    products = _product(blocks.reshape(-1, 64).astype(dtype), w.astype(dtype)).reshape(-1, 21, 21, 4, 32)
+    shifted = [products[:, i : i + 20, j : j + 20, place] for place, (i, j) in enumerate(_places(2))]
+    out = _as_uint16(nn.relu(functools.reduce(jnp.add, shifted) + b).astype(dtype))
+    return _as_bfloat16(jnp.concatenate([out[:, i::2, j::2] for i, j in _places(2)], axis=-1))
+
+
+def _first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The gradients for w and b of `_first_layer`, float32, from the gradient g for its output."""
+    g = jnp.where(out > 0, g, 0)
+    db = g.sum((0, 1, 2)).reshape(4, 32).sum(0)
+    g = _as_uint16(g.astype(out.dtype))
+    # Undo the 2x2 blocking, [N, 10, 10, (row, column, 32)] -> [N, 20, 20, 32]: the first 64 channels are the even
+    # rows, the last 64 the odd ones, and within each half the columns interleave by themselves.
+    g = jnp.stack([g[..., :64], g[..., 64:]], axis=2).reshape(-1, 20, 20, 32)
+    # Each product was used in one shifted place: shift the gradient back to it, with zeros around.
+    g = jnp.moveaxis(g, -1, 0)
+    pads = [((0, 0), (0, 0), (i, 1 - i), (j, 1 - j)) for i, j in _places(2)]
+    g_products = _as_bfloat16(jnp.concatenate([jnp.pad(g, pad) for pad in pads]).reshape(4 * 32, -1))
+    dw = _product(g_products, blocks.reshape(-1, 64).astype(out.dtype))
+    return lax.optimization_barrier(dw).T, db
+
+
+# --- The torso -------------------------------------------------------------------------------------------------------
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _torso(dtype: Any, blocks: jax.Array, *weights: jax.Array) -> jax.Array:
+    """The three convolutions of one chunk: uint8 `[N, 21, 21, 64]` -> float32 `[N, 3136]`.
+
+    `weights` are w and b of each layer. Only the input and the layers' outputs are saved for the backward pass.
+    """
+    return _torso_forward(dtype, blocks, *weights)[0]
+
+
+def _torso_forward(dtype: Any, blocks: jax.Array, *weights: jax.Array) -> tuple[jax.Array, Any]:
+    w1, b1, w2, b2, w3, b3 = weights
+    out1 = _first_layer(blocks, w1, b1, dtype)
+    out2 = _layer(out1, w2, b2, 2)
+    out3 = _layer(out2, w3, b3, 3)
+    return out3.reshape(-1, 3136).astype(jnp.float32), (blocks, w2, w3, [_as_uint16(x) for x in (out1, out2, out3)])
+
+
+def _torso_backward(dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, ...]:
+    blocks, w2, w3, outs = saved
+    out1, out2, out3 = map(_as_bfloat16, outs)
+    g, dw3, db3 = _layer_backward(out2, w3, out3, g.reshape(out3.shape), 3)
+    g, dw2, db2 = _layer_backward(out1, w2, out2, g, 2)
+    dw1, db1 = _first_layer_backward(blocks, out1, g)
+    no_gradient = np.zeros(blocks.shape, jax.dtypes.float0)  # JAX's type for the gradient of an integer input
+    return no_gradient, dw1, db1, dw2, db2, dw3, db3
+
+
+_torso.defvjp(_torso_forward, _torso_backward)
+
+
+@jax.custom_vjp
+def _dense(x: jax.Array, w: jax.Array) -> jax.Array:
+    """`x @ w` accumulated in float32: `[N, 3136]`, `[3136, O]` -> `[N, O]`.
+
+    Its own gradient keeps both products in the type of x, row-major; JAX's would compute them in float32 and
+    transposed.
+    """
+    return _product(x, w)
+
+
+def _dense_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
+    return _product(x, w), (x, w)
+
+
+def _dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, w = saved
+    g = g.astype(x.dtype)
+    dx = _product(g, _transposed(w.reshape(49, 64, -1)))
+    # A transpose by way of three axes, which moves the data; see `_transposed`.
+    x_transposed = _as_bfloat16(_as_uint16(x).reshape(-1, 49, 64).transpose(1, 2, 0).reshape(3136, -1))
+    return dx.astype(x.dtype), _product(x_transposed, g).astype(w.dtype)
+
+
+_dense.defvjp(_dense_forward, _dense_backward)

@@ -1,0 +1,92 @@
+"""Model card of a run: README.md of its repository, from the template model_card.md."""
+
+from collections.abc import Collection
+from importlib import resources
+from string import Template
+from typing import Any
+
+from jaxrl_atari.config import Config
+
+
+def model_card(
+    repo_id: str,
+    config: Config,
+    summary: dict[str, Any],
+    description: dict[str, Any],
+    files: Collection[str],
+    session: str,
+    step: int,
+) -> str:
+    """Fills in the template. The card starts with the metadata that the Hub reads (YAML).
+
+    Args:
+        config: the run's config.
+        summary: the result of `write_trial_summary`.
+        description: contents of the run's config.json.
+        files: names of the files that are pushed with the card.
+        session: the session whose checkpoint is pushed.
+        step: env steps of that checkpoint.
+    """
+    template = resources.files("jaxrl_atari.hub").joinpath("model_card.md").read_text(encoding="utf-8")
+    mean, std, count = summary["score"], summary["score_std"], len(summary["sessions"])
+    score = "unknown" if mean is None else f"{mean:.2f} +/- {std or 0.0:.2f}"
+    repo_name = repo_id.rpartition("/")[2]
+    rows = []
+    for session_summary in summary["sessions"]:
+        final = session_summary["final_return_ma"]
+        text = "-" if final is None else f"{final:,.2f}"
+        env_steps, episodes = session_summary["env_steps"], session_summary["episodes"]
+        rows.append(f"| {session_summary['session']} | {text} | {env_steps:,.0f} | {episodes:,.0f} |")
+    references = {
+        "random play": summary["random_score"],
+        "SLM Lab's PPO after 10,000,000 env steps (v5)": summary["reference_score"],
+        "a human tester": summary["human_score"],
+    }
+    known = [f"{name} {value:,.2f}" for name, value in references.items() if value is not None]
+    return Template(template).substitute(
+        metadata=_metadata(repo_name, summary, score),
+        game=summary["game"],
+        score=score,
+        sessions=f"{count} session{'s' if count > 1 else ''}",
+        incomplete="" if summary["complete"] else "\nThe run is **not complete**: it has not spent its budget.\n",
+        protocol=summary["protocol"],
+        sticky_actions="sticky actions 0.25" if summary["protocol"] == "v5" else "no sticky actions",
+        max_frames=f"{config.env.max_frames:,}",
+        budget=f"{summary['planned_env_steps']:,}",
+        comparison="; ".join(known) or "no scores known",
+        session_rows="\n".join(rows),
+        session=session,
+        step=f"{step:,}",
+        repo_id=repo_id,
+        repo_name=repo_name,
+        graph="\n![returns](graphs/trial.png)\n" if "graphs/trial.png" in files else "",
+        seed=summary["seed"],
+        gae_lambda=description.get("gae_lambda"),
+        num_envs=config.env.num_envs,
+        versions=", ".join(f"{name} {version}" for name, version in description.get("versions", {}).items()),
+    )
+
+
+def _metadata(repo_name: str, summary: dict[str, Any], score: str) -> str:
+    """The metadata of the card as YAML."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    game = summary["game"]
+    environment = {"v5": f"ALE/{game}-v5", "classic": f"{game}NoFrameskip-v4"}[summary["protocol"]]
+    result = EvalResult(
+        task_type="reinforcement-learning",
+        task_name="reinforcement-learning",
+        dataset_type=environment,
+        dataset_name=environment,
+        metric_type="mean_reward",
+        metric_name="return_ma",
+        metric_value=score,
+    )
+    metadata = ModelCardData(
+        library_name="jaxrl_atari",
+        pipeline_tag="reinforcement-learning",
+        tags=["reinforcement-learning", "deep-reinforcement-learning", "ppo", "atari", "jax", environment],
+        model_name=repo_name,
+        eval_results=None if summary["score"] is None else [result],
+    )
+    return metadata.to_yaml().strip()

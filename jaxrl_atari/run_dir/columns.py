@@ -1,0 +1,42 @@
+"""The columns of metrics.csv: name, group of graphs, unit and definition. docs/metrics.md explains them at length."""
+
+from typing import NamedTuple
+
+
+class Column(NamedTuple):
+    """One column of a log point."""
+
+    group: str  # of graphs in TensorBoard and Weights & Biases
+    unit: str
+    definition: str
+
+
+COLUMNS = {
+    "env_steps": Column("charts", "env steps", "env steps of this session so far"),
+    "updates": Column("charts", "", "updates so far"),
+    "optimizer_steps": Column("charts", "", "gradient steps so far"),
+    "wall_seconds": Column("charts", "s", "training time so far, without the first rollout and update of each start"),
+    "sps": Column("charts", "env steps / s", "env steps per second since the last log point"),
+    "episodes": Column("charts", "games", "games finished so far"),
+    "return_mean": Column("charts", "game points", "mean return of the last 100 finished games"),
+    "return_ma": Column("charts", "game points", "mean of return_mean over the last 100 log points; the score"),
+    "episode_length": Column("charts", "env steps", "mean length of the last 100 finished games"),
+    "learning_rate": Column("charts", "", "Adam's step size in the next update"),
+    "policy_loss": Column("losses", "", "clipped surrogate loss"),
+    "value_loss": Column("losses", "", "clipped value loss, before the value coefficient"),
+    "entropy": Column("losses", "nats", "entropy of the policy"),
+    "approx_kl": Column("losses", "nats", "estimate of KL(pi_old, pi)"),
+    "clip_fraction": Column("losses", "share of samples", "samples whose probability ratio is clipped"),
+    "explained_variance": Column("losses", "", "1 - Var(target - V_old) / Var(target) over the rollout"),
+    "gradient_norm": Column("losses", "", "global L2 norm of the gradient, before clipping"),
+    "gpu_busy_percent": Column("system", "%", "NVML utilisation, mean over the session's GPUs"),
+    "gpu_memory_gib": Column("system", "GiB", "GPU memory in use by all processes, sum over the session's GPUs"),
+    "gpu_power_watts": Column("system", "W", "power draw, sum over the session's GPUs"),
+    "gpu_temperature_c": Column("system", "°C", "temperature of the hottest of the session's GPUs"),
+    "cpu_percent": Column("system", "% of a core", "CPU time of this process and its children / time passed"),
+    "rss_gib": Column("system", "GiB", "resident memory of this process and its children"),
+}
+"""All columns, in the order of metrics.csv. "losses" are means over the updates since the last log point."""
+
+REQUIRED_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group != "system")
+"""The columns that every metrics.csv has."""

@@ -1,0 +1,121 @@
+"""Run directories: making one, and its config.json, which holds what is needed to run it again."""
+
+import json
+import platform
+import subprocess
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from jaxrl_atari.config import Config
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.run_dir.config_file import CONFIG_FILE
+from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.writers import import_wandb
+
+PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
+
+
+def make_run_dir(config: Config) -> Path:
+    """Makes `OUTPUT_DIR/NAME_TIMESTAMP`, never one that exists already.
+
+    Raises:
+        UserError: the folder cannot be written to, or the config asks for a package that is missing.
+    """
+    if config.log.wandb:
+        import_wandb()
+    stamp = time.strftime("%Y%m%d_%H%M%S")
+    for suffix in ("", *(f"_{i}" for i in range(2, 100))):
+        run_dir = Path(config.output_dir).expanduser() / f"{config.name}_{stamp}{suffix}"
+        try:
+            run_dir.mkdir(parents=True)
+            return run_dir
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(
+                f"output_dir = {config.output_dir!r}: {error.strerror or error}; choose a folder that can be written to"
+            ) from error
+    raise UserError(f"output_dir = {config.output_dir!r}: too many runs named {run_dir.name}; choose another name")
+
+
+def session_dir(run_dir: Path, session: int) -> Path:
+    """The directory of session `session` of a trial."""
+    return run_dir / f"session_{session}"
+
+
+def is_finished(config: Config, directory: Path) -> bool:
+    """True if the session in `directory` has spent its budget.
+
+    Reads the names of its checkpoints, `checkpoints/<env_steps>`: opening them would start JAX's back end, which
+    takes the GPU memory that the sessions' processes need.
+    """
+    steps = [int(path.name) for path in (directory / "checkpoints").glob("*") if path.name.isdecimal()]
+    return bool(steps) and config.is_spent(max(steps))
+
+
+def describe(config: Config, seed: int) -> dict[str, Any]:
+    """The content of a new config.json: config, seed, protocol, versions, git revision."""
+    return {
+        "config": config.to_dict(),
+        "seed": seed,
+        "game": config.env.game_name,
+        "protocol": config.env.resolved_protocol,
+        "gae_lambda": config.gae_lambda,
+        **software(),
+    }
+
+
+def describe_resumed(config: Config, directory: Path) -> dict[str, Any]:
+    """As `describe`, but a directory with checkpoints keeps its first software; today's is added to `resumed`."""
+    path, described = directory / CONFIG_FILE, describe(config, config.seed)
+    if not path.is_file() or not any(directory.rglob("checkpoints/*")):
+        return described
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # damaged
+        before = {}
+    today = software()
+    resumed = [*before.get("resumed", []), {"date": time.strftime("%Y-%m-%d %H:%M:%S"), **today}]
+    return described | {name: before.get(name) for name in today} | {"resumed": resumed}
+
+
+def write_description(directory: Path, description: dict[str, Any]) -> None:
+    """Writes config.json."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / CONFIG_FILE, description)
+
+
+def software() -> dict[str, Any]:
+    """The version of Python, of the packages that matter, and the git revision."""
+    return {
+        "python": platform.python_version(),
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "git_revision": _git_revision(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    """The commit of this package's own checkout, with `+` where files differ from it; None if it is not in a checkout.
+
+    A package that is installed inside some other repository, as in a virtual environment there, has none.
+    """
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        revision = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"],
+            cwd=root, capture_output=True, text=True, check=True, timeout=10,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return revision.stdout.strip() or None

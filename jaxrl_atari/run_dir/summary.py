@@ -1,0 +1,92 @@
+"""The summary of a trial: RUN_DIR/trial.json, and the table that is printed at the end."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.run_dir.config_file import read_config
+from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.metrics import SESSION_FIGURES, aggregate_trial
+from jaxrl_atari.run_dir.reading import read_sessions
+
+
+def write_trial_summary(run_dir: str | Path) -> dict[str, Any]:
+    """Aggregates the sessions of a run, writes `run_dir/trial.json` and returns its content.
+
+    The content is that of `metrics.aggregate_trial` plus the config's name, protocol, seed, `planned_sessions` and
+    `planned_env_steps`, and `complete`: whether every session has spent its budget.
+
+    Raises:
+      UserError: the run has no readable config, or no session with metrics.
+    """
+    config, tables = read_config(run_dir), read_sessions(run_dir)
+    figures = aggregate_trial(list(tables.values()), GAMES[config.env.game_name])
+    finished = [config.is_spent(int(table["env_steps"][-1])) for table in tables.values()]
+    summary = {
+        "name": config.name,
+        "protocol": config.env.resolved_protocol,
+        "seed": config.seed,
+        "planned_sessions": config.sessions,
+        "planned_env_steps": config.total_env_steps,
+        "complete": len(finished) >= config.sessions and all(finished),
+        **figures,
+    }
+    for session, session_dir in zip(summary["sessions"], tables, strict=True):
+        session["session"] = session_dir.name
+    write_json(Path(run_dir) / "trial.json", summary)
+    return summary
+
+
+def score_text(score: float) -> str:
+    """A score as text: 14,482 or 1.44."""
+    return f"{score:,.0f}" if abs(score) >= 1000 else f"{score:.2f}".removesuffix(".00")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value and abs(value) < 0.01:
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 or float(value).is_integer() else f"{value:,.2f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Formats rows of cells as lines: first column left-aligned, others right-aligned."""
+    first, *others = ([len(cell) for cell in column] for column in zip(*rows, strict=True))
+    formats = [f"{{:<{max(first)}}}", *(f"{{:>{max(widths)}}}" for widths in others)]
+    return ["  ".join(formats).format(*row).rstrip() for row in rows]
+
+
+def summary_table(summary: dict[str, Any]) -> str:
+    """The table printed at the end of a trial: mean and std of each figure over sessions, and reference scores.
+
+    Args:
+      summary: the content of trial.json, as `write_trial_summary` returns it.
+    """
+    sessions = summary["sessions"]
+    heading = (
+        f"{summary['name']}: {summary['game']}, protocol {summary['protocol']}, {len(sessions)} "
+        f"session{'s' if len(sessions) > 1 else ''}, {summary['planned_env_steps']:,} env steps each"
+    )
+    if not summary["complete"]:
+        heading += " (not complete)"
+    figures = [["figure", "mean", "std", *(session["session"] for session in sessions)]]
+    for name, title in SESSION_FIGURES.items():
+        if summary["mean"][name] is not None:
+            values = [summary["mean"][name], summary["std"][name], *(session[name] for session in sessions)]
+            figures.append([title, *map(_number, values)])
+    figures.append(["consistency", _number(summary["consistency"]), *[""] * (1 + len(sessions))])
+    scores = [["score", _number(summary["score"])]]
+    sources = [f"± {_number(summary['score_std'])} over sessions; return_ma at the end"]
+    for name, source in {
+        "reference_score": "SLM Lab's PPO, protocol v5, 10,000,000 env steps",
+        "random_score": "uniformly random play, protocol v5",
+        "human_score": "human tester, as in DQN Zoo",
+        "reference_normalised_score": "(score - random) / (reference - random)",
+        "human_normalised_score": "(score - random) / (human - random), both as in DQN Zoo",
+    }.items():
+        scores.append([name.replace("_", " "), _number(summary[name])])
+        sources.append(source)
+    compared = [f"{line}  {source}" for line, source in zip(_aligned(scores), sources, strict=True)]
+    return "\n".join([heading, "", *_aligned(figures), "", *compared])

@@ -1,0 +1,120 @@
+"""Games of a suite: their configs, processes and GPUs.
+
+SUITE_DIR/suite.json             games and config
+SUITE_DIR/<Game>/                a run directory like any other
+SUITE_DIR/results.{md,csv,json}  written each time a game ends (`results.py`)
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxrl_atari.config import Config
+from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.hardware.gpus import visible
+from jaxrl_atari.run_dir.config_file import CONFIG_FILE, config_from_dict
+from jaxrl_atari.run_dir.description import describe, is_finished, session_dir
+from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.trial.processes import Task, run_processes
+
+SUITE_FILE = "suite.json"
+
+
+def default_games() -> list[str]:
+    """Games with a reference score."""
+    return [name for name, game in GAMES.items() if game.reference_score is not None]
+
+
+def game_configs(config: Config, games: Sequence[str]) -> dict[str, Config]:
+    """ALE's name of each game -> config of its trial.
+
+    Raises:
+        ConfigError: an unknown game, a game named twice, or no game.
+    """
+    configs: dict[str, Config] = {}
+    for game in games:
+        env = dataclasses.replace(config.env, game=game)
+        if env.game_name in configs:
+            raise ConfigError("games", game, "each game once")
+        configs[env.game_name] = dataclasses.replace(config, name=env.game_name, env=env)
+    if not configs:
+        raise ConfigError("games", "", "at least one game", "leave --games out for all with a reference score")
+    return configs
+
+
+def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str]) -> None:
+    """Writes suite.json, from which the suite can be run again."""
+    described = {"games": list(games), **describe(config, config.seed)}
+    del described["game"], described["gae_lambda"]  # each game has its own
+    write_json(suite_dir / SUITE_FILE, described)
+
+
+def read_suite_file(suite_dir: Path) -> tuple[Config, list[str]]:
+    """The config and the games of a suite.
+
+    Raises:
+        UserError: not the directory of a suite, or its suite.json cannot be used.
+    """
+    path = suite_dir / SUITE_FILE
+    if not path.is_file():
+        raise UserError(f"{suite_dir}: not a suite directory (it has no {SUITE_FILE}); expected data/suite_TIMESTAMP")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return config_from_dict(values["config"]), [str(game) for game in values["games"]]
+    except (ValueError, KeyError, TypeError) as error:
+        reason = str(error) if isinstance(error, UserError) else type(error).__name__
+        raise UserError(f"{path}: damaged ({reason}); expected the games and config of a suite") from error
+
+
+def is_done(config: Config, run_dir: Path) -> bool:
+    """Whether all sessions of a game have spent their budgets."""
+    return all(is_finished(config, session_dir(run_dir, i)) for i in range(config.sessions))
+
+
+def share_gpus(config: Config, games: int, gpus: int) -> list[tuple[int, ...]]:
+    """GPUs of each game that runs at the same time; `[()]` is one game at a time on all visible GPUs.
+
+    A game gets as many GPUs as one session needs, or more if there are fewer games than GPUs. Many games finish sooner
+    on one GPU each, with sessions one after the other, than one game at a time over all GPUs.
+    """
+    devices = config.devices
+    chosen = (devices.gpu, devices.actor, devices.evaluator)
+    indexed = any(isinstance(choice, int) and not isinstance(choice, bool) for choice in chosen)
+    if gpus == 0 or devices.gpu is False or indexed or devices.data_parallel == "all":
+        return [()]
+    at_once = max(1, min(gpus // devices.data_parallel, games))
+    width = gpus // at_once
+    return [()] if at_once == 1 else [tuple(range(i * width, (i + 1) * width)) for i in range(at_once)]
+
+
+def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str, str]:
+    """Trains the unfinished games, each in a process of its own; returns failed games with the reasons.
+
+    Raises:
+        KeyboardInterrupt: after SIGINT or SIGTERM, once every session has written its last checkpoint.
+    """
+    waiting = {}
+    for name, game_config in game_configs(config, games).items():
+        run_dir = suite_dir / name
+        if is_done(game_config, run_dir):
+            print(f"game {name}  finished already", flush=True)
+            continue
+        run_dir.mkdir(exist_ok=True)
+        write_json(run_dir / CONFIG_FILE, describe(game_config, game_config.seed))
+        waiting[name] = run_dir
+    if not waiting:
+        return {}
+    gpus = visible().gpus
+    shares = share_gpus(config, len(waiting), len(gpus))
+    tasks = []
+    for index, (name, run_dir) in enumerate(waiting.items()):
+        share = shares[index % len(shares)]
+        environment = dict(os.environ)
+        if share:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[i].name for i in share)
+        tasks.append(Task(name, ("jaxrl_atari.suite.worker", str(run_dir)), environment, share, kind="game"))
+    print(f"{len(waiting)} games to train, {len(shares)} at a time", flush=True)
+    return {str(name): reason for name, reason in run_processes(tasks, len(shares)).items()}

@@ -1,0 +1,142 @@
+"""The pages: every command line parses, every import and every link resolves."""
+
+import ast
+import importlib
+import io
+import re
+import runpy
+import shlex
+import sys
+import warnings
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import pytest
+
+from jaxrl_atari import cli
+from jaxrl_atari.config import Config
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+
+FENCE = re.compile(r"^```([a-z]*)[^\n]*\n(.*?)^```", re.M | re.S)
+INDENTED = re.compile(r"^(?:    .*\n)+", re.M)
+INLINE = re.compile(r"`(python -m jaxrl_atari[^`]*)`")
+COMMAND = re.compile(r"python -m jaxrl_atari\.([\w.]+)(.*)")
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+
+
+class Parsed(BaseException):
+    """Raised when a command has read its options, so that nothing runs."""
+
+
+def text(page):
+    return page.read_text(encoding="utf-8")
+
+
+def command_lines(page):
+    """(module, arguments, whether the page shows its error) for each command of this package on a page."""
+    blocks = [code for _, code in FENCE.findall(text(page))] + INDENTED.findall(FENCE.sub("", text(page)))
+    lines = INLINE.findall(FENCE.sub("", text(page)))
+    for block in blocks:
+        lines += block.replace("\\\n", " ").splitlines()
+    for line, following in zip(lines, [*lines, ""][1:], strict=True):
+        for found in COMMAND.finditer(line.partition(" | ")[0]):
+            words = shlex.split(re.sub(r"[\[\]]|\.\.\.(?=\s|$)", " ", found[2].replace("|", " ")), comments=True)
+            yield found[1], words, following.startswith("error:")
+
+
+def examples(page):
+    """The commands of a page, each once, with files that exist in place of those of the page."""
+    seen = set()
+    for module, words, is_error in command_lines(page):
+        words = ["configs/qbert.py" if word == "FILE" or word.endswith("_best.py") else word for word in words]
+        words = [word.replace("HOST:PORT", "localhost:1234") for word in words]
+        if words and (module, *words) not in seen:
+            seen.add((module, *words))
+            yield module, words, is_error
+
+
+def run(module, words, monkeypatch):
+    """Runs `python -m jaxrl_atari.MODULE WORDS` until its options are read; returns its error, or None."""
+
+    def stop_after(function):
+        def wrapper(*args, **kwargs):
+            function(*args, **kwargs)
+            raise Parsed
+
+        return wrapper
+
+    monkeypatch.setattr(cli, "parse", stop_after(cli.parse))
+    monkeypatch.setattr(cli.Parser, "parse_args", stop_after(cli.Parser.parse_args))
+    monkeypatch.setattr(sys, "argv", ["jaxrl_atari", *words])
+    monkeypatch.chdir(ROOT)
+    error = io.StringIO()
+    try:
+        with redirect_stderr(error), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # the module has been imported before
+            runpy.run_module(f"jaxrl_atari.{module}", run_name="__main__", alter_sys=True)
+    except Parsed:
+        return None
+    except SystemExit:
+        return error.getvalue()
+    pytest.fail(f"{module} {words} ran without reading options")
+
+
+CASES = [
+    pytest.param(*case, id=f"{page.name}-{' '.join([case[0], *case[1]])}") for page in PAGES for case in examples(page)
+]
+
+
+def test_the_commands_are_found():
+    assert len(CASES) > 40
+    assert {case.values[0] for case in CASES} >= {"train", "evaluate", "plots", "benchmark", "suite", "search", "hub"}
+
+
+@pytest.mark.parametrize(("module", "words", "is_error"), CASES)
+def test_every_command_line_parses(module, words, is_error, monkeypatch):
+    if "--resume" in words and not is_error:
+        at = words.index("--resume")
+        error = run(module, ["--resume", "data/none"], monkeypatch)
+        assert error is not None
+        assert "data/none" in error  # --resume is an option, and it names a directory
+        new = {
+            "train": ["--config", "configs/qbert.py"],
+            "suite": [],
+            "search": ["--config", "configs/search_qbert.py"],
+        }
+        words = [*words[:at], *new[module], *words[at + 2 :]]
+    monkeypatch.undo()
+    error = run(module, words, monkeypatch)
+    if is_error:
+        assert error is None or "nrecognized" not in error
+    else:
+        assert error is None, error
+
+
+@pytest.mark.parametrize(
+    "option",
+    sorted({word for page in PAGES for word in re.findall(r"--(?:compare|scale) ([a-z_.]+=[\w,.]+)", text(page))}),
+)
+def test_every_compared_value_is_possible(option):
+    field, _, values = option.partition("=")
+    for value in values.split(","):
+        if field in ("num_envs", "rollout_length"):
+            field = {"num_envs": "env.num_envs", "rollout_length": "ppo.rollout_length"}[field]
+        cli.parse(Config, [f"--{field.replace('_', '-')}", value], default=Config())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_import_in_a_snippet_resolves(page):
+    for language, code in FENCE.findall(text(page)):
+        for node in ast.walk(ast.parse(code)) if language == "python" else ():
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxrl_atari"):
+                module = importlib.import_module(node.module or "")
+                missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+                assert not missing, f"{node.module} has no {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file(page):
+    broken = [link for link in LINK.findall(text(page)) if not (page.parent / link).exists()]
+    assert not broken
