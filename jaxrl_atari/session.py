@@ -81,6 +81,7 @@ def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) ->
             metrics = learner.update(collected.rollouts, hyper, update_key)
         progress.count(collected.env_steps, collected.games, config.ppo.epochs * config.num_minibatches)
         run.log.after_update(metrics, learning_rate(config, progress.env_steps), collected.first_step_at)
+        del collected  # the memory of the rollout, before the next one is filled
         run.evaluate_if_due()
         run.checkpoint_if_due()
         yield metrics

@@ -302,7 +302,7 @@ def test_what_is_run_for_a_comparison(monkeypatch):
 def test_what_cannot_be_compared(monkeypatch, tmp_path):
     job = Job("c.py", (), 1.0)
     monkeypatch.setattr(gpus, "visible", lambda: gpus.Visible((), "there is no NVIDIA driver"))
-    with pytest.raises(UserError, match="there is no GPU to compare with: there is no NVIDIA driver"):
+    with pytest.raises(UserError, match="no GPU to compare with: there is no NVIDIA driver"):
         compare(job, Config(), "cpu,gpu", 1)
     monkeypatch.setattr(comparison, "YARDSTICK", tmp_path / "torch_ppo.py")
     with pytest.raises(UserError, match="from a checkout"):
@@ -312,7 +312,7 @@ def test_what_cannot_be_compared(monkeypatch, tmp_path):
     with pytest.raises(UserError, match="PyTorch is not installed"):
         compare(job, Config(), "torch", 1)
     monkeypatch.setattr(comparison.importlib.util, "find_spec", lambda name: name)
-    with pytest.raises(UserError, match=r"env\.num_envs = 32, and the yardstick has 16"):
+    with pytest.raises(UserError, match=r"env\.num_envs = 32: expected 16, the yardstick"):
         compare(job, Config(env=EnvConfig(num_envs=32)), "torch", 1)
 
 

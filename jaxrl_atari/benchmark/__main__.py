@@ -1,13 +1,13 @@
-"""How fast training is on this machine, and how close to the limit that the emulator sets.
+"""Speed of training on this machine, and its share of the limit that the emulator sets.
 
     python -m jaxrl_atari.benchmark --config configs/qbert.py [--repeats 5] [--seconds 3] [--env.num-envs 64 ...]
 
-times training on the real emulator in its steady state, and its parts (`measure.py` says what each figure contains).
-Every figure is a median with minimum and maximum over the repeats. The last line of the output is a JSON object with
-all of them, the machine, the versions and the config. Every field of the config is an option, as in training.
+times training on the real emulator in its steady state, and its parts (`measure.py` defines each figure). Every figure
+is a median with minimum and maximum over the repeats. The last line of the output is a JSON object with all figures, the
+machine, the versions and the config. Every field of the config is an option, as in training.
 
-Comparisons run each side in a process of its own, in turns; their ratios are those of neighbours.
-On a quiet machine only: what else computes is measured too.
+Comparisons run the sides in turns, each in a separate process; a ratio is that of two neighbouring runs. Use a quiet
+machine: whatever else computes is measured too.
 """
 
 import argparse
@@ -49,12 +49,12 @@ FIGURES = {
     "update": "update_samples_per_second",
     "end_to_end": "end_to_end_sps",
 }
-"""What each part's rate is called in the output."""
+"""The name of each part's rate in the output."""
 
 ROWS = (
     ("env_sps", "raw env SPS", "{:,.0f}", "emulators alone, random actions: the limit"),
     ("acting_sps", "acting SPS", "{:,.0f}", "policy and emulators"),
-    ("update_samples_per_second", "update samples/s", "{:,.0f}", "a sample counts once an epoch"),
+    ("update_samples_per_second", "update samples/s", "{:,.0f}", "a sample counts once per epoch"),
     ("end_to_end_sps", "end-to-end SPS", "{:,.0f}", "training, with log and checkpoints"),
     ("share_of_limit", "share of the limit", "{:.1%}", "end-to-end SPS / raw env SPS"),
     ("gpu_busy_percent", "GPU busy %", "{:.0f}", "while training"),
@@ -62,9 +62,9 @@ ROWS = (
 )
 SECTION_NOTES = {
     "env_wait": "waiting for the emulators",
-    "inference": "the policy: frames there, actions back",
+    "inference": "the policy: frames to the device, actions back",
     "transfer": "rewards to the device",
-    "update": "learning, as far as it is waited for",
+    "update": "waiting for the learner",
     "logging": "metrics, files, checkpoints",
     "other": "bookkeeping",
 }
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--config", help="config file, such as configs/qbert.py")
     parser.add_argument("--repeats", type=int, default=5, help="repeats of each part, or pairs of a comparison (5)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each part in each repeat, at the least (3)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="least seconds of each part in each repeat (3)")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)} (all)")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...], Config]:
-    """Command line -> its own options, the options of the config, the config with these.
+    """Command line -> the benchmark's own options, the config's options, and the config with them.
 
     Raises:
         UserError: a value that cannot be used.
@@ -124,7 +124,7 @@ def _config(default: Config, overrides: Sequence[str]) -> Config:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine, and how busy it was; does not start JAX's back end."""
+    """The machine and its load; does not start JAX's back end."""
     model = platform.processor() or platform.machine()
     cpu_info = Path("/proc/cpuinfo")
     if cpu_info.is_file():

@@ -1,4 +1,4 @@
-"""The benchmark in processes of its own: start-up, two ways of training against each other, one field over a range."""
+"""Benchmarks in separate processes: start-up, comparisons in turns, and one field over a range of values."""
 
 import dataclasses
 import importlib.util
@@ -22,20 +22,19 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
 
-YARDSTICK = Path(__file__).parents[1] / "benchmarks" / "torch_ppo.py"
+YARDSTICK = Path(__file__).parents[2] / "benchmarks" / "torch_ppo.py"
 YARDSTICK_SPEC = {
     "env.num_envs": 16, "env.backend": "ale", "env.resolved_protocol": "v5", "ppo.rollout_length": 128, "ppo.epochs": 4,
     "ppo.minibatch_size": 256,
 }  # fmt: skip
-"""What the yardstick trains, whatever is asked of it."""
-
+"""The config that the yardstick trains; it has no other."""
 
 NAMED_COMPARISONS = ("torch", "cpu,gpu", "gpu,cpu")
 COMPARED = {
     "end_to_end": ("end_to_end_sps", "end-to-end SPS"),
     "update": ("update_samples_per_second", "update samples/s"),
 }
-"""Parts that can be compared: the name of the figure, and what it is called in a table."""
+"""Parts that can be compared: the name of the figure in JSON, and its heading in a table."""
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def usable_cores() -> int:
 
 
 class Job(NamedTuple):
-    """A benchmark as its command line gives it."""
+    """A benchmark, as its command line describes it."""
 
     config_file: str
     overrides: tuple[str, ...]  # options of the config
@@ -63,10 +62,10 @@ class Job(NamedTuple):
         overrides: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Runs `benchmark` in a process of its own; further overrides win. Returns its JSON.
+        """Runs `benchmark` in a separate process and returns its JSON; later overrides win.
 
         Raises:
-            UserError: it failed; the message is its own.
+            UserError: it failed; the message is that of the process.
         """
         options = ("--parts", parts, "--repeats", str(repeats), "--seconds", str(self.seconds))
         command = ("jaxrl_atari.benchmark", "--config", self.config_file, *options, *self.overrides, *overrides)
@@ -74,15 +73,15 @@ class Job(NamedTuple):
 
 
 def run_for_json(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Runs Python with these arguments; the last line that it prints is the JSON object that is returned.
+    """Runs Python with these arguments and returns the JSON object that it prints last.
 
     Args:
-        environment: variables beside those of this process, of which malloc's are left out.
+        environment: variables beside those of this process; malloc's are not inherited.
 
     Raises:
         UserError: it failed.
     """
-    # Settings of malloc that the caller happens to have would tune one side and not the other.
+    # The caller's malloc settings would tune one side and not the other.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     process = subprocess.run(
         [sys.executable, *arguments], env=inherited | dict(environment or {}),
@@ -123,7 +122,7 @@ def measure_startup(job: Job) -> dict[str, dict[str, float]]:
 
 
 def option_of(field: str) -> str:
-    """`num_envs` or `env.num_envs` -> `--env.num-envs`. A short name that several groups have means that of env or ppo.
+    """`num_envs` or `env.num_envs` -> `--env.num-envs`. An ambiguous short name means the field of env or ppo.
 
     Raises:
         UserError: the config has no such field, or several.
@@ -160,7 +159,7 @@ def parse_range(text: str, usage: str) -> tuple[str, list[str]]:
 
 
 class Side(NamedTuple):
-    """One of those that are compared. `run` returns its `rate` and what else there is to tell, as JSON values."""
+    """One side of a comparison. `run` returns its `rate` and further figures as JSON values."""
 
     name: str
     run: Callable[[], dict[str, Any]]
@@ -182,7 +181,7 @@ def _training_side(
 
 
 def _torch_side(job: Job, config: Config, mode: str) -> Side:
-    iterations = max(1, math.ceil(job.seconds * 500 / config.rollout_size))  # at the 500 SPS of PyTorch on two cores
+    iterations = max(1, math.ceil(job.seconds * 500 / config.rollout_size))  # PyTorch trains at about 500 SPS on two cores
     arguments = [
         str(YARDSTICK), f"--what={job.compared}", f"--mode={mode}", f"--iterations={iterations}",
         f"--game={config.env.game_name}", f"--threads={usable_cores()}",
@@ -198,7 +197,7 @@ def _torch_side(job: Job, config: Config, mode: str) -> Side:
 def _check_yardstick(config: Config) -> None:
     if not YARDSTICK.is_file():
         raise UserError(
-            "--compare torch: benchmarks/torch_ppo.py is not there; run it from a checkout (pip install -e .)"
+            "--compare torch: benchmarks/torch_ppo.py not found; run it from a checkout (pip install -e .)"
         )
     if importlib.util.find_spec("torch") is None:
         raise UserError("--compare torch: PyTorch is not installed; pip install torch")
@@ -207,14 +206,14 @@ def _check_yardstick(config: Config) -> None:
         mine = getattr(getattr(config, group), name)
         if mine != value:
             field = path.replace("resolved_", "")
-            raise UserError(f"--compare torch: {field} = {mine!r}, and the yardstick has {value!r}; leave it at that")
+            raise UserError(f"--compare torch: {field} = {mine!r}: expected {value!r}, the yardstick's; leave it out")
 
 
 def make_sides(job: Job, config: Config, text: str) -> tuple[list[Side], list[tuple[str, str]]]:
-    """What `--compare TEXT` means: the sides, and the pairs (a, b) of which a / b is wanted.
+    """The sides of `--compare TEXT`, and the pairs (a, b) whose ratio a / b is reported.
 
     Raises:
-        UserError: something that cannot be compared here.
+        UserError: the comparison is not possible on this machine.
     """
     if text == "torch":
         _check_yardstick(config)
@@ -222,7 +221,7 @@ def make_sides(job: Job, config: Config, text: str) -> tuple[list[Side], list[tu
         return sides, [("jaxrl_atari", side.name) for side in sides[1:]]
     if text in NAMED_COMPARISONS:
         if not gpus.visible().gpus:
-            raise UserError(f"--compare {text}: there is no GPU to compare with: {gpus.visible().problem}")
+            raise UserError(f"--compare {text}: no GPU to compare with: {gpus.visible().problem}")
         names = text.split(",")
         sides = [_training_side(job, name, ("--devices.gpu", str(name == "gpu").lower())) for name in names]
     else:
@@ -236,7 +235,7 @@ def make_sides(job: Job, config: Config, text: str) -> tuple[list[Side], list[tu
 
 
 def compare(job: Job, config: Config, text: str, repeats: int) -> dict[str, Any]:
-    """Runs the sides of a comparison in turns, forth and back, and prints who is faster.
+    """Runs the sides of a comparison in turns, back and forth, and prints which is faster.
 
     Returns:
         JSON values: `sides` (name -> summary of its rate, and its runs) and `ratios` ("a / b" -> summary, one ratio
@@ -248,7 +247,7 @@ def compare(job: Job, config: Config, text: str, repeats: int) -> dict[str, Any]
         for side in sides if turn % 2 == 0 else reversed(sides):
             runs[side.name].append(side.run())
             print(f"round {turn + 1} of {repeats}: {side.name} {runs[side.name][-1]['rate']:,.0f}", flush=True)
-    rates = {name: [run["rate"] for run in of_side] for name, of_side in runs.items()}
+    rates = {name: [run["rate"] for run in side_runs] for name, side_runs in runs.items()}
     ratios = {f"{a} / {b}": [x / y for x, y in zip(rates[a], rates[b], strict=True)] for a, b in pairs}
 
     print(f"\n{COMPARED[job.compared][1]:<36}{'median':>10}{'min':>10}{'max':>10}{'RSS GiB':>10}")
@@ -265,7 +264,7 @@ def compare(job: Job, config: Config, text: str, repeats: int) -> dict[str, Any]
 
 
 def verdict(a: str, b: str, ratios: Sequence[float]) -> str:
-    """Which is faster, in a sentence. `ratios` are those of a's rate to b's."""
+    """A sentence that states which is faster; `ratios` are a's rate over b's."""
     if statistics.median(ratios) < 1:
         a, b, ratios = b, a, [1 / ratio for ratio in ratios]
     spread = f"{min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} pairs"
@@ -277,7 +276,7 @@ def verdict(a: str, b: str, ratios: Sequence[float]) -> str:
 
 
 def scale(job: Job, text: str, repeats: int, folder: Path) -> dict[str, Any]:
-    """Measures with each value of a field, prints a table and draws it.
+    """Measures with each value of a field; prints a table and draws a graph.
 
     Returns:
         JSON values: `field`, `rows` (value -> figures and memory) and `plot`, the PNG file.
@@ -290,7 +289,7 @@ def scale(job: Job, text: str, repeats: int, folder: Path) -> dict[str, Any]:
     print(f"{field:>16}{'env SPS':>12}{'acting SPS':>12}{'SPS':>10}{'of limit':>10}{'RSS GiB':>10}{'device GiB':>12}")
     rows = {}
     for value in values:
-        job.run("end_to_end", 0, (option, value))  # so that the peak of memory is not that of the compiler
+        job.run("end_to_end", 0, (option, value))  # so that the peak memory is not that of the compiler
         result = job.run("end_to_end,env,acting", repeats, (option, value))
         rows[int(value)] = {name: result["figures"][name] for name in columns} | result["memory"]
         env, acting, sps, share = (result["figures"][name]["median"] for name in columns)
@@ -304,7 +303,7 @@ def scale(job: Job, text: str, repeats: int, folder: Path) -> dict[str, Any]:
 
 
 def draw_scale(field: str, rows: Mapping[int, Mapping[str, Any]], path: Path) -> None:
-    """Speed and memory against a field of the config, as a PNG file."""
+    """Draws speed and memory against a field of the config to a PNG file."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     speed, memory = figure.subplots(1, 2)

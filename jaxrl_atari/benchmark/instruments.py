@@ -1,4 +1,4 @@
-"""What the benchmark watches a running program with, from outside: the code that is watched stays as it is."""
+"""Instruments of the benchmark: they observe running code from outside and leave it unchanged."""
 
 import contextlib
 import resource
@@ -26,7 +26,7 @@ class Compilations:
     def __init__(self) -> None:
         self.count: Counter[str] = Counter()
         self.compile_seconds = 0.0
-        """Of XLA, or of fetching its result from the cache; tracing comes on top."""
+        """Time in XLA, or in reading its result from the cache; tracing is not included."""
 
     def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
         self.count[event] += 1
@@ -48,7 +48,7 @@ class Compilations:
 
 @contextlib.contextmanager
 def wrapped(owner: Any, name: str, wrap: Callable[[Callable], Callable]) -> Iterator[None]:
-    """Puts `wrap(owner.name)` in the place of `owner.name` for a while."""
+    """Replaces `owner.name` by `wrap(owner.name)` inside the block."""
     function, was_own = getattr(owner, name), name in vars(owner)
     setattr(owner, name, wraps(function)(wrap(function)))
     try:
@@ -61,7 +61,7 @@ def wrapped(owner: Any, name: str, wrap: Callable[[Callable], Callable]) -> Iter
 
 
 class SectionTimer:
-    """Divides the time of this thread into sections: every moment belongs to the innermost one that is open."""
+    """Divides the time of this thread into sections; every moment belongs to the innermost open one."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -70,14 +70,14 @@ class SectionTimer:
         self._thread = threading.get_ident()
 
     def enter(self, section: str) -> str:
-        """Starts a section; returns the one that was open."""
+        """Opens a section and returns the one that was open before."""
         before, now = self._section, time.perf_counter()
         self.seconds[before] += now - self._since
         self._section, self._since = section, now
         return before
 
     def timed(self, section: str) -> Callable[[Callable], Callable]:
-        """Makes a function a section; on other threads it stays what it is."""
+        """A decorator that times a function as a section on this thread; other threads call it untimed."""
 
         def wrap(function: Callable) -> Callable:
             def timed(*args: Any, **kwargs: Any) -> Any:
@@ -95,7 +95,7 @@ class SectionTimer:
 
 
 def peak_rss_gib() -> float:
-    """The largest resident memory that this process has had."""
+    """Peak resident memory of this process."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):  # getrusage's figure includes the process that started this one
@@ -105,7 +105,7 @@ def peak_rss_gib() -> float:
 
 
 def peak_device_gib(devices: Sequence[jax.Device]) -> float | None:
-    """The most memory that JAX has used on these devices together; None where they do not tell (the CPU)."""
+    """Peak memory that JAX has used on these devices together; None where it is not reported (on a CPU)."""
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
     known = [peak for peak in peaks if peak is not None]
     return sum(known) / GIB if len(known) == len(peaks) else None

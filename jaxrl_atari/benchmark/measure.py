@@ -1,17 +1,17 @@
-"""What `benchmark.py` reports, measured in this process: the whole of training, and its parts one by one.
+"""Measurements in this process: the whole of training, and its parts one by one.
 
-Everything is timed in the steady state: training goes on until an iteration has compiled nothing. A repeat times each
-part once, for some seconds, and the parts take turns, so that all of them see the machine's good and bad moments.
+Everything is timed in the steady state, after an iteration that compiled nothing. A repeat times each part once, for
+some seconds, and the parts take turns, so that all of them see the machine's good and bad moments.
 
-Device work is asynchronous, so a span of time on the host need not be what its name says. What each figure contains:
+Device work is asynchronous, so time on the host need not be spent where it shows. The figures are:
 
 - end_to_end: iterations of `session.train`, with metrics read, files written and checkpoints. Env steps a second. With
   `overlap = "none"` the clock stops when the last update is done; with `"update"` one update is under way when it
   starts and when it stops.
-- env: the emulators alone, with random actions: as many environments, groups and threads as training has, stepped as
-  training does. Env transitions a second; the limit on this machine.
+- env: the emulators alone, with random actions: as many environments, groups and threads as in training, stepped the same
+  way. Env steps a second; the limit on this machine.
 - acting: `rollout.collect`: policy, emulators and the bookkeeping of the rollout, until it is on the device.
-- update: `Learner.update` on one rollout, until it is done. Samples a second: T x B x epochs of them each time.
+- update: `Learner.update` on one rollout, until it is done. Samples a second; one update has T x B x epochs.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.session import hyperparameters, prepare, train
 
 RATES = ("end_to_end", "env", "acting", "update")
-"""What can be timed, in the order of a repeat: training first, so that the peak of memory is its own."""
+"""The parts, in the order of a repeat: training first, so that the peak memory is its own."""
 
 SECTIONS = ("env_wait", "inference", "transfer", "update", "logging", "other")
-"""Where the time of an iteration goes, see `breakdown`."""
+"""The sections of an iteration, see `breakdown`."""
 
 MAX_WARM_UP = 20  # iterations
 
@@ -116,7 +116,7 @@ class Training:
         return (self.run.progress.env_steps - first) / (time.perf_counter() - start)
 
     def env(self, seconds: float) -> float:
-        """Env transitions a second of the emulators alone."""
+        """Env steps a second of the emulators alone."""
         env = self.config.env
         if not self._pools:
             first_env = 0
@@ -160,18 +160,16 @@ class Training:
         return updates * self.config.rollout_size * self.config.ppo.epochs / elapsed
 
     def breakdown(self, seconds: float) -> dict[str, float]:
-        """Where the time of an iteration goes, as this thread sees it: seconds an iteration, whose sum is all of it.
+        """Seconds of an iteration by section, as this thread spends them; their sum is the whole iteration.
 
-        - env_wait: sending actions to the emulators and waiting for what they return.
-        - inference: starting the policy and waiting for its actions; the frames' way to the device, which is part of
-          the policy's call, and the actions' way back are included. Where actor and learner share a device and learn at
-          the same time, waiting for the learner is part of it.
-        - transfer: `jax.device_put`: the rewards of a rollout and small things.
-        - update: starting the update and waiting for it, which training itself does not do at this point (it waits
-          when it needs the first action of the new parameters). With `overlap = "update"`: the time for which this
-          thread waits for the update that goes on beside it.
+        - env_wait: sending actions to the emulators and waiting for their results.
+        - inference: starting the policy and waiting for its actions, with the transfer of frames and actions. Where
+          actor and learner share a device and work at the same time, waiting for the learner is part of it.
+        - transfer: `jax.device_put`, that is, the rewards of a rollout and small things.
+        - update: starting the update and waiting for it. Training itself does not wait here, but when it needs the
+          first action of the new parameters. With `overlap = "update"`: waiting for the update in the background.
         - logging: reading metrics, progress, files, checkpoints.
-        - other: bookkeeping of rewards and games, keys, putting the rollout together.
+        - other: bookkeeping of rewards and games, keys, joining the rollout.
         """
         jax.block_until_ready(self.iterate())
         learner, log, timer = self.run.learner, self.run.log, SectionTimer()
@@ -207,7 +205,7 @@ class Training:
 
 
 def random_play(pools: Sequence[EnvPool], seconds: float, rng: np.random.Generator) -> float:
-    """Env transitions a second of pools of equal size with random actions, all of them under way at the same time."""
+    """Env steps a second of pools of equal size with random actions, all stepping at the same time."""
     size = pools[0].num_envs
     actions = rng.integers(0, pools[0].num_actions, (1024, size), dtype=np.int32)
     transitions, turn = 0, 0
