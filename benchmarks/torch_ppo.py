@@ -70,7 +70,7 @@ class Loop:
         self.agent = Agent(self.pool.num_actions)
         if self.channels_last:
             self.agent = self.agent.to(memory_format=torch.channels_last)
-        self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=LEARNING_RATE, eps=1e-5)
+        self.optimizer = torch.optim.AdamW(self.agent.parameters(), lr=LEARNING_RATE, eps=1e-5)  # weight decay 0.01
         shape = (LENGTH, NUM_ENVS)
         # The order of the pixels in memory is that of the arithmetic, so that no conversion is needed later.
         stack = (84, 84, 4) if self.channels_last else (4, 84, 84)

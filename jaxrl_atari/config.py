@@ -168,8 +168,9 @@ class PPOConfig:
     """False keeps the learning rate constant."""
     adam_epsilon: Annotated[float, Limits(1e-12, 1.0)] = 1e-5
     """Adam's epsilon."""
-    weight_decay: Annotated[float, Limits(0.0, 10.0)] = 0.0
-    """Decoupled weight decay (AdamW)."""
+    weight_decay: Annotated[float, Limits(0.0, 10.0)] = 0.01
+    """Decoupled weight decay of all parameters, biases included (AdamW). The published spec does not set it, so
+    PyTorch's default of 0.01 holds there; 0 gives Adam."""
     gamma: Annotated[float, Limits(0.0, 1.0)] = 0.99
     """Discount per env step."""
     gae_lambda: Annotated[float | None, Limits(0.0, 1.0)] = None

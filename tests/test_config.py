@@ -27,6 +27,7 @@ def test_the_defaults_are_the_published_spec():
     assert (ppo.rollout_length, ppo.epochs, ppo.minibatch_size, ppo.gamma) == (128, 4, 256, 0.99)
     assert (ppo.clip_epsilon, ppo.entropy_coef, ppo.value_coef, ppo.max_grad_norm) == (0.1, 0.01, 0.5, 0.5)
     assert (ppo.learning_rate, ppo.adam_epsilon, ppo.anneal_learning_rate) == (2.5e-4, 1e-5, True)
+    assert ppo.weight_decay == 0.01
     assert (config.total_env_steps, config.gae_lambda, config.overlap) == (10_000_000, 0.95, "none")
     assert (config.rollout_size, config.num_minibatches) == (2048, 8)
 
