@@ -1,6 +1,8 @@
 """The walls of the house: who may import what. A room is a module at the package's root, or a folder."""
 
 import ast
+import subprocess
+import sys
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -200,3 +202,18 @@ def test_only_devices_spreads_work():
 
 def test_only_hardware_loads_the_cuda_driver():
     assert {room(path) for path in FILES if "libcuda.so" in path.read_text(encoding="utf-8")} == {"hardware"}
+
+
+def test_the_package_is_imported_lazily():
+    """Scripts import from `jaxrl_atari`; that loads nothing heavy, and no name hides a module of the package."""
+    code = (
+        "import sys, jaxrl_atari; loaded = {'jax', 'flax', 'ale_py', 'jaxrl_atari.train'} & set(sys.modules);"
+        "print(sorted(loaded)); [getattr(jaxrl_atari, name) for name in jaxrl_atari.__all__];"
+        "print('jaxrl_atari.train' in sys.modules, *jaxrl_atari.__all__)"
+    )
+    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[0] == "[]"
+    train_was_imported, *names = lines[1].split()
+    assert train_was_imported == "False"  # so `python -m jaxrl_atari.train` has nothing to warn about
+    assert {"Config", "run_training", "load_policy", "run_evaluation"} <= set(names)
+    assert not set(names) & set(FLOORS)
