@@ -3,7 +3,11 @@
     python -m jaxrl_atari.plots RUN_DIR... [--output DIR]
 
 draws each session into RUN_DIR/session_<i>/graphs/, each trial into RUN_DIR/graphs/ and, for several runs, their
-comparison into DIR.
+comparison into DIR. Several runs of one game are also compared by their probability of improvement.
+
+    python -m jaxrl_atari.plots SUITE_DIR... [--output DIR]
+
+compares suites: learning curves of each game, and statistics over the games that are complete in all suites.
 """
 
 from collections.abc import Sequence
@@ -16,11 +20,14 @@ from matplotlib.axes import Axes
 from jaxrl_atari import cli
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, Game
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.columns import COLUMNS
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.drawing import COLOURS, GREY, LINE_STYLES, env_step_axes, new_figure, save_figure
 from jaxrl_atari.run_dir.metrics import Table, aggregate_trial, align_sessions, moving_average
-from jaxrl_atari.run_dir.reading import read_metrics, read_sessions
+from jaxrl_atari.run_dir.reading import read_metrics, read_sessions, session_dirs
+from jaxrl_atari.run_dir.statistics import probability_of_improvement
+from jaxrl_atari.run_dir.suite_statistics import compare_suites, estimate_text, is_suite, scores_at, suite_runs
 from jaxrl_atari.run_dir.summary import score_text
 
 SESSION_PANELS = {
@@ -249,19 +256,47 @@ def _plot_comparison(runs: Sequence[_Run], output: Path) -> list[Path]:
     return save_figure(figure, output, "comparison")
 
 
+def _improvements(runs: Sequence[_Run]) -> list[str]:
+    """The probability that the first run of each game beats each further run of this game, as lines of text.
+
+    A run with a single session is left out: one session against another shows nothing about their settings.
+    """
+    lines, first = [], {}
+    for run in (run for run in runs if len(run.tables) > 1):
+        name = run.game.name
+        found = scores_at({name: list(run.tables.values())})
+        earlier, scores = first.setdefault(name, (run, found))
+        if earlier is not run and scores and found:
+            chance = estimate_text(*probability_of_improvement(scores, found))
+            lines.append(f"{name}: probability of improvement of {earlier.path} over {run.path}: {chance}")
+    return lines
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = cli.Parser(prog="python -m jaxrl_atari.plots", description="Draws the graphs of runs.")
-    parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run, with its config.json")
+    parser = cli.Parser(prog="python -m jaxrl_atari.plots", description="Draws the graphs of runs, or of suites.")
+    parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run or of a suite")
     parser.add_argument("--output", default="graphs", metavar="DIR", help="for the comparison of several runs [graphs]")
     options = parser.parse_args(arguments)
+    suites = [path for path in options.run_dirs if is_suite(path)]
+    if suites:
+        if len(suites) < len(options.run_dirs):
+            raise UserError(
+                f"{' '.join(options.run_dirs)}: runs and suites; compare runs with runs, suites with suites"
+            )
+        runs = [run for suite in suites for run in suite_runs(suite) if session_dirs(run)]
+        if not runs:
+            raise UserError(f"{suites[0]}: no game has a session yet; wait for the first one")
+        print(*plot_comparison(runs, options.output), sep="\n")
+        print("\n" + compare_suites(suites, Path(options.output)))
+        return
     runs = [_read_run(run_dir) for run_dir in options.run_dirs]
     for run in runs:
         for session_dir in run.tables:
             print(*_plot_session(run, session_dir), sep="\n")
         print(*_plot_trial(run), sep="\n")
     if len(runs) > 1:
-        print(*_plot_comparison(runs, Path(options.output)), sep="\n")
+        print(*_plot_comparison(runs, Path(options.output)), *_improvements(runs), sep="\n")
 
 
 if __name__ == "__main__":

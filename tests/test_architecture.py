@@ -61,6 +61,8 @@ DOORS = {
         "run_dir.metrics",
         "run_dir.reading",
         "run_dir.session_log",
+        "run_dir.statistics",
+        "run_dir.suite_statistics",
         "run_dir.summary",
         "run_dir.writers",
     },

@@ -20,7 +20,7 @@ from jaxrl_atari.envs.pool import EnvStep, Episode
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate import play as module
 from jaxrl_atari.evaluate.__main__ import main
-from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
+from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation, summarise_sessions
 from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.fast.frames import empty_window, gather_stacks, push_frame, store_stacks
@@ -258,9 +258,65 @@ def test_command_prints_and_writes(run_dir, capsys):
     assert json.loads((session_dir / "evaluation_2000_2.json").read_text())["greedy"] is False
 
 
+def test_the_default_is_named_an_optimistic_pick(run_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        "jaxrl_atari.evaluate.__main__.run_evaluation", lambda *options: EvaluationResult((Episode(0, 1.0, 2, False),))
+    )
+    main([str(run_dir), "--episodes", "1", "--gpu", "false"])
+    advice = "is an optimistic pick; to quote a score, use --sessions all --checkpoint latest"
+    assert f"note: the best checkpoint {advice}" in capsys.readouterr().out
+    main([str(run_dir), "--episodes", "1", "--gpu", "false", "--checkpoint", "latest"])
+    assert "optimistic" not in capsys.readouterr().out
+    for i in range(2):
+        write_session(tmp_path / f"session_{i}")
+    main([str(tmp_path), "--episodes", "1", "--gpu", "false"])
+    assert f"note: the best checkpoint of the best session {advice}" in capsys.readouterr().out
+
+
+def test_every_session_is_played_and_the_interval_is_over_sessions(tmp_path, capsys):
+    for i, scores in enumerate([(3.0, 2.0), (9.0, 1.0)]):
+        write_session(tmp_path / f"session_{i}", scores)
+    options = ["--sessions", "all", "--checkpoint", "latest", "--episodes", "3", "--num-envs", "3", "--gpu", "false"]
+    main([str(tmp_path), *options, "--seed", "5"])
+    out = capsys.readouterr().out
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    single = [json.loads((tmp_path / f"session_{i}" / "evaluation_2000.json").read_text()) for i in range(2)]
+    assert [found["seed"] for found in single] == [5, 6]
+    assert written["matrix"] == [found["returns"] for found in single]  # sessions x games
+    assert written["matrix"][0] != written["matrix"][1]
+    assert written["session_means"] == [found["mean"] for found in single]
+    assert written["mean"] == pytest.approx(np.mean([found["mean"] for found in single]))
+    # Of two sessions, the bootstrap draws a pair of the worse one and a pair of the better one a quarter of the time each.
+    assert written["interval"] == sorted(found["mean"] for found in single)
+    assert (written["checkpoint"], written["env_steps"]) == ("latest", [2000, 2000])
+    assert written["sessions"] == ["session_0", "session_1"]
+    low, high = written["interval"]
+    assert f"95% interval over sessions: {low:,.1f} to {high:,.1f}" in out
+    assert "optimistic" not in out
+
+    result = run_evaluation(load_policy(tmp_path, "latest", CPU, session=1), episodes=3, num_envs=3, seed=6)
+    assert result.returns.tolist() == written["matrix"][1]  # what the session alone would play
+
+
+def test_one_session_has_no_interval():
+    result = EvaluationResult((Episode(0, 1.0, 2, False), Episode(0, 3.0, 2, False)))
+    assert summarise_sessions([result]) == {
+        "mean": 2.0, "interval": None, "session_means": [2.0], "matrix": [[1.0, 3.0]],
+    }  # fmt: skip
+
+
+def test_a_session_without_a_checkpoint_is_an_error_and_not_left_out(tmp_path):
+    write_session(tmp_path / "session_0")
+    (tmp_path / "session_1").mkdir()
+    with pytest.raises(UserError, match="session_1: holds no checkpoints"):
+        main([str(tmp_path), "--sessions", "all", "--checkpoint", "latest", "--gpu", "false"])
+    assert not list(tmp_path.rglob("evaluation*"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--sessions", "all", "--session", "0"], "--session 0: --sessions all plays every session"),
         (["--episodes", "0"], "episodes = 0: expected a whole number >= 1"),
         (["--num-envs", "-1"], "num_envs = -1"),
         (["--seed", "-1"], "seed = -1"),

@@ -14,6 +14,12 @@ def test_every_game_of_the_emulator_has_a_row():
 def test_rows_hold_the_published_numbers():
     qbert, pong, kaboom = GAMES["Qbert"], GAMES["Pong"], GAMES["Kaboom"]
     assert (qbert.gae_lambda, qbert.reference_score, qbert.human) == (0.95, 15460.48, 13455.0)
+    assert {name: game.tutorial_score for name, game in GAMES.items() if game.tutorial_score is not None} == {
+        "Qbert": 15094,
+        "MsPacman": 2372,
+        "Breakout": 327,
+        "Pong": 16.91,
+    }
     assert (qbert.random_mean, qbert.dqn_random) == (164.0, 163.9)
     assert (pong.gae_lambda, pong.reference_score, pong.random_mean) == (0.85, 16.69, -20.25)
     assert (kaboom.reference_score, kaboom.random_mean, kaboom.human) == (None, None, None)

@@ -1,6 +1,7 @@
 """Push and pull with the real huggingface_hub and a stand-in for the Hub on loopback."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -108,6 +109,23 @@ def test_the_card_states_score_and_protocol(run_dir):
     assert "best one of session_1: env step 1,000" in text
     assert "hub pull user/breakout breakout" in text
     assert "![returns](graphs/trial.png)" in text
+
+
+def test_the_card_quotes_the_evaluation_of_all_sessions(run_dir, tmp_path):
+    assert "Evaluated with" not in hub.collect(run_dir, "user/breakout").card
+    own = tmp_path / "run"
+    shutil.copytree(run_dir, own)
+    honest = {
+        "checkpoint": "latest", "greedy": False, "episodes": 32, "sessions": ["session_0", "session_1"],
+        "mean": 2.5, "interval": [1.0, 4.0],
+    }  # fmt: skip
+    write_json(own / "evaluation.json", honest)
+    write_json(own / "evaluation_2.json", {**honest, "checkpoint": "best", "mean": 9.0})  # later, and not to be quoted
+    shared = hub.collect(own, "user/breakout")
+    text = " ".join(shared.card.split())
+    assert "latest checkpoint of every session: mean return **2.5** (95% interval 1.0 to 4.0) over 2 sessions" in text
+    assert "It is an optimistic pick" in text
+    assert "evaluation.json" in shared.files
 
 
 def test_a_second_push_replaces_the_first(server, run_dir):

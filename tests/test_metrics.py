@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 from sample_runs import table, write_metrics, write_run
-from scipy import stats  # a dependency of JAX
 
 from jaxrl_atari.envs.games import GAMES, Game
 from jaxrl_atari.errors import UserError
@@ -162,47 +161,13 @@ def test_a_trial_of_one_session_or_without_finished_games():
     json.dumps([alone, empty, half], allow_nan=False)
 
 
-# Many games.
-
-
-def test_interquartile_mean():
-    assert metrics.interquartile_mean([100, 1, 2, 3]) == 2.5
-    assert metrics.interquartile_mean([[0, 8], [1, 2], [3, 4], [5, 1000]]) == 3.5  # of 2, 3, 4, 5
-    assert metrics.interquartile_mean([1, 2, 6]) == 3  # floor(3 / 4) = 0 are cut
-
-
-def test_interquartile_mean_equals_scipys_trimmed_mean():
-    for size in range(1, 30):
-        scores = np.random.default_rng(size).normal(size=size)
-        assert metrics.interquartile_mean(scores) == pytest.approx(stats.trim_mean(scores, 0.25))
-
-
-def test_aggregate_over_games():
-    summary = metrics.aggregate_games({"A": [0.0, 2.0], "B": [5.0, 5.0], "C": [9.0, 11.0, 10.0]}, resamples=500)
-    assert summary["median"] == 5  # of the means 1, 5, 10
-    assert summary["iqm"] == pytest.approx((2 + 5 + 5 + 9 + 10) / 5)  # without 0 and 11
-    # B's sessions are equal and between A's and C's: resampling cannot change the median.
-    assert summary["median_interval"] == [5, 5]
-    low, high = summary["iqm_interval"]
-    assert low < summary["iqm"] < high
-    assert summary == metrics.aggregate_games({"A": [0.0, 2.0], "B": [5.0, 5.0], "C": [9.0, 11.0, 10.0]}, resamples=500)
-
-
-def test_the_bootstrap_is_stratified():
-    # The sessions of each game are equal, so resampling within games changes nothing. Resampling over all games
-    # would change which games occur, and the interval would not be a point.
-    summary = metrics.aggregate_games({"A": [0.0, 0.0], "B": [1.0, 1.0], "C": [9.0, 9.0]}, resamples=200)
-    assert summary["median_interval"] == [1, 1]
-    assert summary["iqm_interval"] == [summary["iqm"], summary["iqm"]]
-
-
-def test_the_bootstrap_interval_of_one_game_is_that_of_its_mean():
-    # One game, median = mean of its n sessions: the interval is about mean +- 1.96 std / sqrt(n).
-    scores = np.random.default_rng(0).normal(1.0, 2.0, size=100)
-    low, high = metrics.aggregate_games({"A": scores.tolist()}, resamples=4000)["median_interval"]
-    half_width = 1.96 * scores.std() / 10
-    assert low == pytest.approx(scores.mean() - half_width, abs=0.06)
-    assert high == pytest.approx(scores.mean() + half_width, abs=0.06)
+def test_a_score_is_read_between_log_points_and_held_after_the_end():
+    session = table([NAN, 10.0, 30.0])  # at env steps 100, 200, 300; return_ma is NaN, 10, 20
+    np.testing.assert_array_equal(metrics.score_at(session, [100, 200, 250, 300, 900]), [NAN, 10, 15, 20, 20])
+    hours = metrics.score_at(session, [90.0], along="wall_seconds")  # 250 env steps
+    np.testing.assert_array_equal(hours, [15])
+    assert metrics.score_at(session, np.inf) == 20
+    assert np.isnan(metrics.score_at(table([NAN]), np.inf))
 
 
 # Files.
@@ -317,6 +282,7 @@ def test_the_trial_summary_is_written_and_printed(tmp_path):
     assert "trial: Qbert, protocol v5, 2 sessions, 400 env steps each" in lines
     assert "final return_ma 3,000 500 2,500 3,500" in lines
     assert "reference score 15,460 SLM Lab's PPO, protocol v5, 10,000,000 env steps" in lines
+    assert "tutorial score 15,094 the same in SLM Lab's tutorial" in lines
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -158,6 +158,16 @@ def test_the_command_draws_everything_and_prints_the_files(tmp_path, capsys):
     assert {path.relative_to(tmp_path).parts[:2] for path in printed} >= {("one", "session_0"), ("two", "graphs")}
 
 
+def test_the_command_prints_the_probability_of_improvement_of_trials_of_one_game(tmp_path, capsys):
+    first, second, pong = (
+        write_run(tmp_path / name, [table([score]) for score in scores], game=game)
+        for name, game, scores in (("one", "Qbert", [3, 2]), ("two", "Qbert", [1, 2]), ("pong", "Pong", [1, 2]))
+    )
+    plots.main([*map(str, (first, second, pong)), "--output", str(tmp_path / "out")])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "probability" in line]
+    assert lines == [f"Qbert: probability of improvement of {first} over {second}: 0.875 (0.500 to 1.000)"]
+
+
 def test_one_run_makes_no_comparison(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "one", [table([100, 200])])

@@ -5,15 +5,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sample_runs import table, write_metrics
 
+from jaxrl_atari import plots
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.description import describe
 from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.statistics import FIGURES
+from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, read_suite
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite import results, suite
 
@@ -43,8 +47,8 @@ def add_session(suite_dir, game, session, returns, config=TINY):
 
 
 def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
-    config, games, suite_dir = suite_command.parse([])
-    assert suite_dir is None
+    config, games, suite_dir, report_at, other = suite_command.parse([])
+    assert (suite_dir, report_at, other) == (None, [], None)
     assert len(games) == sum(game.reference_score is not None for game in GAMES.values()) > 50
     configs = suite.game_configs(config, ["qbert", "ms_pacman", "Pong"])
     assert {name: game_config.gae_lambda for name, game_config in configs.items()} == {
@@ -52,7 +56,7 @@ def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
         "MsPacman": 0.85,
         "Pong": 0.85,
     }
-    fixed, games, _ = suite_command.parse(["--games", "Pong", "--ppo.gae-lambda", "0.9", "--sessions", "3"])
+    fixed, games, *_ = suite_command.parse(["--games", "Pong", "--ppo.gae-lambda", "0.9", "--sessions", "3"])
     assert suite.game_configs(fixed, games)["Pong"].gae_lambda == 0.9
     assert fixed.sessions == 3
 
@@ -68,6 +72,9 @@ def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
         (["--resume", "nowhere", "--games", "Pong"], "leave --games"),
         (["--resume", "nowhere"], "not a suite directory"),
         (["--sesions", "2"], "sesions"),
+        (["--total-env-steps", "5000", "--report-at", "6000"], "--report-at 6000: expected env steps from 1 to"),
+        (["--report-at", "0"], "--report-at 0"),
+        (["--compare", "nowhere"], "--compare nowhere: not a suite directory"),
     ],
 )
 def test_invalid_options_are_errors_before_anything_starts(arguments, words):
@@ -140,6 +147,8 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
     assert aggregates["ratio"]["median"] == pytest.approx(ratio)
     low, high = aggregates["ratio"]["median_interval"]
     assert low < ratio < high
+    assert (float(breakout["score_low"]), float(breakout["score_high"])) == (10.0, 14.0)
+    assert (rows["Pong"]["score_low"], rows["Alien"]["score_low"]) == ("", "")  # one session, and none
     assert (suite_dir / "results.md").read_text() == text
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     assert {line.count("|") for line in lines[:4]} == {len(results.TABLE_COLUMNS) + 1}
@@ -150,6 +159,161 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
 def test_nothing_to_compare_yet(tmp_path):
     suite_dir = make_suite(tmp_path / "suite")
     assert "no aggregates yet" in results.write_results(suite_dir)
+    assert draw_suites({"suite": describe_suite(read_suite(suite_dir))}, tmp_path / "out") == []
+
+
+def score(game, human_normalised):
+    """The raw score with a human-normalised score."""
+    return GAMES[game].dqn_random + human_normalised * (GAMES[game].human - GAMES[game].dqn_random)
+
+
+def add_games(suite_dir, scores, config=TINY):
+    """Adds the sessions of complete games; `scores` are human-normalised. Each is learned in four log points."""
+    for game, sessions in scores.items():
+        for session, value in enumerate(sessions):
+            add_session(suite_dir, game, session, [score(game, value * share) for share in (0, 0.5, 1, 2.5)], config)
+    return suite_dir
+
+
+# return_ma is the mean of 4 log points: 0, 0.25, 0.5, 1 times the value.
+BETTER = {"Pong": [0.5, 1.0], "Breakout": [1.5, 2.0]}
+WORSE = {"Pong": [0.0, 0.5], "Breakout": [0.5, 0.25]}
+
+
+def test_the_score_matrix_is_written_also_as_rliables_dictionary(tmp_path):
+    suite_dir = add_games(make_suite(tmp_path / "suite"), BETTER)
+    add_session(suite_dir, "Alien", 0, [500.0])  # not complete
+    text = results.write_results(suite_dir)
+    written = json.loads((suite_dir / "results.json").read_text())
+    assert written["scores"]["games"] == ["Pong", "Breakout", "Alien"]
+    expected = [[score("Pong", 0.5), score("Breakout", 1.5), 500.0], [score("Pong", 1.0), score("Breakout", 2.0), None]]
+    for row, wanted in zip(written["scores"]["matrix"], expected, strict=True):
+        assert row == pytest.approx(wanted)
+    with np.load(suite_dir / "scores_human_normalised.npz") as exported:
+        assert list(exported) == ["suite"]
+        np.testing.assert_allclose(
+            exported["suite"], [[1.5, 0.5], [2.0, 1.0]]
+        )  # sessions x games, in alphabetical order
+    with np.load(suite_dir / "scores_ratio.npz") as exported:
+        assert exported["suite"].shape == (2, 2)
+    found = written["aggregates"]["human-normalised"]
+    assert [found[name] for name in FIGURES] == pytest.approx([1.25, 1.25, 1.25, 0.125])  # mean, median, IQM, gap
+    assert "| human-normalised | 2 | 1.250 (1.000 to 1.500) | 1.250 (1.000 to 1.500) |" in text
+
+
+def test_profiles_and_learning_curves_of_a_suite(tmp_path):
+    suite_dir = add_games(make_suite(tmp_path / "suite"), BETTER)
+    found = describe_suite(read_suite(suite_dir))["human-normalised"]
+    profile = found["profile"]
+    assert (profile["x"][0], profile["x"][30], profile["x"][-1]) == pytest.approx((0, 1.2, 2))
+    assert [profile["value"][i] for i in (0, 30, -1)] == [1, 0.5, 0]  # 1.5 and 2 are above 1.2, and none above 2
+    assert all(
+        low <= value <= high for value, low, high in zip(*(profile[k] for k in ("value", "low", "high")), strict=True)
+    )
+    curve = found["iqm_by_env_steps"]
+    assert (curve["x"][0], curve["x"][-1]) == (16, 64)
+    assert (curve["value"][0], curve["value"][-1]) == pytest.approx((0, 1.25))
+    middle = np.interp(32, curve["x"], curve["value"])
+    assert middle == pytest.approx(1.25 / 4, rel=0.05)
+    by_hours = found["iqm_by_hours"]
+    assert by_hours["x"][-1] == pytest.approx(64 * 0.36 / 3600)
+    assert by_hours["value"] == pytest.approx(curve["value"])
+
+
+def test_with_one_session_a_game_the_interval_is_a_dash(tmp_path):
+    config = dataclasses.replace(TINY, sessions=1)
+    suite_dir = make_suite(tmp_path / "suite", config, ["Pong", "Breakout"])
+    add_games(suite_dir, {game: scores[:1] for game, scores in BETTER.items()}, config)
+    text = results.write_results(suite_dir)
+    assert "| human-normalised | 2 | 1.000 (-) | 1.000 (-) | 1.000 (-) | 0.250 (-) |" in text
+    assert "| 1.50 | 0.00 |" not in text
+    pong = next(line for line in text.splitlines() if line.startswith("| Pong"))
+    assert pong.split(" | ")[6:8] == ["-", "-"]
+    found = json.loads((suite_dir / "results.json").read_text())["aggregates"]["human-normalised"]
+    assert (found["iqm_interval"], found["profile"]["low"], found["iqm_by_hours"]["high"]) == (None, None, None)
+    assert len(draw_suites({"suite": {"human-normalised": found}}, tmp_path / "out")) == 2
+
+
+def test_scores_at_reporting_points(tmp_path):
+    suite_dir = make_suite(tmp_path / "suite", games=("Pong", "Breakout"))
+    suite.write_suite_file(suite_dir, TINY, ["Pong", "Breakout"], report_at=[32, 64])
+    add_games(suite_dir, {"Pong": BETTER["Pong"]})
+    for session in range(2):
+        add_session(suite_dir, "Breakout", session, [5.0, 7.0])
+        path = suite_dir / "Breakout" / f"session_{session}" / "metrics.csv"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # 32 env steps so far
+    text = results.write_results(suite_dir)
+    report = json.loads((suite_dir / "results.json").read_text())["report_at"]
+    assert list(report) == ["32", "64"]
+    assert report["32"]["scores"]["Pong"] == pytest.approx([score("Pong", 0.125), score("Pong", 0.25)])
+    assert report["32"]["scores"]["Breakout"] == [5.0, 5.0]
+    assert list(report["64"]["scores"]) == ["Pong"]
+    assert report["64"]["aggregates"]["human-normalised"]["iqm"] == pytest.approx(0.75)
+    assert "| `return_ma` at | 32 | 64 |" in text
+    assert "| Breakout | 5.00 (5.00 to 5.00) | - |" in text
+    assert "| IQM, human-normalised |" in text
+    assert "0.750 (0.500 to 1.000), 1 games |" in text
+    # A resumed suite keeps its reporting points, unless it gets others.
+    assert suite_command.parse(["--resume", str(suite_dir)]).report_at == [32, 64]
+    assert suite_command.parse(["--resume", str(suite_dir), "--report-at", "48", "16"]).report_at == [16, 48]
+
+
+def test_two_suites_are_compared(tmp_path, capsys):
+    better = add_games(make_suite(tmp_path / "better", games=("Pong", "Breakout")), BETTER)
+    worse = add_games(
+        make_suite(tmp_path / "worse", games=("Pong", "Breakout", "Alien")), {**WORSE, "Alien": [1.0, 1.0]}
+    )
+    suite_command.main(["--resume", str(better), "--compare", str(worse), "--log.no-graphs"])
+    printed = capsys.readouterr().out
+    # Pong: 3.5 of 4 pairs, Breakout: all.
+    assert "Probability of improvement of better over worse: 0.938 (0.750 to 1.000)." in printed
+    assert "| better | 2 | 1.250 (1.000 to 1.500) |" in printed
+    assert "| worse | 2 | 0.312 (" in printed  # without Alien, which only one of them has
+    output = better / "comparison"
+    assert {path.name for path in output.iterdir()} == {
+        "comparison.md", "comparison.json", "suites.png", "suites.svg", "scores_human_normalised.npz",
+        "scores_ratio.npz",
+    }  # fmt: skip
+    compared = json.loads((output / "comparison.json").read_text())
+    assert (compared["suites"], compared["games"]) == (["better", "worse"], ["Breakout", "Pong"])
+    assert compared["human-normalised"]["probability_of_improvement"]["worse"]["value"] == 0.9375
+    with np.load(output / "scores_human_normalised.npz") as exported:
+        np.testing.assert_allclose(exported["better"], [[1.5, 0.5], [2.0, 1.0]])
+        np.testing.assert_allclose(exported["worse"], [[0.5, 0.0], [0.25, 0.5]], atol=1e-12)
+
+    plots.main([str(better), str(worse), "--output", str(tmp_path / "out")])
+    again = capsys.readouterr().out
+    assert "Probability of improvement of better over worse: 0.938 (0.750 to 1.000)." in again
+    assert {"comparison.png", "suites.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    drawn = (tmp_path / "out" / "suites.svg").read_text()
+    for words in (
+        "human-normalised scores of 2 games",
+        "performance profile",
+        "interquartile mean against hours",
+        "worse",
+    ):
+        assert words in drawn
+
+
+def test_suites_that_cannot_be_compared(tmp_path):
+    one = add_games(make_suite(tmp_path / "one"), {"Pong": [0.5, 1.0]})
+    two = add_games(make_suite(tmp_path / "two"), {"Breakout": [0.5, 1.0]})
+    with pytest.raises(UserError, match="no complete game in common"):
+        plots.main([str(one), str(two), "--output", str(tmp_path / "out")])
+    with pytest.raises(UserError, match="compare runs with runs, suites with suites"):
+        plots.main([str(one), str(two / "Breakout")])
+    with pytest.raises(UserError, match="no game has a session yet"):
+        plots.main([str(make_suite(tmp_path / "new"))])
+
+
+def test_suites_of_one_name_show_their_parents(tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxrl_atari.run_dir.suite_statistics.draw_suites", lambda *arguments: [])
+    for parent in ("a", "b"):
+        (tmp_path / parent).mkdir()
+        add_games(make_suite(tmp_path / parent / "suite"), BETTER)
+    (tmp_path / "out").mkdir()
+    text = compare_suites([tmp_path / "a" / "suite", tmp_path / "b" / "suite"], tmp_path / "out")
+    assert "improvement of suite over b/suite: 0.500 (" in text
 
 
 def test_finished_games_are_skipped_and_a_failure_does_not_stop_the_others(tmp_path, capsys, monkeypatch):

@@ -4,6 +4,7 @@
 
 - `gae_lambda`, `slm_lab_ppo_10m`: lambda tuned per game and the score reached with it, published by SLM Lab
   for PPO on ALE v5 (sticky actions) after 1e7 env steps, as `return_ma` averaged over sessions.
+- `slm_lab_tutorial_10m`: the score of the same experiment in SLM Lab's tutorial, one month earlier (docs/parity.md).
 - `random_v5_mean`, `random_v5_std`: mean and standard deviation of the return of uniformly random play under
   the v5 protocol.
 - `dqn_random`, `dqn_human`: the random agent and the human tester that define human-normalised scores, as in DQN Zoo
@@ -37,6 +38,7 @@ class Game:
     random_mean: float | None  # uniformly random play, v5
     dqn_random: float | None  # as in DQN Zoo
     human: float | None  # as in DQN Zoo
+    tutorial_score: float | None = None  # as reference_score, in SLM Lab's tutorial
 
 
 def _read_games() -> dict[str, Game]:
@@ -52,6 +54,7 @@ def _read_games() -> dict[str, Game]:
             random_mean=number(row["random_v5_mean"]),
             dqn_random=number(row["dqn_random"]),
             human=number(row["dqn_human"]),
+            tutorial_score=number(row["slm_lab_tutorial_10m"]),
         )
         for row in csv.DictReader(table.splitlines())
     }

@@ -1,6 +1,10 @@
 """Plays full games with a checkpoint, on any device, and reports their raw scores.
 
     python -m jaxrl_atari.evaluate RUN_DIR [--checkpoint best|latest|STEP] [--episodes N] [--greedy] [--video]
+    python -m jaxrl_atari.evaluate RUN_DIR --sessions all --checkpoint latest
+
+The first form plays the best checkpoint of the best session, which is an optimistic pick. The second form plays every
+session and reports the mean over sessions with its interval: the figure to quote.
 
 From Python: `load_policy` and `run_evaluation` of `jaxrl_atari`.
 """
@@ -12,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import jax
 import tyro
 
 from jaxrl_atari import cli
@@ -20,11 +25,12 @@ from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs import Episode
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.evaluate.play import run_evaluation
-from jaxrl_atari.evaluate.policy import find_session, load_policy
+from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation, summarise_sessions
+from jaxrl_atari.evaluate.policy import Policy, find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.run_dir.files import unused, write_json
+from jaxrl_atari.run_dir.reading import session_dirs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +49,10 @@ class Options:
     """Take the most probable action instead of drawing one from the policy."""
     session: int | None = None
     """Session of the run. None: its only one, else the one with the highest score."""
+    sessions: Literal["one", "all"] = "one"
+    """all: play every session, and report the mean over sessions with its 95% interval."""
     seed: int = 0
-    """Of the games and the actions."""
+    """Of the games and the actions. With --sessions all, session i has seed + i."""
     num_envs: int = 16
     """Games played at once."""
     gpu: str = "auto"
@@ -56,6 +64,7 @@ def _scores_to_compare(game: str) -> str:
         "random play (v5)": GAMES[game].random_mean,
         "human tester (as in DQN Zoo)": GAMES[game].human,
         "reference PPO (v5, 10,000,000 env steps)": GAMES[game].reference_score,
+        "the same in SLM Lab's tutorial": GAMES[game].tutorial_score,
     }
     known = [f"{name} {score:,.1f}" for name, score in scores.items() if score is not None]
     return "to compare: " + ("; ".join(known) or "no scores known")
@@ -72,15 +81,79 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for line in runtime.configure():
         print(line, flush=True)
     device = pick_device(parse_gpu(options.gpu, "--gpu")).device  # before anything starts JAX's back end
-    session_dir, reason = find_session(options.run_dir, options.session)
-    if not os.access(session_dir, os.W_OK):
-        raise UserError(f"{session_dir}: cannot be written to; the results go there, so copy the run elsewhere first")
-    policy = load_policy(session_dir, options.checkpoint, device)
-    env = policy.config.env
+    if options.sessions == "all":
+        _evaluate_all(options, device)
+    else:
+        session_dir, reason = find_session(options.run_dir, options.session)
+        _check_writable(session_dir)
+        policy = load_policy(session_dir, options.checkpoint, device)
+        _evaluate_session(policy, reason, options)
+        if options.checkpoint == "best":
+            several = reason.startswith("the best of")
+            print(
+                f"note: the best checkpoint{' of the best session' if several else ''} is an optimistic pick; to quote "
+                "a score, use --sessions all --checkpoint latest",
+                flush=True,
+            )
+
+
+def _check_writable(directory: Path) -> None:
+    if not os.access(directory, os.W_OK):
+        raise UserError(f"{directory}: cannot be written to; the results go there, so copy the run elsewhere first")
+
+
+def _evaluate_all(options: Options, device: jax.Device) -> None:
+    """Plays every session of a run; writes and prints the mean over sessions, its interval and the matrix of returns.
+
+    Raises:
+        UserError: a session has no such checkpoint: the mean would be over other sessions than those of the run.
+    """
+    if options.session is not None:
+        raise UserError(f"--session {options.session}: --sessions all plays every session; leave one of the two out")
+    directories = session_dirs(options.run_dir)
+    if not directories:
+        raise UserError(f"{options.run_dir}: not a run directory; expected one that holds session_0")
+    for directory in (options.run_dir, *directories):
+        _check_writable(directory)
+    policies = [load_policy(directory, options.checkpoint, device) for directory in directories]
+    results = [
+        _evaluate_session(
+            policy, f"session {i + 1} of {len(policies)}", dataclasses.replace(options, seed=options.seed + i)
+        )
+        for i, policy in enumerate(policies)
+    ]
+    summary = summarise_sessions(results)
+    interval = summary["interval"]
+    bounds = "-" if interval is None else f"{interval[0]:,.1f} to {interval[1]:,.1f}"
+    count = f"{len(results)} session{'' if len(results) == 1 else 's'}"
+    print(f"\n{count}, checkpoint {options.checkpoint}, {options.episodes} games each")
+    for directory, result in zip(directories, results, strict=True):
+        print(f"{directory.name:>12} {result.mean:>12,.1f}")
+    print(f"{'mean':>12} {summary['mean']:>12,.1f}   95% interval over sessions: {bounds}")
+    path = unused(options.run_dir / "evaluation.json")
+    env = policies[0].config.env
+    figures = {
+        "game": env.game_name,
+        "protocol": env.resolved_protocol,
+        "checkpoint": options.checkpoint,
+        "greedy": options.greedy,
+        "seed": options.seed,
+        "episodes": options.episodes,
+        "sessions": [directory.name for directory in directories],
+        "env_steps": [policy.env_steps for policy in policies],
+        **summary,
+    }
+    write_json(path, figures)
+    print(f"written: {path}", flush=True)
+
+
+def _evaluate_session(policy: Policy, reason: str, options: Options) -> EvaluationResult:
+    """Plays one session's games, prints them, and writes evaluation_STEP.json and the video."""
+    env, session_dir = policy.config.env, policy.session_dir
     print(f"{session_dir} ({reason}), checkpoint {options.checkpoint}: env step {policy.env_steps:,}")
     print(
         f"{env.game_name}, protocol {env.resolved_protocol}, {options.episodes} full games, "
-        f"{'greedy' if options.greedy else 'sampled'} actions, seed {options.seed}, on {device}"
+        f"{'greedy' if options.greedy else 'sampled'} actions, seed {options.seed}, on {policy.device}"
     )
     print(f"{'game':>6} {'return':>12} {'env steps':>10}", flush=True)
     count = 0
@@ -103,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "greedy": options.greedy,
         "seed": options.seed,
         "num_envs": min(options.num_envs, options.episodes),
-        "device": device.device_kind,
+        "device": policy.device.device_kind,
         "episodes": options.episodes,
         "mean": result.mean,
         "std": result.std,
@@ -117,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         path = unused(session_dir / f"video_{policy.env_steps}.mp4")
         game = record_video(policy, path, options.seed, options.greedy)
         print(f"written: {path} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
+    return result
 
 
 if __name__ == "__main__":

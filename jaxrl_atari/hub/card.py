@@ -16,6 +16,7 @@ def model_card(
     files: Collection[str],
     session: str,
     step: int,
+    evaluation: dict[str, Any] | None = None,
 ) -> str:
     """Fills in the template. The card starts with the metadata that the Hub reads (YAML).
 
@@ -26,6 +27,7 @@ def model_card(
         files: names of the files that are pushed with the card.
         session: the session whose checkpoint is pushed.
         step: env steps of that checkpoint.
+        evaluation: the latest checkpoints of all sessions, as `evaluate --sessions all` writes it; None: not evaluated.
     """
     template = resources.files("jaxrl_atari.hub").joinpath("model_card.md").read_text(encoding="utf-8")
     mean, std, count = summary["score"], summary["score_std"], len(summary["sessions"])
@@ -40,6 +42,7 @@ def model_card(
     references = {
         "random play": summary["random_score"],
         "SLM Lab's PPO after 10,000,000 env steps (v5)": summary["reference_score"],
+        "the same in SLM Lab's tutorial": summary["tutorial_score"],
         "a human tester": summary["human_score"],
     }
     known = [f"{name} {value:,.2f}" for name, value in references.items() if value is not None]
@@ -55,6 +58,7 @@ def model_card(
         budget=f"{summary['planned_env_steps']:,}",
         comparison="; ".join(known) or "no scores known",
         session_rows="\n".join(rows),
+        evaluation=_evaluation_text(evaluation),
         session=session,
         step=f"{step:,}",
         repo_id=repo_id,
@@ -64,6 +68,21 @@ def model_card(
         gae_lambda=description.get("gae_lambda"),
         num_envs=config.env.num_envs,
         versions=", ".join(f"{name} {version}" for name, version in description.get("versions", {}).items()),
+    )
+
+
+def _evaluation_text(evaluation: dict[str, Any] | None) -> str:
+    """The score of the latest checkpoints of all sessions as a paragraph."""
+    if evaluation is None:
+        return ""
+    interval, count = evaluation["interval"], len(evaluation["sessions"])
+    bounds = (
+        "no interval: one session" if interval is None else f"95% interval {interval[0]:,.1f} to {interval[1]:,.1f}"
+    )
+    actions = ", greedy actions" if evaluation["greedy"] else ""
+    return (
+        f"\nEvaluated with the latest checkpoint of every session: mean return **{evaluation['mean']:,.1f}** "
+        f"({bounds}) over {count} session{'s' if count > 1 else ''} of {evaluation['episodes']} full games{actions}.\n"
     )
 
 

@@ -9,6 +9,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 
 CONFIG_FILE = "config.json"
+SUITE_FILE = "suite.json"
 
 
 def read_config(run_dir: str | Path) -> Config:

@@ -1,4 +1,4 @@
-"""Figures of merit of sessions, trials and lists of games: pure functions of arrays and tables.
+"""Figures of merit of sessions and trials: pure functions of arrays and tables.
 
 A session's table is `metrics.csv` by column: a float64 array `[N]` for each name, with one entry for each log
 point. At log point i = 1..N:
@@ -173,6 +173,17 @@ def align_sessions(tables: Sequence[Table], column: str) -> tuple[np.ndarray, np
     return grid, values
 
 
+def score_at(table: Table, points: ArrayLike, along: str = "env_steps") -> np.ndarray:
+    """A session's `return_ma` at points along a column: `[P]` -> float64 `[P]`.
+
+    Interpolates between log points. NaN before the first finished game; the last score is held after the end.
+    """
+    known = np.isfinite(table["return_ma"])
+    if not known.any():
+        return np.full(np.shape(points), np.nan)
+    return np.interp(points, table[along][known], table["return_ma"][known], left=np.nan)
+
+
 def _mean_and_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
     known = [value for value in values if value is not None]
     return (float(np.mean(known)), float(np.std(known))) if known else (None, None)
@@ -203,6 +214,7 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
         "score": score,
         "score_std": score_std,
         "reference_score": game.reference_score,
+        "tutorial_score": game.tutorial_score,
         "random_score": game.random_mean,
         "human_score": game.human,
         "reference_normalised_score": None if score is None else reference_normalised(score, game),
@@ -212,39 +224,3 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
         "std": {name: std for name, (_, std) in spread.items()},
         "sessions": sessions,
     }
-
-
-def interquartile_mean(scores: ArrayLike) -> float:
-    """Mean of the middle half of all scores, of any shape: floor(n / 4) are cut at each end (Agarwal et al. 2021)."""
-    scores = np.sort(np.asarray(scores, np.float64), axis=None)
-    cut = scores.size // 4
-    return float(scores[cut : scores.size - cut].mean())
-
-
-def aggregate_games(
-    scores: Mapping[str, Sequence[float]], resamples: int = 2000, confidence: float = 0.95, seed: int = 0
-) -> dict[str, Any]:
-    """Median and IQM of normalised scores over games, with stratified bootstrap intervals, ready for JSON.
-
-    The median is over games, of the mean over sessions. The IQM is the `interquartile_mean` of all sessions of all
-    games. The bootstrap resamples the sessions of each game with replacement and keeps the games; the interval is
-    between the quantiles (1 - confidence) / 2 and (1 + confidence) / 2 of the resampled figures. With one session a
-    game, the interval is a point. (Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice",
-    arXiv:2108.13264.)
-
-    Args:
-      scores: game -> the normalised scores of its sessions, at least one; the number may differ between games.
-    """
-
-    def figures(per_game: Sequence[np.ndarray]) -> tuple[float, float]:
-        return float(np.median([runs.mean() for runs in per_game])), interquartile_mean(np.concatenate(per_game))
-
-    runs = [np.asarray(sessions, np.float64) for sessions in scores.values()]
-    rng = np.random.default_rng(seed)
-    resampled = [figures([rng.choice(sessions, sessions.size) for sessions in runs]) for _ in range(resamples)]
-    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
-    summary: dict[str, Any] = {"games": len(runs), "confidence": confidence}
-    for name, value, draws in zip(("median", "iqm"), figures(runs), zip(*resampled, strict=True), strict=True):
-        summary[name] = value
-        summary[f"{name}_interval"] = [float(bound) for bound in np.quantile(draws, tails)]
-    return summary

@@ -81,6 +81,7 @@ def summary_table(summary: dict[str, Any]) -> str:
     sources = [f"± {_number(summary['score_std'])} over sessions; return_ma at the end"]
     for name, source in {
         "reference_score": "SLM Lab's PPO, protocol v5, 10,000,000 env steps",
+        "tutorial_score": "the same in SLM Lab's tutorial",
         "random_score": "uniformly random play, protocol v5",
         "human_score": "human tester, as in DQN Zoo",
         "reference_normalised_score": "(score - random) / (reference - random)",

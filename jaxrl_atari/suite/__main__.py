@@ -4,13 +4,15 @@
     python -m jaxrl_atari.suite --resume data/suite_20260101_120000
 
 Without --games, the suite has all games with a reference score. --config names a config file. Every field of the config
-is an option; ppo.gae_lambda is the value tuned for each game unless it is given.
+is an option; ppo.gae_lambda is the value tuned for each game unless it is given. --report-at 1000000 2500000 adds the
+scores at these env steps to the results. --compare OTHER_SUITE compares the suite with another one at the end.
 """
 
 import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import load_config_file
@@ -18,6 +20,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import SessionsFailed, UserError
 from jaxrl_atari.hardware.rotation import place_session
 from jaxrl_atari.run_dir.description import make_run_dir
+from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, is_suite, read_suite
 from jaxrl_atari.suite.results import write_results
 from jaxrl_atari.suite.suite import (
     default_games,
@@ -28,8 +31,18 @@ from jaxrl_atari.suite.suite import (
 )
 
 
-def parse(arguments: Sequence[str]) -> tuple[Config, list[str], Path | None]:
-    """Command line -> config, games, and the directory of the suite to resume, if any.
+class Command(NamedTuple):
+    """What the command line asks for."""
+
+    config: Config
+    games: list[str]
+    suite_dir: Path | None  # of the suite to resume
+    report_at: list[int]  # env steps
+    compare: Path | None  # directory of another suite
+
+
+def parse(arguments: Sequence[str]) -> Command:
+    """Parses the command line.
 
     Raises:
         UserError: a value that cannot be used.
@@ -38,32 +51,43 @@ def parse(arguments: Sequence[str]) -> tuple[Config, list[str], Path | None]:
     first.add_argument("--config")
     first.add_argument("--resume")
     first.add_argument("--games", nargs="*")
+    first.add_argument("--report-at", nargs="*", type=int)
+    first.add_argument("--compare", type=Path)
     known, rest = first.parse_known_args(arguments)
     if known.resume and (known.config or known.games is not None):
         raise UserError("--resume: the suite has its games and config already; leave --games and --config out")
     if any(word.partition("=")[0] in ("--env.game", "--name") for word in rest):
         raise UserError("--env.game and --name: each game of a suite has its own; choose with --games Pong Breakout")
     suite_dir = Path(known.resume) if known.resume else None
+    report_at = known.report_at or []
     if suite_dir is not None:
-        default, games = read_suite_file(suite_dir)
+        default, games, saved = read_suite_file(suite_dir)
+        report_at = saved if known.report_at is None else report_at
     else:
         default = dataclasses.replace(load_config_file(known.config) if known.config else Config(), name="suite")
         games = default_games() if known.games is None else known.games
     config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.suite", description=__doc__)
-    return config, list(game_configs(config, games)), suite_dir
+    for point in report_at:
+        if not 0 < point <= config.total_env_steps:
+            raise UserError(f"--report-at {point}: expected env steps from 1 to the budget, {config.total_env_steps}")
+    if known.compare is not None and not is_suite(known.compare):
+        raise UserError(f"--compare {known.compare}: not a suite directory; expected data/suite_TIMESTAMP")
+    return Command(config, list(game_configs(config, games)), suite_dir, sorted(set(report_at)), known.compare)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command."""
-    config, games, suite_dir = parse(sys.argv[1:] if arguments is None else arguments)
+    config, games, suite_dir, report_at, other = parse(sys.argv[1:] if arguments is None else arguments)
     place_session(config, 0)  # raises an error for missing devices before anything is created
     suite_dir = suite_dir or make_run_dir(config)
-    write_suite_file(suite_dir, config, games)
+    write_suite_file(suite_dir, config, games, report_at)
     print(f"suite: {suite_dir}, {len(games)} games", flush=True)
     failures = run_suite(suite_dir, config, games)
     print("\n" + write_results(suite_dir, failures), flush=True)
     if config.log.graphs:
         plot(suite_dir, games)
+    if other is not None and not failures:
+        print("\n" + compare_suites([suite_dir, other], suite_dir / "comparison"), flush=True)
     if failures:
         reasons = "; ".join(f"{game}: {reason}" for game, reason in failures.items())
         raise SessionsFailed(
@@ -72,12 +96,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def plot(suite_dir: Path, games: Sequence[str]) -> None:
-    """Draws the learning curves so far in one figure, a panel for each game."""
+    """Draws the learning curves so far, a panel for each game, and the statistics of the complete games."""
     from jaxrl_atari.plots import plot_comparison
 
     runs = [suite_dir / game for game in games if (suite_dir / game / "trial.json").is_file()]
     if runs:
-        print(*plot_comparison(runs, suite_dir / "graphs"), sep="\n", flush=True)
+        print(*plot_comparison(runs, suite_dir / "graphs"), sep="\n")
+        described = {suite_dir.absolute().name: describe_suite(read_suite(suite_dir))}
+        print(*draw_suites(described, suite_dir / "graphs"), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

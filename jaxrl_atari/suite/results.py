@@ -1,17 +1,31 @@
-"""Results of a suite: results.md, results.csv and results.json."""
+"""Results of a suite: results.md, results.csv and results.json, and its scores as rliable's dictionary."""
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.run_dir.files import write_file
-from jaxrl_atari.run_dir.metrics import aggregate_games, reference_normalised
+from jaxrl_atari.run_dir.files import write_file, write_json
+from jaxrl_atari.run_dir.metrics import score_at
+from jaxrl_atari.run_dir.reading import read_sessions
+from jaxrl_atari.run_dir.statistics import aggregate, score_interval
+from jaxrl_atari.run_dir.suite_statistics import (
+    INTERVALS,
+    NORMALISATIONS,
+    aggregates_table,
+    describe_suite,
+    estimate_text,
+    normalise,
+    read_suite,
+    scores_at,
+    write_rliable,
+)
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.suite.suite import game_configs, read_suite_file
 
@@ -22,6 +36,8 @@ TABLE_COLUMNS = {
     "env_steps": "env steps",
     "score": "ours",
     "score_std": "± std",
+    "score_low": "95% from",
+    "score_high": "to",
     "reference_score": "reference",
     "reference_normalised_score": "ratio",
     "human_normalised_score": "human-normalised",
@@ -31,18 +47,21 @@ TABLE_COLUMNS = {
 """Columns of the table: name in CSV -> title in Markdown."""
 
 EXPLANATION = (
-    "ours: `return_ma` at the end, mean and standard deviation over sessions. reference: SLM Lab's PPO, protocol v5, "
-    "10,000,000 env steps. ratio: (ours - random) / (reference - random), which is meaningful for negative scores too. "
-    "human-normalised: (ours - random) / (human - random), the usual measure in DQN papers. hours: training time, mean "
-    "over sessions. env steps: mean over the sessions so far."
+    "ours: `return_ma` at the end, mean and standard deviation over sessions, and the 95% bootstrap interval of the "
+    "mean. reference: SLM Lab's PPO, protocol v5, 10,000,000 env steps. ratio: (ours - random) / (reference - random), "
+    "which is meaningful for negative scores too. human-normalised: (ours - random) / (human - random), the usual "
+    "measure in DQN papers. hours: training time, mean over sessions. env steps: mean over the sessions so far."
 )
 
 
 def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A row of `TABLE_COLUMNS` for each game of a suite, and aggregates over the complete games."""
-    config, games = read_suite_file(suite_dir)
+    """A row of `TABLE_COLUMNS` for each game of a suite, and its score matrix.
+
+    The matrix is sessions x games: final `return_ma`, or None where a session has no score yet.
+    """
+    config, games, _ = read_suite_file(suite_dir)
     rows: list[dict[str, Any]] = []
-    normalised: dict[str, dict[str, list[float]]] = {"human-normalised": {}, "ratio": {}}
+    scores: dict[str, list[float | None]] = {}
     for name, game_config in game_configs(config, games).items():
         row = dict.fromkeys(TABLE_COLUMNS) | {
             "game": name,
@@ -60,15 +79,42 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         row["sessions"] = len(summary["sessions"])
         row["env_steps"], row["hours"] = summary["mean"]["env_steps"], summary["mean"]["wall_hours"]
         row["status"] = "complete" if summary["complete"] else "not complete"
-        scores = [session["final_return_ma"] for session in summary["sessions"]]
-        if summary["complete"] and None not in scores:
-            if summary["human_normalised_score"] is not None:
-                human = [session["human_normalised_score"] for session in summary["sessions"]]
-                normalised["human-normalised"][name] = human
-            if summary["reference_normalised_score"] is not None:
-                ratios = [reference_normalised(score, GAMES[name]) for score in scores]
-                normalised["ratio"][name] = [ratio for ratio in ratios if ratio is not None]
-    return rows, {kind: aggregate_games(scores) for kind, scores in normalised.items() if scores}
+        scores[name] = [session["final_return_ma"] for session in summary["sessions"]]
+        known = [score for score in scores[name] if score is not None]
+        if known and (interval := score_interval(known)):
+            row["score_low"], row["score_high"] = interval
+    sessions = max(map(len, scores.values()), default=0)
+    matrix = [[found[i] if i < len(found) else None for found in scores.values()] for i in range(sessions)]
+    return rows, {"games": list(scores), "matrix": matrix}
+
+
+def read_report(suite_dir: Path) -> dict[str, Any]:
+    """Scores at the reporting points: env steps -> scores of each game's sessions, and aggregates over the games.
+
+    A game appears where all sessions of the config have come that far.
+    """
+    config, games, points = read_suite_file(suite_dir)
+    suite = {}
+    for name in game_configs(config, games):
+        try:
+            suite[name] = list(read_sessions(suite_dir / name).values())
+        except UserError:
+            continue  # no log point yet
+    report = {}
+    for point in points:
+        reached = {
+            name: np.array([score_at(table, point) for table in tables])
+            for name, tables in suite.items()
+            if len(tables) >= config.sessions
+            and all(table["env_steps"][-1] >= point or config.is_spent(int(table["env_steps"][-1])) for table in tables)
+        }
+        reached = {name: scores for name, scores in reached.items() if np.isfinite(scores).all()}
+        kinds = {kind: normalise(reached, kind) for kind in NORMALISATIONS}
+        report[str(point)] = {
+            "scores": {name: scores.tolist() for name, scores in reached.items()},
+            "aggregates": {kind: aggregate(scores) for kind, scores in kinds.items() if scores},
+        }
+    return report
 
 
 def _cell(name: str, value: Any) -> str:
@@ -81,7 +127,38 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.2f}"
 
 
-def markdown(config: Config, rows: Sequence[Mapping[str, Any]], aggregates: Mapping[str, Any]) -> str:
+def _report_table(report: Mapping[str, Any]) -> list[str]:
+    """Markdown table of the scores at the reporting points: a row for each game and for the IQM over games."""
+    lines = [
+        f"| `return_ma` at | {' | '.join(f'{int(point):,}' for point in report)} |",
+        "|---|" + "---:|" * len(report),
+    ]
+    for game in dict.fromkeys(game for found in report.values() for game in found["scores"]):
+        cells = []
+        for found in report.values():
+            scores = found["scores"].get(game)
+            cells.append("-" if scores is None else _score_cell(scores))
+        lines.append(f"| {game} | {' | '.join(cells)} |")
+    for kind in NORMALISATIONS:
+        if any(kind in found["aggregates"] for found in report.values()):
+            cells = []
+            for found in report.values():
+                figures = found["aggregates"].get(kind)
+                text = figures and estimate_text(figures["iqm"], figures["iqm_interval"])
+                cells.append(f"{text}, {figures['games']} games" if figures else "-")
+            lines.append(f"| IQM, {kind} | {' | '.join(cells)} |")
+    return lines
+
+
+def _score_cell(scores: Sequence[float]) -> str:
+    interval = score_interval(scores)
+    bounds = "-" if interval is None else f"{_cell('', interval[0])} to {_cell('', interval[1])}"
+    return f"{_cell('', float(np.mean(scores)))} ({bounds})"
+
+
+def markdown(
+    config: Config, rows: Sequence[Mapping[str, Any]], aggregates: Mapping[str, Any], report: Mapping[str, Any]
+) -> str:
     """The results as Markdown."""
     lines = [
         f"# {config.name}: {len(rows)} games, {config.sessions} sessions of {config.total_env_steps:,} env steps each",
@@ -93,35 +170,37 @@ def markdown(config: Config, rows: Sequence[Mapping[str, Any]], aggregates: Mapp
         f"Protocol {config.env.resolved_protocol}. {EXPLANATION}",
         "",
     ]
-    if not aggregates:
-        return "\n".join([*lines, "No game with a score to compare with is complete: no aggregates yet.", ""])
-    lines += ["| over the complete games | games | median | interquartile mean |", "|---|---:|---:|---:|"]
-    for kind, found in aggregates.items():
-        cells = []
-        for figure in ("median", "iqm"):
-            low, high = found[f"{figure}_interval"]
-            cells.append(f"{found[figure]:.3f} ({low:.3f} to {high:.3f})")
-        lines.append(f"| {kind} | {found['games']} | {cells[0]} | {cells[1]} |")
-    note = "In parentheses: 95% intervals of the stratified bootstrap over sessions (Agarwal et al. 2021)."
-    return "\n".join([*lines, "", note, ""])
+    if aggregates:
+        lines += [*aggregates_table(aggregates, "over the complete games"), ""]
+    else:
+        lines += ["No game with a score to compare with is complete: no aggregates yet.", ""]
+    if report:
+        lines += [*_report_table(report), ""]
+    if aggregates or report:
+        lines += [INTERVALS, ""]
+    return "\n".join(lines)
 
 
 def write_results(suite_dir: Path, failures: Mapping[str, str] | None = None) -> str:
-    """Writes results.md, results.csv and results.json; returns the Markdown.
+    """Writes results.md, results.csv, results.json and the scores in rliable's form; returns the Markdown.
 
     Args:
         failures: game -> why it failed; None if not known yet.
     """
-    config, _ = read_suite_file(suite_dir)
-    rows, aggregates = read_rows(suite_dir)
+    config, _, _ = read_suite_file(suite_dir)
+    rows, matrix = read_rows(suite_dir)
     for row in rows:
         if failures and row["game"] in failures:
             row["status"] = "failed: " + failures[row["game"]].replace("|", "/")
-    text, table = markdown(config, rows, aggregates), io.StringIO()
+    complete, report = read_suite(suite_dir), read_report(suite_dir)
+    aggregates = describe_suite(complete)
+    text, table = markdown(config, rows, aggregates, report), io.StringIO()
     writer = csv.DictWriter(table, TABLE_COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    figures = json.dumps({"games": rows, "aggregates": aggregates}, indent=2) + "\n"
-    for name, content in (("results.md", text), ("results.csv", table.getvalue()), ("results.json", figures)):
-        write_file(suite_dir / name, content)
+    write_file(suite_dir / "results.md", text)
+    write_file(suite_dir / "results.csv", table.getvalue())
+    results = {"games": rows, "scores": matrix, "aggregates": aggregates, "report_at": report}
+    write_json(suite_dir / "results.json", results)
+    write_rliable(suite_dir, {suite_dir.absolute().name: scores_at(complete)})
     return text

@@ -1,6 +1,6 @@
 """Games of a suite: their configs, processes and GPUs.
 
-SUITE_DIR/suite.json             games and config
+SUITE_DIR/suite.json             games, config and reporting points
 SUITE_DIR/<Game>/                a run directory like any other
 SUITE_DIR/results.{md,csv,json}  written each time a game ends (`results.py`)
 """
@@ -15,12 +15,10 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.run_dir.config_file import CONFIG_FILE, config_from_dict
+from jaxrl_atari.run_dir.config_file import CONFIG_FILE, SUITE_FILE, config_from_dict
 from jaxrl_atari.run_dir.description import describe, is_finished, session_dir
 from jaxrl_atari.run_dir.files import write_json
 from jaxrl_atari.trial.processes import Task, run_processes
-
-SUITE_FILE = "suite.json"
 
 
 def default_games() -> list[str]:
@@ -45,15 +43,19 @@ def game_configs(config: Config, games: Sequence[str]) -> dict[str, Config]:
     return configs
 
 
-def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str]) -> None:
-    """Writes suite.json, from which the suite can be run again."""
-    described = {"games": list(games), **describe(config, config.seed)}
+def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str], report_at: Sequence[int] = ()) -> None:
+    """Writes suite.json, from which the suite can be run again.
+
+    Args:
+        report_at: reporting points: env steps at which the results show scores.
+    """
+    described = {"games": list(games), "report_at": sorted(set(report_at)), **describe(config, config.seed)}
     del described["game"], described["gae_lambda"]  # each game has its own
     write_json(suite_dir / SUITE_FILE, described)
 
 
-def read_suite_file(suite_dir: Path) -> tuple[Config, list[str]]:
-    """The config and the games of a suite.
+def read_suite_file(suite_dir: Path) -> tuple[Config, list[str], list[int]]:
+    """The config, the games and the reporting points of a suite.
 
     Raises:
         UserError: not the directory of a suite, or its suite.json cannot be used.
@@ -63,7 +65,8 @@ def read_suite_file(suite_dir: Path) -> tuple[Config, list[str]]:
         raise UserError(f"{suite_dir}: not a suite directory (it has no {SUITE_FILE}); expected data/suite_TIMESTAMP")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return config_from_dict(values["config"]), [str(game) for game in values["games"]]
+        report_at = [int(point) for point in values.get("report_at", [])]
+        return config_from_dict(values["config"]), [str(game) for game in values["games"]], report_at
     except (ValueError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, UserError) else type(error).__name__
         raise UserError(f"{path}: damaged ({reason}); expected the games and config of a suite") from error

@@ -1,0 +1,255 @@
+"""Statistics of suites: normalised scores aggregated over games, as JSON, Markdown, graphs and rliable's dictionary."""
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.run_dir import statistics
+from jaxrl_atari.run_dir.config_file import SUITE_FILE, read_config
+from jaxrl_atari.run_dir.drawing import COLOURS, env_step_axes, new_figure, open_axes, save_figure
+from jaxrl_atari.run_dir.files import write_file, write_json
+from jaxrl_atari.run_dir.metrics import Table, human_normalised, reference_normalised, score_at
+from jaxrl_atari.run_dir.reading import read_sessions
+from jaxrl_atari.run_dir.statistics import Estimate
+
+Suite = Mapping[str, Sequence[Table]]
+"""Game -> the metrics of its sessions, of the complete games only."""
+
+NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
+POINTS = 50
+"""Points of a performance profile and of a learning curve."""
+
+
+def suite_runs(suite_dir: str | Path) -> list[Path]:
+    """The run directories of a suite, in alphabetical order."""
+    return [path.parent for path in sorted(Path(suite_dir).glob("*/config.json"))]
+
+
+def is_suite(directory: str | Path) -> bool:
+    """Whether a directory is that of a suite."""
+    return (Path(directory) / SUITE_FILE).is_file()
+
+
+def read_suite(suite_dir: str | Path) -> dict[str, list[Table]]:
+    """Reads the complete games of a suite: those whose sessions have all spent their budgets."""
+    suite = {}
+    for run_dir in suite_runs(suite_dir):
+        try:
+            config, tables = read_config(run_dir), list(read_sessions(run_dir).values())
+        except UserError:
+            continue  # no log point yet
+        spent = [config.is_spent(int(table["env_steps"][-1])) for table in tables]
+        if len(spent) >= config.sessions and all(spent):
+            suite[config.env.game_name] = tables
+    return suite
+
+
+def scores_at(suite: Suite, points: Any = np.inf, along: str = "env_steps") -> dict[str, np.ndarray]:
+    """Game -> raw scores of its sessions `[sessions, ...]` at points along a column; without points, the final scores.
+
+    A game with a session that has no score there is left out.
+    """
+    found = {game: np.stack([score_at(table, points, along) for table in tables]) for game, tables in suite.items()}
+    return {game: scores for game, scores in found.items() if np.isfinite(scores).all()}
+
+
+def normalise(scores: Mapping[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
+    """Normalises the scores of the games that have the scores to compare with; `kind` is one of `NORMALISATIONS`."""
+    function: Any = NORMALISATIONS[kind]
+    found = {game: function(values, GAMES[game]) for game, values in scores.items()}
+    return {game: values for game, values in found.items() if values is not None}
+
+
+def describe_suite(suite: Suite) -> dict[str, Any]:
+    """Statistics of a suite for each normalisation, ready for JSON: aggregates, performance profile, IQM curves."""
+    described = {}
+    for kind in NORMALISATIONS:
+        scores = normalise(scores_at(suite), kind)
+        if not scores:
+            continue
+        thresholds = np.linspace(0, max(1.0, *map(np.max, scores.values())), POINTS + 1)
+        described[kind] = statistics.aggregate(scores) | {
+            "profile": _curve(thresholds, statistics.performance_profile(scores, thresholds.tolist())),
+            "iqm_by_env_steps": _iqm_curve({game: suite[game] for game in scores}, kind, "env_steps"),
+            "iqm_by_hours": _iqm_curve({game: suite[game] for game in scores}, kind, "wall_seconds", 3600.0),
+        }
+    return described
+
+
+def _iqm_curve(suite: Suite, kind: str, along: str, unit: float = 1.0) -> dict[str, Any]:
+    """The IQM along a column, from where every session has a score; a finished session keeps its last score."""
+    tables = [table for tables in suite.values() for table in tables]
+    start = max(table[along][np.isfinite(table["return_ma"])][0] for table in tables)
+    end = max(table[along][-1] for table in tables)
+    grid = np.unique(np.linspace(start, end, POINTS))
+    return _curve(grid / unit, statistics.iqm_curve(normalise(scores_at(suite, grid, along), kind)))
+
+
+def _curve(x: np.ndarray, estimates: Sequence[Estimate]) -> dict[str, Any]:
+    bands = [interval for _, interval in estimates if interval is not None]
+    low, high = (list(bound) for bound in zip(*bands, strict=True)) if bands else (None, None)
+    return {"x": x.tolist(), "value": [value for value, _ in estimates], "low": low, "high": high}
+
+
+def rliable_scores(suites: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """rliable's dictionary, algorithm -> scores `[sessions, games]`, of the games that all suites have, in order.
+
+    A game with more sessions than another of its suite gives only its first ones: the array is rectangular.
+    """
+    games = sorted(set.intersection(*(set(scores) for scores in suites.values())))
+    sessions = {name: min((len(scores[game]) for game in games), default=0) for name, scores in suites.items()}
+    return {
+        name: np.array([scores[game][: sessions[name]] for game in games]).reshape(len(games), sessions[name]).T
+        for name, scores in suites.items()
+    }
+
+
+def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Writes scores_human_normalised.npz and scores_ratio.npz: `dict(numpy.load(FILE))` is rliable's dictionary.
+
+    Args:
+      suites: name -> game -> raw scores of its sessions.
+    """
+    for kind in NORMALISATIONS:
+        content = io.BytesIO()
+        arrays: Any = rliable_scores({name: normalise(scores, kind) for name, scores in suites.items()})
+        np.savez(content, **arrays)
+        write_file(directory / f"scores_{kind.replace('-', '_')}.npz", content.getvalue())
+
+
+def estimate_text(value: float, interval: Sequence[float] | None) -> str:
+    """A figure and its interval: `0.85 (0.80 to 0.91)`, or `0.85 (-)` without one."""
+    return f"{value:.3f} (-)" if interval is None else f"{value:.3f} ({interval[0]:.3f} to {interval[1]:.3f})"
+
+
+INTERVALS = (
+    f"In parentheses: {statistics.CONFIDENCE:.0%} intervals of the stratified bootstrap over sessions "
+    "(Agarwal et al. 2021); `-` where a game has a single session."
+)
+
+
+def aggregates_table(rows: Mapping[str, Mapping[str, Any]], heading: str) -> list[str]:
+    """Markdown table of `statistics.aggregate` results: a row for each name."""
+    titles = [title for title, _ in statistics.FIGURES.values()]
+    lines = [f"| {heading} | games | {' | '.join(titles)} |", "|---|" + "---:|" * (1 + len(titles))]
+    for name, found in rows.items():
+        cells = [estimate_text(found[figure], found[f"{figure}_interval"]) for figure in statistics.FIGURES]
+        lines.append(f"| {name} | {found['games']} | {' | '.join(cells)} |")
+    return lines
+
+
+# Comparison.
+
+
+def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
+    """Compares suites over the games that are complete in all of them; returns Markdown.
+
+    Writes comparison.md, comparison.json, suites.png, suites.svg and rliable's dictionaries into `output`.
+
+    Raises:
+      UserError: the suites have no complete game in common, or `output` cannot be written to.
+    """
+    suites: dict[str, dict[str, list[Table]]] = {}
+    for directory in (Path(suite_dir).absolute() for suite_dir in suite_dirs):
+        name = directory.name if directory.name not in suites else f"{directory.parent.name}/{directory.name}"
+        suites[name] = read_suite(directory)
+    shared = sorted(set.intersection(*({*scores_at(suite)} for suite in suites.values())))
+    suites = {name: {game: suite[game] for game in shared} for name, suite in suites.items()}
+    described = {name: describe_suite(suite) for name, suite in suites.items()}
+    kinds = _shared_kinds(described)
+    if not kinds:
+        names = " and ".join(map(str, suite_dirs))
+        raise UserError(f"{names}: no complete game in common that has a score to compare with; train one in each")
+    raw = {name: scores_at(suite) for name, suite in suites.items()}
+    first, *others = suites
+    compared: dict[str, Any] = {"suites": list(suites), "games": shared}
+    lines = [f"# {' and '.join(suites)}" if others else f"# {first}", ""]
+    for kind in kinds:
+        chances = {
+            other: statistics.probability_of_improvement(normalise(raw[first], kind), normalise(raw[other], kind))
+            for other in others
+        }
+        compared[kind] = {
+            "suites": {name: described[name][kind] for name in suites},
+            "probability_of_improvement": {name: found._asdict() for name, found in chances.items()},
+        }
+        lines += [*aggregates_table({name: described[name][kind] for name in suites}, kind), ""]
+        lines += [
+            f"Probability of improvement of {first} over {other}: {estimate_text(*found)}."
+            for other, found in chances.items()
+        ]
+        lines += [""] if others else []
+    text = "\n".join([*lines, INTERVALS, ""])
+    draw_suites(described, output)
+    write_rliable(output, raw)
+    write_json(output / "comparison.json", compared)
+    write_file(output / "comparison.md", text)
+    return text
+
+
+def _shared_kinds(suites: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [kind for kind in NORMALISATIONS if all(kind in found for found in suites.values())]
+
+
+def draw_suites(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list[Path]:
+    """Draws aggregates, performance profiles, and the IQM against env steps and hours; returns the files, if any.
+
+    The files are suites.png and .svg, of human-normalised scores if there are any.
+
+    Args:
+      suites: name -> result of `describe_suite`.
+    """
+    kinds = _shared_kinds(suites)
+    if not kinds:
+        return []
+    kind = kinds[0]
+    described = {name: found[kind] for name, found in suites.items()}
+    games = next(iter(described.values()))["games"]
+    figure = new_figure(f"{kind} scores of {games} game{'' if games == 1 else 's'}", 12, 8)
+    grid = figure.add_gridspec(2, 2)
+    bars = figure.add_subplot(grid[0, 0])
+    count = len(described)
+    for number, (name, found) in enumerate(described.items()):
+        for row, figure_name in enumerate(statistics.FIGURES):
+            value, interval = found[figure_name], found[f"{figure_name}_interval"]
+            y = row + 0.5 * ((number + 0.5) / count - 0.5)
+            colour = COLOURS[number % len(COLOURS)]
+            bars.plot(value, y, "o", color=colour, label=name if row == 0 else "_")
+            if interval is not None:
+                bars.plot(interval, [y, y], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt")
+    bars.set_yticks(range(len(statistics.FIGURES)), [title for title, _ in statistics.FIGURES.values()])
+    bars.set_ylim(len(statistics.FIGURES) - 0.5, -0.5)
+    bars.set_title(f"aggregates, {statistics.CONFIDENCE:.0%} intervals", fontsize="medium")
+    open_axes(bars)
+    panels: list[tuple[str, str, str, str]] = [
+        ("profile", "performance profile", f"{kind} score τ", "share of sessions with score > τ"),
+        ("iqm_by_env_steps", "interquartile mean against env steps", "env steps", f"{kind} IQM"),
+        ("iqm_by_hours", "interquartile mean against hours", "hours of a session", f"{kind} IQM"),
+    ]
+    for index, (key, title, xlabel, ylabel) in enumerate(panels, start=1):
+        axes = figure.add_subplot(grid[index // 2, index % 2])
+        for number, (name, found) in enumerate(described.items()):
+            _draw_curve(axes, found[key], COLOURS[number % len(COLOURS)], name)
+        if key == "iqm_by_env_steps":
+            env_step_axes(axes, max(found[key]["x"][-1] for found in described.values()), ylabel)
+        else:
+            axes.set_xlim(left=0)
+            axes.set_ylabel(ylabel)
+            open_axes(axes)
+        axes.set_xlabel(xlabel)
+        axes.set_title(title, fontsize="medium")
+    bars.legend(frameon=False)
+    return save_figure(figure, output, "suites")
+
+
+def _draw_curve(axes: Axes, curve: Mapping[str, Any], colour: str, label: str) -> None:
+    marker = "o" if len(curve["x"]) <= 3 else ""
+    axes.plot(curve["x"], curve["value"], color=colour, linewidth=2, marker=marker, label=label)
+    if curve["low"] is not None:
+        axes.fill_between(curve["x"], curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0)
