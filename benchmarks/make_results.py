@@ -74,10 +74,12 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
     game = GAMES[config.env.game_name]
     described = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
     rows = {key(row): row for row in read_rows(folder)}
+    (folder / "curves").mkdir(exist_ok=True)
     for session_dir, table in read_sessions(run_dir).items():
         figures = session_figures(table, game)
         if figures["final_return_ma"] is None:
             raise UserError(f"{session_dir}: no game has ended yet; wait for the first one")
+        dtype, on_gpu = config.network.compute_dtype, figures["gpu_busy_percent"] is not None
         row = {
             "game": game.name,
             "seed": str(config.seed + int(session_dir.name.removeprefix("session_"))),
@@ -88,11 +90,11 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
             "reference_table": "" if game.reference_score is None else f"{game.reference_score:.10g}",
             "hours": f"{table['wall_seconds'][-1] / 3600:.2f}",
             "sps": "" if figures["sps"] is None else f"{figures['sps']:.0f}",
-            "compute_dtype": config.network.compute_dtype,
+            "compute_dtype": dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32",
             "hardware": hardware,
             "commit": (described.get("git_revision") or "unknown")[:7],
             "protocol": config.env.resolved_protocol,
-            "weight_decay": f"{config.ppo.weight_decay:g}",
+            "weight_decay": f"{described['config']['ppo'].get('weight_decay', 0):g}",  # 0 before it was an option
         }
         rows[key(row)] = row
         write_file(curve_file(folder, row), thinned((session_dir / "metrics.csv").read_text(encoding="utf-8")))
@@ -170,7 +172,7 @@ def replace_table(page: Path, table: str) -> None:
     """
     text = page.read_text(encoding="utf-8")
     found, count = re.subn(
-        f"{re.escape(START)}.*?{re.escape(END)}", lambda _: f"{START}\n{table}\n{END}", text, flags=re.S
+        f"{re.escape(START)}.*?{re.escape(END)}", lambda _: f"{START}\n\n{table}\n\n{END}", text, flags=re.S
     )
     if count != 1:
         raise UserError(f"{page}: expected the line {START} and, after it, {END}, once each; add them")
@@ -201,6 +203,8 @@ def draw(folder: Path, rows: Sequence[Row], path: Path) -> None:
                 values = read_curve(curve)
                 axes.plot(values["env_steps"], values["return_mean"], color=colour, alpha=0.4, linewidth=0.8)
                 axes.plot(values["env_steps"], values["return_ma"], color=colour, linewidth=2)
+            else:
+                label += " (the end: no curve was kept)"
             axes.plot(
                 float(row["env_steps"]),
                 float(row["return_ma"]),

@@ -275,7 +275,7 @@ def test_the_default_is_named_an_optimistic_pick(run_dir, tmp_path, capsys, monk
 
 def test_every_session_is_played_and_the_interval_is_over_sessions(tmp_path, capsys):
     for i, scores in enumerate([(3.0, 2.0), (9.0, 1.0)]):
-        write_session(tmp_path / f"session_{i}", scores)
+        write_session(tmp_path / f"session_{i}", scores, EnvConfig(game="Qbert", max_frames=600))
     options = ["--sessions", "all", "--checkpoint", "latest", "--episodes", "3", "--num-envs", "3", "--gpu", "false"]
     main([str(tmp_path), *options, "--seed", "5"])
     out = capsys.readouterr().out
@@ -286,7 +286,7 @@ def test_every_session_is_played_and_the_interval_is_over_sessions(tmp_path, cap
     assert written["matrix"][0] != written["matrix"][1]
     assert written["session_means"] == [found["mean"] for found in single]
     assert written["mean"] == pytest.approx(np.mean([found["mean"] for found in single]))
-    # Of two sessions, the bootstrap draws a pair of the worse one and a pair of the better one a quarter of the time each.
+    # Of two sessions, a quarter of the resamples has only the worse one, and a quarter only the better one.
     assert written["interval"] == sorted(found["mean"] for found in single)
     assert (written["checkpoint"], written["env_steps"]) == ("latest", [2000, 2000])
     assert written["sessions"] == ["session_0", "session_1"]

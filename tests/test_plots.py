@@ -158,7 +158,9 @@ def test_the_command_draws_everything_and_prints_the_files(tmp_path, capsys):
     assert {path.relative_to(tmp_path).parts[:2] for path in printed} >= {("one", "session_0"), ("two", "graphs")}
 
 
-def test_the_command_prints_the_probability_of_improvement_of_trials_of_one_game(tmp_path, capsys):
+def test_the_command_prints_the_probability_of_improvement_of_trials_of_one_game(tmp_path, capsys, monkeypatch):
+    for name in ("_plot_session", "_plot_trial", "_plot_comparison"):
+        monkeypatch.setattr(plots, name, lambda *arguments: [])
     first, second, pong = (
         write_run(tmp_path / name, [table([score]) for score in scores], game=game)
         for name, game, scores in (("one", "Qbert", [3, 2]), ("two", "Qbert", [1, 2]), ("pong", "Pong", [1, 2]))

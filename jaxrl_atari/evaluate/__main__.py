@@ -115,12 +115,11 @@ def _evaluate_all(options: Options, device: jax.Device) -> None:
         raise UserError(f"{options.run_dir}: not a run directory; expected one that holds session_0")
     for directory in (options.run_dir, *directories):
         _check_writable(directory)
-    policies = [load_policy(directory, options.checkpoint, device) for directory in directories]
+    numbers = [int(directory.name.removeprefix("session_")) for directory in directories]
+    policies = [load_policy(options.run_dir, options.checkpoint, device, number) for number in numbers]
     results = [
-        _evaluate_session(
-            policy, f"session {i + 1} of {len(policies)}", dataclasses.replace(options, seed=options.seed + i)
-        )
-        for i, policy in enumerate(policies)
+        _evaluate_session(policy, "each session is played", dataclasses.replace(options, seed=options.seed + number))
+        for number, policy in zip(numbers, policies, strict=True)
     ]
     summary = summarise_sessions(results)
     interval = summary["interval"]
