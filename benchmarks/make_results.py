@@ -231,7 +231,8 @@ def _draw_references(axes: Any, game: Game) -> None:
         "random": (game.random_mean, (0, (1, 2))),
     }
     known = [(score, name, dashes) for name, (score, dashes) in lines.items() if score is not None]
-    low, high = min(0.0, *(score for score, *_ in known)), max(axes.get_ylim()[1], *(score for score, *_ in known))
+    scores = [score for score, *_ in known]
+    low, high = min([0.0, *scores]), max([axes.get_ylim()[1], *scores])
     axes.set_ylim(low, high + 0.05 * (high - low))
     references = sorted(score for score, name, _ in known if name != "random")
     for score, name, dashes in known:
