@@ -31,7 +31,7 @@ from jaxrl_atari.run_dir.statistics import score_interval
 from jaxrl_atari.run_dir.summary import score_text
 
 ROOT = Path(__file__).resolve().parents[1]
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "game", "seed", "env_steps", "return_ma", "return_mean", "reference_tutorial", "reference_table", "hours", "sps",
     "compute_dtype", "hardware", "commit", "protocol", "weight_decay",
 )  # fmt: skip
@@ -99,7 +99,7 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
         rows[key(row)] = row
         write_file(curve_file(folder, row), thinned((session_dir / "metrics.csv").read_text(encoding="utf-8")))
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, list(COLUMNS), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows[found] for found in sorted(rows))
     write_file(folder / "scores.csv", text.getvalue())

@@ -77,6 +77,7 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             continue  # no log point yet
         row |= {key: summary[key] for key in row if key in summary and key not in ("sessions", "game")}
         row["sessions"] = len(summary["sessions"])
+        row["score_std"] = summary["score_std"] if row["sessions"] > 1 else None
         row["env_steps"], row["hours"] = summary["mean"]["env_steps"], summary["mean"]["wall_hours"]
         row["status"] = "complete" if summary["complete"] else "not complete"
         scores[name] = [session["final_return_ma"] for session in summary["sessions"]]
