@@ -158,6 +158,7 @@ def test_a_trial_of_one_session_or_without_finished_games():
     assert (empty["score"], empty["consistency"], empty["reference_normalised_score"]) == (None, None, None)
     half = metrics.aggregate_trial([table([NAN, NAN]), table([20, 40])], GAME)
     assert half["score"] == 30
+    assert {trial["score_interval"] for trial in (alone, empty, half)} == {None}
     json.dumps([alone, empty, half], allow_nan=False)
 
 
@@ -282,6 +283,8 @@ def test_the_trial_summary_is_written_and_printed(tmp_path):
     assert "trial: Qbert, protocol v5, 2 sessions, 400 env steps each" in lines
     assert "final return_ma 3,000 500 2,500 3,500" in lines
     assert "reference score 15,460 SLM Lab's PPO, protocol v5, 10,000,000 env steps" in lines
+    assert summary["score_interval"] == [2500, 3500]
+    assert "95% interval 2,500 to 3,500 of the score, by bootstrap over sessions" in lines
     assert "tutorial score 15,094 the same in SLM Lab's tutorial" in lines
     assert max(map(len, text.splitlines())) <= 100
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxrl_atari.envs.games import Game
+from jaxrl_atari.run_dir.statistics import score_interval
 
 Table = Mapping[str, np.ndarray]
 """A session's log points: column name -> float64 `[N]`."""
@@ -192,7 +193,8 @@ def _mean_and_std(values: Sequence[float | None]) -> tuple[float | None, float |
 def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, Any]:
     """A trial's summary, ready for JSON: an unknown value is None.
 
-    The score is the mean over sessions of the final `return_ma`. `sessions` has the figures of each session; `mean`
+    The score is the mean over sessions of the final `return_ma`; `score_interval` is its 95% bootstrap interval, None
+    for a single session. `sessions` has the figures of each session; `mean`
     and `std` are their mean and population standard deviation over sessions. `consistency` is over the log points
     that all sessions have reached, and None for a single session.
 
@@ -203,6 +205,8 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
     sessions = [session_figures(table, game) for table in session_tables]
     spread = {name: _mean_and_std([figures[name] for figures in sessions]) for name in SESSION_FIGURES}
     score, score_std = spread["final_return_ma"]
+    scores = [figures["final_return_ma"] for figures in sessions if figures["final_return_ma"] is not None]
+    interval = score_interval(scores) if scores else None
     similarity = None
     if len(session_tables) > 1 and game.random_mean is not None:
         _, returns = align_sessions(session_tables, "return_mean")
@@ -213,6 +217,7 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
         "game": game.name,
         "score": score,
         "score_std": score_std,
+        "score_interval": None if interval is None else list(interval),
         "reference_score": game.reference_score,
         "tutorial_score": game.tutorial_score,
         "random_score": game.random_mean,

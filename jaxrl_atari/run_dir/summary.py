@@ -79,6 +79,9 @@ def summary_table(summary: dict[str, Any]) -> str:
     figures.append(["consistency", _number(summary["consistency"]), *[""] * (1 + len(sessions))])
     scores = [["score", _number(summary["score"])]]
     sources = [f"± {_number(summary['score_std'])} over sessions; return_ma at the end"]
+    low, high = summary["score_interval"] or (None, None)
+    scores.append(["95% interval", "-" if low is None else f"{_number(low)} to {_number(high)}"])
+    sources.append("of the score, by bootstrap over sessions")
     for name, source in {
         "reference_score": "SLM Lab's PPO, protocol v5, 10,000,000 env steps",
         "tutorial_score": "the same in SLM Lab's tutorial",

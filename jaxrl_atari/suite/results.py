@@ -81,9 +81,7 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         row["env_steps"], row["hours"] = summary["mean"]["env_steps"], summary["mean"]["wall_hours"]
         row["status"] = "complete" if summary["complete"] else "not complete"
         scores[name] = [session["final_return_ma"] for session in summary["sessions"]]
-        known = [score for score in scores[name] if score is not None]
-        if known and (interval := score_interval(known)):
-            row["score_low"], row["score_high"] = interval
+        row["score_low"], row["score_high"] = summary["score_interval"] or (None, None)
     sessions = max(map(len, scores.values()), default=0)
     matrix = [[found[i] if i < len(found) else None for found in scores.values()] for i in range(sessions)]
     return rows, {"games": list(scores), "matrix": matrix}
