@@ -251,7 +251,7 @@ def test_scores_at_reporting_points(tmp_path):
     assert "| `return_ma` at | 32 | 64 |" in text
     assert "| Breakout | 5.00 (5.00 to 5.00) | - |" in text
     assert "| IQM, human-normalised |" in text
-    assert "0.750 (0.500 to 1.000), 1 games |" in text
+    assert "0.750 (0.500 to 1.000), 1 game |" in text
     # A resumed suite keeps its reporting points, unless it gets others.
     assert suite_command.parse(["--resume", str(suite_dir)]).report_at == [32, 64]
     assert suite_command.parse(["--resume", str(suite_dir), "--report-at", "48", "16"]).report_at == [16, 48]

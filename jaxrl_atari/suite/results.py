@@ -144,7 +144,8 @@ def _report_table(report: Mapping[str, Any]) -> list[str]:
             for found in report.values():
                 figures = found["aggregates"].get(kind)
                 text = figures and estimate_text(figures["iqm"], figures["iqm_interval"])
-                cells.append(f"{text}, {figures['games']} games" if figures else "-")
+                count = figures and f"{figures['games']} game{'' if figures['games'] == 1 else 's'}"
+                cells.append(f"{text}, {count}" if figures else "-")
             lines.append(f"| IQM, {kind} | {' | '.join(cells)} |")
     return lines
 
