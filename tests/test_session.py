@@ -550,6 +550,102 @@ def test_a_resume_that_cannot_be_leaves_everything_as_it_was(tmp_path, monkeypat
     assert json.loads((run_dir / "config.json").read_text())["config"]["total_env_steps"] == 160
 
 
+def damage(step_dir, *names):
+    """Flips a bit in the middle of files of a checkpoint: all of its arrays, or those named."""
+    for path in [step_dir / name for name in names] or list((step_dir / "arrays").rglob("d/*")):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+
+def checkpoint_steps(session_dir):
+    return Checkpoints(session_dir, read_only=True).steps()
+
+
+@pytest.mark.parametrize("names", [(), ("meta/metadata",)], ids=["arrays", "meta"])
+def test_resume_with_a_damaged_latest_checkpoint_falls_back(names, tmp_path, capsys):
+    run_dir = run_training(dataclasses.replace(TINY, output_dir=str(tmp_path)))
+    before, latest_step = checkpoint_steps(run_dir / "session_0")[-2:]
+    damage(run_dir / "session_0" / "checkpoints" / str(latest_step), *names)
+    capsys.readouterr()
+    train.main(["--resume", str(run_dir), "--total-env-steps", "320"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "is damaged (" in line]
+    aside = run_dir / "session_0" / "checkpoints" / f"damaged_{latest_step}"
+    assert line.startswith(f"session 0  the checkpoint at {latest_step} env steps is damaged (its ")
+    assert line.endswith(f" is now {aside}; {latest_step - before} env steps are lost; it resumes at {before}")
+    assert aside.is_dir()
+    assert checkpoint_steps(run_dir / "session_0")[-1] > latest_step
+    steps = [int(row["env_steps"]) for row in rows(run_dir / "session_0")]
+    assert steps == sorted(set(steps)), "the log points beyond the sound checkpoint are logged again"
+
+
+def test_resume_without_a_sound_checkpoint_is_refused_and_changes_nothing(tmp_path):
+    run_session(TINY, tmp_path / "session_0")
+    for step in checkpoint_steps(tmp_path / "session_0"):
+        damage(tmp_path / "session_0" / "checkpoints" / str(step))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="no checkpoint is sound"):
+        run_session(dataclasses.replace(TINY, total_env_steps=320), tmp_path / "session_0", resume=True)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_processes_restore_the_checkpoint_that_the_leader_chose(tmp_path, monkeypatch):
+    run_session(TINY, tmp_path / "session_0")
+    earlier, latest_step = checkpoint_steps(tmp_path / "session_0")[-2:]
+    place, sent = jax.devices("cpu")[0], []
+
+    def restore(leader):
+        checkpoints = Checkpoints(tmp_path / "session_0", read_only=not leader)
+        return session._restore(TINY, checkpoints, place, leader=leader)
+
+    monkeypatch.setattr(session, "agree", lambda text: sent.append(text) or str(earlier))
+    restored, notes = restore(leader=False)
+    assert (restored[1]["env_steps"], notes, sent) == (earlier, [], [""])
+    damage(tmp_path / "session_0" / "checkpoints" / str(latest_step))
+    restored, notes = restore(leader=True)
+    assert (restored[1]["env_steps"], len(notes), sent[1:]) == (earlier, 1, [str(earlier)])
+    monkeypatch.setattr(session, "agree", lambda text: "error 20: damaged")
+    with pytest.raises(UserError, match=r"^20: damaged$"):
+        restore(leader=False)
+    damage(tmp_path / "session_0" / "checkpoints" / str(earlier))
+    for step in checkpoint_steps(tmp_path / "session_0"):
+        shutil.rmtree(tmp_path / "session_0" / "checkpoints" / str(step)) if step != earlier else None
+    monkeypatch.setattr(session, "agree", lambda text: sent.append(text) or text)
+    with pytest.raises(UserError, match="no checkpoint is sound"):
+        restore(leader=True)
+    assert sent[-1].startswith("error "), "the others would wait for ever"
+
+
+def test_a_damaged_config_of_the_run_is_restored_from_the_copy_of_a_session(tmp_path, caplog):
+    run_dir = run_training(dataclasses.replace(TINY, output_dir=str(tmp_path), seed=5, sessions=2, total_env_steps=96))
+    sound = (run_dir / "config.json").read_bytes()
+    shutil.rmtree(run_dir / "session_0")  # session 1 has seed 6
+    (run_dir / "config.json").write_bytes(sound[:100])
+    train.main(["--resume", str(run_dir), "--total-env-steps", "160"])
+    (record,) = caplog.records
+    copy = run_dir / "session_1" / "config.json"
+    assert record.getMessage().startswith(f"{run_dir}/config.json: damaged (JSONDecodeError: ")
+    assert record.getMessage().endswith(f"the damaged file is now config_damaged.json, restored from {copy}")
+    assert (run_dir / "config_damaged.json").read_bytes() == sound[:100]
+    config = json.loads((run_dir / "config.json").read_text())["config"]
+    assert config == json.loads(sound)["config"] | {"total_env_steps": 160}
+
+
+def test_a_garbled_line_of_the_metrics_does_not_block_a_resume(tmp_path, capsys):
+    run_dir = run_training(dataclasses.replace(TINY, output_dir=str(tmp_path)))
+    table = run_dir / "session_0" / "metrics.csv"
+    lines = table.read_text().splitlines(keepends=True)
+    garbled = "".join([*lines[:2], lines[2].replace(",", ",x", 1), *lines[3:]])
+    table.write_text(garbled)
+    capsys.readouterr()
+    train.main(["--resume", str(run_dir), "--total-env-steps", "320"])
+    aside = "metrics.csv: line 3 is damaged and was left out; the file as it was is now metrics_damaged.csv"
+    assert f"session 0  {aside}" in capsys.readouterr().out
+    assert (run_dir / "session_0" / "metrics_damaged.csv").read_text() == garbled
+    kept = [line.split(",")[0] for line in lines[1:] if line is not lines[2]]
+    assert [row["env_steps"] for row in rows(run_dir / "session_0")][: len(kept)] == kept
+
+
 def test_log_points_of_a_session_that_starts_anew_are_kept_aside(tmp_path):
     run_session(TINY, tmp_path / "session_0")
     before = (tmp_path / "session_0" / "metrics.csv").read_bytes()
