@@ -220,7 +220,9 @@ def test_a_damaged_latest_checkpoint_is_replaced_by_the_one_before_with_a_line(t
     flip(largest)
     assert load_policy(tmp_path, "latest", CPU).env_steps == 1000
     (record,) = caplog.records
-    assert re.search(r"checkpoints/2000: damaged: its arrays? .*; the one at env step 1000 is used$", record.getMessage())
+    assert re.search(
+        r"checkpoints/2000: damaged: its arrays? .*; the one at env step 1000 is used$", record.getMessage()
+    )
     assert load_policy(tmp_path, "best", CPU).env_steps == 1000, "the best is sound"
     with pytest.raises(UserError, match=r"checkpoints/2000: damaged: its arrays? .*; other checkpoints: 1000$"):
         load_policy(tmp_path, 2000, CPU)

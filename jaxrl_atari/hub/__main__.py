@@ -216,8 +216,8 @@ def pull(repo_id: str, directory: str | Path | None = None, endpoint: str | None
         endpoint: as for `push`.
 
     Raises:
-        UserError: the directory is not empty, no such repository, no network, or a repository without a run, with a file
-            that leaves the directory, or beyond the limits.
+        UserError: the directory is not empty, no such repository, no network, or a repository without a run, with a
+            path that leaves the directory, or beyond the limits.
     """
     directory = Path("data") / repo_id.rpartition("/")[2] if directory is None else Path(directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):

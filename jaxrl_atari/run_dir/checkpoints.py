@@ -326,8 +326,8 @@ class Checkpoints:
                 damaged[step] = error
         reasons = "; ".join(f"{step}: {error.reason}" for step, error in damaged.items())
         raise UserError(
-            f"{self.directory}: no checkpoint is sound ({reasons or 'there is none'}); restore one from a copy, or start "
-            "a new run"
+            f"{self.directory}: no checkpoint is sound ({reasons or 'there is none'}); restore one from a copy, or "
+            "start a new run"
         )
 
     def _damaged(self, step: int, reason: str) -> Damaged:
