@@ -204,7 +204,9 @@ def test_a_push_verifies_its_checkpoint(run_dir, tmp_path, caplog):
     def damage(step):
         files = (damaged / "session_1" / "checkpoints" / str(step) / "arrays").rglob("d/*")
         largest = max(files, key=lambda path: path.stat().st_size)
-        largest.write_bytes(largest.read_bytes()[:-1000] + bytes(1000))
+        content = bytearray(largest.read_bytes())
+        content[len(content) // 2] ^= 1
+        largest.write_bytes(content)
 
     damage(2048)
     assert hub.collect(damaged, "user/breakout").step == 1000, "the best is sound"
