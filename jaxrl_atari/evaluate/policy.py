@@ -148,14 +148,14 @@ def load_policy(
         return abstract_arrays(_config(checkpoints, meta), meta["num_actions"], home)
 
     fields = ("config", "num_actions")
-    if not checkpoints.steps():
+    step = checkpoints.best_step() if checkpoint == "best" else checkpoint
+    if step is None or not checkpoints.steps():
         raise UserError(f"{session_dir}: holds no complete checkpoint yet; wait for the session's first one")
-    if checkpoint == "latest":
+    if step == "latest":
         found = checkpoints.restore_newest(target, fields)
         for damaged in found.damaged.values():
             _log.warning("%s; the one at env step %s is used", damaged, found.step)
     else:
-        step = checkpoints.best_step() if checkpoint == "best" else int(checkpoint)
         meta = checkpoints.read_meta(step, fields)
         found = Restored(step, checkpoints.restore(step, target(meta)), meta, {})
     config = _config(checkpoints, found.meta)
