@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 
 # Orbax logs internals, and errors that it also raises, through absl, which prints warnings to the terminal.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
@@ -55,7 +54,8 @@ def read_arrays(directory: Path, target: Any) -> Any:
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=single_process())
     with one_error_line():
         return handler.restore(
-            epath.Path(directory.absolute()), args=ocp.args.StandardRestore(jax.tree.map(_restore_template, target))
+            directory.absolute(),  # pyright: ignore[reportArgumentType]
+            args=ocp.args.StandardRestore(jax.tree.map(_restore_template, target)),
         )
 
 
