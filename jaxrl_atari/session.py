@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.devices import Placement, is_leader, place, sum_over_processes
+from jaxrl_atari.devices import Placement, agree, is_leader, place, sum_over_processes
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.memory_share import apply_memory_fraction
@@ -49,7 +50,7 @@ def run_session(
 
     Args:
         session_dir: where metrics, events and checkpoints go; made if it does not exist.
-        resume: continue from the latest checkpoint, if there is one.
+        resume: continue from the newest sound checkpoint, if there is one.
         writers: receive the log points beside those that `config.log` asks for; one that raises ends the session.
         stop_requested: asked after each update; if true, the session writes its last checkpoint and ends.
         on_update: called after each update.
@@ -224,7 +225,7 @@ def prepare(
     writers: Sequence[Writer] = (),
     quiet: bool = False,
 ) -> Iterator[Session]:
-    """Chooses the devices, restores the latest checkpoint if asked to, and makes what the loop uses.
+    """Chooses the devices, restores the newest sound checkpoint if asked to, and makes what the loop uses.
 
     Args:
         quiet: print nothing.
@@ -237,11 +238,12 @@ def prepare(
         if leader:
             session_dir.mkdir(parents=True, exist_ok=True)
             exits.enter_context(only_writer(session_dir))
-        checkpoints = restored = None
+        checkpoints, restored, damage = None, None, []
         if leader or resume:
             checkpoints = Checkpoints(session_dir, read_only=not leader)
             exits.callback(checkpoints.close)
-            restored = _restore(config, checkpoints, placement.home) if resume else None
+            if resume:
+                restored, damage = _restore(config, checkpoints, placement.home, leader)
         run = Session(config, session, session_dir, placement, checkpoints if leader else None, restored)
         exits.callback(run.learner.close)
         for shard in run.groups:
@@ -252,6 +254,7 @@ def prepare(
         outputs: list[Writer] = []
         notes = [_device_message(config, placement), *_arithmetic_advice(config, placement)]
         if resume:
+            notes += damage
             notes.append(_resume_message(config, run.progress, meta))
         if leader:
             if resume and meta is None:
@@ -273,13 +276,37 @@ def prepare(
         yield run
 
 
-def _restore(config: Config, checkpoints: Checkpoints, device: jax.Device) -> tuple[dict, dict] | None:
-    """Arrays and meta of the latest checkpoint, if there is one."""
-    latest = checkpoints.latest_step()
-    if latest is None:
-        return None
-    meta = checkpoints.read_meta(latest)
-    return checkpoints.restore(latest, abstract_arrays(config, meta["num_actions"], device)), meta
+def _restore(
+    config: Config, checkpoints: Checkpoints, device: jax.Device, leader: bool
+) -> tuple[tuple[dict, dict] | None, list[str]]:
+    """Arrays and meta of the newest sound checkpoint, if there is one, and messages about damaged ones.
+
+    The leader chooses the checkpoint and sets the newer, damaged ones aside; other processes read the same one.
+    """
+
+    def target(meta: dict[str, Any]) -> dict[str, Any]:
+        return abstract_arrays(config, meta["num_actions"], device)
+
+    found, failure = None, None
+    if leader:
+        try:
+            found = checkpoints.restore_newest(target) if checkpoints.steps() else None
+        except UserError as error:
+            failure = error
+    choice = agree(f"error {failure}"[:1_000] if failure else str(found.step) if found else "")
+    if failure or choice.startswith("error "):
+        raise failure or UserError(choice.removeprefix("error "))
+    if not choice:
+        return None, []
+    if found is None:
+        step = int(choice)
+        return (checkpoints.restore(step, target(meta := checkpoints.read_meta(step))), meta), []
+    notes = [
+        f"the checkpoint at {step:,} env steps is damaged ({error.reason}) and is now "
+        f"{checkpoints.set_aside(step)}; {step - found.step:,} env steps are lost; it resumes at {found.step:,}"
+        for step, error in found.damaged.items()
+    ]
+    return (found.arrays, found.meta), notes
 
 
 def _set_aside(session_dir: Path) -> str:

@@ -19,7 +19,8 @@ from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import TrainState, init_train_state
-from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints
+from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints, Damaged
+from jaxrl_atari.run_dir.meta import meta_checksum
 
 NAN = math.nan
 
@@ -93,14 +94,15 @@ def test_arrays_may_be_donated_while_they_are_written(tmp_path):
     ("scores", "kept", "best"),
     [
         ([NAN], [1], 1),
-        ([NAN, NAN, NAN], [3], 3),  # no game has ended: the latest is the best
+        ([NAN, NAN, NAN], [2, 3], 3),  # no game has ended: the latest is the best
         ([NAN, -5.0, NAN], [2, 3], 2),  # NaN loses, also against a negative score
-        ([5.0, 7.0, 3.0, 4.0], [2, 4], 2),
-        ([5.0, 7.0, 7.0], [3], 3),  # the newest among equals
-        ([1.0, 2.0, 3.0], [3], 3),
+        ([5.0, 7.0, 3.0, 4.0], [2, 3, 4], 2),
+        ([9.0, 7.0, 3.0, 4.0], [1, 3, 4], 1),
+        ([5.0, 7.0, 7.0], [2, 3], 3),  # the newest among equals
+        ([1.0, 2.0, 3.0], [2, 3], 3),
     ],
 )
-def test_latest_and_best_are_kept(tmp_path, scores, kept, best):
+def test_the_latest_two_and_the_best_are_kept(tmp_path, scores, kept, best):
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.latest_step() is None
     assert checkpoints.best_step() is None
@@ -118,8 +120,11 @@ def test_a_resumed_session_remembers_the_best(session):
     checkpoints = Checkpoints(session)
     save(checkpoints, 30, 4.5)
     checkpoints.wait()
-    assert checkpoints.steps() == [10, 30]
+    assert checkpoints.steps() == [10, 20, 30]
     assert checkpoints.best_step() == 10
+    save(checkpoints, 40, 4.5)
+    checkpoints.wait()
+    assert checkpoints.steps() == [10, 30, 40]
     save(checkpoints, 30, 99.0, small_arrays(1))  # no step since: not written again
     checkpoints.close()
     assert_same(Checkpoints(session, read_only=True).restore(30, small_arrays(0)), small_arrays(30))
@@ -146,7 +151,7 @@ def test_a_killed_save_keeps_the_previous_checkpoint(session):
     writer = Checkpoints(session)  # removes the partial save
     save(writer, 30, 1.0)
     writer.close()
-    assert sorted(path.name for path in (session / "checkpoints").iterdir()) == ["10", "30"]
+    assert sorted(path.name for path in (session / "checkpoints").iterdir()) == ["10", "20", "30"]
 
 
 def run_with_devices(devices, script, *args):
@@ -277,12 +282,48 @@ def test_another_network_names_the_first_difference(session):
         reader.restore(20, target)
 
 
+def edit_meta(session, step, **changes):
+    """Changes a meta and signs it again; a value of None removes the field."""
+    path = session / "checkpoints" / str(step) / "meta" / "metadata"
+    meta = {name: value for name, value in (json.loads(path.read_text()) | changes).items() if value is not None}
+    if meta["format_version"] >= 3:
+        meta["checksum"] = meta_checksum(meta)
+    path.write_text(json.dumps(meta))
+
+
+def as_format_2(session, step, score):
+    """A checkpoint as it was before format 3: no checksums, and the score in a file of its own."""
+    edit_meta(session, step, format_version=2, checksum=None, checksums=None, score=None)
+    (session / "checkpoints" / str(step) / "metrics").mkdir()
+    (session / "checkpoints" / str(step) / "metrics" / "metrics").write_text(json.dumps({"score": score}))
+
+
 def test_another_format_version(session):
-    path = session / "checkpoints" / "20" / "meta" / "metadata"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 99, "package_version": "7.0"}))
-    advice = rf"has checkpoint format 99.* reads format {FORMAT_VERSION}; use jaxrl_atari 7.0"
-    with pytest.raises(UserError, match=advice):
-        Checkpoints(session, read_only=True).restore(20, small_arrays(0))
+    edit_meta(session, 20, format_version=99, package_version="7.0")
+    advice = rf"has checkpoint format 99.* reads formats 2 to {FORMAT_VERSION}; use jaxrl_atari 7.0"
+    for read in (lambda c: c.restore(20, small_arrays(0)), lambda c: c.restore_newest(lambda m: small_arrays(0), ())):
+        with pytest.raises(UserError, match=advice):
+            read(Checkpoints(session, read_only=True))
+
+
+def test_format_2_is_read_and_continued(session):
+    for step, score in ((10, 5.0), (20, 4.0)):
+        as_format_2(session, step, score)
+    reader = Checkpoints(session, read_only=True)
+    assert reader.best_step() == 10
+    assert_same(reader.restore(20, small_arrays(0)), small_arrays(20))
+    assert reader.restore_newest(lambda meta: small_arrays(0), ()).step == 20
+    writer = Checkpoints(session)
+    save(writer, 30, 4.5)
+    save(writer, 40, 4.5)
+    writer.close()
+    assert (writer.steps(), writer.best_step()) == ([10, 30, 40], 10)
+    (session / "checkpoints" / "10" / "metrics" / "metrics").write_text('{"sco')
+    with pytest.raises(
+        Damaged, match=r"checkpoints/10: damaged: its score cannot be read .*; other checkpoints: 30, 40"
+    ):
+        reader.best_step()
+    assert_same(reader.restore(10, small_arrays(0)), small_arrays(10))
 
 
 def damage_arrays(step_dir):
@@ -306,25 +347,128 @@ def damage_arrays(step_dir):
 def test_damaged_checkpoint_is_named_and_the_other_can_be_restored(session, damage):
     damage(session / "checkpoints" / "20")
     reader = Checkpoints(session, read_only=True)
-    with pytest.raises(UserError, match=r"checkpoints/20: its (arrays|meta) cannot be read") as error:
+    with pytest.raises(UserError, match=r"checkpoints/20: damaged: its (arrays|meta) cannot be read") as error:
         reader.restore(20, small_arrays(0))
     one_line(error)
     assert_same(reader.restore(10, small_arrays(0)), small_arrays(10))
 
 
-def test_meta_of_another_program(session):
-    (session / "checkpoints" / "20" / "meta" / "metadata").write_text("[1, 2]")
-    with pytest.raises(UserError, match=r"checkpoints/20: not a checkpoint of jaxrl_atari: its meta is \[1, 2\]"):
+@pytest.mark.parametrize("content", ["[1, 2]", "{}", '{"format_version": "3"}', "[" * 100_000])
+def test_meta_of_another_program(session, content):
+    (session / "checkpoints" / "20" / "meta" / "metadata").write_text(content)
+    with pytest.raises(Damaged, match=r"checkpoints/20: damaged: its meta .*; other checkpoints: 10") as error:
+        Checkpoints(session, read_only=True).read_meta(20)
+    one_line(error)
+
+
+def flips(step_dir, places):
+    """Flips one bit in each file at several places; yields the file's name while the bit is flipped."""
+    for path in sorted(path for path in step_dir.rglob("*") if path.is_file()):
+        sound = path.read_bytes()
+        for index in range(places):
+            at = index * (len(sound) - 1) // (places - 1)
+            damaged = bytearray(sound)
+            damaged[at] ^= 1 << (index % 8)
+            path.write_bytes(damaged)
+            yield path.relative_to(step_dir).as_posix()
+        path.write_bytes(sound)
+
+
+def newest(session):
+    return Checkpoints(session, read_only=True).restore_newest(lambda meta: small_arrays(0), ())
+
+
+def test_a_flipped_bit_never_gives_other_parameters(session):
+    sound_meta, found = Checkpoints(session, read_only=True).read_meta(20), {}
+    for name in flips(session / "checkpoints" / "20", places=9):
+        reader = Checkpoints(session, read_only=True)
+        try:
+            assert_same(reader.restore(20, small_arrays(0)), small_arrays(20))
+            assert reader.read_meta(20) == sound_meta
+            assert reader.best_step() == 10
+        except Damaged as error:
+            found[name] = str(error)
+        restored = newest(session)
+        assert_same(restored.arrays, small_arrays(restored.step))
+        assert list(restored.damaged) == ([] if restored.step == 20 else [20])
+    assert not any("\n" in message for message in found.values())
+    assert "meta/metadata" in found
+    assert any(name.startswith("arrays/") for name in found)
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_in_a_checkpoint_of_real_size(tmp_path):
+    network = make_network(NetworkConfig(), 6, "cpu")
+    state = init_train_state(network.init(jax.random.key(0)), PPOConfig())
+    arrays, other = ({"train_state": state, "key": jax.random.key(key)} for key in (7, 8))
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(10, arrays, {}, 1.0)
+    checkpoints.close()
+    found, tried = set(), 0
+    for name in flips(tmp_path / "checkpoints" / "10", places=40):
+        tried += 1
+        try:
+            assert_same(Checkpoints(tmp_path, read_only=True).restore(10, other), arrays)
+        except Damaged:
+            found.add(name)
+    assert tried > 300
+    assert any(name.startswith("arrays/") for name in found)
+
+
+@pytest.mark.parametrize("digit", range(10))
+def test_no_other_format_version_hides_damage(session, digit):
+    """One flipped bit turns format 3 into format 2, which has no checksums."""
+    path = session / "checkpoints" / "20" / "meta" / "metadata"
+    text = path.read_text()
+    assert '"format_version": 3' in text
+    path.write_text(text.replace('"format_version": 3', f'"format_version": {digit}').replace('"seed": 3', '"seed": 4'))
+    with pytest.raises(Damaged, match="its meta differs from its checksum"):
         Checkpoints(session, read_only=True).read_meta(20)
 
 
-def test_damaged_score(session):
-    (session / "checkpoints" / "20" / "metrics" / "metrics").write_text('{"sco')
-    with pytest.raises(UserError, match=r"cannot be opened .*; remove the damaged \S*checkpoints/20 to") as error:
-        Checkpoints(session, read_only=True)
-    one_line(error)
-    shutil.rmtree(session / "checkpoints" / "20")
-    assert Checkpoints(session, read_only=True).steps() == [10]
+def test_changed_arrays_are_found_though_they_can_be_read(session):
+    """The arrays of another checkpoint of the same shapes."""
+    shutil.rmtree(session / "checkpoints" / "20" / "arrays")
+    shutil.copytree(session / "checkpoints" / "10" / "arrays", session / "checkpoints" / "20" / "arrays")
+    with pytest.raises(Damaged, match=r"checkpoints/20: damaged: its array \S+ differs from its checksum"):
+        Checkpoints(session, read_only=True).restore(20, small_arrays(0))
+
+
+def test_the_newest_sound_checkpoint_is_restored_and_the_damaged_one_set_aside(session):
+    damage_arrays(session / "checkpoints" / "20")
+    before = sorted(path.name for path in (session / "checkpoints").iterdir())
+    restored = newest(session)
+    assert (restored.step, list(restored.damaged)) == (10, [20])
+    assert sorted(path.name for path in (session / "checkpoints").iterdir()) == before, "reading changes nothing"
+    writer = Checkpoints(session)
+    assert writer.set_aside(20) == session / "checkpoints" / "damaged_20"
+    save(writer, 20, 4.0, small_arrays(21))
+    save(writer, 30, 4.0)
+    writer.close()
+    assert writer.steps() == [10, 20, 30]
+    assert_same(writer.restore(20, small_arrays(0)), small_arrays(21))
+    assert writer.set_aside(20).name == "damaged_20_2"
+    assert (session / "checkpoints" / "damaged_20" / "arrays").is_dir()
+
+
+def test_without_a_sound_checkpoint_nothing_is_restored(session):
+    for step in (10, 20):
+        damage_arrays(session / "checkpoints" / str(step))
+    with pytest.raises(UserError, match=r"no checkpoint is sound \(20: its arrays .*; 10: its arrays .*\); restore"):
+        newest(session)
+
+
+@pytest.mark.parametrize("damaged_step", [10, 20])
+def test_writing_beside_a_damaged_checkpoint(session, damaged_step):
+    """Whatever file of an earlier checkpoint is damaged, orbax saves, and what may be the best is not deleted."""
+    for path in (session / "checkpoints" / str(damaged_step)).rglob("*"):
+        if path.is_file():
+            path.write_bytes(b'{"score": "x", "commit_timestamp_nsecs": 1e99')
+    writer = Checkpoints(session)
+    for step in (30, 40):
+        save(writer, step, 1.0)
+    writer.close()
+    assert writer.steps() == [10, 20, 30, 40]
 
 
 @pytest.mark.parametrize(("free", "advice"), [(0, "free some space"), (1 << 40, "fix the cause")])

@@ -172,6 +172,83 @@ def test_errors_of_a_pull(server, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def refused(words, server, files, directory):
+    """A pull of a repository with these files is refused, and leaves nothing behind."""
+    server.repos["user/hostile"] = {"config.json": b"{}", "session_0/metrics.csv": b""} | files
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*") if "cache" not in path.parts}
+    fails(words, partial(hub.pull, endpoint=server.url), "user/hostile", directory / "new")
+    assert {path: path.stat().st_mtime_ns for path in directory.rglob("*") if "cache" not in path.parts} == before
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "session_0/../../outside", "/tmp/outside", "a//b", "./a", "C:outside", "a\\..\\b", "a\nb"]
+)
+def test_a_path_that_leaves_the_directory_is_refused(server, tmp_path, name):
+    refused("is not a plain path; nothing was pulled", server, {name: b"x"}, tmp_path)
+    assert not (tmp_path / "cache").exists(), "nothing was downloaded"
+
+
+def test_files_beyond_the_limits_are_refused(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "MAX_FILE_BYTES", 100)
+    refused("has 101 bytes, more than the limit of 100; nothing was pulled", server, {"big": b"x" * 101}, tmp_path)
+    monkeypatch.setattr(hub, "MAX_BYTES", 150)
+    files = {"a": b"x" * 100, "b": b"x" * 100}
+    refused("has 4 files of 202 bytes, more than the limit", server, files, tmp_path)
+    monkeypatch.setattr(hub, "MAX_FILES", 3)
+    refused("more than the limit of 3 files", server, {"a": b"", "b": b""}, tmp_path)
+    assert not (tmp_path / "cache").exists(), "nothing was downloaded"
+
+
+def test_a_link_to_another_place_is_refused(server, tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text("private")
+    snapshot_download = library.snapshot_download
+
+    def with_a_link(*arguments, **options):
+        snapshot = snapshot_download(*arguments, **options)
+        os.symlink(tmp_path / target, os.path.join(snapshot, "link"))
+        return snapshot
+
+    monkeypatch.setattr(library, "snapshot_download", with_a_link)
+    for target in ("secret", "nowhere", ""):
+        server.repos.pop("user/hostile", None)
+        refused("link is a link to another place", server, {"version": target.encode()}, tmp_path)
+
+
+def test_a_push_verifies_its_checkpoint(run_dir, tmp_path, caplog):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(run_dir, damaged)
+
+    def damage(step):
+        files = (damaged / "session_1" / "checkpoints" / str(step) / "arrays").rglob("d/*")
+        largest = max(files, key=lambda path: path.stat().st_size)
+        content = bytearray(largest.read_bytes())
+        content[len(content) // 2] ^= 1
+        largest.write_bytes(content)
+
+    damage(2048)
+    assert hub.collect(damaged, "user/breakout").step == 1000, "the best is sound"
+    shared = hub.collect(damaged, "user/breakout", "latest")
+    assert shared.step == 1000
+    assert not [name for name in shared.files if "/2048/" in name]
+    assert "checkpoints/2048: damaged: its array" in caplog.text
+    assert "the one at env step 1000 is used" in caplog.text
+    damage(1000)
+    fails("checkpoints/1000: damaged: its array", hub.collect, damaged, "user/breakout")
+    assert hub.collect(run_dir, "user/breakout", 2048).step == 2048
+    fails("has no checkpoint at env step 7", hub.collect, run_dir, "user/breakout", 7)
+
+
+def test_the_command_takes_a_checkpoint(monkeypatch, capsys):
+    pushed = []
+    monkeypatch.setattr(hub, "push", lambda *arguments, **options: pushed.append(options["checkpoint"]))
+    for chosen in ((), ("--checkpoint", "latest"), ("--checkpoint", "2048")):
+        hub.main(["push", "data/x", "user/x", *chosen])
+    assert pushed == ["best", "latest", 2048]
+    fails(
+        "--checkpoint newest: expected best, latest", hub.main, ["push", "data/x", "user/x", "--checkpoint", "newest"]
+    )
+
+
 def test_without_a_network_the_command_prints_one_line(tmp_path):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused

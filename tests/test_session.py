@@ -24,6 +24,8 @@ from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.run_dir import session_log
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.run_dir.config_file import read_config
+from jaxrl_atari.run_dir.description import describe, write_description
 from jaxrl_atari.run_dir.session_log import EpisodeStatistics, NonFiniteError, Progress, SessionLog
 from jaxrl_atari.session import hyperparameters, prepare, run_session
 from jaxrl_atari.trial import trial
@@ -466,7 +468,7 @@ def test_the_best_score_and_the_hours_go_on_with_a_resumed_session(tmp_path, mon
         "best_score": 7.0, "wall_seconds": 100.0,
     }  # fmt: skip
     arrays = first_arrays(config, 4, 0, jax.devices("cpu")[0])
-    monkeypatch.setattr(session, "_restore", lambda *_: (arrays, meta))
+    monkeypatch.setattr(session, "_restore", lambda *_: ((arrays, meta), []))
     games = [[(5.0, 1)], [(13.0, 1)], [(0.0, 1)]]  # mean returns 5, 9, 6
     with steady_session(config, tmp_path / "session_0", monkeypatch, games=games, resume=True) as (run, saved):
         list(itertools.islice(session.train(run), 3))
@@ -548,6 +550,115 @@ def test_a_resume_that_cannot_be_leaves_everything_as_it_was(tmp_path, monkeypat
     with pytest.raises(UserError, match="no more"):
         train.main(["--resume", str(run_dir), "--total-env-steps", "160"])
     assert json.loads((run_dir / "config.json").read_text())["config"]["total_env_steps"] == 160
+
+
+def damage(step_dir, *names):
+    """Flips a bit in the middle of files of a checkpoint: all of its arrays, or those named."""
+    for path in [step_dir / name for name in names] or list((step_dir / "arrays").rglob("d/*")):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+
+def checkpoint_steps(session_dir):
+    return Checkpoints(session_dir, read_only=True).steps()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run, to be copied."""
+    return run_training(dataclasses.replace(TINY, output_dir=str(tmp_path_factory.mktemp("trained"))))
+
+
+def test_one_resume_survives_a_damaged_checkpoint_config_and_line_of_metrics(trained, tmp_path, capsys, caplog):
+    run_dir = tmp_path / "run"
+    shutil.copytree(trained, run_dir)
+    before, latest_step = checkpoint_steps(run_dir / "session_0")[-2:]
+    damage(run_dir / "session_0" / "checkpoints" / str(latest_step))
+    sound_config, sound_lines = (run_dir / "config.json").read_bytes(), rows(run_dir / "session_0")
+    (run_dir / "config.json").write_bytes(sound_config[:100])
+    table = run_dir / "session_0" / "metrics.csv"
+    lines = table.read_text().splitlines(keepends=True)
+    garbled = "".join([*lines[:2], lines[2].replace(",", ",x", 1), *lines[3:]])
+    table.write_text(garbled)
+    capsys.readouterr()
+
+    train.main(["--resume", str(run_dir), "--total-env-steps", "320"])
+
+    out = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in out if "is damaged (" in line]
+    aside = run_dir / "session_0" / "checkpoints" / f"damaged_{latest_step}"
+    assert line.startswith(f"session 0  the checkpoint at {latest_step} env steps is damaged (its ")
+    assert line.endswith(f" is now {aside}; {latest_step - before} env steps are lost; it resumes at {before}")
+    assert aside.is_dir()
+    assert checkpoint_steps(run_dir / "session_0")[-1] > latest_step
+
+    line = "metrics.csv: line 3 is damaged and was left out; the file as it was is now metrics_damaged.csv"
+    assert f"session 0  {line}" in out
+    assert (run_dir / "session_0" / "metrics_damaged.csv").read_text() == garbled
+    steps = [int(row["env_steps"]) for row in rows(run_dir / "session_0")]
+    assert steps == sorted(set(steps)), "the log points beyond the sound checkpoint are logged again"
+    kept = [int(row["env_steps"]) for row in sound_lines if int(row["env_steps"]) <= before]
+    assert steps[: len(kept) - 1] == [kept[0], *kept[2:]]
+
+    (message,) = {record.getMessage() for record in caplog.records}
+    assert message.startswith(f"{run_dir}/config.json: damaged (JSONDecodeError: ")
+    assert message.endswith(f"config_damaged.json, restored from {run_dir}/session_0/config.json")
+    assert (run_dir / "config_damaged.json").read_bytes() == sound_config[:100]
+    config = json.loads((run_dir / "config.json").read_text())["config"]
+    assert config == json.loads(sound_config)["config"] | {"total_env_steps": 320}
+
+
+def test_the_config_of_a_run_is_restored_from_any_session(tmp_path, caplog):
+    """Session 1 has the seed of the run plus 1."""
+    config = dataclasses.replace(TINY, seed=5, sessions=2)
+    write_description(tmp_path / "session_1", describe(dataclasses.replace(config, seed=6), 6))
+    (tmp_path / "session_0").mkdir()
+    assert read_config(tmp_path) == config
+    assert read_config(tmp_path) == config, "now from the file"
+    assert len(caplog.records) == 1
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "session_1" / "config.json").write_text("{")
+    with pytest.raises(UserError, match=r"config\.json: damaged .* no session has a copy that can be used"):
+        read_config(tmp_path)
+
+
+def test_resume_without_a_sound_checkpoint_is_refused_and_changes_nothing(trained, tmp_path):
+    shutil.copytree(trained / "session_0", tmp_path / "session_0")
+    for step in checkpoint_steps(tmp_path / "session_0"):
+        damage(tmp_path / "session_0" / "checkpoints" / str(step))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="no checkpoint is sound"):
+        run_session(dataclasses.replace(TINY, total_env_steps=320), tmp_path / "session_0", resume=True)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_processes_restore_the_checkpoint_that_the_leader_chose(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained / "session_0", tmp_path / "session_0")
+    earlier, latest_step = checkpoint_steps(tmp_path / "session_0")[-2:]
+    place, sent = jax.devices("cpu")[0], []
+
+    def restore(leader):
+        checkpoints = Checkpoints(tmp_path / "session_0", read_only=not leader)
+        return session._restore(TINY, checkpoints, place, leader=leader)
+
+    monkeypatch.setattr(session, "agree", lambda text: sent.append(text) or str(earlier))
+    restored, notes = restore(leader=False)
+    assert (restored[1]["env_steps"], notes, sent) == (earlier, [], [""])
+    damage(tmp_path / "session_0" / "checkpoints" / str(latest_step))
+    restored, notes = restore(leader=True)
+    assert (restored[1]["env_steps"], len(notes), sent[1:]) == (earlier, 1, [str(earlier)])
+    monkeypatch.setattr(session, "agree", lambda text: "error 20: damaged")
+    with pytest.raises(UserError, match=r"^20: damaged$"):
+        restore(leader=False)
+    damage(tmp_path / "session_0" / "checkpoints" / str(earlier))
+    for step in checkpoint_steps(tmp_path / "session_0"):
+        if step != earlier:
+            shutil.rmtree(tmp_path / "session_0" / "checkpoints" / str(step))
+    monkeypatch.setattr(session, "agree", lambda text: sent.append(text) or text)
+    with pytest.raises(UserError, match="no checkpoint is sound"):
+        restore(leader=True)
+    assert sent[-1].startswith("error "), "the others would wait for ever"
 
 
 def test_log_points_of_a_session_that_starts_anew_are_kept_aside(tmp_path):

@@ -75,10 +75,17 @@ def test_resumed_csv_drops_later_rows(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.csv"]
 
 
-def test_resumed_csv_drops_damaged_rows(tmp_path):
+def test_resumed_csv_drops_damaged_rows_and_keeps_the_file(tmp_path):
     path = tmp_path / "metrics.csv"
-    path.write_bytes(b"env_steps,return_ma,unknown_column\n10240,1.5,9\n\0\0\0\n20480,2.5,9\n30720,3.")
-    CsvWriter(path, start_env_steps=50_000).close()
+    damaged = b"env_steps,return_ma,unknown_column\n10240,1.5,9\n\0\0\0\n20480,2.5,9\n20490,2.x,9\n30720,3."
+    path.write_bytes(damaged)
+    writer = CsvWriter(path, start_env_steps=50_000)
+    writer.close()
+    assert writer.note == (
+        "metrics.csv: 2 lines are damaged and were left out; the first is line 3; the file as it was is now "
+        "metrics_damaged.csv"
+    )
+    assert (tmp_path / "metrics_damaged.csv").read_bytes() == damaged
     assert [(r["env_steps"], r["return_ma"]) for r in read_csv(path)] == [("10240", "1.5"), ("20480", "2.5")]
     assert list(read_metrics(tmp_path)) == list(COLUMNS)
 

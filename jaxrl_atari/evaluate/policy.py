@@ -1,6 +1,7 @@
 """Policies: load one from a checkpoint, and choose actions with it."""
 
 import dataclasses
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -15,9 +16,11 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.fast.frames import store_stacks
 from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.networks import Network, make_network
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.run_dir.checkpoints import Checkpoints, Damaged, Restored
 from jaxrl_atari.run_dir.config_file import config_from_dict
 from jaxrl_atari.run_dir.reading import session_dirs
+
+_log = logging.getLogger(__name__)
 
 
 @partial(jax.jit, static_argnames=("network", "greedy"))
@@ -85,24 +88,38 @@ def find_session(run_dir: str | Path, session: int | None = None) -> tuple[Path,
             there = ", ".join(path.name.removeprefix("session_") for path in sessions)
             raise UserError(f"--session {session}: {run_dir} has no such session; there are: {there}")
         return directory, "the session chosen"
-    scores = {path: score for path in sessions if (score := _best_score(path)) is not None}
-    if not scores:
+    sessions_with_checkpoints = [path for path in sessions if _has_checkpoint(path)]
+    if not sessions_with_checkpoints:
         raise UserError(f"{run_dir}: none of its sessions has a checkpoint yet; wait for the first one")
     if len(sessions) == 1:
         return sessions[0], "the only session"
-    return max(scores, key=lambda path: scores[path]), f"the best of {len(sessions)} sessions, --session takes another"
+    best = max(sessions_with_checkpoints, key=_best_score)
+    return best, f"the best of {len(sessions)} sessions, --session takes another"
 
 
-def _best_score(session_dir: Path) -> float | None:
-    """The best score at any checkpoint of a session, -inf before its first finished game, None without a checkpoint."""
-    if not (session_dir / "checkpoints").is_dir():
-        return None
+def _has_checkpoint(session_dir: Path) -> bool:
+    return (session_dir / "checkpoints").is_dir() and bool(Checkpoints(session_dir, read_only=True).steps())
+
+
+def _best_score(session_dir: Path) -> float:
+    """The best score at any checkpoint of a session, as its newest readable one has it; -inf before a finished game."""
     checkpoints = Checkpoints(session_dir, read_only=True)
-    latest = checkpoints.latest_step()
-    if latest is None:
-        return None
-    score = checkpoints.read_meta(latest)["best_score"]
-    return -np.inf if score is None or np.isnan(score) else score
+    for step in reversed(checkpoints.steps()):
+        try:
+            score = checkpoints.read_meta(step, ("best_score",))["best_score"]
+        except Damaged as error:
+            _log.warning("%s; it is left out of the ranking of the sessions", error)
+        else:
+            return -np.inf if score is None else score
+    return -np.inf
+
+
+def _config(checkpoints: Checkpoints, meta: dict[str, Any]) -> Config:
+    """The config that a checkpoint was saved with."""
+    try:
+        return config_from_dict(meta["config"])
+    except UserError as error:
+        raise UserError(f"{checkpoints.directory / str(meta['env_steps'])}: its config: {error}") from error
 
 
 def load_policy(
@@ -115,21 +132,32 @@ def load_policy(
 
     Args:
         run_dir: a trial's directory, or a session's.
-        checkpoint: the one with the best score, the latest one, or the one at an env step.
+        checkpoint: the one with the best score, the newest one that is sound (a warning names newer, damaged ones), or
+            the one at an env step.
         device: where to act; None: JAX's default.
         session: see `find_session`.
 
     Raises:
-        UserError: no run directory, no such checkpoint, or one that cannot be read.
+        UserError: no run directory, no such checkpoint, or a damaged one.
     """
     session_dir, _ = find_session(run_dir, session)
     checkpoints = Checkpoints(session_dir, read_only=True)
-    step = {"best": checkpoints.best_step(), "latest": checkpoints.latest_step()}.get(str(checkpoint), checkpoint)
-    if step is None:
-        raise UserError(f"{session_dir}: holds no complete checkpoint yet; wait for the session's first one")
-    meta = checkpoints.read_meta(int(step))
-    config = config_from_dict(meta["config"])
     home = jax.devices()[0] if device is None else device
-    arrays = checkpoints.restore(int(step), abstract_arrays(config, meta["num_actions"], home))
-    network = make_network(config.network, meta["num_actions"], home.platform)
-    return Policy(config, network, arrays["train_state"].params, home, session_dir, int(step))
+
+    def target(meta: dict[str, Any]) -> dict[str, Any]:
+        return abstract_arrays(_config(checkpoints, meta), meta["num_actions"], home)
+
+    fields = ("config", "num_actions")
+    step = checkpoints.best_step() if checkpoint == "best" else checkpoint
+    if step is None or not checkpoints.steps():
+        raise UserError(f"{session_dir}: holds no complete checkpoint yet; wait for the session's first one")
+    if step == "latest":
+        found = checkpoints.restore_newest(target, fields)
+        for damaged in found.damaged.values():
+            _log.warning("%s; the one at env step %s is used", damaged, found.step)
+    else:
+        meta = checkpoints.read_meta(step, fields)
+        found = Restored(step, checkpoints.restore(step, target(meta)), meta, {})
+    config = _config(checkpoints, found.meta)
+    network = make_network(config.network, found.meta["num_actions"], home.platform)
+    return Policy(config, network, found.arrays["train_state"].params, home, session_dir, found.step)

@@ -1,10 +1,10 @@
 """Runs on the Hugging Face Hub: push and pull (pip install 'jaxrl_atari[hub]').
 
-    python -m jaxrl_atari.hub push RUN_DIR user/repo [--private]
+    python -m jaxrl_atari.hub push RUN_DIR user/repo [--private] [--checkpoint best|latest|STEP]
     python -m jaxrl_atari.hub pull user/repo [DIR]
 
-A repository has the layout of a run directory: config, metrics and graphs of every session, and the best checkpoint of
-the best session. It also has a model card (README.md) and the newest video of that session (replay.mp4). `pull` makes a
+A repository has the layout of a run directory: config, metrics and graphs of every session, and one checkpoint of the
+best session. It also has a model card (README.md) and the newest video of that session (replay.mp4). `pull` makes a
 run directory of it, for `evaluate` and `plots`. HF_TOKEN and HF_ENDPOINT are respected.
 """
 
@@ -13,21 +13,25 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import jax
 
 from jaxrl_atari import cli
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.evaluate.policy import find_session
+from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.hub.card import model_card
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.reading import session_dirs
 from jaxrl_atari.run_dir.summary import write_trial_summary
 
 SESSION_FILES = ("config.json", "metrics.csv", "graphs/*.png", "graphs/*.svg", "evaluation_*.json")
 RUN_FILES = ("config.json", "trial.json", "evaluation*.json", "graphs/*.png", "graphs/*.svg")
+
+MAX_FILES, MAX_FILE_BYTES, MAX_BYTES = 10_000, 1 << 30, 8 << 30
+"""Limits of `pull`. A session has tens of files; a checkpoint of the largest network here has less than 100 MB."""
 
 
 class Upload(NamedTuple):
@@ -38,20 +42,21 @@ class Upload(NamedTuple):
     step: int  # env steps of the checkpoint
 
 
-def collect(run_dir: str | Path, repo_id: str) -> Upload:
+def collect(run_dir: str | Path, repo_id: str, checkpoint: Literal["best", "latest"] | int = "best") -> Upload:
     """Chooses the files of a run to push, and makes the model card.
 
+    Args:
+        checkpoint: as for `load_policy`.
+
     Raises:
-        UserError: not a run directory, or none of its sessions has a checkpoint.
+        UserError: not a run directory, or none of its sessions has such a checkpoint, or it is damaged.
     """
     run_dir = Path(run_dir)
     if (run_dir / "checkpoints").is_dir():
         raise UserError(f"{run_dir}: the directory of a session; expected that of the run, {run_dir.resolve().parent}")
     best_session, _ = find_session(run_dir)
     config, summary = read_config(run_dir), write_trial_summary(run_dir)
-    step = Checkpoints(best_session, read_only=True).best_step()
-    if step is None:
-        raise UserError(f"{best_session}: has no complete checkpoint yet; wait for the first one")
+    step = load_policy(best_session, checkpoint, jax.devices("cpu")[0]).env_steps  # verifies the checkpoint
     chosen = [path for pattern in RUN_FILES for path in sorted(run_dir.glob(pattern))]
     for session_dir in session_dirs(run_dir):
         chosen += [path for pattern in SESSION_FILES for path in sorted(session_dir.glob(pattern))]
@@ -133,19 +138,26 @@ def _is_network(error: BaseException) -> bool:
     return isinstance(error, ConnectionError | TimeoutError) or bool(re.search("Connect|Timeout|Network|Proxy", name))
 
 
-def push(run_dir: str | Path, repo_id: str, private: bool = False, endpoint: str | None = None) -> str:
+def push(
+    run_dir: str | Path,
+    repo_id: str,
+    private: bool = False,
+    endpoint: str | None = None,
+    checkpoint: Literal["best", "latest"] | int = "best",
+) -> str:
     """Pushes a run to a model repository, which is created if it does not exist; returns its URL.
 
     The repository then has this run only: files of an earlier push are removed in the same commit.
 
     Args:
         endpoint: URL of the Hub; None: HF_ENDPOINT, else huggingface.co.
+        checkpoint: of the best session: the best, the newest sound one, or the one at an env step.
 
     Raises:
         UserError: no run, no token, no network, or no write access to the repository.
     """
     library = _library()
-    upload = collect(run_dir, repo_id)
+    upload = collect(run_dir, repo_id, checkpoint)
     if library.get_token() is None:
         raise UserError("no Hugging Face token; create one with write access at huggingface.co and run: hf auth login")
     api = library.HfApi(endpoint=endpoint, library_name="jaxrl_atari")
@@ -166,6 +178,45 @@ def push(run_dir: str | Path, repo_id: str, private: bool = False, endpoint: str
     return str(url)
 
 
+def _check_listing(api: Any, repo_id: str) -> str:
+    """The commit to download. Raises `UserError` if its listing has an unsafe path or is beyond the limits."""
+    revision = api.model_info(repo_id).sha
+    entries = api.list_repo_tree(repo_id, recursive=True, revision=revision)
+    sizes = {entry.path: entry.size for entry in entries if hasattr(entry, "size")}
+    _check_sizes(repo_id, sizes)
+    return revision
+
+
+def _check_sizes(repo_id: str, sizes: Mapping[str, int]) -> None:
+    """Raises `UserError` unless these files may be downloaded: name in the repository -> bytes."""
+    for name, size in sizes.items():
+        if {"", ".", ".."} & set(name.split("/")) or re.search(r"[\\:\x00-\x1f]", name):
+            raise UserError(f"{repo_id}: has a file named {name!r:.80}, which is not a plain path; nothing was pulled")
+        if size > MAX_FILE_BYTES:
+            raise UserError(
+                f"{repo_id}: {name} has {size:,} bytes, more than the limit of {MAX_FILE_BYTES:,}; nothing was pulled"
+            )
+    if len(sizes) > MAX_FILES or sum(sizes.values()) > MAX_BYTES:
+        raise UserError(
+            f"{repo_id}: has {len(sizes):,} files of {sum(sizes.values()):,} bytes, more than the limit of "
+            f"{MAX_FILES:,} files and {MAX_BYTES:,} bytes; nothing was pulled"
+        )
+
+
+def _checked_files(repo_id: str, snapshot: Path) -> dict[str, Path]:
+    """The files of a download: name -> path. The library's cache has links to its own files; others are refused."""
+    cache = snapshot.parent.parent.resolve()  # CACHE/models--USER--REPO/snapshots/COMMIT
+    files = {}
+    for path in sorted(snapshot.rglob("*")):
+        name, target = path.relative_to(snapshot).as_posix(), path.resolve()
+        if (path.is_symlink() and not target.is_file()) or not target.is_relative_to(cache):
+            raise UserError(f"{repo_id}: {name} is a link to another place; nothing was pulled")
+        if target.is_file():
+            files[name] = target
+    _check_sizes(repo_id, {name: path.stat().st_size for name, path in files.items()})
+    return files
+
+
 def pull(repo_id: str, directory: str | Path | None = None, endpoint: str | None = None) -> Path:
     """Downloads a run, completely or not at all; returns its directory.
 
@@ -174,27 +225,40 @@ def pull(repo_id: str, directory: str | Path | None = None, endpoint: str | None
         endpoint: as for `push`.
 
     Raises:
-        UserError: the directory is not empty, no such repository, no network, or a repository without a run.
+        UserError: the directory is not empty, no such repository, no network, or a repository without a run, with a
+            path that leaves the directory, or beyond the limits.
     """
     directory = Path("data") / repo_id.rpartition("/")[2] if directory is None else Path(directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory}: exists already; choose another directory, or remove it")
     library = _library()
     with _errors_in_one_line(repo_id, library.HfApi(endpoint=endpoint).endpoint):
+        revision = _check_listing(library.HfApi(endpoint=endpoint), repo_id)
         # The library's cache resumes an interrupted download and checks that it is complete.
-        snapshot = Path(library.snapshot_download(repo_id, endpoint=endpoint))
+        snapshot = Path(library.snapshot_download(repo_id, revision=revision, endpoint=endpoint))
+    files = _checked_files(repo_id, snapshot)
     if not (snapshot / "config.json").is_file() or not session_dirs(snapshot):
         raise UserError(f"{repo_id}: not a run of jaxrl_atari (expected config.json and session_0); check the name")
     partial = directory.with_name(directory.name + ".partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(snapshot, partial)
+        for name, path in files.items():
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, partial / name)
         if directory.exists():
             directory.rmdir()
         partial.rename(directory)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written ({error.strerror or error}); choose another one") from error
     return directory
+
+
+def _checkpoint(text: str) -> Literal["best", "latest"] | int:
+    if text == "best" or text == "latest":
+        return text
+    if not text.isdecimal():
+        raise UserError(f"--checkpoint {text}: expected best, latest or an env step")
+    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -205,12 +269,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     push_parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of a run, such as data/NAME_TIMESTAMP")
     push_parser.add_argument("repo_id", metavar="USER/REPO", help="model repository, created if it does not exist")
     push_parser.add_argument("--private", action="store_true", help="create a private repository")
+    push_parser.add_argument(
+        "--checkpoint",
+        type=_checkpoint,
+        default="best",
+        help="best, latest or an env step [best]",
+        metavar="CHECKPOINT",
+    )
     pull_parser = commands.add_parser("pull", help="download a run, to evaluate it")
     pull_parser.add_argument("repo_id", metavar="USER/REPO")
     pull_parser.add_argument("directory", metavar="DIR", nargs="?", help="new directory of the run [data/REPO]")
     options = parser.parse_args(arguments)
     if options.command == "push":
-        print(f"pushed: {push(options.run_dir, options.repo_id, options.private)}")
+        print(f"pushed: {push(options.run_dir, options.repo_id, options.private, checkpoint=options.checkpoint)}")
     else:
         directory = pull(options.repo_id, options.directory)
         print(f"pulled: {directory}\nnext: python -m jaxrl_atari.evaluate {directory}")

@@ -1,100 +1,43 @@
-"""Checkpoints of a session: the learner's complete state on disk. The only module that imports orbax.
+"""Checkpoints of a session: the learner's complete state on disk.
 
-SESSION_DIR/checkpoints/<env_steps>/arrays    the arrays in orbax's format (OCDBT); PRNG keys as their key data
-SESSION_DIR/checkpoints/<env_steps>/meta      JSON: the session's values, `format_version`, `env_steps`, `shapes`
-SESSION_DIR/checkpoints/<env_steps>/metrics   JSON: the score that decides which checkpoint is the best
+SESSION_DIR/checkpoints/<env_steps>/arrays   the arrays in orbax's format (OCDBT); PRNG keys as their key data
+SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, `score`, `shapes`, checksums of each array and
+                                             of the meta itself (`meta.py`), `format_version`
+SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
 
 Orbax writes a step under a temporary name and renames it when it is complete, so every listed step is complete.
+Formats: 3 has checksums; 2 has none, and its score is in a file of its own.
 """
 
 import contextlib
-import json
-import logging
 import math
+import re
 import shutil
-import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.run_dir.arrays import one_error_line, read_arrays, reason_text, single_process, to_device, to_host
+from jaxrl_atari.run_dir.files import read_json, unused
+from jaxrl_atari.run_dir.meta import (
+    SESSION_FIELDS,
+    array_checksums,
+    array_shapes,
+    meta_checksum,
+    read_score,
+    require_fields,
+)
 
-FORMAT_VERSION = 2
-
-# Orbax logs internals, and errors that it also raises, through absl, which prints warnings to the terminal.
-logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pathname).parts)
-
-
-def _ranking(metrics: dict[str, Any]) -> float:
-    return -math.inf if metrics["score"] is None else metrics["score"]
-
-
-def _single_process() -> ocp.options.MultiprocessingOptions:
-    """Options that keep orbax from waiting for other processes: one process writes, and each reads on its own."""
-    if jax.process_count() == 1:
-        return ocp.options.MultiprocessingOptions()
-    process = jax.process_index()
-    return ocp.options.MultiprocessingOptions(
-        primary_host=process, active_processes={process}, barrier_sync_key_prefix=f"process_{process}"
-    )
-
-
-def _options(read_only: bool) -> ocp.CheckpointManagerOptions:
-    return ocp.CheckpointManagerOptions(
-        # Both are needed: `best_fn` alone deletes the latest step, and without `best_fn` no score is written.
-        best_fn=_ranking,
-        preservation_policy=AnyPreservationPolicy([LatestN(1), BestN(get_metric_fn=_ranking, n=1)]),
-        create=False,  # orbax would not report a file of that name
-        read_only=read_only,
-        cleanup_tmp_directories=not read_only,
-        multiprocessing_options=_single_process(),
-    )
-
-
-def array_shapes(arrays: Any) -> dict[str, str]:
-    """Path -> dtype and shape of each array in a pytree: `{"train_state/params/value/bias": "float32[1]", ...}`."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)
-    }
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _to_host(arrays: Any) -> Any:
-    """NumPy copies: a process that writes alone cannot write arrays on devices that it shares with other processes."""
-    plain = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, arrays)
-    return jax.tree.map(np.array, jax.device_get(plain))
-
-
-def _restore_template(target: Any) -> np.ndarray:
-    """An array of the shape and dtype that orbax reads for `target`."""
-    data = jax.eval_shape(jax.random.key_data, target) if _is_key(target) else target
-    return np.empty(data.shape, data.dtype)
-
-
-def _to_device(value: np.ndarray, target: Any) -> jax.Array:
-    """Moves a restored array to the devices of `target`; key data become a key again."""
-    array = jax.random.wrap_key_data(jnp.asarray(value)) if _is_key(target) else value
-    return jax.device_put(array, target.sharding)
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
+FORMAT_VERSION = 3
+READABLE_VERSIONS = (2, 3)
 
 
 def _first_difference(saved: dict[str, str], wanted: dict[str, str]) -> str | None:
@@ -104,15 +47,57 @@ def _first_difference(saved: dict[str, str], wanted: dict[str, str]) -> str | No
     return None
 
 
+class Damaged(UserError):
+    """A checkpoint that cannot be read, or that differs from its checksums.
+
+    Args:
+      directory: of the checkpoint.
+      reason: completes "damaged: ...".
+      others: env steps of the other checkpoints.
+    """
+
+    def __init__(self, directory: Path, reason: str, others: Sequence[int] = ()):
+        self.directory, self.reason, self.others = directory, reason, others
+        there = f"other checkpoints: {', '.join(map(str, others))}" if others else "there is no other checkpoint"
+        super().__init__(f"{directory}: damaged: {reason}; {there}")
+
+    def __reduce__(self):
+        return type(self), (self.directory, self.reason, self.others)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The newest sound checkpoint of a session."""
+
+    step: int
+    arrays: Any
+    meta: dict[str, Any]
+    damaged: dict[int, Damaged]  # newer checkpoints, which are damaged
+
+
+@dataclass
+class _LatestTwoAndBest(PreservationPolicy):
+    """Keeps the latest two checkpoints, the best, and those whose score cannot be read."""
+
+    scores: dict[int, float]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        steps = sorted(info.step for info in checkpoints)
+        best = max((step for step in steps if step in self.scores), key=lambda step: (self.scores[step], step))
+        kept = {*steps[-2:], best}
+        return [info.step in kept or info.step not in self.scores for info in checkpoints]
+
+
 class Checkpoints:
-    """The checkpoints of one session. The latest and the best stay on disk; the others are deleted.
+    """The checkpoints of one session. The latest two and the best stay on disk; the others are deleted.
 
     Args:
       session_dir: the session's directory; the checkpoints are in its folder `checkpoints`.
-      read_only: change nothing on disk. Otherwise create the folder, and remove what an interrupted save left behind.
+      read_only: change nothing on disk. Otherwise create the folder, and let the first save remove what an interrupted
+        one left behind.
 
     Raises:
-      UserError: the folder cannot be read or written, or it does not exist and `read_only` is set.
+      UserError: the folder cannot be made, or it does not exist and `read_only` is set.
     """
 
     def __init__(self, session_dir: str | Path, *, read_only: bool = False):
@@ -124,14 +109,35 @@ class Checkpoints:
                 f"{session_dir}: holds no checkpoints; expected a session directory (RUN_DIR/session_0) of a session "
                 "that has written its first checkpoint"
             )
-        try:
-            if not read_only:
+        if not read_only:
+            try:
                 self.directory.mkdir(parents=True, exist_ok=True)
-            self._manager = ocp.CheckpointManager(self.directory.absolute(), options=_options(read_only))
-        except Exception as error:  # orbax and the file system raise many types
-            damaged = [path for path in sorted(self.directory.glob("*/metrics/metrics")) if not _is_json(path)]
-            advice = f"; remove the damaged {damaged[0].parents[1]} to use the other checkpoints" if damaged else ""
-            raise UserError(f"{self.directory}: cannot be opened ({_reason(error)}){advice}") from error
+            except OSError as error:
+                raise UserError(f"{self.directory}: cannot be opened ({reason_text(error)})") from error
+
+    # --- Writing -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _policy(self) -> _LatestTwoAndBest:
+        scores = {}
+        for step in self.steps():
+            with contextlib.suppress(UserError):
+                scores[step] = self._score(step)
+        return _LatestTwoAndBest(scores)
+
+    @cached_property
+    def _manager(self) -> ocp.CheckpointManager:
+        """Orbax's manager, for writing only: it reads the names of the steps, and nothing that may be damaged."""
+        return ocp.CheckpointManager(
+            self.directory.absolute(),
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=self._policy,
+                create=False,
+                cleanup_tmp_directories=True,
+                lightweight_initialize=True,
+                multiprocessing_options=single_process(),
+            ),
+        )
 
     def save(self, env_steps: int, arrays: Any, meta: dict[str, Any], score: float) -> None:
         """Copies the arrays to the host and returns; a background thread writes them.
@@ -141,7 +147,7 @@ class Checkpoints:
 
         Args:
           arrays: a pytree of `jax.Array`; typed keys are allowed.
-          meta: JSON values; `format_version`, `package_version`, `env_steps` and `shapes` are added.
+          meta: JSON values; what this module adds is listed at its top.
           score: the best checkpoint is the one with the highest score, the newest among equals. NaN ranks lowest.
 
         Raises:
@@ -149,53 +155,127 @@ class Checkpoints:
         """
         if env_steps in self.steps():
             return
-        added = {
+        host = to_host(arrays)
+        meta = meta | {
             "format_version": FORMAT_VERSION,
             "package_version": version("jaxrl_atari"),
+            "env_steps": env_steps,
+            "score": None if math.isnan(score) else float(score),
             "shapes": array_shapes(arrays),
+            "checksums": array_checksums(host),
         }
-        meta = {**meta, **added, "env_steps": env_steps}
+        meta["checksum"] = meta_checksum(meta)
         try:
-            with _one_error_line():
-                saved = self._manager.save(
-                    env_steps,
-                    args=ocp.args.Composite(
-                        arrays=ocp.args.StandardSave(_to_host(arrays)), meta=ocp.args.JsonSave(meta)
-                    ),
-                    metrics={"score": None if math.isnan(score) else float(score)},
-                )
-        except Exception as error:
+            with one_error_line():
+                manager = self._manager
+                self._policy.scores[env_steps] = _rank(meta["score"])
+                items = {"arrays": ocp.args.StandardSave(host), "meta": ocp.args.JsonSave(meta)}
+                saved = manager.save(env_steps, args=ocp.args.Composite(**items))
+        except Exception as error:  # orbax and the file system raise many types
             raise self._not_written(error) from error
         if not saved:
             raise RuntimeError(f"orbax refused to save step {env_steps} after step {self.latest_step()}")
 
+    def wait(self) -> None:
+        """Waits until everything is on disk. Raises `UserError` if writing failed."""
+        if "_manager" not in vars(self):
+            return
+        try:
+            with one_error_line():
+                self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._not_written(error) from error
+
+    def _not_written(self, error: Exception) -> UserError:
+        full = shutil.disk_usage(self.directory).free < 64 << 20
+        advice = "free some space" if full else "fix the cause"
+        return UserError(
+            f"{self.directory}: a checkpoint could not be written ({reason_text(error)}); {advice}, then use --resume"
+        )
+
+    def close(self) -> None:
+        """Calls `wait`, then stops orbax's threads."""
+        self.wait()
+        if "_manager" in vars(self):
+            self._manager.close()
+
+    def set_aside(self, step: int) -> Path:
+        """Renames a damaged checkpoint to `damaged_<step>` and returns its new path. Call it before the first save.
+
+        Raises:
+          UserError: it cannot be renamed.
+        """
+        path = self.directory / str(step)
+        try:
+            return path.rename(unused(self.directory / f"damaged_{step}"))
+        except OSError as error:
+            raise UserError(f"{path}: damaged, and cannot be renamed ({reason_text(error)}); move it away") from error
+
+    # --- Reading -----------------------------------------------------------------------------------------------------
+
     def steps(self) -> list[int]:
-        """Env steps of the checkpoints, in ascending order, including one that is still being written."""
-        return sorted(self._manager.all_steps())
+        """Env steps of the complete checkpoints, in ascending order."""
+        names = (path.name for path in self.directory.iterdir() if path.is_dir())
+        return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,17}", name))
 
     def latest_step(self) -> int | None:
         """The last of `steps()`, or None if there is none."""
-        return self._manager.latest_step()
+        return max(self.steps(), default=None)
 
     def best_step(self) -> int | None:
-        """The step with the highest score, or the latest step if no checkpoint has a score."""
-        return self._manager.best_step()
-
-    def read_meta(self, step: int) -> dict[str, Any]:
-        """The `meta` that was saved with a checkpoint.
+        """The step with the highest score, or the latest step if no checkpoint has a score.
 
         Raises:
-          UserError: the step does not exist, has another format version, or cannot be read.
+          Damaged: the score of a checkpoint cannot be read, so it may be the best.
         """
-        meta = self._read(step, "meta", ocp.args.JsonRestore())
-        if not isinstance(meta, dict):
-            raise UserError(f"{self.directory / str(step)}: not a checkpoint of jaxrl_atari: its meta is {meta!r:.50}")
-        version = meta.get("format_version")
-        if version != FORMAT_VERSION:
+        scores = {step: self._score(step) for step in self.steps()}
+        return max(scores, key=lambda step: (scores[step], step), default=None)
+
+    def _score(self, step: int) -> float:
+        meta = self.read_meta(step)
+        try:
+            return _rank(read_score(self.directory / str(step), meta))
+        except (OSError, ValueError) as error:
+            raise self._damaged(step, f"its score cannot be read ({reason_text(error)})") from error
+
+    def read_meta(self, step: int, fields: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The `meta` that was saved with a checkpoint.
+
+        Args:
+          fields: names of `meta.py`: fields that the caller needs.
+
+        Raises:
+          Damaged: it cannot be read, differs from its checksum, or lacks a field.
+          UserError: the step does not exist or has another format version.
+        """
+        if step not in (steps := self.steps()):
+            if not steps:
+                raise UserError(f"{self.directory}: holds no complete checkpoint yet; wait for the session's first one")
             raise UserError(
-                f"{self.directory / str(step)}: has checkpoint format {version}, and this version of jaxrl_atari reads "
-                f"format {FORMAT_VERSION}; use jaxrl_atari {meta.get('package_version', 'as it was when it was saved')}"
+                f"{self.directory}: has no checkpoint at env step {step}; there are: {', '.join(map(str, steps))}"
             )
+        try:
+            meta = read_json(self.directory / str(step) / "meta" / "metadata")
+        except (OSError, ValueError) as error:
+            raise self._damaged(step, f"its meta cannot be read ({reason_text(error)})") from error
+        saved_version = meta.get("format_version")
+        # The checksum comes first: without it, a flipped bit would turn format 3 into format 2, which has none.
+        if ("checksum" in meta or saved_version == 3) and meta.get("checksum") != meta_checksum(meta):
+            raise self._damaged(step, "its meta differs from its checksum")
+        if not isinstance(saved_version, int) or not isinstance(meta.get("shapes"), dict):
+            raise self._damaged(step, "its meta is not that of a checkpoint of jaxrl_atari")
+        if saved_version not in READABLE_VERSIONS:
+            raise UserError(
+                f"{self.directory / str(step)}: has checkpoint format {saved_version}, and this version of jaxrl_atari "
+                f"reads formats {READABLE_VERSIONS[0]} to {READABLE_VERSIONS[-1]}; use jaxrl_atari "
+                f"{meta.get('package_version', 'as it was when it was saved')}"
+            )
+        if meta.get("env_steps") != step:
+            raise self._damaged(step, f"its meta is that of env step {meta.get('env_steps')!r:.40}")
+        try:
+            require_fields(meta, fields)
+        except ValueError as error:
+            raise self._damaged(step, f"its meta cannot be used: {error}") from error
         return meta
 
     def restore(self, step: int, target: Any) -> Any:
@@ -205,75 +285,54 @@ class Checkpoints:
           target: a pytree of the saved structure, of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings.
 
         Raises:
-          UserError: the step does not exist, has another format version, holds other arrays than `target` (another
-            network), or is damaged.
+          Damaged: they cannot be read, or differ from their checksums.
+          UserError: as `read_meta`; the checkpoint holds other arrays than `target` (another network).
         """
-        shapes = self.read_meta(step)["shapes"]
-        if difference := _first_difference(shapes, array_shapes(target)):
+        meta = self.read_meta(step)
+        if difference := _first_difference(meta["shapes"], array_shapes(target)):
             raise UserError(
                 f"{self.directory / str(step)}: holds another network or optimiser: {difference}; use the game, "
                 "network and optimiser settings that it was saved with"
             )
-        values = self._read(step, "arrays", ocp.args.StandardRestore(jax.tree.map(_restore_template, target)))
-        return jax.tree.map(_to_device, values, target)
-
-    def wait(self) -> None:
-        """Waits until everything is on disk. Raises `UserError` if writing failed."""
         try:
-            with _one_error_line():
-                self._manager.wait_until_finished()
-        except Exception as error:
-            raise self._not_written(error) from error
+            values = read_arrays(self.directory / str(step) / "arrays", target)
+            found = array_checksums(values)
+        except Exception as error:  # orbax can raise any type for a damaged file
+            raise self._damaged(step, f"its arrays cannot be read ({reason_text(error)})") from error
+        expected = meta["checksums"] if meta["format_version"] >= 3 else found
+        for name, checksum in found.items():
+            if checksum != expected.get(name):
+                raise self._damaged(step, f"its array {name} differs from its checksum")
+        return jax.tree.map(to_device, values, target)
 
-    def _not_written(self, error: Exception) -> UserError:
-        full = shutil.disk_usage(self.directory).free < 64 << 20
-        advice = "free some space" if full else "fix the cause"
-        return UserError(
-            f"{self.directory}: a checkpoint could not be written ({_reason(error)}); {advice}, then use --resume"
+    def restore_newest(
+        self, target: Callable[[dict[str, Any]], Any], fields: tuple[str, ...] = SESSION_FIELDS
+    ) -> Restored:
+        """Restores the newest checkpoint that is sound.
+
+        Args:
+          target: meta -> `target` of `restore`.
+          fields: as for `read_meta`.
+
+        Raises:
+          UserError: as `restore`; there is no checkpoint, or every one is damaged.
+        """
+        damaged: dict[int, Damaged] = {}
+        for step in reversed(self.steps()):
+            try:
+                meta = self.read_meta(step, fields)
+                return Restored(step, self.restore(step, target(meta)), meta, damaged)
+            except Damaged as error:
+                damaged[step] = error
+        reasons = "; ".join(f"{step}: {error.reason}" for step, error in damaged.items())
+        raise UserError(
+            f"{self.directory}: no checkpoint is sound ({reasons or 'there is none'}); restore one from a copy, or "
+            "start a new run"
         )
 
-    def close(self) -> None:
-        """Calls `wait`, then stops orbax's threads."""
-        self.wait()
-        self._manager.close()
-
-    def _read(self, step: int, item: str, how: Any) -> Any:
-        if step not in self.steps():
-            if not self.steps():
-                raise UserError(f"{self.directory}: holds no complete checkpoint yet; wait for the session's first one")
-            existing = ", ".join(map(str, self.steps()))
-            raise UserError(f"{self.directory}: has no checkpoint at env step {step}; there are: {existing}")
-        try:
-            with _one_error_line():
-                return self._manager.restore(step, args=ocp.args.Composite(**{item: how}))[item]
-        except Exception as error:  # orbax can raise any type for a damaged file
-            raise UserError(
-                f"{self.directory / str(step)}: its {item} cannot be read ({_reason(error)}); "
-                "if it is damaged, remove this directory to use another checkpoint"
-            ) from error
+    def _damaged(self, step: int, reason: str) -> Damaged:
+        return Damaged(self.directory / str(step), reason, [other for other in self.steps() if other != step])
 
 
-@contextlib.contextmanager
-def _one_error_line() -> Iterator[None]:
-    """Hides the "Event loop is closed" tracebacks that follow an error of orbax.
-
-    When one array cannot be read or written, other arrays fail later, on orbax's event loop, which is closed by then.
-    Python would print a traceback for each, beside our one-line error. After an error they stay hidden until the
-    process ends.
-    """
-    hook = sys.unraisablehook
-    sys.unraisablehook = partial(_hide_closed_loop, hook)
-    yield
-    sys.unraisablehook = hook
-
-
-def _hide_closed_loop(hook: Callable[[Any], object], unraisable: Any) -> None:
-    if str(unraisable.exc_value) != "Event loop is closed":
-        hook(unraisable)
-
-
-def _reason(error: Exception) -> str:
-    """An exception as one short line. Long texts lose their middle: the cause is at the start or at the end."""
-    text = " ".join(str(error).split())
-    text = text if len(text) <= 240 else f"{text[:120]} ... {text[-120:]}"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def _rank(score: float | None) -> float:
+    return -math.inf if score is None else score

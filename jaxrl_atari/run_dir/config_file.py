@@ -1,40 +1,77 @@
 """A run's config file, RUN_DIR/config.json: the `Config`, nested, under "config", and the versions the run used."""
 
+import contextlib
 import dataclasses
-import json
+import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.run_dir.files import read_json, unused, write_json
+from jaxrl_atari.run_dir.reading import session_dirs
+
+_log = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.json"
 SUITE_FILE = "suite.json"
 
 
 def read_config(run_dir: str | Path) -> Config:
-    """Reads the config of a run directory.
+    """Reads the config of a run directory. A damaged config.json is restored from a session's copy, with a warning.
 
     Raises:
-        UserError: `run_dir` is not a run directory, or its config.json is not usable.
+        UserError: `run_dir` is not a run directory, or its config.json is not usable and no session has a usable copy.
     """
     path = Path(run_dir) / CONFIG_FILE
-    if not path.is_file():
-        raise UserError(f"{run_dir}: not a run directory (it has no {CONFIG_FILE}); expected data/NAME_TIMESTAMP")
     try:
-        return config_from_dict(json.loads(path.read_text(encoding="utf-8"))["config"])
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return config_from_dict(read_json(path)["config"])
+    except (OSError, ValueError, KeyError, UserError) as error:
+        if (config := _restore_from_session(path, error)) is not None:
+            return config
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise UserError(
+                f"{run_dir}: not a run directory (it has no {CONFIG_FILE}); expected data/NAME_TIMESTAMP"
+            ) from error
+        if isinstance(error, UserError):
+            raise UserError(f"{path}: {error}") from error
         raise UserError(
-            f"{path}: damaged ({type(error).__name__}: {error}); restore it from the session's copy"
+            f"{path}: damaged ({type(error).__name__}: {error}), and no session has a copy that can be used; restore "
+            "it by hand"
         ) from error
+
+
+def _restore_from_session(path: Path, error: Exception) -> Config | None:
+    """Replaces a run's config.json by the copy of its first session that has a usable one; the old file is kept."""
+    for session_dir in session_dirs(path.parent):
+        number = int(session_dir.name.removeprefix("session_"))
+        try:
+            values = read_json(session_dir / CONFIG_FILE)
+            own = config_from_dict(values["config"])
+            config = dataclasses.replace(own, seed=own.seed - number)  # session i of a trial has seed + i
+        except (OSError, ValueError, KeyError, UserError):
+            continue
+        done = "used instead"
+        with contextlib.suppress(OSError, ValueError):
+            if path.exists():
+                shutil.copyfile(path, aside := unused(path.with_stem("config_damaged")))
+                done = f"the damaged file is now {aside.name}, restored"
+            else:
+                done = "restored"
+            write_json(path, values | {"config": config.to_dict(), "seed": config.seed})
+        _log.warning("%s: damaged (%s: %s); %s from %s", path, type(error).__name__, error, done,
+                     session_dir / CONFIG_FILE)  # fmt: skip
+        return config
+    return None
 
 
 def config_from_dict(values: dict[str, Any]) -> Config:
     """The inverse of `Config.to_dict`. Raises `UserError` for a field that this version does not have."""
 
     def build(cls: Any, values: dict[str, Any], prefix: str) -> Any:
+        if not isinstance(values, dict):
+            raise UserError(f"{prefix.rstrip('.') or 'config'} = {values!r:.40}: expected its fields")
         fields = {f.name: f for f in dataclasses.fields(cls)}
         for key in values:
             if key not in fields:

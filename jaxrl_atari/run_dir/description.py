@@ -1,6 +1,5 @@
 """Run directories: making one, and its config.json, which holds what is needed to run it again."""
 
-import json
 import platform
 import subprocess
 import time
@@ -11,7 +10,7 @@ from typing import Any
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.config_file import CONFIG_FILE
-from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.run_dir.writers import import_wandb
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
@@ -73,11 +72,11 @@ def describe_resumed(config: Config, directory: Path) -> dict[str, Any]:
     if not path.is_file() or not any(directory.rglob("checkpoints/*")):
         return described
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = read_json(path)
     except ValueError:  # damaged
         before = {}
-    today = software()
-    resumed = [*before.get("resumed", []), {"date": time.strftime("%Y-%m-%d %H:%M:%S"), **today}]
+    today, earlier = software(), before.get("resumed")
+    resumed = [*(earlier if isinstance(earlier, list) else ()), {"date": time.strftime("%Y-%m-%d %H:%M:%S"), **today}]
     return described | {name: before.get(name) for name in today} | {"resumed": resumed}
 
 

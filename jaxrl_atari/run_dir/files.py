@@ -34,6 +34,22 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
     write_file(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object from a file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds something else, or is damaged.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"expected a JSON object, found {type(values).__name__}")
+    return values
+
+
 def unused(path: Path) -> Path:
     """Returns `path`, or the first of NAME_2, NAME_3, ... that does not exist if `path` does."""
     numbered = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))

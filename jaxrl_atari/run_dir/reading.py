@@ -3,7 +3,9 @@
 import csv
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,41 +16,84 @@ from jaxrl_atari.run_dir.metrics import Table
 _log = logging.getLogger(__name__)
 
 
+class MetricsFile(NamedTuple):
+    """The lines of a metrics.csv, checked."""
+
+    header: list[str]
+    rows: list[list[str]]  # sound ones: as many cells as the header, each empty or a number
+    damaged: list[int]  # numbers of the other lines
+    cut_short: bool  # the last line has no line feed: the process that wrote it was killed
+
+
+def parse_metrics(path: Path) -> MetricsFile:
+    """Reads the lines of a metrics.csv. Raises `OSError`."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    # Only a line feed completes a row: without it, the last cell may lack digits even if all cells are present.
+    cut_short = bool(lines.pop())
+    header, *rows = map(_cells, lines or [""])
+    is_sound = [bool(header) and len(row) == len(header) and all(map(_is_number, row)) for row in rows]
+    if "env_steps" in header:
+        column = header.index("env_steps")
+        is_sound = [sound and row[column] != "" for sound, row in zip(is_sound, rows, strict=True)]
+    numbered = list(zip(range(2, len(rows) + 2), rows, is_sound, strict=True))
+    return MetricsFile(
+        header,
+        [row for _, row, sound in numbered if sound],
+        [number for number, _, sound in numbered if not sound],
+        cut_short,
+    )
+
+
+def _cells(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return not cell or abs(float(cell)) <= 1e30  # not NaN
+    except ValueError:
+        return False
+
+
 def read_metrics(session_dir: str | Path) -> Table:
     """Reads a session's metrics.csv, which may still be growing: column name -> float64 `[N]`, N >= 1.
 
-    Empty cells are NaN. A last line that was cut short is left out with a warning. Where a resumed session has logged
-    an env step again, the later row replaces all earlier rows from that env step on.
+    Empty cells are NaN. Damaged lines, and a last line that was cut short, are left out with a warning. Where a resumed
+    session has logged an env step again, the later row replaces all earlier rows from that env step on.
 
     Raises:
-      UserError: the file is missing or has no rows, lacks a column, or has an unreadable line before the last.
+      UserError: the file is missing, has no sound row, or lacks a column.
     """
     path = Path(session_dir) / "metrics.csv"
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        header, rows, damaged, cut_short = parse_metrics(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); expected a session's metrics") from error
-    lines = text.splitlines(keepends=True)
-    # Only a line feed completes a row: without it, the last cell may lack digits even if all cells are present.
-    cut_short = bool(lines) and not lines[-1].endswith("\n")
-    rows = list(csv.reader(lines[:-1] if cut_short else lines))
-    if cut_short and len(lines) > 1:
-        _log.warning("%s: line %d is cut short and was left out", path, len(lines))
-    if len(rows) < 2:
+    if cut_short and header:
+        _log.warning("%s: line %d is cut short and was left out", path, len(rows) + len(damaged) + 2)
+    if damaged:
+        _log.warning("%s: %s", path, damaged_lines(damaged))
+    if not header or not (rows or damaged):
         raise UserError(f"{path}: holds no log point yet; wait for the first one, or remove the session")
-    header = rows[0]
     if missing := [name for name in REQUIRED_COLUMNS if name not in header]:
         raise UserError(f"{path}: has no column {', '.join(missing)}; expected a metrics.csv of jaxrl_atari")
-    values = np.empty((len(rows) - 1, len(header)))
-    for index, row in enumerate(rows[1:]):
-        try:
-            values[index] = [float(cell) if cell else np.nan for cell in row]
-        except ValueError as error:
-            raise UserError(f"{path}: line {index + 2} is not {len(header)} numbers; fix or remove it") from error
+    if not rows:
+        raise UserError(f"{path}: every line is damaged; restore it from a copy, or remove the session")
+    values = np.array([[float(cell) if cell else np.nan for cell in row] for row in rows])
     env_steps = values[:, header.index("env_steps")]
     next_lowest = np.minimum.accumulate(np.append(env_steps[1:], np.inf)[::-1])[::-1]
     kept = values[env_steps < next_lowest]
     return {name: kept[:, index].copy() for index, name in enumerate(header)}
+
+
+def damaged_lines(numbers: Sequence[int]) -> str:
+    """`line 7 is damaged and was left out`, or the same of several lines."""
+    if len(numbers) == 1:
+        return f"line {numbers[0]} is damaged and was left out"
+    return f"{len(numbers)} lines are damaged and were left out; the first is line {numbers[0]}"
 
 
 def session_dirs(run_dir: str | Path) -> list[Path]:

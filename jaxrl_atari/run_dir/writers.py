@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import Any, Protocol
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.columns import COLUMNS
-from jaxrl_atari.run_dir.files import write_file
+from jaxrl_atari.run_dir.files import unused, write_file
 from jaxrl_atari.run_dir.progress import ProgressWriter
+from jaxrl_atari.run_dir.reading import damaged_lines, parse_metrics
 
 Row = Mapping[str, Any]
 """A log point: column -> number (Python, NumPy or JAX). An unknown value is NaN, None, or left out."""
@@ -54,7 +56,10 @@ def make_writers(config: Config, session_dir: Path, *, label: str, start_env_ste
         import_wandb()  # before any file is created
     session_dir.mkdir(parents=True, exist_ok=True)
     terminal = ProgressWriter(config.total_env_steps, label=label)
-    writers: list[Writer] = [terminal, CsvWriter(session_dir / "metrics.csv", start_env_steps)]
+    table = CsvWriter(session_dir / "metrics.csv", start_env_steps)
+    if table.note:
+        terminal.message(table.note)
+    writers: list[Writer] = [terminal, table]
     if config.log.tensorboard:
         writers.append(TensorBoardWriter(session_dir, start_env_steps))
     if config.log.jsonl:
@@ -100,17 +105,25 @@ def _csv_line(values: Iterable[Any]) -> str:
 
 
 class CsvWriter(Writer):
-    """metrics.csv: a header, and a row for each log point, flushed at once. An unknown value is an empty cell."""
+    """metrics.csv: a header, and a row for each log point, flushed at once. An unknown value is an empty cell.
+
+    A resumed session keeps the sound rows; a file with damaged ones is kept beside it, and `note` is a line about it.
+    """
 
     def __init__(self, path: Path, start_env_steps: int = 0):
-        kept = []
+        kept, self.note = [], ""
         if path.exists():
-            for row in csv.DictReader(_whole_lines(path)):
-                try:
-                    if int(row["env_steps"]) <= start_env_steps:
-                        kept.append(_csv_line(row.get(name) for name in COLUMNS))
-                except (KeyError, TypeError, ValueError):  # a damaged line
-                    continue
+            header, rows, damaged, _ = parse_metrics(path)
+            named = [dict(zip(header, row, strict=True)) for row in rows if "env_steps" in header]
+            kept = [
+                _csv_line(row.get(name) for name in COLUMNS)
+                for row in named
+                if float(row["env_steps"]) <= start_env_steps
+            ]
+            if damaged:
+                whole = unused(path.with_stem(f"{path.stem}_damaged"))
+                shutil.copyfile(path, whole)
+                self.note = f"{path.name}: {damaged_lines(damaged)}; the file as it was is now {whole.name}"
         write_file(path, "".join([_csv_line(COLUMNS), *kept]))
         self._file = path.open("a", encoding="utf-8", newline="")
 
@@ -131,7 +144,7 @@ class JsonLinesWriter(Writer):
             try:
                 if json.loads(line)["env_steps"] <= start_env_steps:
                     kept.append(line)
-            except (KeyError, TypeError, ValueError):  # a damaged line
+            except (KeyError, TypeError, ValueError, RecursionError):  # a damaged line
                 continue
         write_file(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8", newline="")

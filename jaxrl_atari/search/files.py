@@ -8,16 +8,15 @@ SEARCH_DIR/trial_<i>/output.txt   output of the trial
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.config_file import config_from_dict
-from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.search.space import Fields, SearchConfig, search_from_dict
 from jaxrl_atari.trial.stopping import StopRequest
 
@@ -49,12 +48,12 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     """
     path = Path(search_dir) / "search.json"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         return config_from_dict(values["config"]), search_from_dict(values["search"])
     except FileNotFoundError as error:
         raise UserError(f"{search_dir}: not a search directory (it has no {path.name})") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: damaged ({type(error).__name__}: {error})") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+        raise UserError(f"{path}: damaged ({type(error).__name__}: {error}); restore it from a copy") from error
 
 
 def trial_dir(search_dir: Path, number: int) -> Path:
@@ -70,10 +69,22 @@ def write_record(search_dir: Path, record: Record) -> None:
 
 
 def read_records(search_dir: Path) -> dict[int, Record]:
-    """The records of all trials, by number."""
-    paths = search_dir.glob("trial_*/record.json")
-    records = [Record(**json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+    """The records of all trials, by number. Raises `UserError` for a damaged one."""
+    records = [_read_record(path) for path in search_dir.glob("trial_*/record.json")]
     return {record.number: record for record in sorted(records, key=lambda record: record.number)}
+
+
+def _read_record(path: Path) -> Record:
+    try:
+        record = Record(**read_json(path))
+        number = int(path.parent.name.removeprefix("trial_"))
+        if record.number != number or not isinstance(record.fields, dict) or record.status not in get_args(Status):
+            raise ValueError("not the record of this trial")
+        if not isinstance(record.score, int | float | None) or not isinstance(record.env_steps, int | float):
+            raise ValueError("score and env_steps are not numbers")
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: damaged ({type(error).__name__}: {error}); restore it from a copy") from error
+    return record
 
 
 def ranked(records: Sequence[Record]) -> list[Record]:

@@ -6,7 +6,6 @@ SUITE_DIR/results.{md,csv,json}  written each time a game ends (`results.py`)
 """
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.run_dir.config_file import CONFIG_FILE, SUITE_FILE, config_from_dict
 from jaxrl_atari.run_dir.description import describe, is_finished, session_dir
-from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.trial.processes import Task, run_processes
 
 
@@ -64,10 +63,13 @@ def read_suite_file(suite_dir: Path) -> tuple[Config, list[str], list[int]]:
     if not path.is_file():
         raise UserError(f"{suite_dir}: not a suite directory (it has no {SUITE_FILE}); expected data/suite_TIMESTAMP")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        report_at = [int(point) for point in values.get("report_at", [])]
-        return config_from_dict(values["config"]), [str(game) for game in values["games"]], report_at
-    except (ValueError, KeyError, TypeError) as error:
+        values = read_json(path)
+        config, games = config_from_dict(values["config"]), values["games"]
+        if not isinstance(games, list) or not all(isinstance(game, str) for game in games):
+            raise ValueError("games is not a list of names")
+        game_configs(config, games)
+        return config, games, [int(point) for point in values.get("report_at", [])]
+    except (OSError, ValueError, KeyError, TypeError, UserError) as error:
         reason = str(error) if isinstance(error, UserError) else type(error).__name__
         raise UserError(f"{path}: damaged ({reason}); expected the games and config of a suite") from error
 

@@ -1,0 +1,92 @@
+"""The meta of a checkpoint: checksums of its arrays and of itself, and checks of the values that are read from it.
+
+A checksum is a BLAKE2b digest of 64 bits. It finds damage; it does not prove who wrote the checkpoint.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_atari.run_dir.files import read_json
+
+
+def array_shapes(arrays: Any) -> dict[str, str]:
+    """Path -> dtype and shape of each array in a pytree: `{"train_state/params/value/bias": "float32[1]", ...}`."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)
+    }
+
+
+def array_checksums(arrays: Any) -> dict[str, str]:
+    """Path -> checksum of the dtype, the shape and the bytes of each array in a pytree of NumPy arrays."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): _digest(
+            f"{leaf.dtype}{list(leaf.shape)}".encode(), np.ascontiguousarray(leaf).tobytes()
+        )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)
+    }
+
+
+def meta_checksum(meta: dict[str, Any]) -> str:
+    """The checksum of a meta, its own `checksum` left out. Every format from 3 on has it."""
+    content = {name: value for name, value in meta.items() if name != "checksum"}
+    return _digest(json.dumps(content, sort_keys=True).encode())
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e30  # not NaN
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**15
+
+
+def _is_window(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= 1_000 and all(map(_is_number, value))
+
+
+_IS_VALID = {
+    "config": lambda value: isinstance(value, dict) and _is_count(value.get("total_env_steps")),
+    "num_actions": lambda value: _is_count(value) and 1 <= value <= 18,
+    "env_steps": _is_count,
+    "updates": _is_count,
+    "wall_seconds": _is_number,
+    "best_score": lambda value: value is None or _is_number(value),
+    "score": lambda value: value is None or _is_number(value),
+    "statistics": lambda value: (
+        isinstance(value, dict)
+        and _is_count(value.get("episodes"))
+        and all(_is_window(value.get(name)) for name in ("returns", "lengths", "points"))
+    ),
+}
+
+SESSION_FIELDS = ("config", "num_actions", "env_steps", "updates", "wall_seconds", "best_score", "statistics")
+"""What a session needs to resume."""
+
+
+def require_fields(meta: dict[str, Any], names: tuple[str, ...]) -> None:
+    """Raises `ValueError` unless a meta has these fields, each with a value that can be used."""
+    for name in names:
+        if name not in meta or not _IS_VALID[name](meta[name]):
+            raise ValueError(f"{name} is {f'{meta[name]!r:.40}' if name in meta else 'missing'}")
+
+
+def read_score(step_dir: Path, meta: dict[str, Any]) -> float | None:
+    """The score of a checkpoint; None before the first finished game. Format 2 has it in a file of its own.
+
+    Raises:
+        OSError: that file cannot be read.
+        ValueError: the score is damaged.
+    """
+    values = meta if "score" in meta else read_json(step_dir / "metrics" / "metrics")
+    require_fields(values, ("score",))
+    return values["score"]
