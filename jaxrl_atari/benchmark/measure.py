@@ -124,7 +124,7 @@ class Training:
                 self._pools.append(make_pool(
                     env.backend, env.game_name, group.pool.num_envs,
                     seed=self.config.seed, first_env=first_env, num_threads=env.num_threads,
-                    protocol=env.resolved_protocol, max_frames=env.max_frames,
+                    rules=env.rules,
                 ))  # fmt: skip
                 first_env += group.pool.num_envs
                 self._pools[-1].reset()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.envs.games import comparable
+from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.files import write_file
 from jaxrl_atari.run_dir.metrics import aggregate_games, reference_normalised
@@ -44,11 +45,12 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     normalised: dict[str, dict[str, list[float]]] = {"human-normalised": {}, "ratio": {}}
     for name, game_config in game_configs(config, games).items():
+        game = comparable(name, game_config.env.resolved_protocol)
         row = dict.fromkeys(TABLE_COLUMNS) | {
             "game": name,
             "gae_lambda": game_config.gae_lambda,
             "sessions": 0,
-            "reference_score": GAMES[name].reference_score,
+            "reference_score": game.reference_score,
             "status": "waiting",
         }
         rows.append(row)
@@ -66,7 +68,7 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
                 human = [session["human_normalised_score"] for session in summary["sessions"]]
                 normalised["human-normalised"][name] = human
             if summary["reference_normalised_score"] is not None:
-                ratios = [reference_normalised(score, GAMES[name]) for score in scores]
+                ratios = [reference_normalised(score, game) for score in scores]
                 normalised["ratio"][name] = [ratio for ratio in ratios if ratio is not None]
     return rows, {kind: aggregate_games(scores) for kind, scores in normalised.items() if scores}
 
@@ -83,6 +85,7 @@ def _cell(name: str, value: Any) -> str:
 
 def markdown(config: Config, rows: Sequence[Mapping[str, Any]], aggregates: Mapping[str, Any]) -> str:
     """The results as Markdown."""
+    protocol = config.env.resolved_protocol
     lines = [
         f"# {config.name}: {len(rows)} games, {config.sessions} sessions of {config.total_env_steps:,} env steps each",
         "",
@@ -90,9 +93,11 @@ def markdown(config: Config, rows: Sequence[Mapping[str, Any]], aggregates: Mapp
         "|---|" + "---:|" * (len(TABLE_COLUMNS) - 2) + "---|",
         *("| " + " | ".join(_cell(name, row[name]) for name in TABLE_COLUMNS) + " |" for row in rows),
         "",
-        f"Protocol {config.env.resolved_protocol}. {EXPLANATION}",
+        f"Protocol {protocol}. {EXPLANATION}",
         "",
     ]
+    if note := comparison_note(protocol):
+        return "\n".join([*lines, f"No aggregates: {note}.", ""])
     if not aggregates:
         return "\n".join([*lines, "No game with a score to compare with is complete: no aggregates yet.", ""])
     lines += ["| over the complete games | games | median | interquartile mean |", "|---|---:|---:|---:|"]
@@ -121,7 +126,8 @@ def write_results(suite_dir: Path, failures: Mapping[str, str] | None = None) ->
     writer = csv.DictWriter(table, TABLE_COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    figures = json.dumps({"games": rows, "aggregates": aggregates}, indent=2) + "\n"
+    protocol = config.env.resolved_protocol
+    figures = json.dumps({"protocol": protocol, "games": rows, "aggregates": aggregates}, indent=2) + "\n"
     for name, content in (("results.md", text), ("results.csv", table.getvalue()), ("results.json", figures)):
         write_file(suite_dir / name, content)
     return text
