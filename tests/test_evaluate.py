@@ -20,7 +20,7 @@ from jaxrl_atari.envs.pool import EnvStep, Episode
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate import play as module
-from jaxrl_atari.evaluate.__main__ import main
+from jaxrl_atari.evaluate.__main__ import _scores_to_compare, main
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
@@ -244,14 +244,15 @@ def test_command_prints_and_writes(run_dir, capsys):
     out = capsys.readouterr().out
     session_dir = run_dir / "session_0"
     written = json.loads((session_dir / "evaluation_2000.json").read_text())
-    assert written["protocol"] == "v5"
+    assert written["protocol"] == "v5, max_frames=1200"
     assert written["greedy"] is True
     assert len(written["returns"]) == len(written["lengths"]) == 2
     assert written["mean"] == pytest.approx(np.mean(written["returns"]))
     assert f"{written['mean']:,.1f}" in out
-    assert "Qbert, protocol v5, 2 full games, greedy actions" in out
+    assert "Qbert, protocol v5, max_frames=1200, 2 full games, greedy actions" in out
     assert "the only session" in out
-    assert "human tester (as in DQN Zoo) 13,455.0" in out
+    assert "not compared: " in out
+    assert "human tester (as in DQN Zoo) 13,455.0" in _scores_to_compare(EnvConfig())
     assert len(read_video(session_dir / "video_2000.mp4")[1]) > 2
 
     main([str(run_dir), "--episodes", "1", "--checkpoint", "latest", "--gpu", "false"])  # takes nothing's place

@@ -311,6 +311,14 @@ def test_the_config_reaches_the_update_and_the_games(open_run, monkeypatch, tmp_
     assert len({options["seed"] for _, options in asked}) == 3
 
 
+def test_optimizer_steps_leave_out_the_epochs_that_target_kl_skips(open_run):
+    config = dataclasses.replace(SMALL, ppo=dataclasses.replace(SMALL.ppo, target_kl=0.0))
+    run = iterate(open_run(config), 2)
+    run.log.flush()
+    taken = 2 * SMALL.num_minibatches  # one epoch of two, in two updates
+    assert run.progress.optimizer_steps == run.learner.state.optimizer_steps == taken
+
+
 def test_every_update_has_keys_of_its_own(open_run):
     run = open_run()
     keys = [key for update in range(3) for key in run.keys(update)]
