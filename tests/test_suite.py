@@ -212,6 +212,6 @@ def test_a_suite_of_another_protocol_is_compared_with_no_reference(tmp_path):
     written = json.loads((suite_dir / "results.json").read_text())
     assert (written["protocol"], written["aggregates"]) == ("v5, life_loss_terminal=false", {})
     (row,) = written["games"]
-    assert row["score"] == 1.25
+    assert row["score"] == 1.5
     for name in ("reference_score", "reference_normalised_score", "human_normalised_score"):
         assert row[name] is None
