@@ -304,8 +304,8 @@ def run_update(rollout, params, config, conv="matmul", key=KEY, **changes):
     [
         ("matmul", 0, {"weight_decay": 0.0}),
         ("plain", 5, {"weight_decay": 0.1, "max_grad_norm": 20.0, "adam_epsilon": 1e-3}),
-        ("matmul", 1, {"normalize_advantages": False}),
-        ("matmul", 0, {"clip_value_loss": False}),
+        ("matmul", 1, {"normalize_advantages": False, "weight_decay": 0.0}),
+        ("matmul", 0, {"clip_value_loss": False, "weight_decay": 0.0}),
     ],
 )
 def test_a_whole_update(conv, seed, changes):

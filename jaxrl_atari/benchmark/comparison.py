@@ -181,7 +181,9 @@ def _training_side(
 
 
 def _torch_side(job: Job, config: Config, mode: str) -> Side:
-    iterations = max(1, math.ceil(job.seconds * 500 / config.rollout_size))  # PyTorch trains at about 500 SPS on two cores
+    iterations = max(
+        1, math.ceil(job.seconds * 500 / config.rollout_size)
+    )  # PyTorch trains at about 500 SPS on two cores
     arguments = [
         str(YARDSTICK), f"--what={job.compared}", f"--mode={mode}", f"--iterations={iterations}",
         f"--game={config.env.game_name}", f"--threads={usable_cores()}",
@@ -196,9 +198,7 @@ def _torch_side(job: Job, config: Config, mode: str) -> Side:
 
 def _check_yardstick(config: Config) -> None:
     if not YARDSTICK.is_file():
-        raise UserError(
-            "--compare torch: benchmarks/torch_ppo.py not found; run it from a checkout (pip install -e .)"
-        )
+        raise UserError("--compare torch: benchmarks/torch_ppo.py not found; run it from a checkout (pip install -e .)")
     if importlib.util.find_spec("torch") is None:
         raise UserError("--compare torch: PyTorch is not installed; pip install torch")
     for path, value in YARDSTICK_SPEC.items():
