@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from tyro.constructors import PrimitiveConstructorSpec
 
 from jaxrl_atari.envs.games import parse_game, tuned_gae_lambda
+from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP, PROTOCOLS, Rules, protocol_text
 from jaxrl_atari.errors import ConfigError, require
 
 
@@ -94,30 +95,57 @@ def _parse_count(text: str) -> int | str:
     return int(word) if word.isdecimal() else word
 
 
+def _parse_switch(text: str) -> bool | str | None:
+    """`true`, `false`, `none`, or the text itself, which the check of the field then rejects."""
+    return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
+
+
 def _one_word(parse: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec:
     """The command-line form of an option that tyro cannot derive from its type: one word, and how to parse it."""
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
         instance_from_str=lambda words: parse(words[0]),
-        is_instance=lambda value: isinstance(value, bool | int | str),
+        is_instance=lambda value: isinstance(value, bool | int | str | None),
         str_from_instance=lambda value: [str(value).lower()],
     )
 
+
+Switch = Annotated[bool | None, _one_word(_parse_switch, "true|false|none")]
+"""A rule of the protocol. None: as the protocol has it."""
 
 NetworkName = Literal["nature", "impala"]
 
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """The game, its protocol, and the environments that play it."""
+    """The game, its protocol, and the environments that play it.
+
+    A protocol is a named set of rules (`envs/protocols.py`). The options of the same names override them one by one;
+    None is the protocol's own value.
+    """
 
     game: str = "Qbert"
     """Any ALE game, in any spelling: Qbert, ms_pacman, ALE/Qbert-v5, QbertNoFrameskip-v4 (classic)."""
     backend: Literal["ale", "envpool"] = "ale"
     """Emulator pool: `ale` (ale-py's AtariVectorEnv) or `envpool` (pip install 'jaxrl_atari[envpool]')."""
-    protocol: Literal["auto", "v5", "classic"] = "auto"
-    """`v5`: sticky actions 0.25; `classic` (NoFrameskip-v4): none; `auto`: as the game's name implies, else v5."""
+    protocol: Literal["auto", "v5", "classic", "machado"] = "auto"
+    """`v5`: sticky actions 0.25; `classic` (NoFrameskip-v4): none; `machado`: as Machado et al. 2018 recommend;
+    `auto`: as the game's name implies, else v5."""
+    sticky_actions: Annotated[float | None, Limits(0.0, 1.0)] = None
+    """Probability that an emulator frame repeats the action of the frame before."""
+    full_action_space: Switch = None
+    """All 18 actions instead of the game's minimal action set."""
+    life_loss_terminal: Switch = None
+    """A lost life is a terminal for learning; the game continues."""
+    noop_max: Annotated[int | None, Limits(0, 1_000)] = None
+    """Limit of the random number of no-ops that start a game."""
+    fire_on_reset: Switch = None
+    """Press FIRE at the start of a game, if it is in the action set."""
+    max_frames: Annotated[int | None, Limits(8, 10_000_000)] = None
+    """Emulator frames after which a game is truncated (108,000 frames = 30 minutes of play)."""
+    clip_rewards: Switch = None
+    """Clip rewards to [-1, 1] for learning. Scores are always sums of raw rewards."""
     num_envs: Annotated[int, Limits(1, 65_536)] = 16
     """Environments stepped in parallel (B)."""
     num_groups: Annotated[int, Limits(0, 64)] = 0
@@ -125,12 +153,9 @@ class EnvConfig:
     share of the environments is odd), 1 on a CPU."""
     num_threads: Annotated[int, Limits(0, 4_096)] = 0
     """Emulator threads. 0: one per core."""
-    max_frames: Annotated[int, Limits(8, 10_000_000)] = 108_000
-    """Emulator frames after which a game is truncated (108,000 frames = 30 minutes of play)."""
 
     def __post_init__(self) -> None:
         check_fields(self, "env.")
-        require(self.max_frames % 4 == 0, "env.max_frames", self.max_frames, "a multiple of 4 (an env step)")
         named = parse_game(self.game)[1]
         require(
             self.protocol == "auto" or named in (None, self.protocol),
@@ -139,6 +164,10 @@ class EnvConfig:
             f"{named}, which the name {self.game} implies",
             f"leave env.protocol out, or write the game as {self.game_name}",
         )
+        rules = self.rules
+        require(rules.max_frames % 4 == 0, "env.max_frames", rules.max_frames, "a multiple of 4 (an env step)")
+        no_start = self.backend == "envpool" and rules.noop_max == 0 and not rules.fire_on_reset
+        require(not no_start, "env.noop_max", rules.noop_max, *ENVPOOL_NEEDS_A_NOOP)
 
     @property
     def game_name(self) -> str:
@@ -146,10 +175,20 @@ class EnvConfig:
         return parse_game(self.game)[0]
 
     @property
-    def resolved_protocol(self) -> Literal["v5", "classic"]:
-        """The protocol in force: the one chosen, else the one that the game's name implies, else v5."""
-        named = parse_game(self.game)[1]
-        return self.protocol if self.protocol != "auto" else named or "v5"
+    def _protocol_name(self) -> str:
+        """The protocol chosen, else the one that the game's name implies, else v5."""
+        return self.protocol if self.protocol != "auto" else parse_game(self.game)[1] or "v5"
+
+    @property
+    def rules(self) -> Rules:
+        """The rules in force: the protocol's, with those that an option overrides."""
+        chosen = {name: getattr(self, name) for name in Rules._fields}
+        return PROTOCOLS[self._protocol_name]._replace(**{n: value for n, value in chosen.items() if value is not None})
+
+    @property
+    def resolved_protocol(self) -> str:
+        """The protocol in force as text: its name, and the rules that differ from it (`protocol_text`)."""
+        return protocol_text(self._protocol_name, self.rules)
 
 
 @dataclass(frozen=True)
@@ -183,6 +222,12 @@ class PPOConfig:
     """Weight of the value loss."""
     max_grad_norm: Annotated[float, Limits(1e-6, 1e6)] = 0.5
     """Gradients are scaled down to this global norm."""
+    normalize_advantages: bool = True
+    """Scale the advantages of each minibatch to mean 0 and standard deviation 1."""
+    clip_value_loss: bool = True
+    """Clip the change of the value by clip_epsilon in the value loss."""
+    target_kl: Annotated[float | None, Limits(0.0, 100.0)] = None
+    """An update ends after the first epoch whose mean approx_kl exceeds this. None: it always has all epochs."""
 
     def __post_init__(self) -> None:
         check_fields(self, "ppo.")

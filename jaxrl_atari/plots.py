@@ -19,7 +19,8 @@ from matplotlib.axes import Axes
 
 from jaxrl_atari import cli
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs.games import GAMES, Game
+from jaxrl_atari.envs.games import Game, comparable
+from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.columns import COLUMNS
 from jaxrl_atari.run_dir.config_file import read_config
@@ -58,7 +59,8 @@ class _Run(NamedTuple):
 
     @property
     def game(self) -> Game:
-        return GAMES[self.config.env.game_name]
+        """The game, with the scores that this run's protocol is comparable with."""
+        return comparable(self.config.env.game_name, self.config.env.resolved_protocol)
 
 
 def _read_run(run_dir: str | Path) -> _Run:
@@ -95,7 +97,7 @@ def _draw_reference_lines(axes: Axes, game: Game) -> None:
             axes.axhline(score, color=GREY, linestyle=dashes, linewidth=1.1)
         arrow = "" if score in near else " ↑" if score > high else " ↓"
         axes.annotate(
-            f"{name} (v5){arrow}\n{score_text(score)}",
+            f"{name} ({REFERENCE_PROTOCOL}){arrow}\n{score_text(score)}",
             xy=(1.0, heights[index]),
             xycoords=axes.get_yaxis_transform(),
             xytext=(5, 0),
@@ -251,7 +253,8 @@ def _plot_comparison(runs: Sequence[_Run], output: Path) -> list[Path]:
         axes.set_title(game)
         env_step_axes(axes, max(map(_last_env_step, trials)), "" if index % columns else "raw return of a full game")
         axes.set_xlabel("env steps" + (THIN_LINES if any(map(_lags, trials)) else ""))
-        _draw_reference_lines(axes, GAMES[game])
+        of_v5 = [run.game for run in trials if run.config.env.resolved_protocol == REFERENCE_PROTOCOL]
+        _draw_reference_lines(axes, of_v5[0] if of_v5 else trials[0].game)
         _legend_below(axes)
     return save_figure(figure, output, "comparison")
 

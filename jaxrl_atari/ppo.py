@@ -48,8 +48,8 @@ class Rollout(NamedTuple):
     action: jax.Array  # int32 [T, B]
     log_prob: jax.Array  # float32 [T, B]: log pi_old(action)
     value: jax.Array  # float32 [T, B]: V_old
-    reward: jax.Array  # float32 [T, B]: clipped to [-1, 1]
-    terminated: jax.Array  # bool [T, B]: a life or the game was lost: no value beyond
+    reward: jax.Array  # float32 [T, B]: clipped to [-1, 1], unless env.clip_rewards is false
+    terminated: jax.Array  # bool [T, B]: the game was lost, or a life (env.life_loss_terminal): no value beyond
     truncated: jax.Array  # bool [T, B]: the game was cut off: the value beyond counts, the rewards beyond do not
     weight: jax.Array  # float32 [T, B]: 1, or 0 for an auto-reset step
     bootstrap_value: jax.Array  # float32 [B]: V_old of what step T would see
@@ -71,7 +71,7 @@ class Minibatch(NamedTuple):
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
-    advantage: jax.Array  # normalised over the minibatch
+    advantage: jax.Array  # normalised over the minibatch (ppo.normalize_advantages)
     target: jax.Array
     weight: jax.Array  # the sample's share of a mean: the weights of a minibatch sum to 1
 
@@ -167,7 +167,9 @@ def normalize(advantage: jax.Array, weight: jax.Array, shard: Shard = ONE_DEVICE
 # --- The loss --------------------------------------------------------------------------------------------------------
 
 
-def ppo_loss(params: Any, apply: Apply, batch: Minibatch, hyper: Hyperparameters) -> tuple[jax.Array, Metrics]:
+def ppo_loss(
+    params: Any, apply: Apply, batch: Minibatch, hyper: Hyperparameters, clip_value: bool = True
+) -> tuple[jax.Array, Metrics]:
     """The loss of one minibatch of N samples (arXiv:1707.06347, equation 9), with sample weights w that sum to 1.
 
         policy  = -sum(w min(ratio A, clip(ratio, 1 - eps, 1 + eps) A))                            (equation 7)
@@ -180,6 +182,7 @@ def ppo_loss(params: Any, apply: Apply, batch: Minibatch, hyper: Hyperparameters
     Args:
         params: of the network `apply`, the ones that are being trained.
         batch: where devices share a minibatch, this device's samples; the loss is then its share of the sum.
+        clip_value: False takes (V - target)^2 alone in the value loss.
 
     Returns:
         The loss and its parts; `approx_kl` is Schulman's estimator mean(ratio - 1 - log ratio)
@@ -192,10 +195,11 @@ def ppo_loss(params: Any, apply: Apply, batch: Minibatch, hyper: Hyperparameters
     surrogate = jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
     policy_loss = -jnp.sum(batch.weight * surrogate)
 
-    value_change = jnp.clip(value - batch.value, -hyper.clip_epsilon, hyper.clip_epsilon)
     value_error = jnp.square(value - batch.target)
-    clipped_value_error = jnp.square(batch.value + value_change - batch.target)
-    value_loss = 0.5 * jnp.sum(batch.weight * jnp.maximum(value_error, clipped_value_error))
+    if clip_value:
+        value_change = jnp.clip(value - batch.value, -hyper.clip_epsilon, hyper.clip_epsilon)
+        value_error = jnp.maximum(value_error, jnp.square(batch.value + value_change - batch.target))
+    value_loss = 0.5 * jnp.sum(batch.weight * value_error)
 
     log_probs = jax.nn.log_softmax(logits)
     entropy = jnp.sum(batch.weight * -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
@@ -277,7 +281,8 @@ def update(
     gradients are those of the whole minibatch, so the result does not depend on the split.
 
     Returns:
-        The new state and metrics: means over minibatches, and `explained_variance`.
+        The new state and metrics: means over the gradient steps taken, and `explained_variance`. With
+        `config.target_kl` also `skipped_steps`, the gradient steps of the epochs that were left out.
     """
     rollout_length, num_envs = rollout.action.shape
     optimizer = make_optimizer(config)
@@ -292,11 +297,11 @@ def update(
     def step(state: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
         """One gradient step on the samples `index`, [N]."""
         batch = Minibatch(gather_stacks(rollout.frames, rollout.age, index), *(x[index] for x in samples))
-        batch = batch._replace(
-            advantage=normalize(batch.advantage, batch.weight, shard),
-            weight=batch.weight / jnp.maximum(shard.sum(jnp.sum(batch.weight)), 1.0),
-        )
-        gradients, metrics = shard.sum(jax.grad(ppo_loss, has_aux=True)(state.params, apply, batch, hyper))
+        if config.normalize_advantages:
+            batch = batch._replace(advantage=normalize(batch.advantage, batch.weight, shard))
+        batch = batch._replace(weight=batch.weight / jnp.maximum(shard.sum(jnp.sum(batch.weight)), 1.0))
+        gradient = jax.grad(ppo_loss, has_aux=True)
+        gradients, metrics = shard.sum(gradient(state.params, apply, batch, hyper, config.clip_value_loss))
         metrics["gradient_norm"] = optax.tree.norm(gradients)
         direction, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = jax.tree.map(lambda p, d: p - hyper.learning_rate * d, state.params, direction)
@@ -305,11 +310,45 @@ def update(
     indices = minibatch_indices(
         key, rollout_length, num_envs, config.epochs, config.minibatch_size // shard.count, shard
     )
-    state, metrics = lax.scan(step, state, indices)
+    if config.target_kl is None:
+        state, metrics = lax.scan(step, state, indices)
+        metrics = jax.tree.map(jnp.mean, metrics)
+    else:
+        epochs = indices.reshape(config.epochs, -1, indices.shape[-1])
+        state, metrics = scan_epochs(step, state, epochs, config.target_kl)
     return state, {
-        **jax.tree.map(jnp.mean, metrics),
+        **metrics,
         "explained_variance": explained_variance(target, advantage, rollout.weight, shard),
     }
+
+
+def scan_epochs(step: Callable, state: TrainState, epochs: jax.Array, target_kl: float) -> tuple[TrainState, Metrics]:
+    """Scans `step` over one epoch after another, until the mean `approx_kl` of an epoch exceeds `target_kl`.
+
+    Args:
+        epochs: int32 [epochs, steps, N], the minibatches of each epoch.
+
+    Returns:
+        The new state and the metrics: means over the steps taken, and `skipped_steps`.
+    """
+    num_epochs, steps, _ = epochs.shape
+
+    def epoch(carry: tuple) -> tuple:
+        number, state, total, _ = carry
+        state, metrics = lax.scan(step, state, epochs[number])
+        means = jax.tree.map(jnp.mean, metrics)
+        return number + 1, state, jax.tree.map(jnp.add, total, means), means["approx_kl"]
+
+    def proceeds(carry: tuple) -> jax.Array:
+        number, _, _, approx_kl = carry
+        return (number < num_epochs) & ~(approx_kl > target_kl)
+
+    _, shapes = jax.eval_shape(step, state, epochs[0, 0])
+    total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    first = (jnp.zeros((), jnp.int32), state, total, jnp.zeros_like(total["approx_kl"]))
+    number, state, total, _ = lax.while_loop(proceeds, epoch, first)
+    skipped = (num_epochs - number) * steps
+    return state, {**jax.tree.map(lambda x: x / number, total), "skipped_steps": skipped.astype(jnp.float32)}
 
 
 def explained_variance(target: jax.Array, error: jax.Array, weight: jax.Array, shard: Shard = ONE_DEVICE) -> jax.Array:

@@ -21,6 +21,7 @@ from jax import lax
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.devices import Placement, check_placement, gather_rows, sum_over_processes
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, make_pool
+from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.fast.frames import STACK, gather_stacks, next_age
 from jaxrl_atari.networks import Network, make_network
@@ -145,6 +146,7 @@ class EnvGroup:
     Args:
         first_env: number of the first environment in the session.
         check: assert at every step that what acting uses lies on `device`.
+        rules: of the protocol; they define which rewards and terminals learning sees.
     """
 
     def __init__(
@@ -155,7 +157,9 @@ class EnvGroup:
         device: jax.Device,
         first_env: int = 0,
         check: bool = False,
+        rules: Rules = PROTOCOLS["v5"],
     ):
+        self._rules = rules
         self.pool, self.device, self.rollout_length = pool, device, rollout_length
         self._network, self._check = network, check
         with jax.default_device(device):
@@ -203,8 +207,9 @@ class EnvGroup:
     def receive(self, t: int) -> list[tuple[int, float, int]]:
         """Waits for the emulators, records step t, and returns (t, return, length) of each game that it ended."""
         step = self._newest = self.pool.recv()
-        self._outcome.reward[t] = np.clip(step.reward, -1.0, 1.0)
-        self._outcome.terminated[t] = step.terminated | step.life_lost
+        rules = self._rules
+        self._outcome.reward[t] = np.clip(step.reward, -1.0, 1.0) if rules.clip_rewards else step.reward
+        self._outcome.terminated[t] = step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated
         self._outcome.truncated[t] = step.truncated
         self._outcome.weight[t] = ~step.first
         return [(t, episode.episode_return, episode.length) for episode in self._episodes.count(step)]
@@ -292,11 +297,10 @@ def make_groups(config: Config, placement: Placement, seed: int) -> list[list[En
             seed=seed,
             first_env=first_env,
             num_threads=env.num_threads,
-            protocol=env.resolved_protocol,
-            max_frames=env.max_frames,
+            rules=env.rules,
         )  # fmt: skip
         network = make_network(config.network, pool.num_actions, device.platform, learner.platform)
-        return EnvGroup(pool, network, config.ppo.rollout_length, device, first_env, config.devices.check)
+        return EnvGroup(pool, network, config.ppo.rollout_length, device, first_env, config.devices.check, env.rules)
 
     local = [device for device in placement.learner if device.process_index == placement.home.process_index]
     return [

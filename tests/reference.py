@@ -97,8 +97,8 @@ def advantages(reward, value, bootstrap_value, terminated, truncated, gamma, gae
     return result
 
 
-def ppo_loss(logits, value, batch, hyper):
-    """The loss, its parts, and its gradients d_logits [N, A] and d_value [N]. `batch["advantage"]` is normalised."""
+def ppo_loss(logits, value, batch, hyper, clip_value_loss=True):
+    """The loss, its parts, and its gradients d_logits [N, A] and d_value [N], of a batch with its `advantage`."""
     eps = hyper["clip_epsilon"]
     share = batch["weight"] / max(batch["weight"].sum(), 1.0)
     log_probs = log_softmax(logits)
@@ -117,6 +117,8 @@ def ppo_loss(logits, value, batch, hyper):
     change = value - batch["value"]
     kept = batch["value"] + np.minimum(np.maximum(change, -eps), eps)
     error, kept_error = (value - batch["target"]) ** 2, (kept - batch["target"]) ** 2
+    if not clip_value_loss:
+        kept_error = error
     d_error = np.where(error >= kept_error, value - batch["target"], (kept - batch["target"]) * (np.abs(change) < eps))
     d_value = hyper["value_coef"] * share * d_error
 
@@ -150,12 +152,36 @@ def stack_of(frames, age, t, b, size=4):
     return np.stack([frames[newest - min(back, age[t, b]), b] for back in reversed(range(size))], axis=-1)
 
 
-def minibatch_gradients(params, stacks, batch, hyper):
+def minibatch_gradients(params, stacks, batch, hyper, clip_value_loss=True):
     """Loss parts and parameter gradients of one minibatch."""
     logits, value, cache = forward(params, stacks)
-    parts, d_logits, d_value = ppo_loss(logits, value, batch, hyper)
+    parts, d_logits, d_value = ppo_loss(logits, value, batch, hyper, clip_value_loss)
     parts["kink_margin"] = cache[-1]
     return parts, backward(params, cache, d_logits, d_value)
+
+
+def a2c_gradients(params, rollout, hyper):
+    """The gradient of A2C (Mnih et al. 2016) on a rollout [T, B]: of -log pi(a) (R - V) - c_e H + c_v (R - V)^2 / 2.
+
+    R is the n-step return to the end of the game or of the rollout; the advantage R - V is a constant to the policy.
+    """
+    steps, num_envs = rollout["action"].shape
+    beyond, target = rollout["bootstrap_value"], np.zeros((steps, num_envs))
+    for t in reversed(range(steps)):
+        next_value = rollout["value"][t + 1] if t + 1 < steps else rollout["bootstrap_value"]
+        beyond = np.where(rollout["truncated"][t], next_value, beyond)
+        target[t] = rollout["reward"][t] + hyper["gamma"] * np.where(rollout["terminated"][t], 0.0, beyond)
+        beyond = target[t]
+    where = [(t, b) for t in range(steps) for b in range(num_envs)]
+    logits, value, cache = forward(params, np.stack([stack_of(rollout["frames"], rollout["age"], *tb) for tb in where]))
+    share = rollout["weight"].reshape(-1) / rollout["weight"].sum()
+    error = value - target.reshape(-1)
+    probs, log_probs = np.exp(log_softmax(logits)), log_softmax(logits)
+    chosen = np.eye(logits.shape[1])[rollout["action"].reshape(-1)]
+    entropy = -(probs * log_probs).sum(-1, keepdims=True)
+    d_logits = (share * error)[:, None] * (chosen - probs)
+    d_logits += hyper["entropy_coef"] * share[:, None] * probs * (log_probs + entropy)
+    return backward(params, cache, d_logits, hyper["value_coef"] * share * error)
 
 
 def global_norm(gradients):
@@ -187,7 +213,7 @@ class Adam:
         return result
 
 
-def update(params, rollout, hyper, indices, optimizer):
+def update(params, rollout, hyper, indices, optimizer, normalize_advantages=True, clip_value_loss=True):
     """One gradient step a row of `indices` (samples t * B + b). Returns parameters and each minibatch's loss parts."""
     num_envs = rollout["action"].shape[1]
     advantage = advantages(
@@ -202,8 +228,10 @@ def update(params, rollout, hyper, indices, optimizer):
         per_step = ("action", "log_prob", "value", "weight")
         batch = {name: np.array([rollout[name][tb] for tb in where]) for name in per_step}
         batch["target"] = np.array([target[tb] for tb in where])
-        batch["advantage"] = normalize(np.array([advantage[tb] for tb in where]), batch["weight"])
-        parts, gradients = minibatch_gradients(params, stacks, batch, hyper)
+        batch["advantage"] = np.array([advantage[tb] for tb in where])
+        if normalize_advantages:
+            batch["advantage"] = normalize(batch["advantage"], batch["weight"])
+        parts, gradients = minibatch_gradients(params, stacks, batch, hyper, clip_value_loss)
         parts["gradient_norm"] = global_norm(gradients)
         params = optimizer.step(params, gradients, hyper["learning_rate"])
         history.append(parts)

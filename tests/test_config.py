@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jaxrl_atari.cli import load_config_file
+from jaxrl_atari.cli import load_config_file, parse
 from jaxrl_atari.config import (
     Config,
     DevicesConfig,
@@ -16,6 +16,7 @@ from jaxrl_atari.config import (
     PPOConfig,
     TrialConfig,
 )
+from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.run_dir.config_file import config_from_dict
 
@@ -23,7 +24,7 @@ from jaxrl_atari.run_dir.config_file import config_from_dict
 def test_the_defaults_are_the_published_spec():
     config = Config()
     ppo, env = config.ppo, config.env
-    assert (env.game_name, env.num_envs, env.resolved_protocol, env.max_frames) == ("Qbert", 16, "v5", 108_000)
+    assert (env.game_name, env.num_envs, env.resolved_protocol, env.rules) == ("Qbert", 16, "v5", PROTOCOLS["v5"])
     assert (ppo.rollout_length, ppo.epochs, ppo.minibatch_size, ppo.gamma) == (128, 4, 256, 0.99)
     assert (ppo.clip_epsilon, ppo.entropy_coef, ppo.value_coef, ppo.max_grad_norm) == (0.1, 0.01, 0.5, 0.5)
     assert (ppo.learning_rate, ppo.adam_epsilon, ppo.anneal_learning_rate) == (2.5e-4, 1e-5, True)
@@ -48,6 +49,47 @@ def test_the_name_of_a_game_may_imply_a_protocol():
         EnvConfig(game="QbertNoFrameskip-v4", protocol="v5")
 
 
+def test_the_named_protocols():
+    v5, classic, machado = (EnvConfig(protocol=name).rules for name in ("v5", "classic", "machado"))
+    assert v5 == Rules(0.25, False, True, 30, True, 108_000, True)
+    assert classic == v5._replace(sticky_actions=0.0)
+    assert machado == Rules(0.25, True, False, 0, False, 18_000, True)
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        (EnvConfig(), "v5"),
+        (EnvConfig(game="QbertNoFrameskip-v4", clip_rewards=True), "classic"),  # the protocol's own value
+        (EnvConfig(life_loss_terminal=False), "v5, life_loss_terminal=false"),
+        (EnvConfig(sticky_actions=0.0), "v5, sticky_actions=0.0"),
+        (EnvConfig(protocol="machado"), "machado"),
+        (
+            EnvConfig(protocol="machado", full_action_space=False, max_frames=108_000),  # Dopamine's
+            "machado, full_action_space=false, max_frames=108000",
+        ),
+        (
+            EnvConfig(protocol="classic", noop_max=5, fire_on_reset=False, clip_rewards=False),
+            "classic, noop_max=5, fire_on_reset=false, clip_rewards=false",
+        ),
+    ],
+)
+def test_what_differs_from_a_protocol_is_named(env, text):
+    assert env.resolved_protocol == text
+    overridden = {name: value for name in Rules._fields if (value := getattr(env, name)) is not None}
+    assert env.rules._asdict().items() >= overridden.items()
+
+
+def test_the_rules_are_options_of_the_command_line():
+    arguments = "--env.life-loss-terminal false --env.clip-rewards True --env.sticky-actions 0.1 --env.noop-max None"
+    default = Config(env=EnvConfig(noop_max=3, full_action_space=True))
+    env = parse(Config, [*arguments.split(), "--env.full-action-space", "none"], default=default).env
+    assert (env.life_loss_terminal, env.clip_rewards, env.sticky_actions) == (False, True, 0.1)
+    assert (env.noop_max, env.full_action_space) == (None, None)
+    with pytest.raises(ConfigError, match=r"env\.fire_on_reset = 'maybe': expected true or false or None"):
+        parse(Config, ["--env.fire-on-reset", "maybe"])
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -55,7 +97,7 @@ def test_the_name_of_a_game_may_imply_a_protocol():
         (lambda: EnvConfig(num_envs=0), r"env\.num_envs = 0: expected a whole number from 1"),
         (lambda: EnvConfig(num_envs=True), r"env\.num_envs = True: expected a whole number"),
         (lambda: EnvConfig(backend="gym"), r"env\.backend = 'gym': expected one of ale, envpool"),
-        (lambda: EnvConfig(protocol="v4"), r"env\.protocol = 'v4': expected one of auto, v5, classic"),
+        (lambda: EnvConfig(protocol="v4"), r"env\.protocol = 'v4': expected one of auto, v5, classic, machado"),
         (lambda: EnvConfig(game=3), r"env\.game = 3: expected text"),
         (lambda: NetworkConfig(name="resnet"), r"network\.name = 'resnet': expected one of nature, impala"),
         (lambda: NetworkConfig(compute_dtype="float16"), r"network\.compute_dtype = 'float16': expected one of auto, "),
@@ -93,6 +135,14 @@ def test_the_name_of_a_game_may_imply_a_protocol():
         (lambda: DevicesConfig(gpu=-1), r"devices\.gpu = -1: expected auto, true, false or a device index"),
         (lambda: DevicesConfig(actor=1.5), r"devices\.actor = 1\.5: expected learner, auto, true, false or a device"),
         (lambda: DevicesConfig(evaluator="cuda"), r"devices\.evaluator = 'cuda': expected learner, auto, true, false"),
+        (lambda: EnvConfig(sticky_actions=2), r"env\.sticky_actions = 2: expected a number from 0 to 1 or None"),
+        (lambda: EnvConfig(sticky_actions=True), r"env\.sticky_actions = True: expected a number from 0 to 1 or None"),
+        (lambda: EnvConfig(clip_rewards="no"), r"env\.clip_rewards = 'no': expected true or false or None"),
+        (
+            lambda: EnvConfig(backend="envpool", protocol="machado"),
+            r"env\.noop_max = 0: expected at least 1 with env\.backend = envpool, .*; env\.backend ale ",
+        ),
+        (lambda: PPOConfig(target_kl=-1), r"ppo\.target_kl = -1: expected a number from 0 to 100 or None"),
         (lambda: EnvConfig(max_frames=10), r"env\.max_frames = 10: expected a multiple of 4"),
         (lambda: Config(seed=2**31 - 1, sessions=2), r"seed = 2147483647: expected at most .* - sessions"),
         (
@@ -131,6 +181,19 @@ def test_a_config_of_an_older_version_gets_the_defaults_of_new_fields():
     assert config_from_dict(values) == Config()
 
 
+def test_a_config_without_the_options_of_the_protocol_means_the_same():
+    """Of the version before them, in which `max_frames` was a number."""
+    values = Config(ppo=PPOConfig(epochs=2)).to_dict()
+    for name in Rules._fields:
+        del values["env"][name]
+    for name in ("normalize_advantages", "clip_value_loss", "target_kl"):
+        del values["ppo"][name]
+    values["env"]["max_frames"] = 108_000
+    config = config_from_dict(values)
+    assert (config.env.rules, config.env.resolved_protocol) == (PROTOCOLS["v5"], "v5")
+    assert config.ppo == PPOConfig(epochs=2)
+
+
 def test_a_field_of_another_version_is_named():
     with pytest.raises(UserError, match=r"ppo\.magic: this version of jaxrl_atari has no such field"):
         config_from_dict({"ppo": {"magic": 1}})
@@ -142,7 +205,9 @@ def test_a_budget_is_spent_once_a_further_rollout_overshoots():
     assert config.is_spent(9_500)
 
 
-@pytest.mark.parametrize("name", ["qbert", "ms_pacman", "breakout", "pong", "atari", "quickstart"])
+@pytest.mark.parametrize(
+    "name", ["qbert", "ms_pacman", "breakout", "pong", "atari", "quickstart", "a2c_qbert", "reinforce_qbert"]
+)
 def test_the_shipped_configs(name, request):
     config = load_config_file(request.config.rootpath / "configs" / f"{name}.py")
     assert config.name == name

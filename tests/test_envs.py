@@ -17,6 +17,7 @@ from fake_pools import NoisePool
 
 from jaxrl_atari.envs import env_seeds, make_pool
 from jaxrl_atari.envs.pool import BasePool, EnvStep, Episode, EpisodeCounter, RawStep
+from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.errors import ConfigError, UserError
 
 needs_envpool = pytest.mark.skipif(
@@ -24,6 +25,7 @@ needs_envpool = pytest.mark.skipif(
 )
 BACKENDS = ["ale", pytest.param("envpool", marks=needs_envpool)]
 both = pytest.mark.parametrize("backend", BACKENDS)
+V5, CLASSIC, MACHADO = (PROTOCOLS[name] for name in ("v5", "classic", "machado"))
 
 
 def random_actions(pool, num_steps: int, seed: int = 0) -> np.ndarray:
@@ -70,16 +72,16 @@ def frame_of(screens: list[np.ndarray]) -> np.ndarray:
     return area_resize(np.max(screens[-2:], axis=0))
 
 
-def replay(rom: str, backend: str, seed: int, sticky: float, noops: int, actions) -> Iterator[Raw]:
+def replay(rom: str, backend: str, seed: int, rules: Rules, noops: int, actions) -> Iterator[Raw]:
     """Plays one game on the raw emulator: yields the reset, then a step for each action."""
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     game = ale_py.ALEInterface()
-    game.setFloat("repeat_action_probability", sticky)
+    game.setFloat("repeat_action_probability", rules.sticky_actions)
     game.setInt("random_seed", seed)
     game.loadROM(roms.get_rom_path(rom))
-    action_set = game.getMinimalActionSet()
+    action_set = game.getLegalActionSet() if rules.full_action_space else game.getMinimalActionSet()
     game.reset_game()
-    fire = [ale_py.Action.FIRE] if ale_py.Action.FIRE in action_set else []
+    fire = [ale_py.Action.FIRE] if rules.fire_on_reset and ale_py.Action.FIRE in action_set else []
     start = [ale_py.Action.NOOP] * noops
     for action in fire + start if backend == "ale" else start + fire:
         game.act(action)
@@ -111,10 +113,10 @@ def agreement(steps: EnvStep, game: Iterator[Raw]) -> list[Raw]:
 SEED = 13  # few no-ops, so that the search for their number is short
 
 
-def find_game(rom: str, backend: str, sticky: float, steps: EnvStep, actions: np.ndarray) -> tuple[int, list[Raw]]:
+def find_game(rom: str, backend: str, rules: Rules, steps: EnvStep, actions: np.ndarray) -> tuple[int, list[Raw]]:
     """(number of no-ops, replay) of the start that reproduces all steps of a pool with one game and seed SEED."""
     for noops in range(31):
-        game = agreement(steps, replay(rom, backend, env_seeds(SEED, 1)[0], sticky, noops, actions[:, 0]))
+        game = agreement(steps, replay(rom, backend, env_seeds(SEED, 1)[0], rules, noops, actions[:, 0]))
         if len(game) == len(steps.frame) or (game and game[-1].game_over):
             return noops, game
     raise AssertionError("no number of no-ops reproduces these steps")
@@ -122,15 +124,71 @@ def find_game(rom: str, backend: str, sticky: float, steps: EnvStep, actions: np
 
 @both
 @pytest.mark.parametrize(("rom", "name"), [("breakout", "Breakout"), ("freeway", "Freeway"), ("pong", "Pong")])
-@pytest.mark.parametrize(("protocol", "sticky"), [("v5", 0.25), ("classic", 0.0)])
-def test_frames_and_rewards_equal_an_independent_emulation(backend, rom, name, protocol, sticky):
-    pool = make_pool(backend, name, 1, seed=SEED, protocol=protocol)
+@pytest.mark.parametrize(("rules", "other"), [(V5, CLASSIC), (CLASSIC, V5)], ids=["v5", "classic"])
+def test_frames_and_rewards_equal_an_independent_emulation(backend, rom, name, rules, other):
+    pool = make_pool(backend, name, 1, seed=SEED, rules=rules)
     actions = random_actions(pool, 60)
     steps = play(pool, actions)
-    noops, _ = find_game(rom, backend, sticky, steps, actions)
+    noops, _ = find_game(rom, backend, rules, steps, actions)
     # The other protocol does not reproduce these frames.
-    other = replay(rom, backend, env_seeds(SEED, 1)[0], 0.25 - sticky, noops, actions[:, 0])
-    assert len(agreement(steps, other)) < 61
+    assert len(agreement(steps, replay(rom, backend, env_seeds(SEED, 1)[0], other, noops, actions[:, 0]))) < 61
+
+
+def test_machado_equals_an_independent_emulation():
+    """Sticky actions, 18 actions, and games that start with neither no-ops nor FIRE."""
+    pool = make_pool("ale", "Breakout", 1, seed=SEED, rules=MACHADO)
+    assert pool.num_actions == 18
+    actions = random_actions(pool, 120)
+    steps = play(pool, actions)
+    game = agreement(steps, replay("breakout", "ale", env_seeds(SEED, 1)[0], MACHADO, 0, actions[:, 0]))
+    assert len(game) == 121
+    assert steps.life_lost.any()
+    for other in ({"sticky_actions": 0.0}, {"fire_on_reset": True}):
+        replayed = replay("breakout", "ale", env_seeds(SEED, 1)[0], MACHADO._replace(**other), 0, actions[:, 0])
+        assert len(agreement(steps, replayed)) < len(game)
+
+
+@both
+@pytest.mark.parametrize(
+    "override",
+    [{"sticky_actions": 0.6}, {"full_action_space": True}, {"fire_on_reset": False}, {"noop_max": 0}],
+    ids=lambda override: next(iter(override)),
+)
+def test_an_overridden_rule_is_what_the_emulator_plays(backend, override):
+    rules = V5._replace(**override)
+    pool = make_pool(backend, "Breakout", 1, seed=SEED, rules=rules)
+    assert pool.num_actions == (18 if rules.full_action_space else 4)
+    actions = random_actions(pool, 30)
+    steps = play(pool, actions)
+    noops, _ = find_game("breakout", backend, rules, steps, actions)
+    if "noop_max" in override:
+        assert noops == 0
+    else:
+        usual = replay("breakout", backend, env_seeds(SEED, 1)[0], V5, noops, actions[:, 0] % 4)
+        assert len(agreement(steps, usual)) < 31
+
+
+@both
+def test_no_no_ops_start_all_games_alike(backend):
+    def starts(rules: Rules) -> int:
+        pool = make_pool(backend, "Breakout", 8, seed=0, rules=rules)
+        actions = np.zeros((3, 8), int)
+        frames = play(pool, actions).frame
+        return len({frames[:, env].tobytes() for env in range(8)})
+
+    assert starts(CLASSIC._replace(noop_max=0)) == 1
+    assert starts(CLASSIC) > 1
+
+
+@needs_envpool
+@pytest.mark.parametrize(("game", "rules"), [("Breakout", MACHADO), ("Freeway", V5._replace(noop_max=0))])
+def test_envpool_refuses_a_start_without_no_ops_and_fire(game, rules):
+    """It would draw their number from an empty range and not return."""
+    with pytest.raises(
+        ConfigError, match=r"env\.noop_max = 0: expected at least 1 with env\.backend = envpool"
+    ) as error:
+        make_pool("envpool", game, 1, seed=0, rules=rules)
+    assert "\n" not in str(error.value)
 
 
 @both
@@ -138,7 +196,7 @@ def test_life_marks_equal_an_independent_count_of_lives(backend):
     pool = make_pool(backend, "Breakout", 1, seed=SEED)
     actions = random_actions(pool, 250)
     steps = play(pool, actions)
-    _, game = find_game("breakout", backend, 0.25, steps, actions)
+    _, game = find_game("breakout", backend, V5, steps, actions)
     end = len(game) - 1
     assert game[end].game_over, "the game should end within the test"
     lives = np.array([raw.lives for raw in game])
@@ -171,14 +229,14 @@ def test_zero_lives_in_a_running_game_is_not_a_lost_life():
 def test_games_differ_with_sticky_actions_and_not_without(backend):
     """Freeway with the same actions: without sticky actions only the number of no-ops (<= 30) differs."""
 
-    def different_games(protocol: str) -> int:
-        pool = make_pool(backend, "Freeway", 32, seed=0, protocol=protocol)
+    def different_games(rules: Rules) -> int:
+        pool = make_pool(backend, "Freeway", 32, seed=0, rules=rules)
         actions = np.repeat(random_actions(pool, 30)[:, :1], pool.num_envs, axis=1)
         frames = play(pool, actions).frame
         return len({frames[:, env].tobytes() for env in range(32)})
 
-    assert different_games("classic") <= 30
-    assert different_games("v5") == 32
+    assert different_games(CLASSIC) <= 30
+    assert different_games(V5) == 32
 
 
 GOLDEN = {
@@ -200,7 +258,7 @@ def test_golden_frames(backend, name):
 @both
 def test_the_step_after_the_end_starts_a_game_and_ignores_its_action(backend):
     def games(other_actions_when: str) -> EnvStep:
-        pool = make_pool(backend, "Breakout", 4, seed=0, protocol="classic")
+        pool = make_pool(backend, "Breakout", 4, seed=0, rules=CLASSIC)
         steps = [pool.reset()]
         for actions in random_actions(pool, 300):
             ended = steps[-1].terminated | steps[-1].truncated
@@ -216,7 +274,7 @@ def test_the_step_after_the_end_starts_a_game_and_ignores_its_action(backend):
     assert steps.first[0].all()
     for mark in (steps.reward, steps.terminated, steps.truncated, steps.life_lost):
         assert not mark[steps.first].any()
-    pool = make_pool(backend, "Breakout", 4, seed=0, protocol="classic")
+    pool = make_pool(backend, "Breakout", 4, seed=0, rules=CLASSIC)
     unchanged = play(pool, random_actions(pool, 300))
     assert_equal(steps, unchanged)  # another action at those steps changes nothing
     assert (games("running").frame != unchanged.frame).any()  # at others it does
@@ -224,7 +282,7 @@ def test_the_step_after_the_end_starts_a_game_and_ignores_its_action(backend):
 
 @both
 def test_a_game_that_is_cut_off_is_truncated_not_terminated(backend):
-    pool = make_pool(backend, "Pong", 2, seed=0, max_frames=200)
+    pool = make_pool(backend, "Pong", 2, seed=0, rules=V5._replace(max_frames=200))
     steps = play(pool, random_actions(pool, 120))
     assert not steps.terminated.any()
     assert not steps.life_lost.any()
@@ -239,7 +297,9 @@ def test_the_end_of_a_game_on_the_last_frame_is_terminated_not_truncated(backend
     actions = random_actions(pool, 250)
     (end, *_) = np.flatnonzero(play(pool, actions).terminated[:, 0])
     for extra_steps, terminated in ((0, True), (-1, False)):
-        steps = play(make_pool(backend, "Breakout", 1, seed=1, max_frames=4 * int(end + extra_steps)), actions)
+        steps = play(
+            make_pool(backend, "Breakout", 1, seed=1, rules=V5._replace(max_frames=4 * int(end + extra_steps))), actions
+        )
         last = end + extra_steps
         assert steps.terminated[last, 0] == terminated
         assert steps.truncated[last, 0] == (not terminated)
@@ -329,10 +389,9 @@ def test_misuse_is_an_error_and_never_a_hang(backend):
     [
         ({"game": "qbert"}, "env.game = 'qbert': expected"),
         ({"backend": "gym"}, "env.backend = 'gym'"),
-        ({"protocol": "v4"}, "env.protocol = 'v4'"),
         ({"num_envs": 0}, "env.num_envs = 0"),
         ({"seed": -1}, "seed = -1"),
-        ({"max_frames": 10}, "max_frames = 10"),
+        ({"rules": V5._replace(max_frames=10)}, "max_frames = 10"),
     ],
 )
 def test_impossible_values_are_named(bad, message):
@@ -448,9 +507,9 @@ def test_the_colour_screens_show_the_games_that_are_played():
 def test_the_same_seed_gives_one_more_no_op_in_envpool(rom, name):
     noops = {}
     for backend in ("ale", "envpool"):
-        pool = make_pool(backend, name, 1, seed=SEED, protocol="classic")
+        pool = make_pool(backend, name, 1, seed=SEED, rules=CLASSIC)
         actions = random_actions(pool, 40)
-        noops[backend], _ = find_game(rom, backend, 0.0, play(pool, actions), actions)
+        noops[backend], _ = find_game(rom, backend, CLASSIC, play(pool, actions), actions)
     assert noops["envpool"] == noops["ale"] + 1
 
 
@@ -458,8 +517,8 @@ def test_the_same_seed_gives_one_more_no_op_in_envpool(rom, name):
 def test_the_picture_at_the_cut_off(backend):
     actions = random_actions(make_pool(backend, "Pong", 1, seed=SEED), 20)
     uncut = play(make_pool(backend, "Pong", 1, seed=SEED), actions)
-    _, game = find_game("pong", backend, 0.25, uncut, actions)
-    steps = play(make_pool(backend, "Pong", 1, seed=SEED, max_frames=80), actions)
+    _, game = find_game("pong", backend, V5, uncut, actions)
+    steps = play(make_pool(backend, "Pong", 1, seed=SEED, rules=V5._replace(max_frames=80)), actions)
     assert steps.truncated[20, 0]
     before, last = game[19].screens, game[20].screens
     usual, stale = frame_of(last), area_resize(np.max([before[2], before[3], last[2]], axis=0))
@@ -471,7 +530,7 @@ def test_the_picture_at_the_cut_off(backend):
 def test_screens_that_are_not_210_lines_high(backend):
     frame = make_pool(backend, "Adventure", 1, seed=SEED).reset().frame[0]
     # After the reset's few no-ops Adventure's picture does not change.
-    (raw,) = replay("adventure", backend, env_seeds(SEED, 1)[0], 0.25, 1, [])
+    (raw,) = replay("adventure", backend, env_seeds(SEED, 1)[0], V5, 1, [])
     (screen,) = raw.screens
     assert screen.shape == (250, 160)
     seen = screen if backend == "ale" else screen[:210]

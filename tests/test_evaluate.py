@@ -17,9 +17,10 @@ from ale_py.vector_env import AtariVectorEnv
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs import env_seeds, make_pool
 from jaxrl_atari.envs.pool import EnvStep, Episode
+from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate import play as module
-from jaxrl_atari.evaluate.__main__ import main
+from jaxrl_atari.evaluate.__main__ import _scores_to_compare, main
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation, summarise_sessions
 from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
@@ -157,7 +158,7 @@ def test_cut_off_games_say_so(tmp_path):
 
 def test_stacks_are_those_of_training():
     """Against `gather_stacks` on a rollout that spans the start of a new game."""
-    pool = make_pool("ale", "Qbert", 2, seed=0, num_threads=1, max_frames=80)
+    pool = make_pool("ale", "Qbert", 2, seed=0, num_threads=1, rules=PROTOCOLS["v5"]._replace(max_frames=80))
     steps = [pool.reset(), *(pool.step(np.array([2, 3])) for _ in range(40))]
     pool.close()
     assert sum(step.first.sum() for step in steps[1:]) >= 2
@@ -264,7 +265,7 @@ def test_video_shows_the_game(one_action_policy, tmp_path):
     assert len(frames) == game.length + 1  # with the one before the first step
     assert [p.name for p in tmp_path.iterdir()] == ["video.mp4"]
 
-    pool = make_pool("ale", "Qbert", 1, seed=3, protocol="classic", screen=True, max_frames=2400)
+    pool = make_pool("ale", "Qbert", 1, seed=3, rules=PROTOCOLS["classic"]._replace(max_frames=2400), screen=True)
     pool.reset()
     for t in range(60):
         shown = frames[t, 1::3, 1::3].astype(float)
@@ -283,14 +284,15 @@ def test_command_prints_and_writes(run_dir, capsys):
     out = capsys.readouterr().out
     session_dir = run_dir / "session_0"
     written = json.loads((session_dir / "evaluation_2000.json").read_text())
-    assert written["protocol"] == "v5"
+    assert written["protocol"] == "v5, max_frames=1200"
     assert written["greedy"] is True
     assert len(written["returns"]) == len(written["lengths"]) == 2
     assert written["mean"] == pytest.approx(np.mean(written["returns"]))
     assert f"{written['mean']:,.1f}" in out
-    assert "Qbert, protocol v5, 2 full games, greedy actions" in out
+    assert "Qbert, protocol v5, max_frames=1200, 2 full games, greedy actions" in out
     assert "the only session" in out
-    assert "human tester (as in DQN Zoo) 13,455.0" in out
+    assert "not compared: " in out
+    assert "human tester (as in DQN Zoo) 13,455.0" in _scores_to_compare(EnvConfig())
     assert len(read_video(session_dir / "video_2000.mp4")[1]) > 2
 
     main([str(run_dir), "--episodes", "1", "--checkpoint", "latest", "--gpu", "false"])  # takes nothing's place

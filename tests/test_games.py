@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from jaxrl_atari.envs.ale import rom_ids
-from jaxrl_atari.envs.games import DEFAULT_GAE_LAMBDA, GAMES, parse_game, tuned_gae_lambda
+from jaxrl_atari.envs.games import DEFAULT_GAE_LAMBDA, GAMES, comparable, parse_game, tuned_gae_lambda
 from jaxrl_atari.errors import ConfigError
 
 
@@ -77,3 +77,10 @@ def test_the_error_for_an_unknown_game_names_the_closest_ones(typo, game):
 def test_the_error_for_no_game_gives_an_example(name):
     with pytest.raises(ConfigError, match="for example Qbert"):
         parse_game(name)
+
+
+def test_scores_are_known_under_their_protocol_alone():
+    assert comparable("Qbert", "v5") is GAMES["Qbert"]
+    other = comparable("Qbert", "v5, clip_rewards=false")
+    assert (other.name, other.gae_lambda) == ("Qbert", GAMES["Qbert"].gae_lambda)
+    assert (other.reference_score, other.random_mean, other.dqn_random, other.human) == (None,) * 4

@@ -18,10 +18,12 @@ from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hub import __main__ as hub
+from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.description import describe
 from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.summary import write_trial_summary
 
 library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 from hub_server import TOKEN, serve  # noqa: E402
@@ -126,6 +128,23 @@ def test_the_card_quotes_the_evaluation_of_all_sessions(run_dir, tmp_path):
     assert "latest checkpoint of every session: mean return **2.5** (95% interval 1.0 to 4.0) over 2 sessions" in text
     assert "It is an optimistic pick" in text
     assert "evaluation.json" in shared.files
+
+
+def test_the_card_of_another_protocol_names_what_differs_and_compares_nothing(tmp_path):
+    import yaml
+
+    env = EnvConfig(game="Breakout", protocol="machado", clip_rewards=False)
+    config = Config(name="breakout", total_env_steps=2048, env=env)
+    write_metrics(tmp_path / "session_0", table([1.0, 2.0], [1000, 2048]))
+    write_json(tmp_path / "config.json", describe(config, 0))
+    summary = write_trial_summary(tmp_path)
+    _, header, text = model_card("user/x", config, summary, {}, (), "session_0", 2048).split("---\n", 2)
+    protocol = "machado, clip_rewards=false"
+    assert yaml.safe_load(header)["model-index"][0]["results"][0]["dataset"]["type"] == f"Breakout ({protocol})"
+    assert f"Protocol: **{protocol}** (sticky actions 0.25" in text
+    assert "at most 18,000 frames" in text
+    assert f"Score {summary['comparison_note']}." in text
+    assert "For comparison" not in text
 
 
 def test_a_second_push_replaces_the_first(server, run_dir):

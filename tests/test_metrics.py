@@ -278,6 +278,18 @@ def test_the_summary_has_the_resolved_game_and_protocol(tmp_path, game, protocol
     assert (summary["game"], summary["protocol"]) == expected
 
 
+@pytest.mark.parametrize("protocol", ["classic", "machado"])
+def test_a_score_of_another_protocol_is_compared_with_no_reference(tmp_path, protocol):
+    summary = write_trial_summary(write_run(tmp_path, [table([1000, 2000])], protocol=protocol))
+    assert summary["score"] == 1500
+    for name in ("reference_score", "random_score", "human_score"):
+        assert summary[name] is None
+    for name in ("reference_normalised_score", "human_normalised_score"):
+        assert summary[name] is None
+    assert protocol in summary["comparison_note"]
+    assert summary["comparison_note"] in summary_table(summary).splitlines()
+
+
 def test_the_trial_summary_is_written_and_printed(tmp_path):
     run_dir = write_run(tmp_path / "run", [table([1000, 2000, 3000, 4000]), table([2000, 3000, 4000, 5000])])
     summary = write_trial_summary(run_dir)

@@ -85,6 +85,19 @@ def test_a_trial_graph_shows_the_mean_over_sessions_and_the_score(tmp_path):
     assert pixels(png, plots.COLOURS[0]) > 500
 
 
+def test_references_are_drawn_beside_scores_of_their_protocol_alone(tmp_path):
+    for name, protocol in (("a", "machado"), ("b", "v5")):
+        write_run(tmp_path / name, [table([100, 200])], protocol=protocol)
+    shown = texts(plots.plot_trial(tmp_path / "a")[1])
+    assert "trial: Qbert, protocol machado, 1 session, score 150" in shown
+    assert not any("reference" in text or "random" in text for text in shown)
+    shown = texts(plots.plot_comparison([tmp_path / "a"], tmp_path / "one")[1])
+    assert not any("reference" in text or "random" in text for text in shown)
+    shown = texts(plots.plot_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "both")[1])
+    assert any(text.startswith("reference (v5)") for text in shown)
+    assert {"a: machado, 1 session, score 150", "b: v5, 1 session, score 150"} <= set(shown)
+
+
 def test_a_trial_graph_notes_sessions_that_are_behind(tmp_path):
     run_dir = write_run(tmp_path / "run", [table([100, 200]), table([100, 200, 300, 400])])
     assert "env steps (thin: not all sessions have come so far)" in texts(plots.plot_trial(run_dir)[1])

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import reference
 
+from jaxrl_atari.cli import load_config_file
 from jaxrl_atari.config import NetworkConfig, PPOConfig
-from jaxrl_atari.fast.frames import BLOCKED, store_stacks
+from jaxrl_atari.fast.frames import BLOCKED, PLAIN, gather_stacks, store_stacks
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import (
     Hyperparameters,
@@ -26,6 +27,7 @@ from jaxrl_atari.ppo import (
     sample_action,
     update,
 )
+from jaxrl_atari.session import hyperparameters as hyperparameters_of
 
 HYPER = {
     "learning_rate": 2.5e-4, "gamma": 0.99, "gae_lambda": 0.9,
@@ -186,12 +188,12 @@ def minibatch(seed, size=64):
     return batch
 
 
-def shipped_loss(params, apply, stacks, batch, dtype=jnp.float32):
+def shipped_loss(params, apply, stacks, batch, dtype=jnp.float32, clip_value=True):
     """The package's loss of a minibatch of `minibatch`."""
     batch = batch | {"weight": batch["weight"] / batch["weight"].sum()}
     arrays = {n: jnp.asarray(batch[n], jnp.int32 if n == "action" else dtype) for n in Minibatch._fields[1:]}
     hyper = Hyperparameters(**{name: dtype(x) for name, x in HYPER.items()})
-    return ppo_loss(params, apply, Minibatch(stacks, **arrays), hyper)
+    return ppo_loss(params, apply, Minibatch(stacks, **arrays), hyper, clip_value)
 
 
 def outputs_as_params(params, stacks):
@@ -199,14 +201,17 @@ def outputs_as_params(params, stacks):
     return params
 
 
-def test_loss_and_its_gradients_in_float64():
+@pytest.mark.parametrize("clip_value", [True, False])
+def test_loss_and_its_gradients_in_float64(clip_value):
     rng = np.random.default_rng(3)
     batch = minibatch(3)
     logits, value = 0.5 * rng.standard_normal((64, ACTIONS)), 0.3 * rng.standard_normal(64)
-    parts, d_logits, d_value = reference.ppo_loss(logits, value, batch, HYPER)
+    parts, d_logits, d_value = reference.ppo_loss(logits, value, batch, HYPER, clip_value)
     assert 0.2 < parts["clip_fraction"] < 0.9
     with jax.enable_x64(True):
-        loss = partial(shipped_loss, apply=outputs_as_params, stacks=None, batch=batch, dtype=jnp.float64)
+        loss = partial(
+            shipped_loss, apply=outputs_as_params, stacks=None, batch=batch, dtype=jnp.float64, clip_value=clip_value
+        )
         gradient = jax.jit(jax.grad(loss, has_aux=True))
         (got_logits, got_value), metrics = gradient((jnp.asarray(logits), jnp.asarray(value)))
         assert got_logits.dtype == jnp.float64
@@ -299,6 +304,8 @@ def run_update(rollout, params, config, conv="matmul", key=KEY, **changes):
     [
         ("matmul", 0, {"weight_decay": 0.0}),
         ("plain", 5, {"weight_decay": 0.1, "max_grad_norm": 20.0, "adam_epsilon": 1e-3}),
+        ("matmul", 1, {"normalize_advantages": False, "weight_decay": 0.0}),
+        ("matmul", 0, {"clip_value_loss": False, "weight_decay": 0.0}),
     ],
 )
 def test_a_whole_update(conv, seed, changes):
@@ -314,7 +321,8 @@ def test_a_whole_update(conv, seed, changes):
     indices = np.asarray(minibatch_indices(KEY, 4, 4, config.epochs, config.minibatch_size))
     start = in_float64(params)
     adam = reference.Adam(start, config.max_grad_norm, config.adam_epsilon, config.weight_decay)
-    expected, history = reference.update(start, rollout, HYPER, indices, adam)
+    switches = {name: getattr(config, name) for name in ("normalize_advantages", "clip_value_loss")}
+    expected, history = reference.update(start, rollout, HYPER, indices, adam, **switches)
     assert len(history) == 8
     assert min(parts["kink_margin"] for parts in history) > KINK_MARGIN
     assert max(parts["gradient_norm"] for parts in history) > config.max_grad_norm  # so that clipping is seen
@@ -328,6 +336,89 @@ def test_a_whole_update(conv, seed, changes):
     for name in (*LEARNED, "gradient_norm"):
         mean = np.mean([parts[name] for parts in history])
         np.testing.assert_allclose(metrics[name], mean, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def linear(params, stacks):
+    """A network that compiles fast: a few pixels, and one layer."""
+    x = stacks.reshape(len(stacks), -1)[:, ::977] / 255.0
+    return x @ params["policy"], (x @ params["value"])[:, 0]
+
+
+def test_target_kl_ends_the_epochs():
+    """The update is that of as many epochs as were taken, metrics and optimiser state included."""
+    rng, rollout = np.random.default_rng(1), shipped(random_rollout(1), PLAIN)
+    params = {name: jnp.float32(0.1 * rng.standard_normal((29, n))) for name, n in (("policy", ACTIONS), ("value", 1))}
+    logits, _ = linear(params, gather_stacks(rollout.frames, rollout.age, jnp.arange(16)))
+    log_prob = log_prob_of(logits, rollout.action.reshape(-1)).reshape(4, 4)
+    rollout = rollout._replace(log_prob=log_prob)  # so that the updates alone move the policy away
+
+    def run(epochs, target_kl=None):
+        config = PPOConfig(rollout_length=4, minibatch_size=4, epochs=epochs, target_kl=target_kl)
+        step = jax.jit(partial(update, apply=linear, config=config))
+        return step(init_train_state(params, config), rollout, hyperparameters(), KEY)
+
+    plain = {epochs: run(epochs) for epochs in (1, 2, 3)}
+    one, two = (float(plain[epochs][1]["approx_kl"]) * epochs for epochs in (1, 2))  # sums over epochs
+    first, second = one, two - one
+    assert 0 < first < second
+    for target_kl, taken in ((first / 2, 1), ((first + second) / 2, 2), (100.0, 3)):
+        state, metrics = run(3, target_kl)
+        expected, means = plain[taken]
+        assert metrics.pop("skipped_steps") == 4 * (3 - taken)
+        assert state.optimizer_steps == expected.optimizer_steps == 4 * taken
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-9), state, expected)
+        assert set(metrics) == set(means)
+        for name, mean in means.items():
+            np.testing.assert_allclose(metrics[name], mean, rtol=1e-5, atol=1e-8, err_msg=name)
+
+
+def nature_in_float64(params, stacks):
+    """The network of `reference.forward` in JAX. Matrix products: XLA's float64 convolutions take minutes on a CPU."""
+    x = stacks.astype(jnp.float64) / 255.0
+    for name, stride in reference.STRIDES.items():
+        kernel = params[name]["kernel"]
+        size = kernel.shape[0]
+        reach = stride * ((x.shape[1] - size) // stride) + 1
+        fields = [x[:, i : i + reach : stride, j : j + reach : stride] for i, j in np.ndindex(size, size)]
+        x = jnp.concatenate(fields, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
+        x = jax.nn.relu(x + params[name]["bias"])
+    x = jax.nn.relu(x.reshape(len(x), -1) @ params["dense"]["kernel"] + params["dense"]["bias"])
+    logits, value = (x @ params[head]["kernel"] + params[head]["bias"] for head in ("policy", "value"))
+    return logits, value[:, 0]
+
+
+def test_the_update_of_the_a2c_config_is_a_step_of_a2c(request):
+    """In float64, from parameters and a rollout that they played: log_prob and value are theirs."""
+    config = load_config_file(request.config.rootpath / "configs" / "a2c_qbert.py")
+    steps, num_envs = config.ppo.rollout_length, config.env.num_envs
+    assert (config.ppo.epochs, config.num_minibatches, steps) == (1, 1, 5)
+    rollout, params = random_rollout(2, steps, num_envs), in_float64(trained_params(2))
+    assert (rollout["weight"] == 0).any()
+    assert rollout["truncated"].any()
+    where = np.ndindex(steps, num_envs)
+    stacks = np.stack([reference.stack_of(rollout["frames"], rollout["age"], t, b) for t, b in where])
+    logits, value, _ = reference.forward(params, stacks)
+    taken = np.arange(steps * num_envs), rollout["action"].reshape(-1)
+    rollout["log_prob"] = reference.log_softmax(logits)[taken].reshape(steps, num_envs)
+    rollout["value"] = value.reshape(steps, num_envs)
+    hyper = {name: float(x) for name, x in hyperparameters_of(config, 0)._asdict().items()}
+    gradients = reference.a2c_gradients(params, rollout, hyper)
+    adam = reference.Adam(params, config.ppo.max_grad_norm, config.ppo.adam_epsilon, config.ppo.weight_decay)
+    expected = adam.step(params, gradients, hyper["learning_rate"])
+    with jax.enable_x64(True):
+        state = init_train_state(jax.tree.map(jnp.asarray, params), config.ppo)
+        arrays = Rollout(**{name: jnp.asarray(x) for name, x in rollout.items()})
+        arrays = arrays._replace(frames=arrays.frames[..., None])  # a frame's only channel
+        data = Hyperparameters(**{name: jnp.float64(x) for name, x in hyper.items()})
+        step = jax.jit(partial(update, apply=nature_in_float64, config=config.ppo))
+        state, metrics = step(state, arrays, data, KEY)
+        np.testing.assert_allclose(metrics["gradient_norm"], reference.global_norm(gradients), rtol=1e-10)
+        np.testing.assert_allclose(metrics["approx_kl"], 0.0, atol=1e-12)
+        for name, layer in expected.items():
+            for key, x in layer.items():
+                got = np.asarray(state.params[name][key])
+                assert got.dtype == np.float64
+                np.testing.assert_allclose(got - params[name][key], x - params[name][key], rtol=1e-6, atol=1e-12)
 
 
 def test_explained_variance():

@@ -11,11 +11,13 @@ from fake_pools import NoisePool, Recorded
 
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.envs import make_pool
+from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.fast.frames import gather_stacks, store_stacks
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.rollout import EnvGroup, act, begin_rollout, collect, empty_state
 from jaxrl_atari.run_dir.session_log import EpisodeStatistics
 
+V5 = PROTOCOLS["v5"]
 LENGTH = 6
 NUM_ROLLOUTS = 6
 
@@ -32,14 +34,14 @@ def naive_stacks(steps):
     return np.array(seen)
 
 
-def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS):
+def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS, rules=V5):
     """Rollouts of pools that are groups of one session; the network and its parameters; all that was collected."""
     network = make_network(NetworkConfig(), pools[0].num_actions, "cpu")
     params = network.init(jax.random.key(seed))
     params["policy"]["kernel"] *= 100  # so that the actions depend on what is seen
     first_env, groups = 0, []
     for pool in pools:
-        groups.append(EnvGroup(pool, network, LENGTH, jax.devices("cpu")[0], first_env))
+        groups.append(EnvGroup(pool, network, LENGTH, jax.devices("cpu")[0], first_env, rules=rules))
         first_env += pool.num_envs
     keys = [jax.random.fold_in(jax.random.key(seed), number) for number in range(num_rollouts)]
     collected = [collect([groups], [params], key) for key in keys]
@@ -52,7 +54,7 @@ def played(request):
     if request.param == "noise":
         pool = Recorded(NoisePool(4, seed=1))
     else:  # games of a few steps: the emulator's frames before the first action count too
-        pool = Recorded(make_pool("ale", "Breakout", 3, seed=1, num_threads=1, max_frames=32))
+        pool = Recorded(make_pool("ale", "Breakout", 3, seed=1, num_threads=1, rules=V5._replace(max_frames=32)))
     yield pool, *play([pool])
     pool.close()
 
@@ -112,6 +114,27 @@ def test_outcomes_of_the_steps(played):
                 games.append((total[i], length[i]))
                 total[i] = length[i] = 0
     assert [game for each in collected for game in each.games] == games  # raw rewards, over lives
+
+
+@pytest.mark.parametrize("rule", ["life_loss_terminal", "clip_rewards"])
+def test_a_rule_changes_what_learning_sees_and_not_the_score(rule):
+    pools = [Recorded(NoisePool(4, seed=1)) for _ in range(2)]
+    (off,), _, (scored,) = play([pools[0]], num_rollouts=1, rules=V5._replace(**{rule: False}))
+    (on,), _, (expected,) = play([pools[1]], num_rollouts=1)
+    steps = pools[0].steps[1:]
+    reward, terminated, life_lost = (
+        np.array([getattr(s, n) for s in steps]) for n in ("reward", "terminated", "life_lost")
+    )
+    assert life_lost.any()
+    assert (np.abs(reward) > 1).any()
+    if rule == "clip_rewards":
+        np.testing.assert_array_equal(off.reward, reward)
+        off = off._replace(reward=on.reward)
+    else:
+        np.testing.assert_array_equal(off.terminated, terminated)
+        off = off._replace(terminated=on.terminated)
+    jax.tree.map(np.testing.assert_array_equal, off, on)  # nothing else differs
+    assert scored.games == expected.games
 
 
 def test_groups_play_what_one_group_plays():

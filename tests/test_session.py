@@ -99,7 +99,7 @@ def test_a_tiny_training_from_the_command_line(tmp_path, capsys):
     out = capsys.readouterr().out
     (run_dir,) = (tmp_path / "data").iterdir()
     described = json.loads((run_dir / "session_0" / "config.json").read_text())
-    assert (described["seed"], described["game"], described["protocol"]) == (7, "Breakout", "v5")
+    assert (described["seed"], described["game"], described["protocol"]) == (7, "Breakout", "v5, max_frames=128")
     assert described["config"]["env"]["num_envs"] == 4
     assert described["versions"]["jax"] == jax.__version__
     assert described["gae_lambda"] == 0.7
@@ -365,7 +365,16 @@ def test_going_on_with_another_game_protocol_or_seed_is_refused_and_changes_noth
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     for option, value, message in (
         ("--env.game", "SpaceInvaders", "env.game = 'SpaceInvaders': expected Breakout, with which the run began"),
-        ("--env.protocol", "classic", "env.protocol = 'classic': expected v5, with which the run began"),
+        (
+            "--env.protocol",
+            "classic",
+            "env.protocol = 'classic, max_frames=128': expected v5, max_frames=128, with which the run began",
+        ),
+        (
+            "--env.life-loss-terminal",
+            "false",
+            "env.protocol = 'v5, life_loss_terminal=false, max_frames=128': expected v5, max_frames=128, with",
+        ),
         ("--seed", "9", "seed = 9: expected 0, with which the run began"),
     ):
         with pytest.raises(ConfigError) as error:
@@ -391,7 +400,7 @@ def test_a_trial_with_a_failed_session_is_summed_up(tmp_path, capsys):
         train.main(["--resume", str(run_dir), "--sessions", "2"])
     summary = json.loads((run_dir / "trial.json").read_text())
     assert (summary["planned_sessions"], summary["complete"], len(summary["sessions"])) == (2, False, 1)
-    assert "tiny: Breakout, protocol v5" in capsys.readouterr().out
+    assert "tiny: Breakout, protocol v5, max_frames=128, 1 session" in capsys.readouterr().out
 
 
 @contextlib.contextmanager

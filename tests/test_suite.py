@@ -363,3 +363,18 @@ def test_each_game_sees_its_gpus_by_the_names_in_cuda_visible_devices(tmp_path, 
     ((tasks, parallel),) = started
     assert [task.environment["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["3", "1", "3"]
     assert parallel == 2
+
+
+def test_a_suite_of_another_protocol_is_compared_with_no_reference(tmp_path):
+    config = dataclasses.replace(TINY, sessions=1, env=EnvConfig(num_envs=2, life_loss_terminal=False))
+    suite_dir = make_suite(tmp_path / "suite", config, ["Pong"])
+    add_session(suite_dir, "Pong", 0, [1.0, 2.0], config)
+    text = results.write_results(suite_dir)
+    assert "Protocol v5, life_loss_terminal=false. " in text
+    assert "No aggregates: not compared: " in text
+    written = json.loads((suite_dir / "results.json").read_text())
+    assert (written["protocol"], written["aggregates"]) == ("v5, life_loss_terminal=false", {})
+    (row,) = written["games"]
+    assert row["score"] == 1.5
+    for name in ("reference_score", "reference_normalised_score", "human_normalised_score"):
+        assert row[name] is None

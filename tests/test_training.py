@@ -15,6 +15,7 @@ from jaxrl_atari import train as command
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import PlacementError, check_placement, place
 from jaxrl_atari.envs import make_pool
+from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.rollout import num_groups
@@ -302,12 +303,20 @@ def test_the_config_reaches_the_update_and_the_games(open_run, monkeypatch, tmp_
         run.finish()
     (arguments, options) = asked[0]
     assert arguments == ("ale", "Breakout", 8)
-    assert (options["protocol"], options["num_threads"], options["max_frames"]) == ("classic", 1, 400)
+    assert (options["rules"], options["num_threads"]) == (PROTOCOLS["classic"]._replace(max_frames=400), 1)
     # Another seed plays other games, and so does a resumed session.
     open_run(dataclasses.replace(config, seed=1))
     with prepare(config, tmp_path / "session_0", resume=True, quiet=True) as run:
         assert run.progress.updates == 1
     assert len({options["seed"] for _, options in asked}) == 3
+
+
+def test_optimizer_steps_leave_out_the_epochs_that_target_kl_skips(open_run):
+    config = dataclasses.replace(SMALL, ppo=dataclasses.replace(SMALL.ppo, target_kl=0.0))
+    run = iterate(open_run(config), 2)
+    run.log.flush()
+    taken = 2 * SMALL.num_minibatches  # one epoch of two, in two updates
+    assert run.progress.optimizer_steps == run.learner.state.optimizer_steps == taken
 
 
 def test_every_update_has_keys_of_its_own(open_run):

@@ -3,8 +3,8 @@
     python -m jaxrl_atari.benchmark --config configs/qbert.py [--repeats 5] [--seconds 3] [--env.num-envs 64 ...]
 
 times training on the real emulator in its steady state, and its parts (`measure.py` defines each figure). Every figure
-is a median with minimum and maximum over the repeats. The last line of the output is a JSON object with all figures, the
-machine, the versions and the config. Every field of the config is an option, as in training.
+is a median with minimum and maximum over the repeats. The last line of the output is a JSON object with all figures,
+the machine, the versions and the config. Every field of the config is an option, as in training.
 
 Comparisons run the sides in turns, each in a separate process; a ratio is that of two neighbouring runs. Use a quiet
 machine: whatever else computes is measured too.

@@ -1,15 +1,14 @@
 """Pools of Atari games: NumPy in, NumPy out. No other package imports an emulator.
 
-Both back ends follow one protocol (Machado et al., 2018, arXiv:1709.06009, section 5): an env step is 4 emulator
-frames, seen as the pixel-wise maximum of the last two in luminance, reduced to 84x84 by area averaging; sticky
-actions 0.25 (`protocol="v5"`) or none (`"classic"`); up to 30 no-ops and FIRE at the start of a game; minimal
-action set; cut off after 108,000 emulator frames. Frames are not stacked.
+An env step is 4 emulator frames, seen as the pixel-wise maximum of the last two in luminance, reduced to 84x84 by area
+averaging. Frames are not stacked. `protocols.py` has the rules that differ between protocols.
 
 `ale` is ale-py's `AtariVectorEnv` (ALE 0.12.1), `envpool` is envpool's Atari (ALE 0.7.5). From the same start and
 actions both give the same frames and rewards in the games that the tests replay. They differ in this:
 
-- Start of a game. `ale`: FIRE, then 0 to 28 no-ops (a game without FIRE: 0 to 29). `envpool`: 0 to 29 no-ops,
-  then FIRE (1 to 30). So the same seed starts different games.
+- Start of a game. `ale`: FIRE, then 0 to `noop_max` - 2 no-ops (without FIRE: 0 to `noop_max` - 1). `envpool`: 0 to
+  `noop_max` - 1 no-ops, then FIRE (without FIRE: 1 to `noop_max`). So the same seed starts different games, and only
+  `ale` can start a game without either.
 - Cut-off. In the step that reaches `max_frames`, `ale` leaves out the last emulator frame: its picture is the
   maximum of the third frame and the previous step's picture. `envpool` takes the last two frames as usual.
 - Screens that are not 210 lines high (13 games: Adventure, AirRaid, Carnival, JourneyEscape, KeystoneKapers,
@@ -19,12 +18,12 @@ actions both give the same frames and rewards in the games that the tests replay
 import numpy as np
 
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, EnvStep, Episode, EpisodeCounter, PoolSpec
+from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.errors import ConfigError
 
 __all__ = ["FRAME_SIZE", "EnvPool", "EnvStep", "Episode", "EpisodeCounter", "env_seeds", "make_pool"]
 
 BACKENDS = ("ale", "envpool")
-STICKY = {"v5": 0.25, "classic": 0.0}
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -41,9 +40,8 @@ def make_pool(
     seed: int,
     first_env: int = 0,
     num_threads: int = 0,
-    protocol: str = "v5",
+    rules: Rules = PROTOCOLS["v5"],
     screen: bool = False,
-    max_frames: int = 108_000,
 ) -> EnvPool:
     """Makes `num_envs` copies of `game`.
 
@@ -53,22 +51,19 @@ def make_pool(
       seed: >= 0. Environment i takes seed number `first_env + i` of `env_seeds(seed, ...)`, so a pool may be a
         part of a larger one. The same seed and actions give the same steps bit for bit, for any number of threads.
       num_threads: emulation threads; 0: one per core.
-      protocol: "v5" (sticky actions 0.25) or "classic" (NoFrameskip-v4: none).
+      rules: of the protocol. `life_loss_terminal` and `clip_rewards` concern learning: the pool ignores them.
       screen: also offer `pool.screen()`, colour screens for videos (`ale` only; twice the work).
-      max_frames: emulator frames after which a game is cut off, a multiple of 4.
 
     Raises:
-      ConfigError: an argument has an impossible value.
+      ConfigError: an argument has an impossible value, or the back end cannot play by the rules.
       UserError: envpool is asked for and not installed.
     """
     from jaxrl_atari.envs.ale import AlePool, rom_ids  # so that the interface alone imports no emulator
 
     if game not in rom_ids():
         raise ConfigError("env.game", game, f"one of ale-py's {len(rom_ids())} games in CamelCase, such as MsPacman")
-    if protocol not in STICKY:
-        raise ConfigError("env.protocol", protocol, f"one of {', '.join(STICKY)}")
-    if max_frames < FRAME_SKIP or max_frames % FRAME_SKIP:
-        raise ConfigError("env.max_frames", max_frames, f"a positive multiple of {FRAME_SKIP}")
+    if rules.max_frames < FRAME_SKIP or rules.max_frames % FRAME_SKIP:
+        raise ConfigError("env.max_frames", rules.max_frames, f"a positive multiple of {FRAME_SKIP}")
     for field, value, least in (
         ("env.num_envs", num_envs, 1),
         ("num_threads", num_threads, 0),
@@ -83,8 +78,7 @@ def make_pool(
         rom_id=rom_ids()[game],
         seeds=env_seeds(seed, first_env + num_envs)[first_env:],
         num_threads=num_threads,
-        sticky=STICKY[protocol],
-        max_frames=max_frames,
+        rules=rules,
         screen=screen,
     )
     if backend == "envpool":

@@ -8,7 +8,7 @@ from ale_py import roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
-from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, NOOP_MAX, BasePool, PoolSpec, RawStep
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, BasePool, PoolSpec, RawStep
 
 SCREEN_SHAPE = (210, 160, 3)
 MULTIPLAYER_ONLY = {"combat", "joust", "maze_craze", "warlords"}
@@ -32,21 +32,24 @@ class AlePool(BasePool):
     """A pool on ale-py's `AtariVectorEnv`, which returns new arrays at every step: nothing needs to be copied."""
 
     def __init__(self, spec: PoolSpec):
+        rules = spec.rules
+
         def make(**shape) -> AtariVectorEnv:
             return AtariVectorEnv(
                 spec.rom_id,
                 len(spec.seeds),
                 num_threads=spec.num_threads,
-                max_num_frames_per_episode=spec.max_frames,
-                repeat_action_probability=spec.sticky,
+                max_num_frames_per_episode=rules.max_frames,
+                repeat_action_probability=rules.sticky_actions,
+                full_action_space=rules.full_action_space,
                 stack_num=1,
                 frameskip=FRAME_SKIP,
                 maxpool=True,
-                noop_max=NOOP_MAX,
+                noop_max=rules.noop_max,
                 episodic_life=False,  # True would reset the whole game at each life
                 life_loss_info=False,  # so that `terminated` is the end of the game; lives come from info
                 reward_clipping=False,
-                use_fire_reset=True,
+                use_fire_reset=rules.fire_on_reset,
                 **shape,
             )
 

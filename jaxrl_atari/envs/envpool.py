@@ -13,7 +13,8 @@ import ale_py
 import numpy as np
 
 from jaxrl_atari.envs.ale import rom_path
-from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, NOOP_MAX, BasePool, PoolSpec, RawStep
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, BasePool, PoolSpec, RawStep
+from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP
 from jaxrl_atari.errors import ConfigError, UserError
 
 
@@ -46,7 +47,12 @@ class EnvpoolPool(BasePool):
         envpool_atari = _import_envpool()
         emulator = ale_py.ALEInterface()
         emulator.loadROM(rom_path(spec.rom_id))
-        self._max_steps = spec.max_frames // FRAME_SKIP
+        rules = spec.rules
+        actions = emulator.getLegalActionSet() if rules.full_action_space else emulator.getMinimalActionSet()
+        fire = rules.fire_on_reset and ale_py.Action.FIRE in actions
+        if rules.noop_max == 0 and not fire:  # envpool then draws from an empty range and never returns
+            raise ConfigError("env.noop_max", 0, *ENVPOOL_NEEDS_A_NOOP)
+        self._max_steps = rules.max_frames // FRAME_SKIP
         with tempfile.TemporaryDirectory() as assets:  # envpool reads the ROM once, when the pool is made
             Path(assets, "atari").mkdir()
             Path(assets, "atari", "roms").symlink_to(rom_path(spec.rom_id).parent)
@@ -57,18 +63,19 @@ class EnvpoolPool(BasePool):
                 num_threads=spec.num_threads,
                 env_seed=spec.seeds,
                 max_episode_steps=self._max_steps,
-                repeat_action_probability=spec.sticky,
+                repeat_action_probability=rules.sticky_actions,
+                full_action_space=rules.full_action_space,
                 stack_num=1,
                 frame_skip=FRAME_SKIP,
-                noop_max=NOOP_MAX,
+                noop_max=max(rules.noop_max, 1),  # 1 is none with FIRE: envpool counts FIRE as one
                 episodic_life=False,  # True would put a dummy step after each lost life
                 reward_clip=False,
-                use_fire_reset=True,
+                use_fire_reset=rules.fire_on_reset,
                 img_height=FRAME_SIZE,
                 img_width=FRAME_SIZE,
             )
             self._envs = envpool_atari.AtariGymnasiumEnvPool(envpool_atari.AtariEnvSpec(config))
-        super().__init__(len(spec.seeds), len(emulator.getMinimalActionSet()))
+        super().__init__(len(spec.seeds), len(actions))
 
     def _reset(self) -> RawStep:
         frame, info = self._envs.reset()

@@ -17,11 +17,12 @@ import csv
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from types import MappingProxyType
 from typing import Literal
 
+from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL
 from jaxrl_atari.errors import ConfigError
 
 DEFAULT_GAE_LAMBDA = 0.95
@@ -107,6 +108,17 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
     close = [_NAME_OF[match] for match in difflib.get_close_matches(_letters(bare), _NAME_OF, n=3)]
     hint = f"did you mean {' or '.join(close)}?" if close else "for example Qbert, Breakout or MsPacman"
     raise ConfigError("env.game", name, f"one of ALE's {len(GAMES)} games", hint)
+
+
+def comparable(name: str, protocol: str) -> Game:
+    """A game with the scores that a score under `protocol`, a `protocol_text`, may be compared with.
+
+    All of them are None under another protocol than that of the reference scores.
+    """
+    game = GAMES[name]
+    if protocol == REFERENCE_PROTOCOL:
+        return game
+    return replace(game, reference_score=None, tutorial_score=None, random_mean=None, dqn_random=None, human=None)
 
 
 def tuned_gae_lambda(name: str) -> float:

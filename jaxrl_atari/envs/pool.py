@@ -7,9 +7,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from jaxrl_atari.envs.protocols import Rules
+
 FRAME_SIZE = 84
 FRAME_SKIP = 4
-NOOP_MAX = 30
 
 
 class EnvStep(NamedTuple):
@@ -19,7 +20,7 @@ class EnvStep(NamedTuple):
     reward: np.ndarray  # float32 [n], raw, not clipped
     terminated: np.ndarray  # bool [n], the game ended (all lives)
     truncated: np.ndarray  # bool [n], the game was cut off at `max_frames`; never together with `terminated`
-    life_lost: np.ndarray  # bool [n], a life was lost and the game continues: a terminal for learning only
+    life_lost: np.ndarray  # bool [n], a life was lost and the game continues
     first: np.ndarray  # bool [n], an auto-reset step: `frame` starts a new game, and the action was ignored
 
 
@@ -68,8 +69,7 @@ class PoolSpec(NamedTuple):
     rom_id: str
     seeds: list[int]  # one for each environment
     num_threads: int
-    sticky: float  # probability of repeating the previous action
-    max_frames: int
+    rules: Rules
     screen: bool
 
 

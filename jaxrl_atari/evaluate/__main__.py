@@ -20,10 +20,11 @@ import jax
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.config import parse_gpu
+from jaxrl_atari.config import EnvConfig, parse_gpu
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs import Episode
-from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.envs.games import comparable
+from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation, summarise_sessions
 from jaxrl_atari.evaluate.policy import Policy, find_session, load_policy
@@ -59,12 +60,15 @@ class Options:
     """Where to act: auto, true, false (the CPU) or the index of a GPU, as devices.gpu of the config."""
 
 
-def _scores_to_compare(game: str) -> str:
+def _scores_to_compare(env: EnvConfig) -> str:
+    if note := comparison_note(env.resolved_protocol):
+        return note
+    game = comparable(env.game_name, env.resolved_protocol)
     scores = {
-        "random play (v5)": GAMES[game].random_mean,
-        "human tester (as in DQN Zoo)": GAMES[game].human,
-        "reference PPO (v5, 10,000,000 env steps)": GAMES[game].reference_score,
-        "the same in SLM Lab's tutorial": GAMES[game].tutorial_score,
+        "random play (v5)": game.random_mean,
+        "human tester (as in DQN Zoo)": game.human,
+        "reference PPO (v5, 10,000,000 env steps)": game.reference_score,
+        "the same in SLM Lab's tutorial": game.tutorial_score,
     }
     known = [f"{name} {score:,.1f}" for name, score in scores.items() if score is not None]
     return "to compare: " + ("; ".join(known) or "no scores known")
@@ -164,7 +168,7 @@ def _evaluate_session(policy: Policy, reason: str, options: Options) -> Evaluati
         print(f"{count:>6} {game.episode_return:>12,.1f} {game.length:>10,}{note}", flush=True)
 
     result = run_evaluation(policy, options.episodes, options.seed, options.greedy, options.num_envs, print_game)
-    print(f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {result.std:>12,.1f}\n{_scores_to_compare(env.game_name)}")
+    print(f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {result.std:>12,.1f}\n{_scores_to_compare(env)}")
     path = unused(session_dir / f"evaluation_{policy.env_steps}.json")
     figures = {
         "game": env.game_name,

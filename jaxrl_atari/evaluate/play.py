@@ -62,9 +62,8 @@ def make_evaluation_pool(policy: Policy, num_envs: int, seed: int, backend: str,
         num_envs,
         seed=seed,
         num_threads=env.num_threads,
-        protocol=env.resolved_protocol,
+        rules=env.rules,
         screen=screen,
-        max_frames=env.max_frames,
     )
 
 

@@ -30,6 +30,7 @@ def model_card(
         evaluation: the latest checkpoints of all sessions, as `evaluate --sessions all` writes it; None: not evaluated.
     """
     template = resources.files("jaxrl_atari.hub").joinpath("model_card.md").read_text(encoding="utf-8")
+    rules = config.env.rules
     mean, std, count = summary["score"], summary["score_std"], len(summary["sessions"])
     score = "unknown" if mean is None else f"{mean:.2f} +/- {std or 0.0:.2f}"
     repo_name = repo_id.rpartition("/")[2]
@@ -46,6 +47,8 @@ def model_card(
         "a human tester": summary["human_score"],
     }
     known = [f"{name} {value:,.2f}" for name, value in references.items() if value is not None]
+    note = summary["comparison_note"]
+    comparison = f"Score {note}." if note else f"For comparison: {'; '.join(known) or 'no scores known'}."
     return Template(template).substitute(
         metadata=_metadata(repo_name, summary, score),
         game=summary["game"],
@@ -53,10 +56,10 @@ def model_card(
         sessions=f"{count} session{'s' if count > 1 else ''}",
         incomplete="" if summary["complete"] else "\nThe run is **not complete**: it has not spent its budget.\n",
         protocol=summary["protocol"],
-        sticky_actions="sticky actions 0.25" if summary["protocol"] == "v5" else "no sticky actions",
-        max_frames=f"{config.env.max_frames:,}",
+        sticky_actions=f"sticky actions {rules.sticky_actions:g}" if rules.sticky_actions else "no sticky actions",
+        max_frames=f"{rules.max_frames:,}",
         budget=f"{summary['planned_env_steps']:,}",
-        comparison="; ".join(known) or "no scores known",
+        comparison=comparison,
         session_rows="\n".join(rows),
         evaluation=_evaluation_text(evaluation),
         session=session,
@@ -91,7 +94,9 @@ def _metadata(repo_name: str, summary: dict[str, Any], score: str) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     game = summary["game"]
-    environment = {"v5": f"ALE/{game}-v5", "classic": f"{game}NoFrameskip-v4"}[summary["protocol"]]
+    registered = {"v5": f"ALE/{game}-v5", "classic": f"{game}NoFrameskip-v4"}
+    environment = registered.get(summary["protocol"], f"{game} ({summary['protocol']})")
+    tags = [environment] if environment in registered.values() else [game]
     result = EvalResult(
         task_type="reinforcement-learning",
         task_name="reinforcement-learning",
@@ -104,7 +109,7 @@ def _metadata(repo_name: str, summary: dict[str, Any], score: str) -> str:
     metadata = ModelCardData(
         library_name="jaxrl_atari",
         pipeline_tag="reinforcement-learning",
-        tags=["reinforcement-learning", "deep-reinforcement-learning", "ppo", "atari", "jax", environment],
+        tags=["reinforcement-learning", "deep-reinforcement-learning", "ppo", "atari", "jax", *tags],
         model_name=repo_name,
         eval_results=None if summary["score"] is None else [result],
     )

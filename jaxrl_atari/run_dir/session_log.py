@@ -220,6 +220,7 @@ class SessionLog:
                 " the last checkpoint is kept: lower ppo.learning_rate or ppo.max_grad_norm and use --resume"
             )
         self._checked += 1
+        self._progress.optimizer_steps -= round(values.pop("skipped_steps", 0.0))  # `count` has counted them
         self._metrics.append(values)
 
     def _log_point(self, now: float, learning_rate: float, keep: bool) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL, comparison_note
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir import statistics
 from jaxrl_atari.run_dir.config_file import SUITE_FILE, read_config
@@ -153,11 +154,15 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
     Writes comparison.md, comparison.json, suites.png, suites.svg and rliable's dictionaries into `output`.
 
     Raises:
-      UserError: the suites have no complete game in common, or `output` cannot be written to.
+      UserError: the suites have no complete game in common, or one is of another protocol than the reference scores,
+        or `output` cannot be written to.
     """
     suites: dict[str, dict[str, list[Table]]] = {}
     for directory in (Path(suite_dir).absolute() for suite_dir in suite_dirs):
         name = directory.name if directory.name not in suites else f"{directory.parent.name}/{directory.name}"
+        for run_dir in suite_runs(directory):
+            if note := comparison_note(read_config(run_dir).env.resolved_protocol):
+                raise UserError(f"{directory}: {note}; compare suites of protocol {REFERENCE_PROTOCOL}")
         suites[name] = read_suite(directory)
     shared = sorted(set.intersection(*({*scores_at(suite)} for suite in suites.values())))
     suites = {name: {game: suite[game] for game in shared} for name, suite in suites.items()}

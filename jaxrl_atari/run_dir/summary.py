@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.envs.games import comparable
+from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.files import write_json
 from jaxrl_atari.run_dir.metrics import SESSION_FIGURES, aggregate_trial
@@ -15,17 +16,20 @@ def write_trial_summary(run_dir: str | Path) -> dict[str, Any]:
     """Aggregates the sessions of a run, writes `run_dir/trial.json` and returns its content.
 
     The content is that of `metrics.aggregate_trial` plus the config's name, protocol, seed, `planned_sessions` and
-    `planned_env_steps`, and `complete`: whether every session has spent its budget.
+    `planned_env_steps`, `complete`: whether every session has spent its budget, and `comparison_note`: why the scores
+    to compare with are None, if the protocol is another than theirs.
 
     Raises:
       UserError: the run has no readable config, or no session with metrics.
     """
     config, tables = read_config(run_dir), read_sessions(run_dir)
-    figures = aggregate_trial(list(tables.values()), GAMES[config.env.game_name])
+    protocol = config.env.resolved_protocol
+    figures = aggregate_trial(list(tables.values()), comparable(config.env.game_name, protocol))
     finished = [config.is_spent(int(table["env_steps"][-1])) for table in tables.values()]
     summary = {
         "name": config.name,
-        "protocol": config.env.resolved_protocol,
+        "protocol": protocol,
+        "comparison_note": comparison_note(protocol),
         "seed": config.seed,
         "planned_sessions": config.sessions,
         "planned_env_steps": config.total_env_steps,
@@ -93,4 +97,5 @@ def summary_table(summary: dict[str, Any]) -> str:
         scores.append([name.replace("_", " "), _number(summary[name])])
         sources.append(source)
     compared = [f"{line}  {source}" for line, source in zip(_aligned(scores), sources, strict=True)]
-    return "\n".join([heading, "", *_aligned(figures), "", *compared])
+    note = [summary["comparison_note"]] if summary["comparison_note"] else []
+    return "\n".join([heading, "", *_aligned(figures), "", *compared, *note])

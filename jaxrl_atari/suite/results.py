@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.envs.games import comparable
+from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.files import write_file, write_json
 from jaxrl_atari.run_dir.metrics import score_at
@@ -63,11 +64,12 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     scores: dict[str, list[float | None]] = {}
     for name, game_config in game_configs(config, games).items():
+        game = comparable(name, game_config.env.resolved_protocol)
         row = dict.fromkeys(TABLE_COLUMNS) | {
             "game": name,
             "gae_lambda": game_config.gae_lambda,
             "sessions": 0,
-            "reference_score": GAMES[name].reference_score,
+            "reference_score": game.reference_score,
             "status": "waiting",
         }
         rows.append(row)
@@ -108,7 +110,8 @@ def read_report(suite_dir: Path) -> dict[str, Any]:
             and all(table["env_steps"][-1] >= point or config.is_spent(int(table["env_steps"][-1])) for table in tables)
         }
         reached = {name: scores for name, scores in reached.items() if np.isfinite(scores).all()}
-        kinds = {kind: normalise(reached, kind) for kind in NORMALISATIONS}
+        comparable_kinds = () if comparison_note(config.env.resolved_protocol) else NORMALISATIONS
+        kinds = {kind: normalise(reached, kind) for kind in comparable_kinds}
         report[str(point)] = {
             "scores": {name: scores.tolist() for name, scores in reached.items()},
             "aggregates": {kind: aggregate(scores) for kind, scores in kinds.items() if scores},
@@ -160,6 +163,7 @@ def markdown(
     config: Config, rows: Sequence[Mapping[str, Any]], aggregates: Mapping[str, Any], report: Mapping[str, Any]
 ) -> str:
     """The results as Markdown."""
+    protocol = config.env.resolved_protocol
     lines = [
         f"# {config.name}: {len(rows)} games, {config.sessions} sessions of {config.total_env_steps:,} env steps each",
         "",
@@ -167,10 +171,12 @@ def markdown(
         "|---|" + "---:|" * (len(TABLE_COLUMNS) - 2) + "---|",
         *("| " + " | ".join(_cell(name, row[name]) for name in TABLE_COLUMNS) + " |" for row in rows),
         "",
-        f"Protocol {config.env.resolved_protocol}. {EXPLANATION}",
+        f"Protocol {protocol}. {EXPLANATION}",
         "",
     ]
-    if aggregates:
+    if note := comparison_note(protocol):
+        lines += [f"No aggregates: {note}.", ""]
+    elif aggregates:
         lines += [*aggregates_table(aggregates, "over the complete games"), ""]
     else:
         lines += ["No game with a score to compare with is complete: no aggregates yet.", ""]
@@ -193,14 +199,16 @@ def write_results(suite_dir: Path, failures: Mapping[str, str] | None = None) ->
         if failures and row["game"] in failures:
             row["status"] = "failed: " + failures[row["game"]].replace("|", "/")
     complete, report = read_suite(suite_dir), read_report(suite_dir)
-    aggregates = describe_suite(complete)
+    protocol = config.env.resolved_protocol
+    aggregates = {} if comparison_note(protocol) else describe_suite(complete)
     text, table = markdown(config, rows, aggregates, report), io.StringIO()
     writer = csv.DictWriter(table, TABLE_COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_file(suite_dir / "results.md", text)
     write_file(suite_dir / "results.csv", table.getvalue())
-    results = {"games": rows, "scores": matrix, "aggregates": aggregates, "report_at": report}
+    results = {"protocol": protocol, "games": rows, "scores": matrix, "aggregates": aggregates, "report_at": report}
     write_json(suite_dir / "results.json", results)
-    write_rliable(suite_dir, {suite_dir.absolute().name: scores_at(complete)})
+    if not comparison_note(protocol):
+        write_rliable(suite_dir, {suite_dir.absolute().name: scores_at(complete)})
     return text

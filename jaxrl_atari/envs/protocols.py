@@ -1,0 +1,63 @@
+"""Protocols: named sets of the rules that games are played and learned by.
+
+- `v5`: ALE v5 with the life-loss signal of the published PPO-Atari runs. Reference scores are of this protocol.
+- `classic`: the NoFrameskip-v4 convention: `v5` without sticky actions.
+- `machado`: the recommendation of Machado et al. 2018 (arXiv:1709.06009, section 5): sticky actions, all 18 actions,
+  the end of a game as the only terminal, no no-ops, no FIRE, 18,000 frames (5 minutes) a game. Dopamine
+  (arXiv:1812.06110) differs from it in two rules: `max_frames=108_000` and the minimal action set.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Rules(NamedTuple):
+    """The rules of a protocol; each is an option of the same name in `EnvConfig`."""
+
+    sticky_actions: float = 0.25  # probability that a frame repeats the action of the frame before
+    full_action_space: bool = False  # all 18 actions instead of the game's minimal set
+    life_loss_terminal: bool = True  # a lost life is a terminal for learning; the game continues
+    noop_max: int = 30  # limit of the random number of no-ops that start a game
+    fire_on_reset: bool = True  # press FIRE at the start of a game, if it is in the action set
+    max_frames: int = 108_000  # emulator frames after which a game is truncated
+    clip_rewards: bool = True  # rewards for learning are clipped to [-1, 1]
+
+
+PROTOCOLS: Mapping[str, Rules] = MappingProxyType(
+    {
+        "v5": Rules(),
+        "classic": Rules(sticky_actions=0.0),
+        "machado": Rules(
+            full_action_space=True, life_loss_terminal=False, noop_max=0, fire_on_reset=False, max_frames=18_000
+        ),
+    }
+)
+"""Name -> rules."""
+
+REFERENCE_PROTOCOL = "v5"
+"""The protocol of the reference scores, as `protocol_text` writes it."""
+
+
+def protocol_text(name: str, rules: Rules) -> str:
+    """The protocol as it is shown beside a score: `v5`, or `v5, life_loss_terminal=false` where rules differ."""
+    differences = [
+        f"{rule}={str(value).lower()}"
+        for rule, value, named in zip(Rules._fields, rules, PROTOCOLS[name], strict=True)
+        if value != named
+    ]
+    return ", ".join([name, *differences])
+
+
+def comparison_note(protocol: str) -> str | None:
+    """Why a score is not compared with the reference scores; None if it is. `protocol` is a `protocol_text`."""
+    if protocol == REFERENCE_PROTOCOL:
+        return None
+    return f"not compared: the reference, random and human scores are not of this protocol ({protocol})"
+
+
+ENVPOOL_NEEDS_A_NOOP = (
+    "at least 1 with env.backend = envpool, which starts a game with a no-op where it does not press FIRE",
+    "env.backend ale starts games without either",
+)
+"""What `ConfigError` says, after field and value, where envpool cannot start games by the rules."""
