@@ -15,8 +15,8 @@ from typing import Literal
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.config import parse_gpu
-from jaxrl_atari.devices import pick_device
+from jaxrl_atari.config import DevicesConfig, parse_gpu
+from jaxrl_atari.devices import limit_jax, pick_device
 from jaxrl_atari.envs import Episode
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
@@ -24,6 +24,7 @@ from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware import runtime
+from jaxrl_atari.hardware.memory_share import do_not_preallocate
 from jaxrl_atari.run_dir.files import unused, write_json
 
 
@@ -71,7 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     for line in runtime.configure():
         print(line, flush=True)
-    device = pick_device(parse_gpu(options.gpu, "--gpu")).device  # before anything starts JAX's back end
+    gpu = parse_gpu(options.gpu, "--gpu")
+    do_not_preallocate()  # beside a training run
+    limit_jax(DevicesConfig(gpu=gpu))
+    device = pick_device(gpu).device
     session_dir, reason = find_session(options.run_dir, options.session)
     if not os.access(session_dir, os.W_OK):
         raise UserError(f"{session_dir}: cannot be written to; the results go there, so copy the run elsewhere first")

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.devices import check_placement
+from jaxrl_atari.devices import check_placement, pick_device
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.fast.frames import store_stacks
+from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
@@ -116,7 +117,7 @@ def load_policy(
     Args:
         run_dir: a trial's directory, or a session's.
         checkpoint: the one with the best score, the latest one, or the one at an env step.
-        device: where to act; None: JAX's default.
+        device: where to act; None: the first GPU, or the CPU if there is none.
         session: see `find_session`.
 
     Raises:
@@ -129,7 +130,7 @@ def load_policy(
         raise UserError(f"{session_dir}: holds no complete checkpoint yet; wait for the session's first one")
     meta = checkpoints.read_meta(int(step))
     config = config_from_dict(meta["config"])
-    home = jax.devices()[0] if device is None else device
+    home = pick_device("auto").device if device is None else device
     arrays = checkpoints.restore(int(step), abstract_arrays(config, meta["num_actions"], home))
-    network = make_network(config.network, meta["num_actions"], home.platform)
+    network = make_network(config.network, meta["num_actions"], network_platform(home))
     return Policy(config, network, arrays["train_state"].params, home, session_dir, int(step))

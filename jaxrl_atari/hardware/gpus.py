@@ -23,6 +23,7 @@ from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError, NoDriver
 
 SIMULATED = "JAXRL_ATARI_SIMULATED_GPUS"
+BFLOAT16_CAPABILITY = (8, 0)  # Ampere
 INSTALL = "pip install 'jaxrl_atari[cuda12]'"
 
 
@@ -102,6 +103,21 @@ def driver_gpus(names: str | None, library: Any = None) -> Visible:
     except DriverError as error:
         return Visible((), _hidden(names) or str(error))
     return Visible(gpus, "" if gpus else _hidden(names) or "the NVIDIA driver shows none")
+
+
+def network_platform(device: jax.Device, library: Any = None) -> str:
+    """The platform for which `make_network` makes a network: "cpu", "gpu", or "old gpu" (no bfloat16 units).
+
+    Args:
+        library: see `CudaDriver`.
+    """
+    if device.platform != "gpu":
+        return device.platform
+    try:
+        capability = CudaDriver(library).compute_capability(device.local_hardware_id)
+    except DriverError:
+        return "gpu"
+    return "gpu" if capability >= BFLOAT16_CAPABILITY else "old gpu"
 
 
 def _has_plugin() -> bool:
