@@ -32,8 +32,8 @@ def equal_share(processes: float, total: int = 0) -> float:
         fraction = min(fraction, (total - processes * BESIDE_THE_POOL) / (processes * total))
     if fraction < 0.01:
         raise ConfigError(
-            "trial.parallel", f"{processes:g} on a GPU", f"fewer: each takes 0.8 GiB of {total / 2**30:.0f} GiB beside"
-            " the memory that JAX reserves",
+            "sessions on a GPU", processes, f"fewer: each takes 0.8 GiB of {total / 2**30:.0f} GiB beside the memory"
+            " that JAX reserves", "lower trial.parallel",
         )  # fmt: skip
     return round(fraction, 4)
 

@@ -127,9 +127,8 @@ def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = Fal
         parallel = min(config.trial.parallel or len(blocks), len(plan.places))
         if parallel > 1 or any(len(block) not in (0, len(visible().gpus)) for block in blocks):
             per_gpu = math.ceil(parallel / len(blocks))
-            failures = run_processes(
-                [_task(plan, session, per_gpu, parallel) for session in plan.places], parallel, per_gpu
-            )
+            tasks = [_task(plan, session, per_gpu, parallel) for session in plan.places]
+            failures = run_processes(tasks, parallel, per_gpu)
         else:
             with StopRequest() as stop:
                 for session in plan.places:

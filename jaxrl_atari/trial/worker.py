@@ -1,7 +1,10 @@
-"""The process of one session: `python -m jaxrl_atari.trial.worker RUN_DIR SESSION GPU RESUME THREADS`, started by `trial.py`.
+"""The process of one session, started by `trial.py`.
 
-It sees only its own GPUs, and GPU is the `gpu` option among these; THREADS are its emulator threads (0: one per core). The first line of its standard input is JSON: the
-contents of config.json for the run and for the session, which it writes once training has begun.
+    python -m jaxrl_atari.trial.worker RUN_DIR SESSION GPU RESUME THREADS
+
+It sees only its own GPUs, and GPU is the `gpu` option among these. THREADS are emulator threads (0: one per core). The
+first line of its standard input is JSON: the contents of config.json for the run and for the session, which it writes
+once training has begun.
 """
 
 import dataclasses
