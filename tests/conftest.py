@@ -35,6 +35,9 @@ def pytest_cmdline_main(config):
 
 
 def pytest_configure(config):
-    if not wants_gpu(config) and Path("/dev/nvidiactl").exists():
+    if wants_gpu(config):
+        return
+    if Path("/dev/nvidiactl").exists():
         os.environ["JAX_PLATFORMS"] = "cpu"
         jax.config.update("jax_platforms", "cpu")
+    jax.devices()  # starts JAX: the first test that trains would limit it to the devices of its config

@@ -36,6 +36,7 @@ from jaxrl_atari.networks import Network, compute_dtype, make_network
 from jaxrl_atari.rollout import EnvGroup, act, act_packed, collect, make_groups, pack
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.columns import COMPILED
+from jaxrl_atari.search.worker import memory_share
 from jaxrl_atari.trial import trial
 from jaxrl_atari.trial.processes import Task, run_processes
 
@@ -317,7 +318,7 @@ def test_two_processes_on_one_host_have_gpus_of_their_own(tmp_path):
 # --- 4. Memory -------------------------------------------------------------------------------------------------------
 
 
-def test_equal_shares_leave_room_for_contexts_and_handles():
+def test_equal_shares_leave_room_for_contexts_and_handles(monkeypatch):
     gib = 2**30
     assert equal_share(1) == 0.9
     assert equal_share(2, 80 * gib) == 0.45
@@ -331,6 +332,8 @@ def test_equal_shares_leave_room_for_contexts_and_handles():
     ):
         equal_share(20, 16 * gib)
     assert memory_fraction(DevicesConfig(), sharing=4, total=24 * gib) == equal_share(4, 24 * gib)
+    monkeypatch.setattr("jaxrl_atari.search.worker.visible", lambda: Visible((Gpu("0", "RTX 4090", 24 * gib),)))
+    assert memory_share(0.25) == equal_share(4, 24 * gib)
 
 
 @pytest.mark.parametrize(
