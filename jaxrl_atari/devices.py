@@ -50,7 +50,6 @@ class Placement(NamedTuple):
 # --- Before JAX starts -------------------------------------------------------------------------------------------
 
 _limited_to: tuple[int, ...] | None = None  # indices of the GPUs, if `limit_jax` has limited JAX to some
-_forbidden_because = ""
 
 
 def limit_jax(config: DevicesConfig) -> None:
@@ -97,8 +96,7 @@ def _index(option: GpuOption | Literal["learner"], count: int) -> int | None:
 
 def forbid_gpu(reason: str = "") -> None:
     """Keeps JAX off the GPUs: no back end starts there and no memory is taken. Call before JAX starts its back end."""
-    global _forbidden_because
-    _forbidden_because = _forbidden_because or reason
+    gpus.forbidden_because = gpus.forbidden_because or reason
     jax.config.update("jax_platforms", "cpu")
 
 
@@ -121,7 +119,7 @@ def _visible_gpus() -> tuple[dict[int, jax.Device], str]:
         return _by_index(_simulated_gpus(len(shown))), problem
     if not shown:
         forbid_gpu(problem)
-        return {}, _forbidden_because
+        return {}, gpus.forbidden_because
     platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
     if platforms and "cpu" not in platforms.split(",") and not jax_has_started():
         jax.config.update("jax_platforms", f"{platforms},cpu")  # first parameters are computed on the CPU
@@ -136,7 +134,7 @@ def _visible_gpus() -> tuple[dict[int, jax.Device], str]:
                     " their devices.memory_fraction, or choose another GPU with devices.gpu"
                 ) from error
             forbid_gpu(f"JAX cannot start on a GPU: {text}")
-            return {}, _forbidden_because
+            return {}, gpus.forbidden_because
 
 
 def _by_index(devices: Sequence[jax.Device]) -> dict[int, jax.Device]:

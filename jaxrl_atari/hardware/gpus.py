@@ -23,6 +23,7 @@ from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError, NoDriver
 
 SIMULATED = "JAXRL_ATARI_SIMULATED_GPUS"
+forbidden_because = ""  # set by `devices.forbid_gpu`
 BFLOAT16_CAPABILITY = (8, 0)  # Ampere
 INSTALL = "pip install 'jaxrl_atari[cuda12]'"
 
@@ -49,7 +50,7 @@ def visible() -> Visible:
         return simulated_gpus(count, names)
     platforms = jax.config.jax_platforms  # set by JAX_PLATFORMS too  # pyright: ignore[reportAttributeAccessIssue]
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
-        return Visible((), f"JAX may use only the platform {platforms} (JAX_PLATFORMS)")
+        return Visible((), forbidden_because or f"JAX may use only the platform {platforms} (JAX_PLATFORMS)")
     found = driver_gpus(names)
     if found.gpus and not _has_plugin():
         return Visible((), f"the driver shows {len(found.gpus)}, but JAX's CUDA plugin is not installed; {INSTALL}")
