@@ -240,8 +240,9 @@ class NetworkConfig:
     name: NetworkName = "nature"
     """The network: `nature` (Mnih et al. 2015) or `impala` (Espeholt et al. 2018)."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of the torso. `auto`: bfloat16 on a GPU, else float32, though a CPU with AVX512-BF16 is faster in
-    bfloat16. Parameters, heads and losses are always float32."""
+    """Arithmetic of the torso. `auto`: bfloat16 on a GPU of compute capability 8.0 or more, else float32, though a CPU
+    with AVX512-BF16 is faster in bfloat16. Parameters, heads and losses are always float32. On a GPU from Ampere on,
+    `float32` convolutions compute in TF32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
     """Form of the convolutions: `plain` (cuDNN), `matmul` (fast on a CPU) or `auto`. The results are the same."""
 
@@ -262,7 +263,7 @@ class DevicesConfig:
     evaluator: Annotated[GpuOption | Literal["learner"], _one_word(str, "learner|auto|true|false|INDEX")] = False
     """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
     memory_fraction: Annotated[float | None, Limits(0.01, 1.0)] = None
-    """Fraction of a GPU's memory that a process takes. None: JAX's 0.75, or 0.9 / n if n processes share a GPU."""
+    """Fraction of a GPU's memory that a process reserves. None: JAX's 0.75, or an equal share if several run there."""
     distributed: bool = False
     """Several processes, on one host or several, share the learning of one session: start the same command in each."""
     coordinator: str | None = None

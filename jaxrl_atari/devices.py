@@ -6,7 +6,8 @@ says what this machine has, what each `gpu` option would pick, and what is wrong
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,9 @@ from jax.experimental.multihost_utils import broadcast_one_to_all, process_allga
 from jaxrl_atari.config import DevicesConfig, GpuOption
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.memory import is_out_of_memory
+from jaxrl_atari.hardware.memory_share import apply_memory_fraction
+from jaxrl_atari.hardware.runtime import jax_has_started
 from jaxrl_atari.ppo import Shard
 
 
@@ -43,40 +47,133 @@ class Placement(NamedTuple):
         return next(d for d in self.learner if d.process_index == jax.process_index())
 
 
-def forbid_gpu() -> None:
-    """Keeps JAX off the GPU: it is neither initialised nor preallocated. Call before JAX starts its back end."""
+# --- Before JAX starts -------------------------------------------------------------------------------------------
+
+_limited_to: tuple[int, ...] | None = None  # indices of the GPUs, if `limit_jax` has limited JAX to some
+
+
+def limit_jax(config: DevicesConfig) -> None:
+    """Limits JAX to the devices that a session uses: the other GPUs get no context and no array.
+
+    Also sets the memory fraction. Call before JAX starts its back end; afterwards JAX keeps the devices that it has.
+    """
+    global _limited_to
+    apply_memory_fraction(config)
+    if jax_has_started():
+        return
+    shown, problem = gpus.visible()
+    used = _used_gpus(config, len(shown))
+    if used and used[-1] >= len(shown):
+        return  # `place` refuses it
+    if gpus.simulated_count() is not None:
+        _limited_to = used
+        jax.config.update("jax_num_cpu_devices", len(used) + 1)
+    elif not used:
+        forbid_gpu("devices.gpu = false" if config.gpu is False else problem)
+    elif len(used) < len(shown) and jax.config.read("jax_cuda_visible_devices") == "all":
+        # Not CUDA_VISIBLE_DEVICES, which the CUDA driver has already read in this process.
+        _limited_to = used
+        jax.config.update("jax_cuda_visible_devices", ",".join(map(str, used)))
+
+
+def _used_gpus(config: DevicesConfig, count: int) -> tuple[int, ...]:
+    """Indices of the GPUs that a session uses of `count` visible ones; an index may be beyond them."""
+    if config.distributed:  # learner devices are counted over all processes
+        return () if config.gpu is False else tuple(range(count))
+    first = _index(config.gpu, count)
+    used = {_index(config.actor, count), _index(config.evaluator, count), first}
+    if first is not None:
+        used |= set(range(first, count if config.data_parallel == "all" else first + config.data_parallel))
+    return tuple(sorted(index for index in used if index is not None))
+
+
+def _index(option: GpuOption | Literal["learner"], count: int) -> int | None:
+    """The index that an option means, None for no GPU of its own."""
+    if option == "learner" or option is False or (option == "auto" and count == 0):
+        return None
+    return 0 if option == "auto" else int(option) - (option is True)
+
+
+def forbid_gpu(reason: str = "") -> None:
+    """Keeps JAX off the GPUs: no back end starts there and no memory is taken. Call before JAX starts its back end."""
+    gpus.forbidden_because = gpus.forbidden_because or reason
     jax.config.update("jax_platforms", "cpu")
+
+
+# --- The `gpu` option ----------------------------------------------------------------------------------------------
 
 
 def visible_gpus() -> list[jax.Device]:
     """The GPUs that JAX sees (those that CUDA_VISIBLE_DEVICES leaves), by index. Starts JAX's back end."""
-    return _visible_gpus()[0]
+    return list(_visible_gpus()[0].values())
 
 
-def _visible_gpus() -> tuple[list[jax.Device], str]:
-    """The GPUs that JAX sees; where there are none, why."""
-    count, problem = len(gpus.visible().gpus), gpus.visible().problem
+def _visible_gpus() -> tuple[dict[int, jax.Device], str]:
+    """Index -> GPU, over all processes; where there are none, why.
+
+    Raises:
+        UserError: a GPU has too little free memory for JAX to start.
+    """
+    shown, problem = gpus.visible()
     if gpus.simulated_count() is not None:
-        return _simulated_gpus(count), problem
+        return _by_index(_simulated_gpus(len(shown))), problem
+    if not shown:
+        forbid_gpu(problem)
+        return {}, gpus.forbidden_because
+    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    if platforms and "cpu" not in platforms.split(",") and not jax_has_started():
+        jax.config.update("jax_platforms", f"{platforms},cpu")  # first parameters are computed on the CPU
+    with _plugin_failures() as failures:
+        try:
+            return _by_index(jax.devices("gpu")), ""
+        except RuntimeError as error:  # raised if JAX has no such back end, or if it cannot be started
+            text = " ".join(failures or [" ".join(str(error).split())])
+            if is_out_of_memory(text):
+                raise UserError(
+                    f"JAX cannot start on the GPU ({text[:160]}): other processes hold its memory; wait for them, lower"
+                    " their devices.memory_fraction, or choose another GPU with devices.gpu"
+                ) from error
+            forbid_gpu(f"JAX cannot start on a GPU: {text}")
+            return {}, gpus.forbidden_because
+
+
+def _by_index(devices: Sequence[jax.Device]) -> dict[int, jax.Device]:
+    indices = _limited_to if _limited_to and len(_limited_to) == len(devices) else range(len(devices))
+    return dict(zip(indices, devices, strict=True))
+
+
+@contextlib.contextmanager
+def _plugin_failures() -> Iterator[list[str]]:
+    """Collects why JAX could not load a plugin; JAX would log a traceback."""
+    logger, failures = logging.getLogger("jax._src.xla_bridge"), []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.exc_info:
+            failures.append(" ".join(f"{record.exc_info[1]}".split()))
+        return not record.exc_info
+
+    logger.addFilter(keep)
     try:
-        return jax.devices("gpu"), ""
-    except RuntimeError as error:  # JAX's way to say that it has no such back end, or that it cannot be started
-        return [], problem or f"JAX cannot start on a GPU: {' '.join(str(error).split())}"
+        yield failures
+    finally:
+        logger.removeFilter(keep)
 
 
 def _simulated_gpus(count: int) -> list[jax.Device]:
-    """CPU devices that stand for GPUs: those after the first one, which stays the CPU."""
+    """CPU devices that stand in for GPUs: all but the first one of each process, which stays the CPU."""
     if count == 0:
         return []
+    count = count if _limited_to is None else len(_limited_to)
     with contextlib.suppress(RuntimeError):  # the back end has started: it has the devices it has
         jax.config.update("jax_num_cpu_devices", count + 1)
-    devices = jax.devices("cpu")[1 : count + 1]
-    if len(devices) < count:
-        raise UserError(f"{gpus.SIMULATED}: JAX started with {len(devices) + 1} CPU devices; {count + 1} are needed")
-    return devices
+    if (here := len(jax.local_devices(backend="cpu"))) <= count:
+        raise UserError(f"{gpus.SIMULATED}: JAX started with {here} CPU devices; {count + 1} are needed")
+    devices = jax.devices("cpu")
+    processes = sorted({device.process_index for device in devices})
+    return [device for p in processes for device in [d for d in devices if d.process_index == p][1 : count + 1]]
 
 
-def pick_device(gpu: GpuOption) -> Choice:
+def pick_device(gpu: GpuOption, here: bool = False) -> Choice:
     """The device that a `gpu` option means.
 
     | gpu | device |
@@ -86,21 +183,30 @@ def pick_device(gpu: GpuOption) -> Choice:
     | False | the CPU, even where a GPU is |
     | 0, 1, ... | exactly that GPU, or an error |
 
+    Args:
+        here: count the GPUs of this process alone, if there are several processes.
+
     Raises:
         ConfigError: no such GPU; the message names what is visible.
     """
     if gpu is False:
-        forbid_gpu()
+        forbid_gpu("devices.gpu = false")
         return Choice(jax.devices("cpu")[0], "devices.gpu = false")
     devices, problem = _visible_gpus()
-    if gpu == "auto":
-        if devices:
-            return Choice(devices[0], "devices.gpu = auto, and there is a GPU" + _if_simulated())
+    if here and jax.distributed.is_initialized():
+        devices = dict(enumerate(d for d in devices.values() if d.process_index == jax.process_index()))
+    if gpu == "auto" and not devices:
         return Choice(jax.devices("cpu")[0], f"devices.gpu = auto, and there is no GPU: {problem}")
-    index = 0 if gpu is True else int(gpu)
-    if index >= len(devices):
-        raise gpus.no_such_gpu(gpu, [d.device_kind for d in devices], problem)
-    return Choice(devices[index], f"devices.gpu = {str(gpu).lower()}" + _if_simulated())
+    index = min(devices, default=0) if gpu == "auto" or gpu is True else gpu
+    if index not in devices:
+        if _limited_to and index < len(gpus.visible().gpus):
+            raise ConfigError(
+                "devices.gpu", gpu, f"GPU {', '.join(map(str, devices))}, to which JAX was limited when it started",
+                "use another GPU in a fresh process",
+            )  # fmt: skip
+        raise gpus.no_such_gpu(gpu, [d.device_kind for d in devices.values()], problem)
+    reason = "devices.gpu = auto, and there is a GPU" if gpu == "auto" else f"devices.gpu = {str(gpu).lower()}"
+    return Choice(devices[index], reason + _if_simulated())
 
 
 def _if_simulated() -> str:
@@ -135,7 +241,7 @@ def place(config: DevicesConfig) -> Placement:
         """None: the learner's own."""
         if option == "learner":
             return None
-        return jax.local_devices(backend="cpu")[0] if option is False else pick_device(option).device
+        return jax.local_devices(backend="cpu")[0] if option is False else pick_device(option, here=True).device
 
     actor, evaluator = other(config.actor), other(config.evaluator)
     actors = local if actor is None else (actor,) * len(local)
@@ -231,6 +337,7 @@ def join_processes(config: DevicesConfig) -> None:
     Raises:
         UserError: the others cannot be found.
     """
+    limit_jax(config)
     try:
         jax.distributed.initialize(config.coordinator, config.num_processes, config.process_index)
     except (RuntimeError, ValueError) as error:
@@ -265,7 +372,8 @@ def gather_rows(rows: np.ndarray) -> np.ndarray:
         return rows
     with jax.transfer_guard("allow"):
         counts = process_allgather(np.int32(len(rows)))
-        padded = np.zeros((max(1, counts.max()), rows.shape[1]), np.float32)
+        # A power of two, so that few sizes are compiled.
+        padded = np.zeros((1 << (max(1, int(counts.max())) - 1).bit_length(), rows.shape[1]), np.float32)
         padded[: len(rows)] = rows
         everywhere = process_allgather(padded)
     return np.concatenate([part[:count] for part, count in zip(everywhere, counts, strict=True)])

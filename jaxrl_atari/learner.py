@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl_atari import ppo
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import DataParallel, Placement, check_placement
+from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import make_network
 
 
@@ -22,7 +23,7 @@ class Learner:
     """
 
     def __init__(self, config: Config, placement: Placement, num_actions: int, state: ppo.TrainState):
-        learner, actor = placement.home.platform, placement.actors[0].platform
+        learner, actor = network_platform(placement.home), network_platform(placement.actors[0])
         network = make_network(config.network, num_actions, learner, actor)
         self._acting_network = make_network(config.network, num_actions, actor, learner)
         self._actors, self._check = placement.actors, config.devices.check

@@ -109,7 +109,9 @@ class Network(NamedTuple):
 
 @functools.cache
 def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: str | None = None) -> Network:
-    """The network of a config in the form that suits a platform ("cpu", "gpu"). The same arguments, the same object.
+    """The network of a config in the form that suits a platform: "cpu", "gpu" or "old gpu" (`network_platform`).
+
+    The same arguments give the same object.
 
     Args:
         peer: the platform of the device that learns from, or acts for, this one, if it is another: both must store
@@ -132,10 +134,10 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
 
 
 def compute_dtype(config: NetworkConfig, platform: str) -> Any:
-    """The arithmetic of the torso: `network.compute_dtype`, where `auto` is float32 on a CPU and bfloat16 elsewhere."""
+    """The arithmetic of the torso: `network.compute_dtype`, where `auto` is bfloat16 on a GPU with units for it."""
     name = config.compute_dtype
     if name == "auto":
-        name = "float32" if platform == "cpu" else "bfloat16"
+        name = "bfloat16" if platform == "gpu" else "float32"
     return jnp.dtype(name)
 
 

@@ -23,7 +23,8 @@ from jaxrl_atari.devices import Placement, check_placement, gather_rows, sum_ove
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.fast.frames import STACK, gather_stacks, next_age
+from jaxrl_atari.fast.frames import FRAME_SIZE, STACK, gather_stacks, next_age
+from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.ppo import Rollout, sample_action
 
@@ -107,6 +108,18 @@ def act(
     ), action
 
 
+@partial(jax.jit, static_argnames="network", donate_argnames="state")
+def act_packed(network: Network, params: Any, state: ActorState, packed: jax.Array) -> tuple[ActorState, jax.Array]:
+    """`act` on `pack(frame, first)`, which reaches a GPU in one copy."""
+    frame = packed[:, :-1].reshape(-1, FRAME_SIZE, FRAME_SIZE)
+    return act(network, params, state, frame, packed[:, -1] > 0)
+
+
+def pack(frame: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """uint8 [B, 84 * 84 + 1]: each environment's pixels, then its `first`."""
+    return np.concatenate([frame.reshape(len(frame), -1), first[:, None]], axis=1, dtype=np.uint8)
+
+
 class Outcome(NamedTuple):
     """What the emulators returned for each step of a rollout: NumPy, [T, B]. See `Rollout`."""
 
@@ -162,6 +175,7 @@ class EnvGroup:
         self._rules = rules
         self.pool, self.device, self.rollout_length = pool, device, rollout_length
         self._network, self._check = network, check
+        self._packs = device.platform != "cpu"  # a CPU reads the frames where they are
         with jax.default_device(device):
             state = empty_state(rollout_length, pool.num_envs, network.layout.shape, first_env)
         self._state = jax.device_put(state, device)
@@ -193,8 +207,13 @@ class EnvGroup:
         """
         if self._check:
             check_placement("acting", {"params": params, "state": self._state}, [self.device])
+        step = self._newest
         with jax.transfer_guard_host_to_device("allow"):
-            self._state, self._action = act(self._network, params, self._state, self._newest.frame, self._newest.first)
+            if self._packs:
+                packed = pack(step.frame, step.first)
+                self._state, self._action = act_packed(self._network, params, self._state, packed)
+            else:
+                self._state, self._action = act(self._network, params, self._state, step.frame, step.first)
         if self._check:
             check_placement("acting", {"state": self._state, "action": self._action}, [self.device])
 
@@ -299,7 +318,7 @@ def make_groups(config: Config, placement: Placement, seed: int) -> list[list[En
             num_threads=env.num_threads,
             rules=env.rules,
         )  # fmt: skip
-        network = make_network(config.network, pool.num_actions, device.platform, learner.platform)
+        network = make_network(config.network, pool.num_actions, network_platform(device), network_platform(learner))
         return EnvGroup(pool, network, config.ppo.rollout_length, device, first_env, config.devices.check, env.rules)
 
     local = [device for device in placement.learner if device.process_index == placement.home.process_index]

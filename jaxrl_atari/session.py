@@ -10,11 +10,10 @@ import jax
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.devices import Placement, agree, is_leader, place, sum_over_processes
+from jaxrl_atari.devices import Placement, agree, is_leader, limit_jax, place, sum_over_processes
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware.memory import out_of_memory_advice
-from jaxrl_atari.hardware.memory_share import apply_memory_fraction
 from jaxrl_atari.hardware.monitor import Monitor
 from jaxrl_atari.hardware.runtime import multiplies_bfloat16
 from jaxrl_atari.learner import abstract_arrays, first_arrays, make_learner
@@ -230,7 +229,7 @@ def prepare(
     Args:
         quiet: print nothing.
     """
-    apply_memory_fraction(config.devices)
+    limit_jax(config.devices)
     placement = place(config.devices)
     leader = is_leader()  # of several processes, only the leader writes
     with contextlib.ExitStack() as exits:

@@ -1,13 +1,43 @@
-"""Eight CPU devices stand for GPUs; what one test compiles, the others and their processes need not compile again."""
+"""Tests run on eight CPU devices; what one test compiles, the others and their processes need not compile again.
+
+The processes that tests start inherit the compilation cache, and otherwise only what a user's shell would give them. On
+a machine with a GPU, they and the tests stay on the CPU, except with `-m gpu`: then one worker has the GPUs.
+"""
 
 import atexit
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
-# In the environment, before JAX starts: for this process and for those that tests start.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)  # not XLA_FLAGS, which the processes that tests start would inherit
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxrl_atari_tests_")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+    # JAX, imported above, has read neither.
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def wants_gpu(config):
+    expression = config.option.markexpr
+    return "gpu" in expression and "not gpu" not in expression
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    if wants_gpu(config):
+        config.option.numprocesses = 0  # two workers would share a GPU, and its memory
+
+
+def pytest_configure(config):
+    if wants_gpu(config):
+        return
+    if Path("/dev/nvidiactl").exists():
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        jax.config.update("jax_platforms", "cpu")
+    jax.devices()  # starts JAX: the first test that trains would limit it to the devices of its config

@@ -66,10 +66,10 @@ class FakeNvml:
 
 
 def gpu(ordinal):
-    return SimpleNamespace(platform="gpu", local_hardware_id=ordinal)
+    return SimpleNamespace(platform="gpu", local_hardware_id=ordinal, process_index=0)
 
 
-CPU = SimpleNamespace(platform="cpu", local_hardware_id=0)
+CPU = SimpleNamespace(platform="cpu", local_hardware_id=0, process_index=0)
 
 
 def make_monitor(devices, nvml, said, **kwargs):

@@ -32,14 +32,12 @@ from jaxrl_atari.benchmark.comparison import (
     parse_range,
     scale,
     summary,
-    usable_cores,
 )
 from jaxrl_atari.benchmark.measure import RATES, SECTIONS, measure
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import gpus, runtime
 from jaxrl_atari.hardware.memory import out_of_memory_advice
-from jaxrl_atari.hardware.memory_share import apply_memory_fraction
 from jaxrl_atari.run_dir.description import describe
 
 PARTS = (*RATES, "startup")
@@ -132,7 +130,7 @@ def hardware() -> dict[str, Any]:
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
     return {
         "cpu": model,
-        "cores": usable_cores(),
+        "cores": runtime.usable_cores(),
         "memory_gib": psutil.virtual_memory().total / 2**30,
         "gpus": [gpu.model for gpu in gpus.visible().gpus],
         "driver": gpus.driver_version(),
@@ -148,7 +146,6 @@ def report(job: Job, config: Config, parts: Sequence[str], repeats: int) -> dict
         result["startup"] = measure_startup(job)
     timed = [part for part in parts if part in RATES]
     if timed:
-        apply_memory_fraction(config.devices)
         with out_of_memory_advice(config):
             measured = measure(config, timed, repeats, job.seconds)
         figures = {FIGURES[part]: values for part, values in measured["rates"].items()}

@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware import gpus, runtime
 
 YARDSTICK = Path(__file__).parents[2] / "benchmarks" / "torch_ppo.py"
 YARDSTICK_SPEC = {
@@ -40,11 +40,6 @@ COMPARED = {
 def summary(values: Sequence[float]) -> dict[str, Any]:
     """Median, minimum and maximum of repeats, and all of them."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": list(values)}
-
-
-def usable_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Job(NamedTuple):
@@ -186,7 +181,7 @@ def _torch_side(job: Job, config: Config, mode: str) -> Side:
     )  # PyTorch trains at about 500 SPS on two cores
     arguments = [
         str(YARDSTICK), f"--what={job.compared}", f"--mode={mode}", f"--iterations={iterations}",
-        f"--game={config.env.game_name}", f"--threads={usable_cores()}",
+        f"--game={config.env.game_name}", f"--threads={runtime.usable_cores()}",
     ]  # fmt: skip
 
     def run() -> dict[str, Any]:

@@ -131,8 +131,12 @@ class Training:
                 self._pools[-1].reset()
         return random_play(self._pools, seconds, self._rng)
 
+    def _key(self) -> jax.Array:
+        with jax.default_device(self.run.placement.home):
+            return jax.random.key(self.config.seed)
+
     def _collect(self) -> Collected:
-        return collect(self.run.groups, self.run.learner.acting_params(), jax.random.key(self.config.seed))
+        return collect(self.run.groups, self.run.learner.acting_params(), self._key())
 
     def acting(self, seconds: float) -> float:
         """Env steps a second of rollouts that nobody learns from."""
@@ -150,7 +154,7 @@ class Training:
         learner.settle()
         rollouts = self._collect().rollouts
         saved = jax.block_until_ready(jax.tree.map(jnp.copy, learner.state))
-        hyper, key = hyperparameters(self.config, 0), jax.random.key(self.config.seed)
+        hyper, key = hyperparameters(self.config, 0), self._key()
         updates, start = 0, time.perf_counter()
         while time.perf_counter() - start < seconds:
             metrics = learner.update(rollouts, hyper, key)

@@ -20,8 +20,8 @@ import jax
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.config import EnvConfig, parse_gpu
-from jaxrl_atari.devices import pick_device
+from jaxrl_atari.config import DevicesConfig, EnvConfig, parse_gpu
+from jaxrl_atari.devices import limit_jax, pick_device
 from jaxrl_atari.envs import Episode
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
@@ -30,6 +30,7 @@ from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation, summaris
 from jaxrl_atari.evaluate.policy import Policy, find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware import runtime
+from jaxrl_atari.hardware.memory_share import do_not_preallocate
 from jaxrl_atari.run_dir.files import unused, write_json
 from jaxrl_atari.run_dir.reading import session_dirs
 
@@ -84,7 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     for line in runtime.configure():
         print(line, flush=True)
-    device = pick_device(parse_gpu(options.gpu, "--gpu")).device  # before anything starts JAX's back end
+    gpu = parse_gpu(options.gpu, "--gpu")
+    do_not_preallocate()  # beside a training run
+    limit_jax(DevicesConfig(gpu=gpu))
+    device = pick_device(gpu).device
     if options.sessions == "all":
         _evaluate_all(options, device)
     else:

@@ -12,6 +12,7 @@ import jax
 from jaxrl_atari.config import Config
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
+from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import make_network
 
 FILE = "evaluations.csv"
@@ -38,7 +39,7 @@ class Evaluator:
         say: Callable[[str], None],
     ):
         self._config, self._seed, self._device, self._dir, self._say = config, seed, device, session_dir, say
-        self._network = make_network(config.network, num_actions, device.platform)
+        self._network = make_network(config.network, num_actions, network_platform(device))
         self._table = session_dir / FILE
         kept = []
         if self._table.exists():

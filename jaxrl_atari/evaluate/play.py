@@ -82,23 +82,23 @@ def play(
     the one that just ended, or None. Raises `CancelledError` at the first step at which `cancelled()` is true.
     """
     remaining, episodes, number = quota.copy(), EpisodeCounter(pool.num_envs), 0
-    with jax.default_device(policy.device):
+    with jax.default_device(policy.device):  # everything: a GPU that trains has no part in an evaluation on the CPU
         key = jax.random.key(seed)
-    step = pool.reset()
-    window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
-    window, age, stacks = push_frame(window, age, step.frame, step.first)
-    for i in np.flatnonzero(remaining):
-        on_step(int(i), None)
-    while remaining.any():
-        if cancelled():
-            raise CancelledError
-        step = pool.step(policy.act(stacks, jax.random.fold_in(key, number), greedy))
+        step = pool.reset()
+        window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
         window, age, stacks = push_frame(window, age, step.frame, step.first)
-        number += 1
-        ended = {game.env: game for game in episodes.count(step)}
         for i in np.flatnonzero(remaining):
-            on_step(int(i), ended.get(int(i)))
-            remaining[i] -= int(i) in ended
+            on_step(int(i), None)
+        while remaining.any():
+            if cancelled():
+                raise CancelledError
+            step = pool.step(policy.act(stacks, jax.random.fold_in(key, number), greedy))
+            window, age, stacks = push_frame(window, age, step.frame, step.first)
+            number += 1
+            ended = {game.env: game for game in episodes.count(step)}
+            for i in np.flatnonzero(remaining):
+                on_step(int(i), ended.get(int(i)))
+                remaining[i] -= int(i) in ended
 
 
 def run_evaluation(

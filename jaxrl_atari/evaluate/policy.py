@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.devices import check_placement
+from jaxrl_atari.devices import check_placement, pick_device
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.fast.frames import store_stacks
+from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.run_dir.checkpoints import Checkpoints, Damaged, Restored
@@ -134,7 +135,7 @@ def load_policy(
         run_dir: a trial's directory, or a session's.
         checkpoint: the one with the best score, the newest one that is sound (a warning names newer, damaged ones), or
             the one at an env step.
-        device: where to act; None: JAX's default.
+        device: where to act; None: the first GPU, or the CPU if there is none.
         session: see `find_session`.
 
     Raises:
@@ -142,7 +143,7 @@ def load_policy(
     """
     session_dir, _ = find_session(run_dir, session)
     checkpoints = Checkpoints(session_dir, read_only=True)
-    home = jax.devices()[0] if device is None else device
+    home = pick_device("auto").device if device is None else device
 
     def target(meta: dict[str, Any]) -> dict[str, Any]:
         return abstract_arrays(_config(checkpoints, meta), meta["num_actions"], home)
@@ -159,5 +160,5 @@ def load_policy(
         meta = checkpoints.read_meta(step, fields)
         found = Restored(step, checkpoints.restore(step, target(meta)), meta, {})
     config = _config(checkpoints, found.meta)
-    network = make_network(config.network, found.meta["num_actions"], home.platform)
+    network = make_network(config.network, found.meta["num_actions"], network_platform(home))
     return Policy(config, network, found.arrays["train_state"].params, home, session_dir, found.step)

@@ -12,6 +12,8 @@ REASONS = {
     999: "unknown error; is the kernel module loaded?",
 }
 
+COMPUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+
 
 class DriverError(Exception):
     """The driver is missing or a call of it failed. The message names the call and the reason."""
@@ -63,6 +65,15 @@ class CudaDriver:
         raw = (ctypes.c_ubyte * 16)()
         self._call("cuDeviceGetUuid_v2", ctypes.byref(raw), self._device(ordinal))  # v2: of the MIG slice, if it is one
         return str(uuid.UUID(bytes=bytes(raw)))
+
+    def compute_capability(self, ordinal: int) -> tuple[int, int]:
+        """Compute capability, such as (9, 0)."""
+        numbers = []
+        for attribute in COMPUTE_CAPABILITY:
+            number = ctypes.c_int()
+            self._call("cuDeviceGetAttribute", ctypes.byref(number), attribute, self._device(ordinal))
+            numbers.append(number.value)
+        return numbers[0], numbers[1]
 
     def _device(self, ordinal: int) -> ctypes.c_int:
         device = ctypes.c_int()

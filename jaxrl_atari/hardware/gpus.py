@@ -23,6 +23,8 @@ from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError, NoDriver
 
 SIMULATED = "JAXRL_ATARI_SIMULATED_GPUS"
+forbidden_because = ""  # set by `devices.forbid_gpu`
+BFLOAT16_CAPABILITY = (8, 0)  # Ampere
 INSTALL = "pip install 'jaxrl_atari[cuda12]'"
 
 
@@ -48,7 +50,7 @@ def visible() -> Visible:
         return simulated_gpus(count, names)
     platforms = jax.config.jax_platforms  # set by JAX_PLATFORMS too  # pyright: ignore[reportAttributeAccessIssue]
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
-        return Visible((), f"JAX may use only the platform {platforms} (JAX_PLATFORMS)")
+        return Visible((), forbidden_because or f"JAX may use only the platform {platforms} (JAX_PLATFORMS)")
     found = driver_gpus(names)
     if found.gpus and not _has_plugin():
         return Visible((), f"the driver shows {len(found.gpus)}, but JAX's CUDA plugin is not installed; {INSTALL}")
@@ -102,6 +104,21 @@ def driver_gpus(names: str | None, library: Any = None) -> Visible:
     except DriverError as error:
         return Visible((), _hidden(names) or str(error))
     return Visible(gpus, "" if gpus else _hidden(names) or "the NVIDIA driver shows none")
+
+
+def network_platform(device: jax.Device, library: Any = None) -> str:
+    """The platform for which `make_network` makes a network: "cpu", "gpu", or "old gpu" (no bfloat16 units).
+
+    Args:
+        library: see `CudaDriver`.
+    """
+    if device.platform != "gpu":
+        return device.platform
+    try:
+        capability = CudaDriver(library).compute_capability(device.local_hardware_id)
+    except DriverError:
+        return "gpu"
+    return "gpu" if capability >= BFLOAT16_CAPABILITY else "old gpu"
 
 
 def _has_plugin() -> bool:

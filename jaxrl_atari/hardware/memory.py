@@ -9,6 +9,7 @@ manage.
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,13 +123,27 @@ def report(needed: Estimate, limit: int | None = None) -> str:
     return "\n".join(lines)
 
 
+# What XLA reports when the pool of JAX, another process, or a library has left no memory.
+NO_MEMORY = re.compile(
+    r"RESOURCE_EXHAUSTED|OUT_OF_MEMORY|out of memory|(failed|could not|couldn't) \w* ?create \w+ handle"
+    r"|CUDNN_STATUS_(NOT_INITIALIZED|ALLOC_FAILED|INTERNAL_ERROR)|CUBLAS_STATUS_(NOT_INITIALIZED|ALLOC_FAILED)"
+    r"|DNN library initialization failed",
+    re.IGNORECASE,
+)
+
+
+def is_out_of_memory(message: str) -> bool:
+    """Whether an error message of JAX means that a device had too little memory."""
+    return NO_MEMORY.search(message) is not None
+
+
 @contextlib.contextmanager
 def out_of_memory_advice(config: Config) -> Iterator[None]:
     """Turns JAX's out-of-memory error into a `UserError` that names the fields to lower."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(str(error)):
             raise
         advice = (
             f"lower ppo.minibatch_size (now {config.ppo.minibatch_size}) or env.num_envs (now {config.env.num_envs})"
@@ -136,5 +151,7 @@ def out_of_memory_advice(config: Config) -> Iterator[None]:
         if jax.default_backend() != "cpu":
             fraction = config.devices.memory_fraction or "0.75, JAX's default"
             advice += f", or raise devices.memory_fraction (now {fraction}) if no other process uses this GPU"
+            if "RESOURCE_EXHAUSTED" not in str(error):  # a handle or context, beside the memory that JAX reserves
+                advice += ", or lower it or trial.parallel if others do"
         text = " ".join(str(error).split()).rstrip(".")[:160]
         raise UserError(f"out of device memory ({text}); {advice}, and continue with --resume") from error

@@ -49,7 +49,8 @@ class GpuReader:
     """
 
     def __init__(self, devices: Sequence[jax.Device], nvml: Any = pynvml, uuid_of: Callable[[int], str] = cuda_uuid):
-        gpus = {device.local_hardware_id for device in devices if device.platform == "gpu"}
+        local = [device for device in devices if device.process_index == jax.process_index()]
+        gpus = {device.local_hardware_id for device in local if device.platform == "gpu"}
         if not gpus:
             raise GpuUnknown("no GPU in use")
         self._nvml = nvml

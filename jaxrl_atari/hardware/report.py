@@ -16,7 +16,7 @@ from jaxrl_atari.config import Config, GpuOption
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.memory import estimate, format_bytes, report
-from jaxrl_atari.hardware.memory_share import FRACTION, OLD_FRACTION
+from jaxrl_atari.hardware.memory_share import FRACTION, OLD_FRACTION, do_not_preallocate
 from jaxrl_atari.hardware.monitor import GpuReader, GpuUnknown
 from jaxrl_atari.hardware.rotation import cuda_offset, rotate
 
@@ -126,13 +126,13 @@ def main(
     if options.config:
         config = cli.parse(Config, overrides, default=cli.load_config_file(options.config), prog=prog)
     # The report must not take memory that other processes on the GPU need.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    do_not_preallocate()
     text, problems = lines(pick_device, visible_gpus)
     print("\n".join(text))
     if config is not None:
         device, _ = pick_device(config.devices.gpu)
         limit = (device.memory_stats() or {}).get("bytes_limit")
-        print("\n" + report(estimate(config, device.platform), limit))
+        print("\n" + report(estimate(config, gpus.network_platform(device)), limit))
     print("\n" + ("\n".join(f"problem: {problem}" for problem in problems) or "no problem found"))
     if any("failed" in problem or "CUDA_OFFSET" in problem for problem in problems):
         sys.exit(1)

@@ -10,10 +10,21 @@ from functools import cache
 from pathlib import Path
 
 import jax
+from jax._src import xla_bridge  # JAX has no public way to ask whether its back end has started
 
 # glibc's <malloc.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX")
+
+
+def jax_has_started() -> bool:
+    """Whether JAX has started its back ends: from then on it keeps its devices and their memory."""
+    return xla_bridge.backends_are_initialized()
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

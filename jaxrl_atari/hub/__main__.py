@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jaxrl_atari import cli
+from jaxrl_atari.devices import forbid_gpu
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.hub.card import model_card
@@ -280,6 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     pull_parser.add_argument("repo_id", metavar="USER/REPO")
     pull_parser.add_argument("directory", metavar="DIR", nargs="?", help="new directory of the run [data/REPO]")
     options = parser.parse_args(arguments)
+    forbid_gpu()  # orbax starts JAX's back end to read a checkpoint; a GPU may be training
     if options.command == "push":
         print(f"pushed: {push(options.run_dir, options.repo_id, options.private, checkpoint=options.checkpoint)}")
     else:

@@ -19,7 +19,7 @@ logging.getLogger("absl").addFilter(lambda record: "orbax" not in Path(record.pa
 
 def single_process() -> ocp.options.MultiprocessingOptions:
     """Options that keep orbax from waiting for other processes: one process writes, and each reads on its own."""
-    if jax.process_count() == 1:
+    if not jax.distributed.is_initialized():
         return ocp.options.MultiprocessingOptions()
     process = jax.process_index()
     return ocp.options.MultiprocessingOptions(
@@ -45,8 +45,8 @@ def _restore_template(target: Any) -> np.ndarray:
 
 def to_device(value: np.ndarray, target: Any) -> jax.Array:
     """Moves a restored array to the devices of `target`; key data become a key again."""
-    array = jax.random.wrap_key_data(jnp.asarray(value)) if _is_key(target) else value
-    return jax.device_put(array, target.sharding)
+    array = jax.device_put(value, target.sharding)
+    return jax.random.wrap_key_data(array) if _is_key(target) else array
 
 
 def read_arrays(directory: Path, target: Any) -> Any:

@@ -40,3 +40,6 @@ COLUMNS = {
 
 REQUIRED_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group != "system")
 """The columns that every metrics.csv has."""
+
+COMPILED = "compilation included"
+"""The end of the line that a session prints when its first update is finished: nothing remains to be compiled."""

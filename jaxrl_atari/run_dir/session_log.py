@@ -18,6 +18,7 @@ import psutil
 
 from jaxrl_atari.config import LogConfig
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.run_dir.columns import COMPILED
 from jaxrl_atari.run_dir.writers import Writer
 
 Metrics = Mapping[str, Any]
@@ -186,7 +187,7 @@ class SessionLog:
             now = time.monotonic()
             self.message(
                 f"first env step {self._since_start(first_step_at)}; first rollout and update took"
-                f" {now - self._start[0]:.1f} s, compilation included"
+                f" {now - self._start[0]:.1f} s, {COMPILED}"
             )
             self._start = (now, self._progress.env_steps)
             self.compiling = False

@@ -13,6 +13,8 @@ from typing import Any
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import runtime
+from jaxrl_atari.hardware.gpus import visible
+from jaxrl_atari.hardware.memory_share import equal_share
 from jaxrl_atari.run_dir.config_file import CONFIG_FILE
 from jaxrl_atari.run_dir.description import describe, is_finished, session_dir
 from jaxrl_atari.run_dir.files import write_json
@@ -25,8 +27,8 @@ from jaxrl_atari.trial.stopping import StopRequest
 
 
 def memory_share(gpu: float) -> float:
-    """Share of a GPU's memory for a trial with `gpu` GPUs: nine tenths of its part."""
-    return round(0.9 * min(gpu, 1.0), 4)
+    """Share of a GPU's memory for a trial with `gpu` GPUs."""
+    return equal_share(1.0 / min(gpu, 1.0), min((found.memory for found in visible().gpus), default=0))
 
 
 def trial_config(config: Config, search: SearchConfig, fields: Fields, gpu: float, cpu: int) -> Config:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrl_atari.cli import INTERRUPTED, drop_output
+from jaxrl_atari.run_dir.columns import COMPILED
 from jaxrl_atari.trial.stopping import StopRequest
 
 POLL_SECONDS = 0.1
@@ -31,6 +32,7 @@ class Task(NamedTuple):
     gpus: tuple[int, ...]  # that it occupies
     kind: str = "session"
     first_line: str = ""  # written to its standard input
+    warms_cache: bool = False  # the first such task compiles what the others then read from the cache
 
     @property
     def label(self) -> str:
@@ -44,6 +46,7 @@ class _Process:
     def __init__(self, task: Task, alone: bool):
         self.name, self.gpus, self.label = task.name, task.gpus, task.label
         self._last = self._error = ""
+        self.has_compiled = not task.warms_cache
         self._process = subprocess.Popen(
             [sys.executable, "-m", *task.arguments],
             env=task.environment,
@@ -70,6 +73,7 @@ class _Process:
             if line:
                 self._last = line
                 self._error = line.removeprefix("error: ") if line.startswith("error: ") else self._error
+            self.has_compiled = self.has_compiled or COMPILED in line
             say(line if line.startswith(self.label) else f"{self.label}  {line}")
 
     def is_running(self) -> bool:
@@ -127,7 +131,7 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
             kills them.
     """
     waiting, running, failures = list(tasks), [], {}
-    told = False
+    told = compiled = False
     with StopRequest() as stop:
         try:
             while running or waiting:
@@ -139,7 +143,9 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
                         process.send(stop.signal)
                 busy = Counter(process.gpus for process in running)
                 startable = (task for task in waiting if not task.gpus or busy[task.gpus] < per_gpu)
-                task = next(startable, None) if len(running) < parallel else None
+                compiled = compiled or any(process.has_compiled for process in running)
+                may_start = len(running) < parallel and (compiled or not running)
+                task = next(startable, None) if may_start else None
                 if task is not None:
                     waiting.remove(task)
                     running.append(_Process(task, alone=parallel == 1))
@@ -147,6 +153,7 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
                 time.sleep(POLL_SECONDS)
                 for process in [process for process in running if not process.is_running()]:
                     running.remove(process)
+                    compiled = compiled or process.has_compiled
                     process.close()
                     if (reason := process.failure()) and not (told and process.was_interrupted()):
                         failures[process.name] = reason

@@ -15,6 +15,7 @@ from jaxrl_atari.errors import SessionsFailed, UserError, require
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory_share import memory_fraction, set_memory_fraction
 from jaxrl_atari.hardware.rotation import Place, place_session
+from jaxrl_atari.hardware.runtime import usable_cores
 from jaxrl_atari.plots import plot_trial
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import (
@@ -126,7 +127,8 @@ def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = Fal
         parallel = min(config.trial.parallel or len(blocks), len(plan.places))
         if parallel > 1 or any(len(block) not in (0, len(visible().gpus)) for block in blocks):
             per_gpu = math.ceil(parallel / len(blocks))
-            failures = run_processes([_task(plan, session, per_gpu) for session in plan.places], parallel, per_gpu)
+            tasks = [_task(plan, session, per_gpu, parallel) for session in plan.places]
+            failures = run_processes(tasks, parallel, per_gpu)
         else:
             with StopRequest() as stop:
                 for session in plan.places:
@@ -194,20 +196,27 @@ def _reported(session: int, error: Exception) -> str:
     return reason
 
 
-def _task(plan: Plan, session: int, sharing: int) -> Task:
-    """The process of a session; its config.json files travel on its standard input."""
+def _task(plan: Plan, session: int, sharing: int, parallel: int) -> Task:
+    """The process of a session; its config.json files travel on its standard input.
+
+    Args:
+        sharing: processes on its GPU; parallel: sessions at a time, which share the cores.
+    """
     place = plan.places[session]
     environment = dict(os.environ)
     where = "CPU"
     if place.gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible().gpus[index].name for index in place.gpus)
+        gpus = [visible().gpus[index] for index in place.gpus]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.name for gpu in gpus)
         where = "GPU " + ",".join(map(str, place.gpus))
-        fraction = memory_fraction(plan.config.devices, sharing)
+        fraction = memory_fraction(plan.config.devices, sharing, min(gpu.memory for gpu in gpus))
         if fraction is not None:
             set_memory_fraction(environment, fraction)
             where += f", {fraction:.0%} of its memory"
     print(f"session {session}  on {where} ({place.reason})", flush=True)
     directory = session_dir(plan.run_dir, session)
-    arguments = ("jaxrl_atari.trial.worker", str(plan.run_dir), str(session), str(place.gpu), str(plan.resume))
+    threads = plan.config.env.num_threads or (max(1, usable_cores() // parallel) if parallel > 1 else 0)
+    numbers = map(str, (session, place.gpu, plan.resume, threads))
+    arguments = ("jaxrl_atari.trial.worker", str(plan.run_dir), *numbers)
     descriptions = [plan.descriptions[plan.run_dir], plan.descriptions[directory]]
-    return Task(session, arguments, environment, place.gpus, first_line=json.dumps(descriptions))
+    return Task(session, arguments, environment, place.gpus, first_line=json.dumps(descriptions), warms_cache=True)

@@ -1,7 +1,10 @@
-"""The process of one session: `python -m jaxrl_atari.trial.worker RUN_DIR SESSION GPU RESUME`, as `trial.py` starts it.
+"""The process of one session, started by `trial.py`.
 
-It sees only its own GPUs, and GPU is the `gpu` option among these. The first line of its standard input is JSON: the
-contents of config.json for the run and for the session, which it writes once training has begun.
+    python -m jaxrl_atari.trial.worker RUN_DIR SESSION GPU RESUME THREADS
+
+It sees only its own GPUs, and GPU is the `gpu` option among these. THREADS are emulator threads (0: one per core). The
+first line of its standard input is JSON: the contents of config.json for the run and for the session, which it writes
+once training has begun.
 """
 
 import dataclasses
@@ -29,7 +32,11 @@ def main() -> None:
     directory = session_dir(run_dir, session)
     runtime.configure()
     config = config_from_dict(run_description["config"])
-    config = dataclasses.replace(config, devices=dataclasses.replace(config.devices, gpu=gpu))
+    config = dataclasses.replace(
+        config,
+        devices=dataclasses.replace(config.devices, gpu=gpu),
+        env=dataclasses.replace(config.env, num_threads=int(sys.argv[5])),
+    )
 
     def write_descriptions() -> None:
         write_description(run_dir, run_description)

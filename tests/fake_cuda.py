@@ -1,0 +1,100 @@
+"""A machine with GPUs for the processes that tests start: a CUDA driver that shows them, and a plugin of JAX.
+
+The plugin writes down that JAX starts it and with which settings, and then fails, as CUDA does on a broken machine.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+DRIVER = """
+import ctypes
+
+class Library:
+    def cuInit(self, flags):
+        return 0
+    def cuDeviceGetCount(self, count):
+        count._obj.value = {gpus}
+        return 0
+    def cuDeviceGet(self, device, ordinal):
+        device._obj.value = ordinal
+        return 0
+    def cuDeviceGetName(self, name, size, device):
+        name.value = b"H100"
+        return 0
+    def cuDeviceTotalMem_v2(self, memory, device):
+        memory._obj.value = 24 << 30
+        return 0
+
+class CDLL(ctypes.CDLL):
+    def __new__(cls, name=None, *arguments, **options):
+        return Library() if name == "libcuda.so.1" else super().__new__(cls)
+
+ctypes.CDLL = CDLL
+"""
+
+PLUGIN = """
+import json, os
+import jax
+from jax._src import hardware_utils, xla_bridge
+
+hardware_utils.has_visible_nvidia_gpu = lambda: True
+
+def start():
+    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "CUDA_VISIBLE_DEVICES")
+    settings = {{name: os.environ[name] for name in names if name in os.environ}}
+    settings["jax_cuda_visible_devices"] = jax.config.read("jax_cuda_visible_devices")
+    with open({record!r}, "a") as file:
+        file.write(json.dumps(settings) + "\\n")
+    raise RuntimeError({error!r})
+
+def initialize():
+    {initialize}
+"""
+
+REGISTER = 'xla_bridge.register_backend_factory("cuda", start, priority=500, fail_quietly=False)'
+ERROR = "INTERNAL: no supported devices found for platform CUDA"
+
+
+def user_environment(**more):
+    """The variables of a user's shell; of those of the tests, only the compilation cache."""
+    kept = ("PATH", "HOME", "LANG", "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    return {name: os.environ[name] for name in kept if name in os.environ} | more
+
+
+def python(*arguments, **variables):
+    """Runs Python in this checkout as a user's shell does, with these variables added."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=user_environment(**variables), cwd=ROOT, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+
+
+class FakeCuda:
+    """A folder for PYTHONPATH with the driver and the plugin.
+
+    Args:
+        gpus: number that the driver shows.
+        error: what JAX says when it starts the plugin.
+        initialize: code of the plugin's `initialize()`.
+    """
+
+    def __init__(self, folder, gpus=1, error=ERROR, initialize=REGISTER):
+        self.folder, self._record = folder, folder / "started.jsonl"
+        plugin = folder / "jax_plugins" / "fake_cuda"
+        plugin.mkdir(parents=True)
+        code = PLUGIN.format(record=str(self._record), error=error, initialize=initialize)
+        (plugin / "__init__.py").write_text(code)
+        (folder / "sitecustomize.py").write_text(DRIVER.format(gpus=gpus))
+
+    def python(self, *arguments, **variables):
+        return python(*arguments, PYTHONPATH=str(self.folder), **variables)
+
+    @property
+    def started(self):
+        """The settings with which each process started CUDA."""
+        return [json.loads(line) for line in self._record.read_text().splitlines()] if self._record.exists() else []

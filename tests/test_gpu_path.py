@@ -1,0 +1,614 @@
+"""The way to a GPU, in processes with the variables of a user: what starts when, with which settings, what lies where.
+
+A stand-in for CUDA (`fake_cuda.py`) records that JAX starts it; simulated GPUs compute. Tests marked `gpu` need real
+GPUs.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import conftest
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fake_cuda import ROOT, FakeCuda, python, user_environment
+from fake_pools import NoisePool
+
+from jaxrl_atari import devices, learner, rollout
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig, TrialConfig
+from jaxrl_atari.devices import Placement, gather_rows
+from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.evaluate.play import play
+from jaxrl_atari.fast.frames import PLAIN
+from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.gpus import Gpu, Visible, network_platform
+from jaxrl_atari.hardware.memory import out_of_memory_advice
+from jaxrl_atari.hardware.memory_share import FRACTION, equal_share, memory_fraction
+from jaxrl_atari.networks import Network, compute_dtype, make_network
+from jaxrl_atari.rollout import EnvGroup, act, act_packed, collect, make_groups, pack
+from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.run_dir.columns import COMPILED
+from jaxrl_atari.search.worker import memory_share
+from jaxrl_atari.trial import trial
+from jaxrl_atari.trial.processes import Task, run_processes
+
+TINY = [
+    "--config", "configs/qbert.py", "--total-env-steps", 64, "--env.num-envs", 4, "--ppo.rollout-length", 8,
+    "--ppo.minibatch-size", 32, "--ppo.epochs", 1, "--log.no-graphs", "--log.no-tensorboard",
+]  # fmt: skip
+
+# The command, up to the point at which a session has its devices.
+UNTIL_PLACED = """
+import sys
+import jax
+from jaxrl_atari import cli, session, train
+
+def placed(config, number, session_dir, placement, *rest):
+    print("placed:", *placement.learner, len(jax.devices("cpu")), placement.reason)
+    raise SystemExit(0)
+
+session.Session = placed
+cli.run(lambda: train.main(sys.argv[1:]))
+"""
+
+
+# --- 1. What starts --------------------------------------------------------------------------------------------------
+
+
+def test_gpu_false_does_not_start_cuda(tmp_path):
+    cuda = FakeCuda(tmp_path / "cuda")
+    result = cuda.python("-c", UNTIL_PLACED, *TINY, "--output-dir", tmp_path, "--devices.gpu", "false")
+    assert "placed: cpu:0 1 devices.gpu = false" in result.stdout, result.stderr
+    assert cuda.started == []
+
+
+def test_auto_runs_on_the_cpu_where_cuda_cannot_start(tmp_path):
+    cuda = FakeCuda(tmp_path / "cuda")
+    result = cuda.python("-c", UNTIL_PLACED, *TINY, "--output-dir", tmp_path)
+    assert "placed: cpu:0 1 devices.gpu = auto, and there is no GPU: JAX cannot start on a GPU:" in result.stdout
+    assert "no supported devices found for platform CUDA" in result.stdout
+    assert "Traceback" not in result.stderr
+    assert len(cuda.started) == 1
+
+
+@pytest.mark.slow
+def test_auto_runs_on_the_cpu_where_the_plugin_cannot_be_loaded(tmp_path):
+    cuda = FakeCuda(tmp_path / "cuda", initialize='raise OSError("libcudart.so.12: cannot open shared object file")')
+    result = cuda.python("-c", UNTIL_PLACED, *TINY, "--output-dir", tmp_path)
+    assert (
+        "there is no GPU: JAX cannot start on a GPU: libcudart.so.12: cannot open shared object file" in result.stdout
+    )
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_gpu_without_free_memory_is_no_reason_to_train_on_the_cpu(tmp_path):
+    cuda = FakeCuda(
+        tmp_path / "cuda", error="INTERNAL: failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY"
+    )
+    result = cuda.python("-c", UNTIL_PLACED, *TINY, "--output-dir", tmp_path)
+    assert result.returncode == 2
+    assert "other processes hold its memory; wait for them, lower their devices.memory_fraction" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_without_a_gpu_cuda_is_forbidden(tmp_path):
+    cuda = FakeCuda(tmp_path / "cuda", gpus=0)
+    result = cuda.python("-c", UNTIL_PLACED, *TINY, "--output-dir", tmp_path)
+    assert "there is no GPU: the NVIDIA driver shows none" in result.stdout, result.stderr
+    assert cuda.started == []
+
+
+@pytest.mark.slow
+def test_the_command_on_simulated_gpus(tmp_path):
+    two = {gpus.SIMULATED: "2"}
+    train = ("-m", "jaxrl_atari.train", *TINY, "--output-dir", tmp_path)
+    result = python(*train, "--sessions", 2, **two)
+    assert result.returncode == 0, result.stdout + result.stderr
+    for session in range(2):
+        assert f"session {session}  on GPU {session} (2 visible" in result.stdout
+        assert f"session {session}  device: cpu:1 (devices.gpu = auto, and there is a GPU, simulated" in result.stdout
+    result = python(*train, "--devices.data-parallel", 2, **two)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "device: cpu:1, cpu:2 (devices.gpu = auto" in result.stdout
+
+
+@pytest.mark.slow
+def test_commands_beside_a_training_leave_the_gpus_alone(tmp_path):
+    cuda = FakeCuda(tmp_path / "cuda", gpus=2)
+    result = cuda.python("-m", "jaxrl_atari.train", *TINY, "--output-dir", tmp_path / "data", "--devices.gpu", "false")
+    assert result.returncode == 0, result.stderr
+    (run,) = (tmp_path / "data").iterdir()
+    push = (
+        "import sys; from jaxrl_atari.hub import __main__ as hub;"
+        "hub.push = lambda run_dir, repo, private: hub.collect(run_dir, repo).step; hub.main(sys.argv[1:])"
+    )
+    assert "pushed: 64" in cuda.python("-c", push, "push", run, "a/b").stdout
+    assert cuda.python("-m", "jaxrl_atari.plots", run).returncode == 0
+    assert cuda.started == []
+    assert "devices.gpu = 1" in cuda.python("-m", "jaxrl_atari.evaluate", run, "--gpu", "1").stderr
+    assert cuda.started == [{"jax_cuda_visible_devices": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}]
+
+
+# --- 2. What a session sees, and where its arrays are ----------------------------------------------------------------
+
+
+def test_a_session_from_python_starts_only_its_gpus(tmp_path):
+    cuda = FakeCuda(tmp_path / "cuda", gpus=3)
+    code = (
+        "from pathlib import Path; from jaxrl_atari.config import *; from jaxrl_atari.session import run_session;"
+        "devices = DevicesConfig(gpu=1, actor=2, memory_fraction=0.3);"
+        f"run_session(Config(devices=devices), Path({str(tmp_path / 'session_0')!r}))"
+    )
+    assert "devices.gpu = 1: expected a visible GPU" in cuda.python("-c", code).stderr
+    assert cuda.started == [{"jax_cuda_visible_devices": "1,2", FRACTION: "0.3"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (0,)),
+        ({"gpu": False}, ()),
+        ({"gpu": False, "evaluator": 2}, (2,)),
+        ({"gpu": True, "actor": 3}, (0, 3)),
+        ({"gpu": 1, "data_parallel": 2}, (1, 2)),
+        ({"gpu": 1, "data_parallel": "all"}, (1, 2, 3)),
+        ({"gpu": 2, "actor": "auto"}, (0, 2)),
+        ({"distributed": True}, (0, 1, 2, 3)),
+    ],
+)
+def test_the_gpus_that_a_session_uses(options, expected):
+    assert devices._used_gpus(DevicesConfig(**options), 4) == expected
+
+
+def test_another_gpu_needs_a_fresh_process():
+    code = (
+        "import sys; from jaxrl_atari.config import DevicesConfig; from jaxrl_atari.devices import *;"
+        "limit_jax(DevicesConfig(gpu=2)); print(place(DevicesConfig(gpu=2)).learner, len(jax.devices('cpu')));"
+        "place(DevicesConfig(gpu=1))"
+    )
+    result = python("-c", code, **{gpus.SIMULATED: "3"})
+    assert "(CpuDevice(id=1),) 2" in result.stdout, result.stderr
+    assert "devices.gpu = 1: expected GPU 2, to which JAX was limited when it started" in result.stderr
+
+
+SESSION = """
+import sys
+from collections import Counter
+from pathlib import Path
+import jax
+from jaxrl_atari.config import *
+from jaxrl_atari.session import prepare, train
+
+folder, resume = Path(sys.argv[1]), sys.argv[2] == "resume"
+config = Config(
+    env=EnvConfig(num_envs=4, max_frames=64), ppo=PPOConfig(rollout_length=8, minibatch_size=32, epochs=1),
+    devices=DevicesConfig(gpu=1, actor=2, evaluator=3, check=True), log=LogConfig(graphs=False, tensorboard=False),
+    evaluation=EvaluationConfig(every_env_steps=32, episodes=1, num_envs=1),
+    total_env_steps=128 if resume else 64,
+)
+with prepare(config, folder, resume=resume) as run:
+    for _ in train(run):
+        if run.evaluator is not None:
+            run.evaluator.settle()
+        print("arrays on", *sorted({device.id for x in jax.live_arrays() for device in x.devices()}))
+    run.finish()
+"""
+
+
+@pytest.mark.slow
+def test_no_array_stays_on_a_device_that_the_session_does_not_use(tmp_path):
+    # Device 0 is JAX's default device, as GPU 0 would be: only what belongs nowhere else would be made there.
+    for start in ("new", "resume"):
+        result = python("-c", SESSION, tmp_path / "session_0", start, **{gpus.SIMULATED: "5"})
+        assert result.returncode == 0, result.stdout + result.stderr
+        lines = [line for line in result.stdout.splitlines() if line.startswith("arrays on")]
+        assert len(lines) == 2
+        assert set(lines) <= {"arrays on 1 2", "arrays on 1 2 3"}
+
+
+def test_first_arrays_are_computed_on_the_cpu(monkeypatch):
+    cpu, home, other = jax.devices("cpu")[0], *jax.devices("cpu")[3:5]
+    computed_on = set()
+
+    def device_put(tree, device):
+        computed_on.update(device for x in jax.tree.leaves(tree) for device in x.devices())
+        return jax.tree.map(lambda x: jnp.copy(x), tree)
+
+    monkeypatch.setattr(learner, "_first_state", lambda config, actions, platform, key: jax.random.normal(key, (2,)))
+    monkeypatch.setattr(learner.jax, "device_put", device_put)
+    with jax.default_device(other):
+        learner.first_arrays(Config(), 4, 0, home)
+    assert computed_on == {cpu}
+
+
+def test_an_evaluation_computes_on_its_device_alone():
+    device, seen = jax.devices("cpu")[3], set()
+
+    def choose(stacks, key, greedy):
+        seen.update(stacks.devices() | key.devices() | jnp.zeros(()).devices())
+        return np.zeros(2, np.int32)
+
+    policy = SimpleNamespace(device=device, act=choose)
+    thread = threading.Thread(
+        target=play, args=(policy, NoisePool(2, seed=0), np.ones(2, np.int64), 0, False, lambda env, game: None)
+    )
+    thread.start()
+    thread.join()
+    assert seen == {device}
+
+
+def test_restored_keys_go_straight_to_their_device(tmp_path):
+    device = jax.devices("cpu")[3]
+    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+        checkpoints.save(1, {"key": jax.random.key(7)}, {}, 0.0)
+        checkpoints.wait()
+        target = {"key": jax.device_put(jax.random.key(0), device)}
+        with jax.transfer_guard_device_to_device("disallow_explicit"):
+            key = checkpoints.restore(1, target)["key"]
+    assert key.devices() == {device}
+    assert jax.random.key_data(key).tolist() == jax.random.key_data(jax.random.key(7)).tolist()
+
+
+# --- 3. Several processes --------------------------------------------------------------------------------------------
+
+
+def test_settings_come_before_the_processes_meet():
+    code = (
+        "import os, jax; from jaxrl_atari.config import DevicesConfig; from jaxrl_atari.devices import join_processes;"
+        "show = lambda *a: print(jax.config.jax_platforms, os.environ.get('XLA_CLIENT_MEM_FRACTION'));"
+        "jax.distributed.initialize = show;"
+        "join_processes(DevicesConfig(gpu=False, distributed=True, memory_fraction=0.25))"
+    )
+    assert python("-c", code).stdout.split() == ["cpu", "0.25"]
+
+
+def test_gathered_rows_are_padded_to_powers_of_two(monkeypatch):
+    sizes = set()
+
+    def gather(rows):  # two processes with the same rows
+        if np.ndim(rows):
+            sizes.add(len(rows))
+        return np.stack([rows, rows])
+
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(devices, "process_allgather", gather)
+    for count in range(9):
+        rows = np.arange(3.0 * count).reshape(count, 3)
+        np.testing.assert_array_equal(gather_rows(rows), np.concatenate([rows, rows]))
+    assert sizes == {1, 2, 4, 8}
+
+
+TOGETHER = """
+import sys
+from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.devices import agree, is_leader, join_processes, place
+
+config = DevicesConfig(
+    data_parallel="all", distributed=True, coordinator=sys.argv[1], num_processes=2, process_index=int(sys.argv[2])
+)
+join_processes(config)
+placement = place(config)
+ids = [device.id for device in (*placement.learner, *placement.actors, placement.evaluator)]
+print("placed", is_leader(), agree("x"), *ids, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_on_one_host_have_gpus_of_their_own():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", TOGETHER, coordinator, str(index)],
+            env=user_environment(**{gpus.SIMULATED: "2", "CUDA_VISIBLE_DEVICES": str(index)}),
+            cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    try:
+        printed = [child.communicate(timeout=240)[0].splitlines()[-1] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    # JAX numbers the CPU devices of process 1 from 2048 on; the first one of each process is the CPU.
+    assert printed == ["placed True x 1 2049 1 0", "placed False x 1 2049 2049 2048"]
+
+
+# --- 4. Memory -------------------------------------------------------------------------------------------------------
+
+
+def test_equal_shares_leave_room_for_contexts_and_handles(monkeypatch):
+    gib = 2**30
+    assert equal_share(1) == 0.9
+    assert equal_share(2, 80 * gib) == 0.45
+    assert equal_share(4, 24 * gib) == round((24 - 4 * 0.8) / (4 * 24), 4)
+    for total in (16, 24, 40, 80):
+        for n in (1, 2, 4, 8):
+            assert n * (equal_share(n, total * gib) * total + 0.79) <= total or n == 1
+    with pytest.raises(
+        ConfigError,
+        match=r"sessions on a GPU = 20: expected fewer: each takes 0.8 GiB of 16 GiB .*lower trial.parallel",
+    ):
+        equal_share(20, 16 * gib)
+    assert memory_fraction(DevicesConfig(), sharing=4, total=24 * gib) == equal_share(4, 24 * gib)
+    monkeypatch.setattr("jaxrl_atari.search.worker.visible", lambda: Visible((Gpu("0", "RTX 4090", 24 * gib),)))
+    assert memory_share(0.25) == equal_share(4, 24 * gib)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "INTERNAL: Failed to create cuBLAS handle: the resource allocation failed",
+        "FAILED_PRECONDITION: DNN library initialization failed. Look at the errors above for more details.",
+        "INTERNAL: Could not create cudnn handle: CUDNN_STATUS_NOT_INITIALIZED",
+        "INTERNAL: CUDNN_STATUS_INTERNAL_ERROR",
+        "INTERNAL: failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+    ],
+)
+def test_handles_and_contexts_without_memory_end_in_advice(message, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    advice = r"lower ppo.minibatch_size .*raise devices.memory_fraction .*, or lower it or trial.parallel if others do"
+    with pytest.raises(UserError, match=advice), out_of_memory_advice(Config()):
+        raise jax.errors.JaxRuntimeError(message)
+
+
+# --- 5. Numbers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), "float32"), ((8, 0), "bfloat16"), ((10, 0), "bfloat16")])
+def test_bfloat16_is_the_choice_for_gpus_that_have_it(capability, expected):
+    class Library:
+        def cuInit(self, flags):
+            return 0
+
+        def cuDeviceGet(self, device, ordinal):
+            device._obj.value = ordinal
+            return 0
+
+        def cuDeviceGetAttribute(self, number, attribute, device):
+            assert device.value == 1
+            number._obj.value = dict(zip((75, 76), capability, strict=True))[attribute]
+            return 0
+
+    platform = network_platform(SimpleNamespace(platform="gpu", local_hardware_id=1), Library())
+    assert compute_dtype(NetworkConfig(), platform) == expected
+    assert compute_dtype(NetworkConfig(compute_dtype="bfloat16"), platform) == jnp.bfloat16
+    assert network_platform(jax.devices("cpu")[0]) == "cpu"
+
+
+# --- 6. Speed --------------------------------------------------------------------------------------------------------
+
+
+def equal(one, other):
+    return all(jax.tree.leaves(jax.tree.map(lambda x, y: (np.asarray(x) == np.asarray(y)).all(), one, other)))
+
+
+def linear(params, stacks):
+    means = stacks.astype(jnp.float32).mean((1, 2))
+    return means @ params, means[:, 0]
+
+
+LINEAR = Network(lambda key: None, linear, PLAIN, lambda params: params)
+
+
+def test_packed_frames_give_the_same_rollouts(monkeypatch):
+    params, given = np.eye(4, dtype=np.float32), []
+    monkeypatch.setattr(rollout, "act", lambda *a: given.append(a[3:]) or act(*a))
+    monkeypatch.setattr(rollout, "act_packed", lambda *a: given.append(a[3:]) or act_packed(*a))
+
+    def played(packs):
+        group = EnvGroup(NoisePool(3, seed=2), LINEAR, 6, jax.devices("cpu")[0])
+        assert not group._packs
+        group._packs = packs
+        return [collect([[group]], [params], jax.random.key(i)).rollouts for i in range(2)]
+
+    assert equal(played(True), played(False))
+    copies = [len(arrays) for arrays in given if isinstance(arrays[0], np.ndarray)]
+    assert copies == [1] * 14 + [2] * 14  # for each step
+    frame, first = np.arange(2 * 84 * 84, dtype=np.uint8).reshape(2, 84, 84), np.array([True, False])
+    assert pack(frame, first).dtype == np.uint8
+    assert pack(frame, first)[:, -1].tolist() == [1, 0]
+
+
+def test_devices_act_in_lockstep(monkeypatch):
+    calls = []
+
+    class Group(EnvGroup):
+        def choose(self, params):
+            calls.append("choose")
+            super().choose(params)
+
+        def send(self):
+            calls.append("send")
+            super().send()
+
+    on = jax.devices("cpu")[1:4]
+    shards = [[Group(NoisePool(2, seed=i), LINEAR, 2, device, 2 * i)] for i, device in enumerate(on)]
+    params = [jax.device_put(np.eye(4, dtype=np.float32), device) for device in on]
+    collect(shards, params, jax.random.key(0))
+    assert calls == [*["choose"] * 3, *["send"] * 3] * 2 + ["choose"] * 3
+
+
+def test_groups_follow_the_platform_that_acts(monkeypatch):
+    asked = []
+    monkeypatch.setattr(rollout, "num_groups", lambda env, count, platform: asked.append(platform) or 3)
+    learner, actor = SimpleNamespace(platform="gpu", process_index=0), SimpleNamespace(platform="cpu")
+    with pytest.raises(ConfigError, match="a multiple of 1 devices x 3 groups"):
+        make_groups(Config(env=EnvConfig(num_envs=16)), Placement((learner,), (actor,), actor, ""), 0)
+    assert asked == ["cpu"]
+
+
+def small_config(folder, **fields):
+    ppo = PPOConfig(rollout_length=8, minibatch_size=16)
+    return Config(output_dir=str(folder), env=EnvConfig(num_envs=4), ppo=ppo, total_env_steps=64, **fields)
+
+
+def test_sessions_side_by_side_share_cores_and_memory(tmp_path, monkeypatch):
+    tasks = []
+    seen = Visible(tuple(Gpu(str(i), "RTX 4090", 24 << 30) for i in range(2)))
+    monkeypatch.setattr(trial, "visible", lambda: seen)
+    monkeypatch.setattr("jaxrl_atari.hardware.rotation.visible", lambda: seen)
+    monkeypatch.setattr(trial, "usable_cores", lambda: 10)
+    monkeypatch.setattr(trial, "run_processes", lambda started, *numbers: tasks.extend(started) or {})
+    trial.run_trial(small_config(tmp_path, sessions=8, trial=TrialConfig(parallel=8)))
+    assert {task.arguments[-1] for task in tasks} == {"1"}
+    assert {task.environment[FRACTION] for task in tasks} == {str(equal_share(4, 24 << 30))}
+    tasks.clear()
+    trial.run_trial(small_config(tmp_path, sessions=2))
+    assert [task.arguments[-1] for task in tasks] == ["5", "5"]
+    assert all(task.warms_cache for task in tasks)
+
+
+def test_the_first_session_compiles_for_the_others(tmp_path):
+    marker = tmp_path / "compiled"
+    first = (
+        f"import pathlib, time; time.sleep(0.3); pathlib.Path({str(marker)!r}).touch();"
+        f"print('first rollout, {COMPILED}', flush=True); time.sleep(0.6)"
+    )
+    second = f"import pathlib; assert pathlib.Path({str(marker)!r}).exists()"
+    third = f"import time; print({time.time()!r})"
+    for name, code in (("one", first), ("two", second), ("three", third)):
+        (tmp_path / f"{name}.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    tasks = [Task(name, (name,), environment, (), warms_cache=True) for name in ("one", "two", "three")]
+    assert run_processes(tasks, parallel=3) == {}
+    # One that fails before it has compiled does not hold up the others.
+    (tmp_path / "one.py").write_text("raise SystemExit('failed')")
+    assert run_processes(tasks, parallel=3) == {"one": "failed"}
+
+
+# --- 7. Tests on a machine with GPUs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "wants"),
+    [("", False), ("not slow", False), ("not gpu", False), ("gpu", True), ("gpu and slow", True)],
+)
+def test_tests_run_on_the_cpu_unless_gpu_tests_are_asked_for(expression, wants, monkeypatch):
+    settings = {}
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(conftest.Path, "exists", lambda path: True)
+    monkeypatch.setattr(conftest.jax.config, "update", settings.__setitem__)
+    monkeypatch.setattr(conftest.os, "environ", dict(os.environ))
+    config = SimpleNamespace(option=SimpleNamespace(markexpr=expression, numprocesses=2))
+    conftest.pytest_cmdline_main(config)
+    conftest.pytest_configure(config)
+    assert settings.get("jax_platforms") == conftest.os.environ.get("JAX_PLATFORMS") == (None if wants else "cpu")
+    assert config.option.numprocesses == (0 if wants else 2)
+
+
+def test_processes_of_tests_inherit_no_variable_of_the_tests():
+    assert "XLA_FLAGS" not in user_environment()
+    assert "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
+    assert len(jax.devices("cpu")) == 8
+
+
+# --- On real GPUs: pytest -m gpu -------------------------------------------------------------------------------------
+
+CONTEXT = 0.2  # GiB: less than any context
+
+
+def used_gib():
+    """Memory in use on each GPU of the machine, by all processes."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    return np.array([pynvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles]) / 2**30
+
+
+def needs_gpus(count):
+    if len(gpus.visible().gpus) < count:
+        pytest.skip(f"needs {count} GPUs; {gpus.visible().problem or f'there are {len(gpus.visible().gpus)}'}")
+
+
+def train(folder, *options, **variables):
+    """Starts a training that lasts until it is killed; returns it once it prints that everything is compiled."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jaxrl_atari.train", "--config", "configs/qbert.py", "--output-dir", str(folder),
+         "--log.checkpoint-every-env-steps", "4096", *map(str, options)],
+        env=user_environment(**variables), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    printed = ""
+    for line in process.stdout:
+        printed += line
+        if COMPILED in line:
+            return process, printed
+    raise AssertionError(printed)
+
+
+@contextlib.contextmanager
+def training(folder, *options):
+    """Memory that a training has taken on each GPU, once it runs."""
+    before = used_gib()
+    process, printed = train(folder, *options)
+    try:
+        time.sleep(5)  # all sessions run
+        yield used_gib() - before, printed
+    finally:
+        process.terminate()
+        process.communicate(timeout=120)
+
+
+@pytest.mark.gpu
+def test_real_gpu_false_takes_no_memory(tmp_path):
+    needs_gpus(1)
+    with training(tmp_path, "--devices.gpu", "false") as (taken, printed):
+        assert "device: cpu:0 (devices.gpu = false)" in printed
+        assert (taken < CONTEXT).all(), taken
+
+
+@pytest.mark.gpu
+def test_real_gpu_1_leaves_gpu_0_alone(tmp_path):
+    needs_gpus(2)
+    with training(tmp_path, "--devices.gpu", "1", "--devices.memory-fraction", "0.2") as (taken, _):
+        assert (taken > CONTEXT).sum() == 1, taken
+
+
+@pytest.mark.gpu
+def test_real_sessions_fit_on_one_gpu(tmp_path):
+    needs_gpus(1)
+    options = ("--sessions", 4, "--trial.parallel", 4, "--devices.gpu", "0")
+    with training(tmp_path, *options) as (taken, printed):
+        time.sleep(60)
+        assert printed.count("of its memory") == 4
+        assert (taken > CONTEXT).sum() == 1, taken
+        assert taken.max() < gpus.visible().gpus[0].memory / 2**30
+
+
+@pytest.mark.gpu
+def test_real_evaluation_beside_a_training(tmp_path):
+    needs_gpus(2)
+    with training(tmp_path, "--devices.gpu", "0") as _:
+        (run,) = tmp_path.iterdir()
+        while not list(run.glob("session_0/checkpoints/[0-9]*/metrics")):
+            time.sleep(1)
+        result = python("-m", "jaxrl_atari.evaluate", run, "--checkpoint", "latest", "--gpu", "1", "--episodes", 4)
+        assert result.returncode == 0, result.stderr
+        file = next(iter(run.glob("session_0/evaluation_*.json")))
+        assert json.loads(file.read_text())["episodes"] == 4
+
+
+@pytest.mark.gpu
+def test_real_float32_heads_and_first_parameters(tmp_path):
+    needs_gpus(1)
+    device = jax.devices("gpu")[0]
+    here, there = (learner.first_arrays(Config(), 4, 0, d) for d in (jax.devices("cpu")[0], device))
+    assert equal(here["train_state"].params, there["train_state"].params)
+    network = make_network(NetworkConfig(compute_dtype="float32"), 4, "gpu")
+    stacks = np.random.default_rng(0).integers(0, 256, (16, 84, 84, 4), np.uint8)
+    outputs = [jax.jit(network.apply)(arrays["train_state"].params, stacks) for arrays in (here, there)]
+    for one, other in zip(*outputs, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-3)
