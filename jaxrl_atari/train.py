@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     config, run_dir = parse(sys.argv[1:] if arguments is None else arguments)
     for line in runtime.configure():
-        print(line, flush=True)
+        cli.say(line)
     from jaxrl_atari.trial.trial import run_training  # after the settings, which must come before JAX starts
 
     run_training(config, run_dir)

@@ -107,18 +107,19 @@ class Train:
             time.sleep(0.05)
 
     def goes_on(self, *options, **how):
-        """The same command line loses nothing and finishes; once more, it does nothing. Returns the first output."""
+        """The same command line loses nothing and finishes; once more, it does nothing."""
         before = self.steps()
         self.is_sound()
+        total = max([1_000, *(step + 100 for step in before)])
+        options = ["--total-env-steps", total, *options]
         status, output = self.ends(*options, **how)
         assert status == 0, output
         if before:
             assert f"resumed at {before[-1]:,} env steps" in output or "finished already" in output, output
-        assert self.steps()[-1] > 980
+        assert self.steps()[-1] > total - 20
         assert json.loads((self.run_dir / "trial.json").read_text())["complete"]
         status, output = self.ends(*options, **how)
         assert (status, "finished already" in output) == (0, True), output
-        return output
 
     def is_sound(self):
         """Every checkpoint can be read."""
@@ -209,14 +210,14 @@ def test_a_signal_to_all_processes_of_a_trial_ends_them_with_a_last_checkpoint(t
 
 def test_sigterm_during_the_start_is_answered(train, tmp_path):
     """With an empty cache of programs: compilation, in which Python handles no signals, takes seconds."""
-    for seconds in [1.5, 3.0, 4.5, *(random.uniform(1.5, 8) for _ in range(ROUNDS - 1))]:
+    for seconds in [0.0, 3.0, *(random.uniform(0, 6) for _ in range(ROUNDS - 1))]:
         process = train.start(XDG_CACHE_HOME=str(tmp_path / f"cache {seconds}"))
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=seconds)
+        assert process.stdout.readline()
+        time.sleep(seconds)
         process.terminate()
         at = time.monotonic()
         output, _ = process.communicate(timeout=60)
-        assert (process.returncode, time.monotonic() - at < 5) == (INTERRUPTED, True), output
+        assert (process.returncode, time.monotonic() - at < 8) == (INTERRUPTED, True), output
         assert "interrupted" in output
         assert "Traceback" not in output
     train.goes_on()
@@ -231,7 +232,7 @@ def test_sigterm_during_an_evaluation_gives_it_up(train):
     output, _ = process.communicate(timeout=120)
     assert (process.returncode, time.monotonic() - at < 10) == (INTERRUPTED, True), output
     assert "given up, because the session is asked to stop" in output
-    train.goes_on()
+    train.goes_on("--evaluation.every-env-steps", 0)
 
 
 def test_stopped_and_continued(train):
