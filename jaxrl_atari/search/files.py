@@ -34,7 +34,7 @@ class Record:
     reason: str = ""  # why the trial ended
     score: float | None = None  # mean over sessions of the last return_ma; None before the first finished game
     env_steps: int = 0  # mean over sessions
-    tries: int = 0  # of a trial that failed: how often it was started
+    tries: int = 1  # of a trial that failed: how often it was started
 
     def is_open(self, retries: int) -> bool:
         """Whether the trial is still to be run, or to be tried again after it failed."""

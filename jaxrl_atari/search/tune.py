@@ -138,7 +138,7 @@ def end_record(
         status, reason = "unfinished", "continues when the search is resumed"
     else:
         status, reason = "stopped", "worse than others (ASHA)"
-    tries = tries if status == "failed" else 0
+    tries = tries if status == "failed" else 1
     record = dataclasses.replace(record, status=status, reason=reason, score=score, env_steps=env_steps, tries=tries)
     write_record(search_dir, record)
     return record
