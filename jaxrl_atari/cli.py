@@ -87,10 +87,10 @@ def write(text: str, stream: TextIO | None = None) -> None:
 
     If the pipe or the terminal behind it is closed, output goes nowhere from then on (`drop_output`).
     """
-    stream = sys.stdout if stream is None else stream
+    output = stream or sys.stdout
     try:
-        stream.write(text)
-        stream.flush()
+        output.write(text)
+        output.flush()
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
             raise

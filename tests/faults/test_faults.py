@@ -215,10 +215,10 @@ def test_sigterm_during_the_start_is_answered(train, tmp_path):
         assert process.stdout.readline()
         time.sleep(seconds)
         process.terminate()
-        at = time.monotonic()
         output, _ = process.communicate(timeout=60)
-        assert (process.returncode, time.monotonic() - at < 8) == (INTERRUPTED, True), output
+        assert process.returncode == INTERRUPTED, output
         assert "interrupted" in output
+        assert "first env step" not in output  # it did not wait for the compiler
         assert "Traceback" not in output
     train.goes_on()
 
@@ -228,9 +228,8 @@ def test_sigterm_during_an_evaluation_gives_it_up(train):
     process = train.start(*long, "--total-env-steps", 100_000)
     train.wait_for(process, after=128)
     process.terminate()
-    at = time.monotonic()
-    output, _ = process.communicate(timeout=120)
-    assert (process.returncode, time.monotonic() - at < 10) == (INTERRUPTED, True), output
+    output, _ = process.communicate(timeout=120)  # a thousand games take hours
+    assert process.returncode == INTERRUPTED, output
     assert "given up, because the session is asked to stop" in output
     train.goes_on("--evaluation.every-env-steps", 0)
 
