@@ -129,7 +129,7 @@ def test_suite_json(content, tmp_path):
 
 def test_a_sound_suite_json_is_read(tmp_path):
     write_suite_file(tmp_path, CONFIG, SUITE_GAMES)
-    assert read_suite_file(tmp_path) == (CONFIG, SUITE_GAMES)
+    assert read_suite_file(tmp_path) == (CONFIG, SUITE_GAMES, [])
 
 
 SEARCH = SearchConfig(space={"ppo.learning_rate": LogUniform(1e-5, 1e-3), "ppo.epochs": Choice((2, 4))})

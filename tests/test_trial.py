@@ -326,7 +326,7 @@ def test_a_worker_writes_the_descriptions_once_training_has_begun(tmp_path, monk
 
     monkeypatch.setattr("jaxrl_atari.session.run_session", run_session)
     monkeypatch.setattr(worker, "end_with_parent", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), "2", "False", "True"])
+    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), "2", "False", "True", "1"])
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(descriptions) + "\n"))
     worker.main()
     assert written[1].exists()
