@@ -105,7 +105,7 @@ def test_a_resumed_suite_keeps_the_software_that_began_it(tmp_path, monkeypatch)
 
 def test_run_dir_starts_a_suite_or_continues_the_one_it_holds(tmp_path):
     line = ["--games", "Pong", "Alien", "--run-dir", str(tmp_path / "suite")]
-    config, games, suite_dir = suite_command.parse(line)
+    config, games, suite_dir, *_ = suite_command.parse(line)
     assert (games, suite_dir) == (["Pong", "Alien"], tmp_path / "suite")
     make_suite(suite_dir, dataclasses.replace(config, sessions=7), games)
     assert suite_command.parse(line)[0].sessions == 7

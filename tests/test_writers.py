@@ -350,7 +350,7 @@ def test_a_closed_pipe_does_not_end_training(monkeypatch):
             raise BrokenPipeError
 
     dropped = []
-    monkeypatch.setattr("jaxrl_atari.run_dir.progress.drop_output", lambda: dropped.append(True))
+    monkeypatch.setattr("jaxrl_atari.cli.drop_output", lambda: dropped.append(True))
     ProgressWriter(1000, label="session 0", stream=Closed()).message("hello")
     assert dropped
 
