@@ -29,7 +29,7 @@ from jaxrl_atari.run_dir.description import describe, write_description
 from jaxrl_atari.run_dir.session_log import EpisodeStatistics, NonFiniteError, Progress, SessionLog
 from jaxrl_atari.session import hyperparameters, prepare, run_session
 from jaxrl_atari.trial import trial
-from jaxrl_atari.trial.stopping import SessionStop
+from jaxrl_atari.trial.stopping import SessionStop, StopRequest
 from jaxrl_atari.trial.trial import run_training
 
 TINY = Config(
