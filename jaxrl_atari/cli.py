@@ -7,12 +7,13 @@ import importlib.util
 import io
 import os
 import re
+import signal
 import stat
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import tyro
 
@@ -21,7 +22,7 @@ from jaxrl_atari.errors import UserError
 
 Options = TypeVar("Options")
 
-INTERRUPTED = 130  # 128 + SIGINT, as in shells
+INTERRUPTED = 130  # 128 + SIGINT, as in shells: stopped on request, by whatever signal; nothing failed
 
 DISK_ADVICE = {
     errno.ENOSPC: "free some space, then continue the run with --resume",
@@ -32,11 +33,18 @@ DISK_ADVICE = {
 
 
 def run(main: Callable[[], object]) -> NoReturn:
-    """Calls `main` and exits: with 0 when it returns, the error's status (2 or 1) on a `UserError`, 130 on Ctrl-C.
+    """Calls `main` and exits: with 0 when it returns, the error's status (2 or 1) on a `UserError`.
+
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and a message.
 
     A full or read-only disk is also an error of one line (2). A reader that closes the pipe, as in `... | head`, ends
     the command silently (1). Any other exception is a bug and passes through with its traceback.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows "?" for "±"
+    requests = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.signal(number, _end) for number in requests}
+    _running.append(main)
     try:
         main()
     except UserError as error:
@@ -54,7 +62,44 @@ def run(main: Callable[[], object]) -> NoReturn:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    finally:
+        _running.pop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
     sys.exit(0)
+
+
+_running: list[Callable[[], object]] = []
+
+
+def _end(number: int, frame: Any) -> NoReturn:
+    print("interrupted", file=sys.stderr)
+    sys.exit(INTERRUPTED)
+
+
+def is_command() -> bool:
+    """Whether this process runs a command of this package, and not a user's script."""
+    return bool(_running)
+
+
+def write(text: str, stream: TextIO | None = None) -> None:
+    """Writes text to standard output, or another stream, at once and in one piece.
+
+    If the pipe or the terminal behind it is closed, output goes nowhere from then on (`drop_output`).
+    """
+    output = stream or sys.stdout
+    try:
+        output.write(text)
+        output.flush()
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
+            raise
+        drop_output()
+
+
+def say(line: str) -> None:
+    """Prints a line; see `write`."""
+    write(line + "\n")
 
 
 def drop_output() -> None:
@@ -64,6 +109,14 @@ def drop_output() -> None:
         if not stat.S_ISREG(os.fstat(stream).st_mode):
             os.dup2(nowhere, stream)
     os.close(nowhere)
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested dict as one with dotted names: `{"ppo.gamma": 0.99, ...}`."""
+    items: dict[str, Any] = {}
+    for name, value in values.items():
+        items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return items
 
 
 # --- Options ---------------------------------------------------------------------------------------------------------

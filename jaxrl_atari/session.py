@@ -62,7 +62,7 @@ def run_session(
     with prepare(config, session_dir, session, resume, writers) as run:
         for _ in train(run, stop_requested):
             on_update()
-        run.finish()
+        run.finish(stop_requested)
         if stop_requested() or not config.is_spent(run.progress.env_steps):
             raise KeyboardInterrupt
         return run.result()
@@ -198,7 +198,7 @@ class Session:
             "best_score": self.progress.best_score,
         }
 
-    def finish(self) -> None:
+    def finish(self, stop_requested: Callable[[], bool] = lambda: False) -> None:
         """Writes the last log point and the last checkpoint, which is on disk before anything else is waited for."""
         self.log.last_point(learning_rate(self.config, self.progress.env_steps))
         self._save()
@@ -206,7 +206,7 @@ class Session:
             return
         self._checkpoints.wait()
         if self.evaluator is not None:
-            self.evaluator.settle()
+            self.evaluator.settle(stop_requested)
         self.log.draw_graphs(wait=True)
 
     def result(self) -> SessionResult:

@@ -2,7 +2,9 @@
 
     python -m jaxrl_atari.train --config configs/qbert.py [--total-env-steps 1000000 --ppo.gae-lambda 0.9 ...]
     python -m jaxrl_atari.train --resume data/qbert_20260101_120000 [--total-env-steps 20000000 ...]
+    python -m jaxrl_atari.train --config configs/qbert.py --run-dir data/qbert [...]
 
+--run-dir names the run directory: the command starts a run there, or continues the one that it holds.
 Every field of the config is an option; --help after --config shows them with the config's values.
 """
 
@@ -15,10 +17,11 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.run_dir.config_file import read_config
+from jaxrl_atari.run_dir.description import is_run
 
 
 def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
-    """Command line -> config, and the run directory if one is to be resumed.
+    """Command line -> config, and the run directory; None for a new one.
 
     Raises:
         UserError: a value that cannot be used.
@@ -27,28 +30,41 @@ def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
     first = cli.Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     first.add_argument("--resume")
+    first.add_argument("--run-dir")
     known, rest = first.parse_known_args(arguments)
     if known.config and known.resume:
         raise UserError("--config and --resume: a resumed run has its config already; give one of the two")
-    if known.resume:
-        run_dir = Path(known.resume).expanduser()
+    if known.run_dir and known.resume:
+        raise UserError("--resume and --run-dir: both name the run directory; give one of the two")
+    named = known.resume or known.run_dir
+    run_dir = Path(named).expanduser() if named else None
+    if run_dir is not None and (known.resume or is_run(run_dir)):
         default = read_config(run_dir)
     elif known.config:
-        default, run_dir = cli.load_config_file(known.config), None
+        default = cli.load_config_file(known.config)
     elif {"-h", "--help"} & set(rest):
-        default, run_dir = Config(), None
+        default = Config()
     else:
         given = f"; given were {' '.join(rest)}" if rest else ""
         raise UserError(f"--config or --resume: one is needed; for example --config configs/qbert.py{given}")
     config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.train", description=__doc__)
+    if run_dir is not None and known.config and is_run(run_dir):
+        _report_changes(known.config, cli.parse(Config, rest, default=cli.load_config_file(known.config)), config)
     return config, run_dir
+
+
+def _report_changes(path: str, wanted: Config, config: Config) -> None:
+    """Says where a config file differs from the run that continues: the run keeps its own values."""
+    values = [cli.flat(each.to_dict()) for each in (wanted, config)]
+    if changed := [f"{name} = {old!r}" for name, old in values[1].items() if values[0].get(name) != old]:
+        cli.say(f"{path} has changed: the run keeps its own {', '.join(changed)}; give an option to change a value")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     config, run_dir = parse(sys.argv[1:] if arguments is None else arguments)
     for line in runtime.configure():
-        print(line, flush=True)
+        cli.say(line)
     from jaxrl_atari.trial.trial import run_training  # after the settings, which must come before JAX starts
 
     run_training(config, run_dir)

@@ -194,8 +194,9 @@ def stub_training(clock, overlap):
     learner.reset = lambda state: setattr(learner, "state", state)
     config = Config(env=EnvConfig(num_envs=4), ppo=PPOConfig(rollout_length=8, minibatch_size=32, epochs=3))
     run = SimpleNamespace(progress=progress, learner=learner)
-    parts = {"_collect": collect, "_key": lambda: None}
-    return SimpleNamespace(run=run, iterate=iterate, overlap=overlap, config=config, **parts)
+    return SimpleNamespace(
+        run=run, iterate=iterate, _collect=collect, _key=lambda: None, overlap=overlap, config=config
+    )
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -16,6 +16,7 @@ from jaxrl_atari import cli, train
 from jaxrl_atari.cli import load_config_file
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.run_dir.description import describe, make_run_dir, write_description
 
 PACKAGE = Path(cli.__file__).parent
 
@@ -45,6 +46,75 @@ def test_user_errors_are_one_line_and_bugs_keep_their_traceback(capsys):
     ]
     with pytest.raises(FileNotFoundError):
         cli.run(raises(FileNotFoundError(errno.ENOENT, "no such file")))
+
+
+def test_output_that_cannot_be_written_ends_nothing():
+    """Nobody reads standard output, or it has no "±"."""
+    code = """if True:
+        import os, sys
+        from jaxrl_atari import cli
+        def main():
+            cli.say("\u00b1")
+            read, write = os.pipe()
+            os.dup2(write, 1)
+            os.close(write)
+            os.close(read)
+            cli.say("nobody reads this")
+            cli.say("nor this")
+        cli.run(main)
+    """
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(PACKAGE.parent)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "?\n", "")
+
+
+def test_run_dir_starts_a_run_or_continues_the_one_it_holds(tmp_path, capsys, monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)
+    line = [*QBERT, "--run-dir", str(tmp_path / "run"), "--sessions", "2"]
+    config, run_dir = train.parse(line)
+    assert (config.name, config.sessions, run_dir) == ("qbert", 2, tmp_path / "run")
+    assert not tmp_path.joinpath("run").exists()
+    saved = dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, gamma=0.5))
+    write_description(make_run_dir(config, run_dir), describe(saved, 0))
+    assert train.parse(line) == (saved, run_dir)
+    assert "has changed: the run keeps its own ppo.gamma = 0.5; give an option" in capsys.readouterr().out
+    assert train.parse(["--run-dir", str(run_dir), "--total-env-steps", "5000000"])[0].total_env_steps == 5_000_000
+    assert train.parse([*line, "--ppo.gamma", "0.9"])[0].ppo.gamma == 0.9
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "photo.png").touch()
+    with pytest.raises(UserError, match=r"--run-dir .*other: holds photo.png, and no run; choose another folder"):
+        make_run_dir(config, tmp_path / "other")
+    with pytest.raises(UserError, match="--config or --resume: one is needed"):
+        train.parse(["--run-dir", str(tmp_path / "none")])
+    with pytest.raises(UserError, match="--resume and --run-dir: both name the run directory"):
+        train.parse(["--run-dir", str(run_dir), "--resume", str(run_dir)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--devices.data-parallel", "2"], "devices.data_parallel = 2: expected at most 1, the CPU devices of JAX"),
+        (["--devices.actor", "1"], "devices.actor = 1: expected a visible GPU (visible: none"),
+        (["--devices.evaluator", "true"], "devices.evaluator = True: expected a visible GPU (visible: none"),
+        (["--devices.memory-fraction", "0.3"], "devices.memory_fraction = 0.3: expected None on a CPU"),
+        (["--devices.gpu", "false", "--devices.actor", "true"], "devices.actor = True: expected a visible GPU"),
+    ],
+)
+def test_devices_that_are_missing_are_refused_before_anything_is_written(options, message, tmp_path, request):
+    """Through the real commands, in an environment that conftest.py did not prepare."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"PYTHONPATH": str(PACKAGE.parent), "CUDA_VISIBLE_DEVICES": "-1"}
+    writes = ["--output-dir", str(tmp_path / "data")]
+    for command in (
+        (["train", *QBERT, *writes], ["devices", *QBERT]) if "1" in options else (["train", *QBERT, *writes],)
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-m", f"jaxrl_atari.{command[0]}", *command[1:], *options],
+            cwd=request.config.rootpath, env=environment, capture_output=True, text=True,
+        )  # fmt: skip
+        assert ended.returncode == 2, ended.stderr
+        assert ended.stderr.startswith(f"error: {message}")
+        assert not (tmp_path / "data").exists()
 
 
 def test_a_closed_pipe_ends_a_command_silently(monkeypatch, capsys):

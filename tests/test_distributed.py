@@ -72,6 +72,7 @@ SMALL = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_command_in_two_processes(tmp_path):
     def together(*arguments):
         return start_together(

@@ -288,6 +288,27 @@ def test_resume_may_add_trials_but_not_change_the_search(tmp_path):
         search_command.parse(["--resume", str(tmp_path), "--search.reduction", "4"])
 
 
+def test_run_dir_starts_a_search_or_continues_the_one_it_holds(tmp_path):
+    line = ["--config", str(ROOT / "configs/search_qbert.py"), "--run-dir", str(tmp_path / "search")]
+    config, search, search_dir = search_command.parse(line)
+    assert search_dir == tmp_path / "search"
+    search_dir.mkdir()
+    write_search(search_dir, config, search)
+    assert search_command.parse([*line, "--search.retries", "2"])[1].retries == 2
+    with pytest.raises(ConfigError, match=r"ppo.epochs = 2: expected 4, its value in this search"):
+        search_command.parse([*line, "--ppo.epochs", "2"])
+
+
+def test_failed_trials_are_tried_again_as_often_as_asked(algorithm, tmp_path):
+    start_search(tmp_path, small_search())
+    add_trial(tmp_path, 0, [1.0], "failed")
+    write_record(tmp_path, dataclasses.replace(read_records(tmp_path)[0], tries=1))
+    (record,) = read_records(tmp_path).values()
+    assert [record.is_open(retries) for retries in (0, 1)] == [False, True]
+    assert algorithm.TrialSampler(tmp_path, small_search(), {}).suggest("id")["number"] == 1
+    assert algorithm.TrialSampler(tmp_path, small_search(retries=1), {}).suggest("id")["number"] == 0
+
+
 # --- Resources of a trial --------------------------------------------------------------------------------------------
 
 
@@ -653,7 +674,7 @@ def test_search_interrupted_and_resumed_on_the_emulator(tune, tmp_path):
             metrics = session_dir(trial_dir(search_dir, 2), 0) / "metrics.csv"
             while not metrics.exists() or last_log_point(metrics.parent) == 0:
                 time.sleep(0.05)
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            os.killpg(process.pid, signal.SIGTERM)  # as `timeout` does
             break
     process.communicate(timeout=60)
     assert process.returncode == 130

@@ -29,7 +29,7 @@ from jaxrl_atari.run_dir.description import describe, write_description
 from jaxrl_atari.run_dir.session_log import EpisodeStatistics, NonFiniteError, Progress, SessionLog
 from jaxrl_atari.session import hyperparameters, prepare, run_session
 from jaxrl_atari.trial import trial
-from jaxrl_atari.trial.stopping import StopRequest
+from jaxrl_atari.trial.stopping import SessionStop, StopRequest
 from jaxrl_atari.trial.trial import run_training
 
 TINY = Config(
@@ -286,12 +286,12 @@ def test_a_second_process_is_refused_and_disturbs_nothing(tmp_path):
 def test_the_last_checkpoint_is_on_disk_before_signals_count_again(tmp_path, monkeypatch):
     there = []
 
-    class Stop(StopRequest):
+    class Stop(SessionStop):
         def __exit__(self, *exception):
             super().__exit__(*exception)
             there.extend(path.name for path in (tmp_path / "session_0" / "checkpoints").iterdir())
 
-    monkeypatch.setattr(trial, "StopRequest", Stop)
+    monkeypatch.setattr(trial, "SessionStop", Stop)
     trial.run_trial(TINY, tmp_path)
     assert str(latest(tmp_path / "session_0")[1]["env_steps"]) in there
     assert not any("tmp" in name for name in there)
@@ -432,7 +432,7 @@ def test_log_points_checkpoints_and_evaluations_come_at_their_intervals(tmp_path
     lines, evaluated = Lines(), []
     with steady_session(config, tmp_path / "session_0", monkeypatch, [lines]) as (run, saved):
         start = lambda params, env_steps: evaluated.append(env_steps)  # noqa: E731
-        run.evaluator = SimpleNamespace(busy=False, poll=lambda: None, settle=lambda: None, start=start)
+        run.evaluator = SimpleNamespace(busy=False, poll=lambda: None, settle=lambda stop_requested: None, start=start)
         list(itertools.islice(session.train(run), 7))
         run.finish()
     assert [row["env_steps"] for row in lines.rows] == [600, 1200, 1800, 2100]

@@ -19,6 +19,45 @@ def test_the_first_signal_requests_a_stop_and_the_second_ends_at_once():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_cluster_may_send_its_signal_any_number_of_times(number):
+    with StopRequest() as stop:
+        for _ in range(3):
+            signal.raise_signal(number)
+        assert stop.signal == signal.SIGTERM  # which is passed on
+
+
+COMPILING = """
+import hashlib
+from jaxrl_atari import cli
+from jaxrl_atari.trial.stopping import SessionStop
+
+def main():
+    with SessionStop("session 0") as stop:
+        stop.training = {training}
+        print("compiling", flush=True)
+        hashlib.pbkdf2_hmac("sha256", b"", b"", {work})  # as in a compiled function, Python handles no signals
+        assert stop.requested()
+cli.run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("training", "work", "message", "status"),
+    [
+        (False, 2_000_000_000, "session 0  interrupted before the first update: there is nothing to save", 130),
+        (True, 3_000_000, "session 0  stopping after this update, with a last checkpoint", 0),
+    ],
+)
+def test_a_signal_is_answered_while_a_function_is_compiled(training, work, message, status):
+    code = COMPILING.format(training=training, work=work)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "compiling\n"
+    process.terminate()
+    output, _ = process.communicate(timeout=30)
+    assert (output.strip(), process.returncode) == (message, status)
+
+
 CLOSED = """
 import os, signal, sys
 from jaxrl_atari.trial.stopping import StopRequest

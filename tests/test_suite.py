@@ -91,6 +91,28 @@ def test_missing_devices_leave_no_files(tmp_path, monkeypatch):
     assert not (tmp_path / "data").exists()
 
 
+def test_a_resumed_suite_keeps_the_software_that_began_it(tmp_path, monkeypatch):
+    suite_dir = make_suite(tmp_path / "suite")
+    add_session(suite_dir, "Breakout", 0, [1.0])  # its second session is missing
+    for path in (suite_dir / "suite.json", suite_dir / "Breakout" / "config.json"):
+        write_json(path, json.loads(path.read_text()) | {"git_revision": "abc"})
+    monkeypatch.setattr(suite, "run_processes", lambda tasks, parallel: {})
+    suite_command.main(["--run-dir", str(suite_dir), "--log.no-graphs"])
+    assert json.loads((suite_dir / "Breakout" / "config.json").read_text())["git_revision"] == "abc"
+    described = json.loads((suite_dir / "suite.json").read_text())
+    assert (described["git_revision"], len(described["resumed"])) == ("abc", 1)
+
+
+def test_run_dir_starts_a_suite_or_continues_the_one_it_holds(tmp_path):
+    line = ["--games", "Pong", "Alien", "--run-dir", str(tmp_path / "suite")]
+    config, games, suite_dir, *_ = suite_command.parse(line)
+    assert (games, suite_dir) == (["Pong", "Alien"], tmp_path / "suite")
+    make_suite(suite_dir, dataclasses.replace(config, sessions=7), games)
+    assert suite_command.parse(line)[0].sessions == 7
+    with pytest.raises(UserError, match="--games = 'Qbert': expected Pong Alien, the games of"):
+        suite_command.parse(["--games", "Qbert", "--run-dir", str(suite_dir)])
+
+
 def test_damaged_description(tmp_path):
     (tmp_path / "suite.json").write_text('{"games": ["Pong"], "config": {"no_such": 1}}')
     with pytest.raises(UserError, match="no_such"):

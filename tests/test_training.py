@@ -106,7 +106,7 @@ def test_another_seed_other_parameters(one_device, trained):
     assert np.abs(one_device[0]["dense"]["kernel"] - other["dense"]["kernel"]).max() > 1e-2
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_split_over_devices_changes_nothing(one_device, trained, devices):
     params, metrics, env_steps = trained(small(data_parallel=devices))
     assert_close(one_device[0], params)

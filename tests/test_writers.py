@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import errno
 import io
 import json
 import math
@@ -347,10 +348,10 @@ def test_log_config_is_validated():
 def test_a_closed_pipe_does_not_end_training(monkeypatch):
     class Closed(io.StringIO):
         def flush(self):
-            raise BrokenPipeError
+            raise BrokenPipeError(errno.EPIPE, "closed")
 
     dropped = []
-    monkeypatch.setattr("jaxrl_atari.run_dir.progress.drop_output", lambda: dropped.append(True))
+    monkeypatch.setattr("jaxrl_atari.cli.drop_output", lambda: dropped.append(True))
     ProgressWriter(1000, label="session 0", stream=Closed()).message("hello")
     assert dropped
 

@@ -3,7 +3,7 @@
 import csv
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +75,15 @@ class Evaluator:
         if self._running is not None and self._running.done():
             self.settle()
 
-    def settle(self) -> None:
-        """Waits for the running evaluation, if there is one, and writes its result."""
+    def settle(self, stop_requested: Callable[[], bool] = lambda: False) -> None:
+        """Waits for the running evaluation, if there is one, and writes its result; gives it up on a stop request."""
         running, self._running = self._running, None
+        while running is not None and not running.done() and not stop_requested():
+            wait([running], timeout=0.2)
         if running is None:
+            return
+        if not running.done():
+            self._say(f"evaluation at {self._at:,} env steps: given up, because the session is asked to stop")
             return
         result = running.result()
         with self._table.open("a", newline="", encoding="utf-8") as file:

@@ -148,11 +148,11 @@ def library_versions() -> dict[str, str]:
     return {name: found[name] for name in sorted(found) if wanted.fullmatch(name)}
 
 
-def no_such_gpu(gpu: GpuOption, models: Sequence[str], problem: str = "") -> ConfigError:
-    """The error for a `gpu` option that none of the visible GPUs (`models`) satisfies."""
+def no_such_gpu(gpu: GpuOption, models: Sequence[str], problem: str = "", field: str = "devices.gpu") -> ConfigError:
+    """The error for a `gpu` option, or the one named `field`, that none of the visible GPUs (`models`) satisfies."""
     seen = ", ".join(f"{i}: {model}" for i, model in enumerate(models)) or "none"
     return ConfigError(
-        "devices.gpu",
+        field,
         gpu,
         f"a visible GPU (visible: {seen}{'; ' + problem if problem else ''})",
         "choose one of these, or auto or false to run on the CPU" if models else "use auto or false to run on the CPU",

@@ -18,7 +18,7 @@ from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.memory import estimate, format_bytes, report
 from jaxrl_atari.hardware.memory_share import FRACTION, OLD_FRACTION, do_not_preallocate
 from jaxrl_atari.hardware.monitor import GpuReader, GpuUnknown
-from jaxrl_atari.hardware.rotation import cuda_offset, rotate
+from jaxrl_atari.hardware.rotation import check_devices, cuda_offset, rotate
 
 MATRIX_SIZE = 1024
 VARIABLES = (
@@ -125,6 +125,7 @@ def main(
     config = None
     if options.config:
         config = cli.parse(Config, overrides, default=cli.load_config_file(options.config), prog=prog)
+        check_devices(config.devices)
     # The report must not take memory that other processes on the GPU need.
     do_not_preallocate()
     text, problems = lines(pick_device, visible_gpus)

@@ -1,11 +1,14 @@
 """Rotation: the GPUs of each session of a trial, assigned before JAX starts its back end."""
 
 import os
+import re
 from typing import Literal, NamedTuple, TypeGuard
 
-from jaxrl_atari.config import Config, GpuOption
-from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.hardware.gpus import no_such_gpu, visible
+import jax
+
+from jaxrl_atari.config import Config, DevicesConfig, GpuOption
+from jaxrl_atari.errors import ConfigError, require
+from jaxrl_atari.hardware.gpus import Visible, no_such_gpu, simulated_count, visible
 
 
 class Place(NamedTuple):
@@ -39,6 +42,41 @@ def rotate(number: int, visible: int, per_session: int = 1, offset: int = 0) -> 
     return tuple((first + i) % used for i in range(per_session))
 
 
+def check_devices(devices: DevicesConfig) -> Visible:
+    """Returns the GPUs that the config leaves to this process. Does not start JAX's back end.
+
+    Raises:
+        ConfigError: an option asks for devices that this machine does not have.
+    """
+    seen = visible()
+    if devices.gpu is False and simulated_count() is None:
+        seen = Visible((), "devices.gpu = false")  # JAX is kept off them
+    if devices.distributed:  # devices are counted over all processes
+        return seen
+    shown, problem = seen
+    for field in ("gpu", "actor", "evaluator"):
+        option = getattr(devices, field)
+        if (option is True and not shown) or (_is_index(option) and option >= len(shown)):
+            raise no_such_gpu(option, [gpu.model for gpu in shown], problem, f"devices.{field}")
+    if shown and devices.gpu is not False:
+        most, kind = len(shown) - (devices.gpu if _is_index(devices.gpu) else 0), "the number of GPUs"
+    else:
+        most, kind = _cpu_devices(), f"the CPU devices of JAX ({problem})"
+        hint = "leave it out; a run that was saved with it needs --devices.memory-fraction None"
+        fraction = devices.memory_fraction
+        require(fraction is None, "devices.memory_fraction", fraction, f"None on a CPU ({problem})", hint)
+    count = devices.data_parallel
+    require(count == "all" or count <= most, "devices.data_parallel", count, f"at most {most}, {kind}")
+    return seen
+
+
+def _cpu_devices() -> int:
+    """The CPU devices that JAX has when it starts: one, unless tests ask for more."""
+    flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    asked = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    return max(1, asked, int(flag[1]) if flag else 1)
+
+
 def place_session(config: Config, session: int, trial: int = 0) -> Place:
     """The GPUs of session `session` of a trial. Does not start JAX's back end.
 
@@ -46,22 +84,18 @@ def place_session(config: Config, session: int, trial: int = 0) -> Place:
     GPUs, because that index counts all visible ones.
 
     Raises:
-        ConfigError: the config asks for a GPU that does not exist, or CUDA_OFFSET is invalid.
+        ConfigError: an option asks for devices that this machine does not have, or CUDA_OFFSET is invalid.
     """
     devices = config.devices
+    shown, problem = check_devices(devices)
     if devices.gpu is False:
         return Place((), False, "devices.gpu = false")
-    shown, problem = visible()
     if devices.gpu == "auto" and not shown:
         return Place((), "auto", f"devices.gpu = auto, and there is no GPU: {problem}")
-    if devices.distributed:  # learner devices are counted over all processes, each of which has its own
+    if devices.distributed:  # each process has its own
         return Place(tuple(range(len(shown))), devices.gpu, "all visible: devices.distributed")
     first = devices.gpu if _is_index(devices.gpu) else 0
-    if first >= len(shown):
-        raise no_such_gpu(devices.gpu, [found.model for found in shown], problem)
     per_session = len(shown) - first if devices.data_parallel == "all" else devices.data_parallel
-    if first + per_session > len(shown):
-        raise ConfigError("devices.data_parallel", per_session, f"at most {len(shown) - first}, the number of GPUs")
     if _is_index(devices.actor) or _is_index(devices.evaluator):
         return Place(tuple(range(len(shown))), devices.gpu, "all visible: devices.actor or evaluator is an index")
     if _is_index(devices.gpu):

@@ -16,14 +16,34 @@ from jaxrl_atari.run_dir.writers import import_wandb
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
 
 
-def make_run_dir(config: Config) -> Path:
-    """Makes `OUTPUT_DIR/NAME_TIMESTAMP`, never one that exists already.
+def is_run(directory: Path) -> bool:
+    """Whether the directory holds a run, if only one that has not trained yet."""
+    return (directory / CONFIG_FILE).is_file() or any(directory.glob(f"session_*/{CONFIG_FILE}"))
+
+
+def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
+    """Makes the directory of a new run: `OUTPUT_DIR/NAME_TIMESTAMP`, never one that exists already.
+
+    Args:
+        wanted: the directory to make instead. It may exist if it is empty.
 
     Raises:
         UserError: the folder cannot be written to, or the config asks for a package that is missing.
     """
     if config.log.wandb:
         import_wandb()
+    if wanted is not None:
+        try:
+            wanted.mkdir(parents=True, exist_ok=True)
+            if other := next((path.name for path in wanted.iterdir() if not path.name.startswith(".")), None):
+                raise UserError(f"--run-dir {wanted}: holds {other}, and no run; choose another folder or an empty one")
+            (wanted / ".writable").touch()
+            (wanted / ".writable").unlink()
+        except OSError as error:
+            raise UserError(
+                f"--run-dir {wanted}: {error.strerror or error}; choose a folder that can be written to"
+            ) from error
+        return wanted
     stamp = time.strftime("%Y%m%d_%H%M%S")
     for suffix in ("", *(f"_{i}" for i in range(2, 100))):
         run_dir = Path(config.output_dir).expanduser() / f"{config.name}_{stamp}{suffix}"
@@ -66,9 +86,13 @@ def describe(config: Config, seed: int) -> dict[str, Any]:
     }
 
 
-def describe_resumed(config: Config, directory: Path) -> dict[str, Any]:
-    """As `describe`, but a directory with checkpoints keeps its first software; today's is added to `resumed`."""
-    path, described = directory / CONFIG_FILE, describe(config, config.seed)
+def describe_resumed(config: Config, directory: Path, file: str = CONFIG_FILE) -> dict[str, Any]:
+    """As `describe`, but a directory with checkpoints keeps its first software; today's is added to `resumed`.
+
+    Args:
+        file: name of the file in `directory` that has the history.
+    """
+    path, described = directory / file, describe(config, config.seed)
     if not path.is_file() or not any(directory.rglob("checkpoints/*")):
         return described
     try:

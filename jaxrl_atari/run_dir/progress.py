@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from jaxrl_atari.cli import drop_output
+from jaxrl_atari.cli import write
 
 
 class Pace:
@@ -113,11 +113,7 @@ class ProgressWriter:
             self._line = line
 
     def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except BrokenPipeError:  # as in `train ... | head`: training continues
-            drop_output()
+        write(text, self._stream)  # after the reader of `train ... | head` is gone, training continues
 
     def _eta(self, env_steps: int) -> str:
         sps = self._pace.sps

@@ -2,7 +2,9 @@
 
     python -m jaxrl_atari.search --config configs/search_qbert.py [--search.trials 16 --search.resources.gpu 0.25 ...]
     python -m jaxrl_atari.search --resume data/qbert_search_20260101_120000 [--search.trials 32 ...]
+    python -m jaxrl_atari.search --config configs/search_qbert.py --run-dir data/qbert_search [...]
 
+--run-dir names the search directory: the command starts a search there, or continues the one that it holds.
 Every field of the config and of the search is an option; docs/search.md explains them.
 """
 
@@ -18,15 +20,16 @@ from typing import Annotated, Any
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli import call_config_file
+from jaxrl_atari.cli import call_config_file, say
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import SessionsFailed, UserError, require
 from jaxrl_atari.run_dir.description import make_run_dir
-from jaxrl_atari.search.files import read_records, read_search, write_search
+from jaxrl_atari.run_dir.files import only_writer
+from jaxrl_atari.search.files import is_search, read_records, read_search, write_search
 from jaxrl_atari.search.results import write_results
 from jaxrl_atari.search.space import SearchConfig, check_space
 
-CHANGED_BY_RESUME = ("trials", "keep", "address", "resources")
+CHANGED_BY_RESUME = ("trials", "retries", "keep", "address", "resources")
 RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
     "RAY_AIR_NEW_OUTPUT": "0",  # no tables: the search prints its own progress
@@ -53,7 +56,7 @@ class Options(ResumeOptions):
 
 
 def parse(arguments: Sequence[str]) -> tuple[Config, SearchConfig, Path | None]:
-    """Command line -> config, search options, and the directory of the search to resume, if any.
+    """Command line -> config, search options, and the directory of the search; None for a new one.
 
     Raises:
         UserError: a value that cannot be used.
@@ -62,6 +65,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, SearchConfig, Path | None]:
     first = cli.Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     first.add_argument("--resume")
+    first.add_argument("--run-dir")
     known, rest = first.parse_known_args(arguments)
     if (known.config is None) == (known.resume is None):
         raise UserError("--config or --resume: expected one of the two, such as --config configs/search_qbert.py")
@@ -70,14 +74,27 @@ def parse(arguments: Sequence[str]) -> tuple[Config, SearchConfig, Path | None]:
         config, search = call_config_file(known.config, get_config=Config, get_search=SearchConfig)
         options = cli.parse(Options, rest, default=Options(search, config), **about)
         config, search = options.config, options.search
+        search_dir = Path(known.run_dir).expanduser() if known.run_dir else None
+        if search_dir is not None and is_search(search_dir):
+            saved, before = read_search(search_dir)
+            _require_same(search, before)
+            values, old = cli.flat(config.to_dict()), cli.flat(saved.to_dict())
+            for name, value in values.items():
+                require(value == old[name], name, value, f"{old[name]!r}, its value in this search", "leave it at that")
     else:
-        config, before = read_search(Path(known.resume))
+        search_dir = Path(known.resume).expanduser()
+        config, before = read_search(search_dir)
         search = cli.parse(ResumeOptions, rest, default=ResumeOptions(before), **about).search
-        for name in (f.name for f in dataclasses.fields(SearchConfig) if f.name not in CHANGED_BY_RESUME):
-            value, old = getattr(search, name), getattr(before, name)
-            require(value == old, f"search.{name}", value, f"{old!r}, its value in this search", "leave it out")
+        _require_same(search, before)
     check_space(config, search)
-    return config, search, known.resume and Path(known.resume)
+    return config, search, search_dir
+
+
+def _require_same(search: SearchConfig, before: SearchConfig) -> None:
+    """Raises `ConfigError` for an option that a resume cannot change."""
+    for name in (f.name for f in dataclasses.fields(SearchConfig) if f.name not in CHANGED_BY_RESUME):
+        value, old = getattr(search, name), getattr(before, name)
+        require(value == old, f"search.{name}", value, f"{old!r}, its value in this search", "leave it out")
 
 
 def load_tune(address: str = "") -> ModuleType:
@@ -100,7 +117,10 @@ def load_tune(address: str = "") -> ModuleType:
 
 
 def search(config: Config, search: SearchConfig, search_dir: Path | None = None) -> Path:
-    """Runs a new search, or resumes the one in `search_dir`; returns the search directory.
+    """Runs a search and returns the search directory.
+
+    Args:
+        search_dir: where to run: a search in it is resumed. None: a new search directory.
 
     Raises:
         UserError: the search cannot be run.
@@ -108,20 +128,21 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
     tune = load_tune(search.address)
-    if search_dir is None:
-        search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"))
+    if search_dir is None or not is_search(search_dir):
+        search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"), search_dir)
     search_dir = search_dir.absolute()
-    write_search(search_dir, config, search)
-    print(f"search directory: {search_dir}", flush=True)
-    if search.early_stopping == "asha" and config.sessions > 1:
-        print("one session per trial, because search.early_stopping = asha", flush=True)
-    try:
-        complete = tune.run(config, search, search_dir)
-    finally:
-        table = write_results(search_dir)
-    print("\n" + table, flush=True)
+    with only_writer(search_dir):
+        write_search(search_dir, config, search)
+        say(f"search directory: {search_dir}")
+        if search.early_stopping == "asha" and config.sessions > 1:
+            say("one session per trial, because search.early_stopping = asha")
+        try:
+            complete = tune.run(config, search, search_dir)
+        finally:
+            table = write_results(search_dir)
+    say("\n" + table)
     if not complete:
-        print(f"interrupted; --resume {search_dir} continues", flush=True)
+        say(f"interrupted; --resume {search_dir} continues")
         raise KeyboardInterrupt
     records = list(read_records(search_dir).values())
     if all(record.status == "failed" for record in records):

@@ -70,7 +70,7 @@ class TrialSampler(Searcher):
     def __init__(self, search_dir: Path, search: SearchConfig, task: dict[str, Any]):
         super().__init__(metric="return_ma", mode="max")
         self._dir, self._search, self._task, self._stop = search_dir, search, task, StopFile(search_dir)
-        self._unfinished = [r for r in read_records(search_dir).values() if r.status == "unfinished"]
+        self._unfinished = [r for r in read_records(search_dir).values() if r.is_open(search.retries)]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str:
         if self._stop.requested():
@@ -109,7 +109,7 @@ class ResumableAsha(ASHAScheduler):
         )
         self._dir = search_dir
         for record in read_records(search_dir).values():
-            if record.status != "unfinished":
+            if not record.is_open(search.retries):
                 past: Any = SimpleNamespace(trial_id=f"trial_{record.number}", config={"number": record.number})
                 super().on_trial_add(None, past)  # pyright: ignore[reportArgumentType]
                 self._replay(past, None)

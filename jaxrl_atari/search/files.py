@@ -33,6 +33,16 @@ class Record:
     reason: str = ""  # why the trial ended
     score: float | None = None  # mean over sessions of the last return_ma; None before the first finished game
     env_steps: int = 0  # mean over sessions
+    tries: int = 1  # of a trial that failed: how often it was started
+
+    def is_open(self, retries: int) -> bool:
+        """Whether the trial is still to be run, or to be tried again after it failed."""
+        return self.status == "unfinished" or (self.status == "failed" and self.tries <= retries)
+
+
+def is_search(directory: Path) -> bool:
+    """Whether the directory is a search directory."""
+    return (directory / "search.json").is_file()
 
 
 def write_search(search_dir: Path, config: Config, search: SearchConfig) -> None:

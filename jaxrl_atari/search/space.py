@@ -101,6 +101,8 @@ class SearchConfig:
     """Env steps of the first comparison; the next ones are at each multiple by `reduction`."""
     reduction: Annotated[int, Limits(2, 1_000_000)] = 3
     """Each comparison keeps the best 1 / reduction of the trials."""
+    retries: Annotated[int, Limits(0, 1_000)] = 0
+    """How often a trial that failed is tried again, from its last checkpoint."""
     keep: Annotated[int, Limits(0, 1_000_000)] = 3
     """Number of trials, the best by score, that keep their checkpoints."""
     address: str = ""

@@ -3,15 +3,16 @@
 Import this module through `load_tune` of the command, which puts Ray's settings into the environment first.
 """
 
+import contextlib
 import dataclasses
 import logging
 import re
 import shutil
 import signal
 import socket
+import subprocess
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import ray
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 
+from jaxrl_atari.cli import say
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.summary import write_trial_summary
@@ -31,7 +33,7 @@ STATUS_SECONDS = 30.0
 STOP_SECONDS = 60.0  # time for trials to write a last checkpoint
 OBJECT_STORE_BYTES = 100 * 2**20  # nothing large passes through it
 
-show = partial(print, flush=True)
+show = say
 
 
 # --- The end of a trial ----------------------------------------------------------------------------------------------
@@ -71,13 +73,19 @@ class Recorder(TrialProgressCallback):
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._end(trial.config["number"])
 
+    def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        error = Path(trial.error_file).read_text(encoding="utf-8") if trial.error_file else ""
+        number = trial.config["number"]
+        show(f"trial {number}  is tried again: {read_records(self._dir)[number].reason or failure_reason(error)}")
+
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         error = Path(trial.error_file).read_text(encoding="utf-8") if trial.error_file else ""
         # A killed process is no failure in an interruption: whoever sent the signal may have sent it to all processes.
         self._end(trial.config["number"], "" if self._stop.requested() else failure_reason(error))
 
     def _end(self, number: int, failure: str = "") -> None:
-        record = end_record(self._dir, number, self._config, failure, interrupted=self._stop.requested())
+        tries = self._search.retries + 1
+        record = end_record(self._dir, number, self._config, failure, self._stop.requested(), tries)
         score = "no game finished" if record.score is None else f"score {value_text(record.score)}"
         status = "interrupted" if record.status == "unfinished" else record.status
         show(f"trial {number}  {status} at {record.env_steps:,} env steps, {score}: {record.reason}")
@@ -104,12 +112,15 @@ def failure_reason(error: str) -> str:
     return lines[-1][:300]
 
 
-def end_record(search_dir: Path, number: int, config: Config, failure: str = "", interrupted: bool = False) -> Record:
+def end_record(
+    search_dir: Path, number: int, config: Config, failure: str = "", interrupted: bool = False, tries: int = 1
+) -> Record:
     """Writes and returns the record of a trial that has ended.
 
     Args:
         failure: why the trial failed; empty if it did not, or recorded the reason itself.
         interrupted: the search is being interrupted; a trial with budget left is unfinished.
+        tries: how often a failed trial was started.
     """
     record = read_records(search_dir)[number]
     try:
@@ -127,7 +138,8 @@ def end_record(search_dir: Path, number: int, config: Config, failure: str = "",
         status, reason = "unfinished", "continues when the search is resumed"
     else:
         status, reason = "stopped", "worse than others (ASHA)"
-    record = dataclasses.replace(record, status=status, reason=reason, score=score, env_steps=env_steps)
+    tries = tries if status == "failed" else 1
+    record = dataclasses.replace(record, status=status, reason=reason, score=score, env_steps=env_steps, tries=tries)
     write_record(search_dir, record)
     return record
 
@@ -159,7 +171,8 @@ def connect(search: SearchConfig) -> None:
         handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         local = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "_node_ip_address": "127.0.0.1"}
         try:
-            ray.init("local", **local, **quiet)  # without "local", Ray would join a cluster that runs on this machine
+            with own_process_groups():
+                ray.init("local", **local, **quiet)  # without "local", Ray would join a cluster on this machine
         finally:
             signal.signal(signal.SIGHUP, handler)
         return
@@ -173,6 +186,21 @@ def connect(search: SearchConfig) -> None:
         if "InvalidAuthToken" in str(error.__cause__):
             reason, advice = "the cluster requires its token", "copy ~/.ray/auth_token from the head node"
         raise UserError(f"search.address = {search.address!r}: {reason}; {advice}") from error
+
+
+@contextlib.contextmanager
+def own_process_groups() -> Iterator[None]:
+    """Starts processes in groups of their own: a signal to this one's group, as from `timeout`, does not reach them."""
+    start = subprocess.Popen.__init__
+
+    def start_apart(self: Any, *args: Any, **options: Any) -> None:
+        start(self, *args, **{"process_group": 0, **options})
+
+    subprocess.Popen.__init__ = start_apart
+    try:
+        yield
+    finally:
+        subprocess.Popen.__init__ = start
 
 
 def resources(search: SearchConfig, cluster: Mapping[str, float]) -> tuple[float, int, int, str]:
@@ -216,7 +244,11 @@ def fit(config: Config, search: SearchConfig, search_dir: Path, trials: int) -> 
             trial_dirname_creator=lambda trial: f"trial_{trial.config['number']}",
         ),
         run_config=tune.RunConfig(
-            name="ray", storage_path=str(search_dir), verbose=0, callbacks=[Recorder(search_dir, config, search)]
+            name="ray",
+            storage_path=str(search_dir),
+            verbose=0,
+            callbacks=[Recorder(search_dir, config, search)],
+            failure_config=tune.FailureConfig(max_failures=search.retries),
         ),
     ).fit()
 
@@ -225,7 +257,7 @@ def run(config: Config, search: SearchConfig, search_dir: Path) -> bool:
     """Runs the missing trials. Returns True if all have ended, False after an interruption."""
 
     def missing() -> int:
-        return search.trials - sum(record.status != "unfinished" for record in read_records(search_dir).values())
+        return search.trials - sum(not r.is_open(search.retries) for r in read_records(search_dir).values())
 
     if missing() <= 0:
         return True

@@ -15,9 +15,7 @@ from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory_share import equal_share
-from jaxrl_atari.run_dir.config_file import CONFIG_FILE
-from jaxrl_atari.run_dir.description import describe, is_finished, session_dir
-from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir, write_description
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.run_dir.writers import Row, Writer
 from jaxrl_atari.search.files import StopFile, read_records, read_search, trial_dir, write_record
@@ -87,12 +85,15 @@ def run_search_trial(task: dict[str, Any]) -> dict[str, Any] | None:
     """
     search_dir, cpu = Path(task["search_dir"]), task["cpu"]
     run_dir = trial_dir(search_dir, task["number"])
+    record = read_records(search_dir)[task["number"]]
+    if record.status == "failed":  # it is tried again
+        write_record(search_dir, dataclasses.replace(record, status="unfinished", reason=""))
     with output_and_failure_recorded(search_dir, task["number"]):
         config = trial_config(*read_search(search_dir), task["fields"], task["gpu"], cpu)
         if task["gpu"] == 0:
             os.environ.setdefault("NPROC", str(cpu))  # number of XLA's threads, read when JAX starts
         runtime.configure()
-        write_json(run_dir / CONFIG_FILE, describe(config, config.seed))
+        write_description(run_dir, describe_resumed(config, run_dir))
         stop = StopFile(search_dir)
         for session in range(config.sessions):
             directory = session_dir(run_dir, session)

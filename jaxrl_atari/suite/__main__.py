@@ -2,7 +2,9 @@
 
     python -m jaxrl_atari.suite [--games Pong Breakout ...] [--sessions 4 --total-env-steps 1000000 ...]
     python -m jaxrl_atari.suite --resume data/suite_20260101_120000
+    python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
 
+--run-dir names the suite's directory: the command starts the suite there, or continues the one that it holds.
 Without --games, the suite has all games with a reference score. --config names a config file. Every field of the config
 is an option; ppo.gae_lambda is the value tuned for each game unless it is given. --report-at 1000000 2500000 adds the
 scores at these env steps to the results. --compare OTHER_SUITE compares the suite with another one at the end.
@@ -15,14 +17,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli import load_config_file
+from jaxrl_atari.cli import load_config_file, say
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import SessionsFailed, UserError
+from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.hardware.rotation import place_session
 from jaxrl_atari.run_dir.description import make_run_dir
+from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, is_suite, read_suite
 from jaxrl_atari.suite.results import write_results
 from jaxrl_atari.suite.suite import (
+    SUITE_FILE,
     default_games,
     game_configs,
     read_suite_file,
@@ -50,19 +54,25 @@ def parse(arguments: Sequence[str]) -> Command:
     first = cli.Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     first.add_argument("--resume")
+    first.add_argument("--run-dir")
     first.add_argument("--games", nargs="*")
     first.add_argument("--report-at", nargs="*", type=int)
     first.add_argument("--compare", type=Path)
     known, rest = first.parse_known_args(arguments)
+    if known.resume and known.run_dir:
+        raise UserError("--resume and --run-dir: both name the directory of the suite; give one of the two")
     if known.resume and (known.config or known.games is not None):
         raise UserError("--resume: the suite has its games and config already; leave --games and --config out")
     if any(word.partition("=")[0] in ("--env.game", "--name") for word in rest):
         raise UserError("--env.game and --name: each game of a suite has its own; choose with --games Pong Breakout")
-    suite_dir = Path(known.resume) if known.resume else None
+    named = known.resume or known.run_dir
+    suite_dir = Path(named).expanduser() if named else None
     report_at = known.report_at or []
-    if suite_dir is not None:
+    if suite_dir is not None and (known.resume or (suite_dir / SUITE_FILE).is_file()):
         default, games, saved = read_suite_file(suite_dir)
         report_at = saved if known.report_at is None else report_at
+        if known.games is not None and list(game_configs(default, known.games)) != games:
+            raise ConfigError("--games", " ".join(known.games), f"{' '.join(games)}, the games of {suite_dir}")
     else:
         default = dataclasses.replace(load_config_file(known.config) if known.config else Config(), name="suite")
         games = default_games() if known.games is None else known.games
@@ -79,11 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command."""
     config, games, suite_dir, report_at, other = parse(sys.argv[1:] if arguments is None else arguments)
     place_session(config, 0)  # raises an error for missing devices before anything is created
-    suite_dir = suite_dir or make_run_dir(config)
-    write_suite_file(suite_dir, config, games, report_at)
-    print(f"suite: {suite_dir}, {len(games)} games", flush=True)
-    failures = run_suite(suite_dir, config, games)
-    print("\n" + write_results(suite_dir, failures), flush=True)
+    if suite_dir is None or not (suite_dir / SUITE_FILE).is_file():
+        suite_dir = make_run_dir(config, suite_dir)
+    with only_writer(suite_dir):
+        write_suite_file(suite_dir, config, games, report_at)
+        say(f"suite: {suite_dir}, {len(games)} games")
+        failures = run_suite(suite_dir, config, games)
+        say("\n" + write_results(suite_dir, failures))
     if config.log.graphs:
         plot(suite_dir, games)
     if other is not None and not failures:
@@ -101,9 +113,9 @@ def plot(suite_dir: Path, games: Sequence[str]) -> None:
 
     runs = [suite_dir / game for game in games if (suite_dir / game / "trial.json").is_file()]
     if runs:
-        print(*plot_comparison(runs, suite_dir / "graphs"), sep="\n")
+        say("\n".join(map(str, plot_comparison(runs, suite_dir / "graphs"))))
         described = {suite_dir.absolute().name: describe_suite(read_suite(suite_dir))}
-        print(*draw_suites(described, suite_dir / "graphs"), sep="\n", flush=True)
+        say("\n".join(map(str, draw_suites(described, suite_dir / "graphs"))))
 
 
 if __name__ == "__main__":

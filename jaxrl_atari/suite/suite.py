@@ -10,12 +10,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxrl_atari.cli import say
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.run_dir.config_file import CONFIG_FILE, SUITE_FILE, config_from_dict
-from jaxrl_atari.run_dir.description import describe, is_finished, session_dir
+from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict
+from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.trial.processes import Task, run_processes
 
@@ -48,7 +49,11 @@ def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str], repo
     Args:
         report_at: reporting points: env steps at which the results show scores.
     """
-    described = {"games": list(games), "report_at": sorted(set(report_at)), **describe(config, config.seed)}
+    described = {
+        "games": list(games),
+        "report_at": sorted(set(report_at)),
+        **describe_resumed(config, suite_dir, SUITE_FILE),
+    }
     del described["game"], described["gae_lambda"]  # each game has its own
     write_json(suite_dir / SUITE_FILE, described)
 
@@ -105,10 +110,9 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
     for name, game_config in game_configs(config, games).items():
         run_dir = suite_dir / name
         if is_done(game_config, run_dir):
-            print(f"game {name}  finished already", flush=True)
+            say(f"game {name}  finished already")
             continue
         run_dir.mkdir(exist_ok=True)
-        write_json(run_dir / CONFIG_FILE, describe(game_config, game_config.seed))
         waiting[name] = run_dir
     if not waiting:
         return {}
@@ -121,5 +125,5 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
         if share:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[i].name for i in share)
         tasks.append(Task(name, ("jaxrl_atari.suite.worker", str(run_dir)), environment, share, kind="game"))
-    print(f"{len(waiting)} games to train, {len(shares)} at a time", flush=True)
+    say(f"{len(waiting)} games to train, {len(shares)} at a time")
     return {str(name): reason for name, reason in run_processes(tasks, len(shares)).items()}

@@ -11,14 +11,15 @@ def main() -> None:
     """Runs the game's trial, or what is missing of it, and updates the results of the suite."""
     end_with_parent()
     from jaxrl_atari.hardware import runtime
-    from jaxrl_atari.run_dir.config_file import read_config
     from jaxrl_atari.suite.results import write_results
+    from jaxrl_atari.suite.suite import game_configs, read_suite_file
     from jaxrl_atari.trial.trial import run_trial
 
     run_dir = Path(sys.argv[1])
     print(f"game {run_dir.name}", flush=True)
     runtime.configure()
-    run_trial(read_config(run_dir), run_dir, resume=True)
+    config, games, _ = read_suite_file(run_dir.parent)
+    run_trial(game_configs(config, games)[run_dir.name], run_dir, resume=True)
     write_results(run_dir.parent)
 
 

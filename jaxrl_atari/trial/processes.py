@@ -1,8 +1,8 @@
 """Several sessions, or games of a suite, at a time, each in a process of its own.
 
 A session's process leads a process group of its own, so that Ctrl-C on a terminal reaches this process alone, which
-passes it on once: a session that is told twice ends without its last checkpoint. Its standard input is a pipe that
-nothing is written to: it ends when this process ends, however that happens, and the session ends with it.
+passes it on once. Its standard input is a pipe that nothing is written to: it ends when this process ends, however that
+happens, and the session ends with it.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jaxrl_atari.cli import INTERRUPTED, drop_output
+from jaxrl_atari.cli import INTERRUPTED, drop_output, say
 from jaxrl_atari.run_dir.columns import COMPILED
-from jaxrl_atari.trial.stopping import StopRequest
+from jaxrl_atari.trial.stopping import REQUESTS, StopRequest
 
 POLL_SECONDS = 0.1
 
@@ -74,7 +74,8 @@ class _Process:
                 self._last = line
                 self._error = line.removeprefix("error: ") if line.startswith("error: ") else self._error
             self.has_compiled = self.has_compiled or COMPILED in line
-            say(line if line.startswith(self.label) else f"{self.label}  {line}")
+            with contextlib.suppress(OSError):  # as on a full disk: the session must not wait for a reader
+                say(line if line.startswith(self.label) else f"{self.label}  {line}")
 
     def is_running(self) -> bool:
         return self._process.poll() is None
@@ -84,7 +85,7 @@ class _Process:
             self._process.send_signal(number)
 
     def close(self) -> None:
-        """Ends the process if it runs."""
+        """Kills the process if it runs."""
         if self.is_running():
             self._process.kill()
         self._process.wait()
@@ -94,8 +95,8 @@ class _Process:
                 pipe.close()
 
     def was_interrupted(self) -> bool:
-        """Whether SIGINT or SIGTERM ended the process, before it could handle them or after."""
-        return self._process.returncode in (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
+        """Whether a signal that asks for a stop ended the process, before it could handle it or after."""
+        return self._process.returncode in (INTERRUPTED, *(-number for number in REQUESTS))
 
     def failure(self) -> str:
         """Why the process failed, in one line; empty if it did not."""
@@ -110,12 +111,6 @@ class _Process:
         return self._error or self._last or f"exit status {status}"
 
 
-def say(line: str) -> None:
-    """Prints a line in one piece, whatever else is printed at the same time."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dict[int | str, str]:
     """Runs all tasks, in their order as far as GPUs are free.
 
@@ -127,8 +122,8 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
         A task's name -> why it failed, in one line.
 
     Raises:
-        KeyboardInterrupt: told to stop, which is passed on, once all processes have ended. A second one
-            kills them.
+        KeyboardInterrupt: asked to stop, which is passed on, once all processes have ended. A second
+            Ctrl-C kills them.
     """
     waiting, running, failures = list(tasks), [], {}
     told = compiled = False
@@ -138,7 +133,8 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
                 if stop.signal is not None and not told:
                     told = True
                     waiting.clear()
-                    say(f"stopping: {len(running)} {tasks[0].kind}s write a last checkpoint (once more: stop at once)")
+                    what = f"{len(running)} {tasks[0].kind}s write a last checkpoint"
+                    say(f"stopping: {what} (Ctrl-C again: stop at once)")
                     for process in running:
                         process.send(stop.signal)
                 busy = Counter(process.gpus for process in running)

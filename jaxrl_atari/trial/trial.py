@@ -6,10 +6,13 @@ import json
 import math
 import os
 import traceback
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jaxrl_atari import devices
+from jaxrl_atari.cli import say
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import SessionsFailed, UserError, require
 from jaxrl_atari.hardware.gpus import visible
@@ -21,6 +24,7 @@ from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import (
     describe_resumed,
     is_finished,
+    is_run,
     make_run_dir,
     session_dir,
     write_description,
@@ -29,44 +33,63 @@ from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.summary import summary_table, write_trial_summary
 from jaxrl_atari.session import run_session
 from jaxrl_atari.trial.processes import Task, run_processes
-from jaxrl_atari.trial.stopping import StopRequest
+from jaxrl_atari.trial.stopping import SessionStop
 
 
 def run_training(config: Config, run_dir: Path | None = None) -> Path:
-    """Runs a trial, or resumes the one in `run_dir`; prints a summary and returns the run directory.
+    """Runs a trial, prints a summary and returns the run directory.
 
     With `devices.distributed` every process calls it; process 0 writes.
+
+    Args:
+        run_dir: where to train: a run in it is resumed. None: a new run directory.
 
     Raises:
         UserError: as `run_trial`; `run_dir` holds a run of another game, protocol or seed.
     """
-    place_session(config, 0)  # refuses devices that do not exist before a run directory is made
-    resume = run_dir is not None
-    if run_dir is not None:
+    share_devices(config, place_sessions(config))  # raises errors before a run directory is made
+    resume = run_dir is not None and is_run(run_dir)
+    if run_dir is not None and resume:
         require_same_run(config, run_dir)
     if config.devices.distributed:
         devices.join_processes(config.devices)
-        run_dir = Path(devices.agree(str(run_dir or (make_run_dir(config) if devices.is_leader() else ""))))
+        if devices.is_leader() and not resume:
+            run_dir = make_run_dir(config, run_dir)
+        run_dir = Path(devices.agree(str(run_dir or "")))
         if not devices.is_leader():
             follow_trial(config, run_dir, resume=resume)
             return run_dir
-    run_dir = run_dir or make_run_dir(config)
-    print(f"{'resuming' if resume else 'run directory:'} {run_dir}", flush=True)
+    elif not resume:
+        run_dir = make_run_dir(config, run_dir)
+    assert run_dir is not None
+    say(f"{'resuming' if resume else 'run directory:'} {run_dir}")
+    complete = resume and _is_complete(config, run_dir)
     try:
         run_trial(config, run_dir, resume=resume)
     except SessionsFailed:
         with contextlib.suppress(UserError):  # no session has figures
             _summarise(config, run_dir)
         raise
-    _summarise(config, run_dir)
+    if not complete:
+        _summarise(config, run_dir)
     return run_dir
+
+
+def _is_complete(config: Config, run_dir: Path) -> bool:
+    """Whether every session has spent its budget, and the summary was written after that."""
+    directories = [session_dir(run_dir, session) for session in range(config.sessions)]
+    if not all(is_finished(config, directory) for directory in directories):
+        return False
+    times = [path.stat().st_mtime if path.exists() else 0.0 for path in
+             (run_dir / "trial.json", *(directory / "metrics.csv" for directory in directories))]  # fmt: skip
+    return times[0] == max(times)
 
 
 def _summarise(config: Config, run_dir: Path) -> None:
     """Writes trial.json and the trial's graphs, and prints a table."""
     summary = write_trial_summary(run_dir)
     graphs = plot_trial(run_dir) if config.log.graphs else []
-    print("\n" + summary_table(summary), *graphs, sep="\n", flush=True)
+    say("\n".join(["", summary_table(summary), *map(str, graphs)]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +108,31 @@ class Plan:
             write_description(directory, self.descriptions[directory])
 
 
+def place_sessions(config: Config, trial: int = 0) -> list[Place]:
+    """The GPUs of every session of a trial; see `place_session`."""
+    return [place_session(config, session, trial) for session in range(config.sessions)]
+
+
+def share_devices(config: Config, places: Sequence[Place]) -> tuple[int, int]:
+    """Number of sessions at a time, and of processes on each GPU.
+
+    Raises:
+        ConfigError: processes that share a GPU would take more memory than it has.
+    """
+    blocks = {place.gpus for place in places}
+    parallel = min(config.trial.parallel or len(blocks), len(places))
+    per_gpu = math.ceil(parallel / len(blocks)) if blocks else 1
+    if blocks - {()}:
+        memory_fraction(config.devices, per_gpu)
+    return parallel, per_gpu
+
+
 def make_plan(config: Config, run_dir: Path, resume: bool, places: list[Place]) -> Plan:
     """The sessions that have not spent their budget; the others are reported."""
     waiting = {}
     for session, place in enumerate(places):
         if resume and is_finished(config, session_dir(run_dir, session)):
-            print(f"session {session}  finished already", flush=True)
+            say(f"session {session}  finished already")
         else:
             waiting[session] = place
     descriptions = {run_dir: describe_resumed(config, run_dir)}
@@ -116,27 +158,30 @@ def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = Fal
         UserError: the only session failed, nothing could be started, or another process is training in `run_dir`.
         KeyboardInterrupt: after SIGINT or SIGTERM, once every session has written its last checkpoint.
     """
-    places = [place_session(config, session, trial) for session in range(config.sessions)]
+    places = place_sessions(config, trial)
     run_dir = make_run_dir(config) if run_dir is None else Path(run_dir)
     failures: dict[Any, str] = {}
     with only_writer(run_dir):
         plan = make_plan(config, run_dir, resume, places)
         if plan.places and not resume:
             plan.write_descriptions(*plan.places)
-        blocks = {place.gpus for place in plan.places.values()}
-        parallel = min(config.trial.parallel or len(blocks), len(plan.places))
-        if parallel > 1 or any(len(block) not in (0, len(visible().gpus)) for block in blocks):
-            per_gpu = math.ceil(parallel / len(blocks))
+        parallel, per_gpu = share_devices(config, list(plan.places.values()))
+        everything = ((), tuple(range(len(visible().gpus))))
+        if parallel > 1 or any(place.gpus not in everything for place in plan.places.values()):
             tasks = [_task(plan, session, per_gpu, parallel) for session in plan.places]
             failures = run_processes(tasks, parallel, per_gpu)
         else:
-            with StopRequest() as stop:
+            with SessionStop(quick=not config.devices.distributed) as stop:
+
+                def began(session: int) -> None:
+                    stop.training = True
+                    plan.write_descriptions(session)
+
                 for session in plan.places:
-                    began = Once(lambda session=session: plan.write_descriptions(session))
                     try:
                         run_session(
                             config, session_dir(run_dir, session), session, resume=resume,
-                            stop_requested=stop.requested, on_update=began,
+                            stop_requested=stop.requested, on_update=Once(partial(began, session)),
                         )  # fmt: skip
                     except Exception as error:
                         if config.sessions == 1:
@@ -165,7 +210,7 @@ class Once:
 
 def follow_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None:
     """`run_trial` in a process that is not the leader: trains the same sessions in the same order, writes nothing."""
-    with StopRequest() as stop:
+    with SessionStop(quick=False) as stop:
         for session in range(config.sessions):
             directory = session_dir(run_dir, session)
             if not (resume and is_finished(config, directory)):
@@ -192,7 +237,7 @@ def _reported(session: int, error: Exception) -> str:
     if not isinstance(error, UserError):
         traceback.print_exception(error)
     reason = " ".join(f"{type(error).__name__}: {error}".split()).removeprefix("UserError: ")
-    print(f"session {session}  failed: {reason}", flush=True)
+    say(f"session {session}  failed: {reason}")
     return reason
 
 
@@ -213,7 +258,7 @@ def _task(plan: Plan, session: int, sharing: int, parallel: int) -> Task:
         if fraction is not None:
             set_memory_fraction(environment, fraction)
             where += f", {fraction:.0%} of its memory"
-    print(f"session {session}  on {where} ({place.reason})", flush=True)
+    say(f"session {session}  on {where} ({place.reason})")
     directory = session_dir(plan.run_dir, session)
     threads = plan.config.env.num_threads or (max(1, usable_cores() // parallel) if parallel > 1 else 0)
     numbers = map(str, (session, place.gpu, plan.resume, threads))

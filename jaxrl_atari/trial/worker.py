@@ -25,7 +25,7 @@ def main() -> None:
     from jaxrl_atari.run_dir.config_file import config_from_dict
     from jaxrl_atari.run_dir.description import session_dir, write_description
     from jaxrl_atari.session import run_session
-    from jaxrl_atari.trial.stopping import StopRequest
+    from jaxrl_atari.trial.stopping import SessionStop
     from jaxrl_atari.trial.trial import Once
 
     run_dir, session, gpu, resume = Path(sys.argv[1]), int(sys.argv[2]), parse_gpu(sys.argv[3]), sys.argv[4] == "True"
@@ -38,14 +38,14 @@ def main() -> None:
         env=dataclasses.replace(config.env, num_threads=int(sys.argv[5])),
     )
 
-    def write_descriptions() -> None:
-        write_description(run_dir, run_description)
-        write_description(directory, description)
+    with SessionStop(f"session {session}", quick=not config.devices.distributed) as stop:
 
-    with StopRequest() as stop:
-        run_session(
-            config, directory, session, resume=resume, stop_requested=stop.requested, on_update=Once(write_descriptions)
-        )
+        def began() -> None:
+            stop.training = True
+            write_description(run_dir, run_description)
+            write_description(directory, description)
+
+        run_session(config, directory, session, resume=resume, stop_requested=stop.requested, on_update=Once(began))
 
 
 if __name__ == "__main__":
