@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_atari import cli
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.games import GAMES, Game
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.drawing import COLOURS, GREY, env_step_axes, new_figure
 from jaxrl_atari.run_dir.files import write_file

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from jaxrl_atari.cli.errors import ConfigError, UserError
     from jaxrl_atari.config import (
         Config,
         DevicesConfig,
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
         PPOConfig,
         TrialConfig,
     )
-    from jaxrl_atari.errors import ConfigError, UserError
     from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
     from jaxrl_atari.evaluate.policy import Policy, load_policy
     from jaxrl_atari.evaluate.video import record_video
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _CONFIGS = "Config DevicesConfig EnvConfig EvaluationConfig LogConfig NetworkConfig PPOConfig TrialConfig"
 _HOMES = {
     **dict.fromkeys(_CONFIGS.split(), "config"),
-    **dict.fromkeys(("ConfigError", "UserError"), "errors"),
+    **dict.fromkeys(("ConfigError", "UserError"), "cli.errors"),
     **dict.fromkeys(("EvaluationResult", "run_evaluation"), "evaluate.play"),
     **dict.fromkeys(("Policy", "load_policy"), "evaluate.policy"),
     "record_video": "evaluate.video",

@@ -17,8 +17,8 @@ import numpy as np
 from jax import lax
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
+from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import DevicesConfig, GpuOption
-from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.memory import is_out_of_memory
 from jaxrl_atari.hardware.memory_share import apply_memory_fraction

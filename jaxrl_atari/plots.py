@@ -18,10 +18,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from jaxrl_atari import cli
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import Game, comparable
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.columns import COLUMNS
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.drawing import COLOURS, GREY, LINE_STYLES, env_step_axes, new_figure, save_figure

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement, agree, is_leader, limit_jax, place, sum_over_processes
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import Monitor

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_atari import cli
-from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import is_run
@@ -41,7 +41,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
     if run_dir is not None and (known.resume or is_run(run_dir)):
         default = read_config(run_dir)
     elif known.config:
-        default = cli.load_config_file(known.config)
+        default = load_config_file(known.config)
     elif {"-h", "--help"} & set(rest):
         default = Config()
     else:
@@ -49,7 +49,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
         raise UserError(f"--config or --resume: one is needed; for example --config configs/qbert.py{given}")
     config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.train", description=__doc__)
     if run_dir is not None and known.config and is_run(run_dir):
-        _report_changes(known.config, cli.parse(Config, rest, default=cli.load_config_file(known.config)), config)
+        _report_changes(known.config, cli.parse(Config, rest, default=load_config_file(known.config)), config)
     return config, run_dir
 
 

@@ -31,14 +31,14 @@ FLOORS = (
     "ppo",
     "networks",
     "fast",
-    "cli",
     "config",
     "envs",
-    "errors",
+    "cli",
 )
 """From commands to capabilities to the loop to the algorithm: a room imports only from rooms below it."""
 
 DOORS = {
+    "cli": {"cli", "cli.checks", "cli.errors"},
     "envs": {"envs", "envs.games", "envs.pool", "envs.ale", "envs.protocols"},
     "evaluate": {"evaluate.policy", "evaluate.play", "evaluate.video", "evaluate.during_training"},
     "fast": {"fast.frames", "fast.cpu_conv"},

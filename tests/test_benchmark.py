@@ -16,8 +16,8 @@ from fake_pools import FakePool
 from jaxrl_atari.benchmark import __main__ as benchmark
 from jaxrl_atari.benchmark import comparison, instruments, measure
 from jaxrl_atari.benchmark.comparison import Job, Side, compare, option_of, run_for_json, summary, verdict
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.rollout import Collected
 

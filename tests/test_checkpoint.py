@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import NetworkConfig, PPOConfig
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import TrainState, init_train_state
 from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints, Damaged

@@ -13,12 +13,11 @@ import pytest
 import tyro
 
 from jaxrl_atari import cli, train
-from jaxrl_atari.cli import load_config_file
-from jaxrl_atari.config import Config
-from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.cli.errors import ConfigError, UserError
+from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.run_dir.description import describe, make_run_dir, write_description
 
-PACKAGE = Path(cli.__file__).parent
+PACKAGE = Path(cli.__file__).parents[1]
 
 
 def ends(main):
@@ -119,7 +118,7 @@ def test_devices_that_are_missing_are_refused_before_anything_is_written(options
 
 def test_a_closed_pipe_ends_a_command_silently(monkeypatch, capsys):
     dropped = []
-    monkeypatch.setattr(cli, "drop_output", lambda: dropped.append(True))
+    monkeypatch.setattr(cli.command, "drop_output", lambda: dropped.append(True))
     assert ends(raises(BrokenPipeError())) == 1
     assert dropped
     assert capsys.readouterr().err == ""
@@ -128,7 +127,7 @@ def test_a_closed_pipe_ends_a_command_silently(monkeypatch, capsys):
 QBERT = ["--config", "configs/qbert.py"]
 
 
-# Every kind of error that tyro reports. If a new version of tyro fails this test, adapt `cli._one_line`.
+# Every kind of error that tyro reports. If a new version of tyro fails this test, adapt `cli.options._one_line`.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

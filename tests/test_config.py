@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from jaxrl_atari.cli import load_config_file, parse
+from jaxrl_atari.cli import parse
+from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import (
     Config,
     DevicesConfig,
@@ -15,9 +16,9 @@ from jaxrl_atari.config import (
     NetworkConfig,
     PPOConfig,
     TrialConfig,
+    load_config_file,
 )
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
-from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.run_dir.config_file import config_from_dict
 
 

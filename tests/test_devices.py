@@ -11,9 +11,9 @@ from pathlib import Path
 import jax
 import pytest
 
+from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig
 from jaxrl_atari.devices import pick_device, place
-from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError
 from jaxrl_atari.hardware.gpus import driver_gpus, simulated_gpus

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.devices import place
-from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 

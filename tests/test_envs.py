@@ -15,10 +15,10 @@ import pytest
 from ale_py import roms
 from fake_pools import NoisePool
 
+from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.envs import env_seeds, make_pool
 from jaxrl_atari.envs.pool import BasePool, EnvStep, Episode, EpisodeCounter, RawStep
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
-from jaxrl_atari.errors import ConfigError, UserError
 
 needs_envpool = pytest.mark.skipif(
     importlib.util.find_spec("envpool") is None, reason="needs envpool: pip install 'jaxrl_atari[envpool]'"

@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from jaxrl_atari.errors import ConfigError, UserError, require
+from jaxrl_atari.cli.errors import ConfigError, UserError, require
 
 
 def test_errors_are_one_line_and_cross_processes():

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 
+from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs import env_seeds, make_pool
 from jaxrl_atari.envs.pool import EnvStep, Episode
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate import play as module
 from jaxrl_atari.evaluate.__main__ import _scores_to_compare, main
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation, summarise_sessions

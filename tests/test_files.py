@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.run_dir.files import only_writer, unused, write_file, write_json
 
 

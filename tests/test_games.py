@@ -2,9 +2,9 @@ from collections import Counter
 
 import pytest
 
+from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.envs.ale import rom_ids
 from jaxrl_atari.envs.games import DEFAULT_GAE_LAMBDA, GAMES, comparable, parse_game, tuned_gae_lambda
-from jaxrl_atari.errors import ConfigError
 
 
 def test_every_game_of_the_emulator_has_a_row():

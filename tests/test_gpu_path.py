@@ -23,9 +23,9 @@ from fake_cuda import ROOT, FakeCuda, python, user_environment
 from fake_pools import NoisePool
 
 from jaxrl_atari import devices, learner, rollout
+from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig, TrialConfig
 from jaxrl_atari.devices import Placement, gather_rows
-from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate.play import play
 from jaxrl_atari.fast.frames import PLAIN
 from jaxrl_atari.hardware import gpus

@@ -14,8 +14,8 @@ import pytest
 from sample_runs import table, write_metrics
 
 from jaxrl_atari import plots
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hub import __main__ as hub
 from jaxrl_atari.hub.card import model_card

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sample_runs import table, write_metrics, write_run
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.games import GAMES, Game
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir import metrics
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.reading import read_metrics, read_sessions, session_dirs

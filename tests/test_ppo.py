@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import reference
 
-from jaxrl_atari.cli import load_config_file
-from jaxrl_atari.config import NetworkConfig, PPOConfig
+from jaxrl_atari.config import NetworkConfig, PPOConfig, load_config_file
 from jaxrl_atari.fast.frames import BLOCKED, PLAIN, gather_stacks, store_stacks
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import (

@@ -17,9 +17,8 @@ import psutil
 import pytest
 
 from jaxrl_atari import train
-from jaxrl_atari.cli import load_config_file
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
-from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
+from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, load_config_file
 from jaxrl_atari.run_dir.description import session_dir
 from jaxrl_atari.run_dir.files import write_json
 from jaxrl_atari.run_dir.reading import session_dirs

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sample_runs import table, write_metrics, write_run
 from test_evaluate import write_session
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.config_file import CONFIG_FILE, read_config
 from jaxrl_atari.run_dir.description import describe

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from jaxrl_atari import session, train
+from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, NetworkConfig, PPOConfig
-from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays

@@ -10,9 +10,9 @@ import pytest
 from sample_runs import table, write_metrics
 
 from jaxrl_atari import plots
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
 from jaxrl_atari.envs.games import GAMES
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.description import describe
 from jaxrl_atari.run_dir.files import write_json

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from jaxrl_atari.cli.errors import SessionsFailed, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig
-from jaxrl_atari.errors import SessionsFailed, UserError
 from jaxrl_atari.hardware.gpus import SIMULATED
 from jaxrl_atari.hardware.memory_share import FRACTION
 from jaxrl_atari.run_dir.description import describe, make_run_dir

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, LogConfig
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.columns import COLUMNS
 from jaxrl_atari.run_dir.progress import Pace, ProgressWriter
 from jaxrl_atari.run_dir.reading import read_metrics
@@ -351,7 +351,7 @@ def test_a_closed_pipe_does_not_end_training(monkeypatch):
             raise BrokenPipeError(errno.EPIPE, "closed")
 
     dropped = []
-    monkeypatch.setattr("jaxrl_atari.cli.drop_output", lambda: dropped.append(True))
+    monkeypatch.setattr("jaxrl_atari.cli.command.drop_output", lambda: dropped.append(True))
     ProgressWriter(1000, label="session 0", stream=Closed()).message("hello")
     assert dropped
 

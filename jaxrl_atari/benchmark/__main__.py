@@ -34,8 +34,8 @@ from jaxrl_atari.benchmark.comparison import (
     summary,
 )
 from jaxrl_atari.benchmark.measure import RATES, SECTIONS, measure
-from jaxrl_atari.config import Config
-from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.cli.errors import ConfigError, UserError
+from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.hardware import gpus, runtime
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.run_dir.description import describe
@@ -113,7 +113,7 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
         raise ConfigError("--repeats", 0, "at least 1 for --compare and --scale")
     if not (math.isfinite(options.seconds) and options.seconds > 0):
         raise ConfigError("--seconds", options.seconds, "a number above 0")
-    default = cli.load_config_file(options.config) if options.config else Config()
+    default = load_config_file(options.config) if options.config else Config()
     return options, tuple(overrides), _config(default, overrides)
 
 

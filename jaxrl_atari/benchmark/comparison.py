@@ -18,8 +18,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus, runtime
 
 YARDSTICK = Path(__file__).parents[2] / "benchmarks" / "torch_ppo.py"

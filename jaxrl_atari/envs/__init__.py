@@ -17,9 +17,9 @@ actions both give the same frames and rewards in the games that the tests replay
 
 import numpy as np
 
+from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, EnvStep, Episode, EpisodeCounter, PoolSpec
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
-from jaxrl_atari.errors import ConfigError
 
 __all__ = ["FRAME_SIZE", "EnvPool", "EnvStep", "Episode", "EpisodeCounter", "env_seeds", "make_pool"]
 

@@ -20,12 +20,12 @@ import jax
 import tyro
 
 from jaxrl_atari import cli
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import DevicesConfig, EnvConfig, parse_gpu
 from jaxrl_atari.devices import limit_jax, pick_device
 from jaxrl_atari.envs import Episode
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation, summarise_sessions
 from jaxrl_atari.evaluate.policy import Policy, find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.envs import EnvPool, Episode, EpisodeCounter, make_pool
-from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
 from jaxrl_atari.run_dir.statistics import score_interval

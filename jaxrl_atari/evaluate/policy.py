@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import check_placement, pick_device
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.fast.frames import store_stacks
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays

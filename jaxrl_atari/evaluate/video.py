@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs import Episode
 from jaxrl_atari.envs.ale import SCREEN_SHAPE, AlePool
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.play import make_evaluation_pool, play
 from jaxrl_atari.evaluate.policy import Policy
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import GpuOption
-from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError, NoDriver
 
 SIMULATED = "JAXRL_ATARI_SIMULATED_GPUS"

@@ -17,8 +17,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.fast.frames import FRAME_SIZE, STACK
 from jaxrl_atari.networks import NETWORKS, compute_dtype, uses_cpu_conv
 

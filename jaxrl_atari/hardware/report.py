@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari import cli
-from jaxrl_atari.config import Config, GpuOption
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.config import Config, GpuOption, load_config_file
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.memory import estimate, format_bytes, report
 from jaxrl_atari.hardware.memory_share import FRACTION, OLD_FRACTION, do_not_preallocate
@@ -124,7 +124,7 @@ def main(
         raise UserError(f"{overrides[0]}: expected --config FILE before the config's options; --help shows how")
     config = None
     if options.config:
-        config = cli.parse(Config, overrides, default=cli.load_config_file(options.config), prog=prog)
+        config = cli.parse(Config, overrides, default=load_config_file(options.config), prog=prog)
         check_devices(config.devices)
     # The report must not take memory that other processes on the GPU need.
     do_not_preallocate()

@@ -20,8 +20,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jaxrl_atari import cli
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.devices import forbid_gpu
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.run_dir.config_file import read_config

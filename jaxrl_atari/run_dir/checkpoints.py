@@ -24,7 +24,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.run_dir.arrays import one_error_line, read_arrays, reason_text, single_process, to_device, to_host
 from jaxrl_atari.run_dir.files import read_json, unused
 from jaxrl_atari.run_dir.meta import (

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.files import read_json, unused, write_json
 from jaxrl_atari.run_dir.reading import session_dirs
 

@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.config_file import CONFIG_FILE
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.run_dir.writers import import_wandb

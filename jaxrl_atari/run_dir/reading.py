@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.run_dir.columns import REQUIRED_COLUMNS
 from jaxrl_atari.run_dir.metrics import Table
 

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 import psutil
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import LogConfig
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.columns import COMPILED
 from jaxrl_atari.run_dir.writers import Writer
 

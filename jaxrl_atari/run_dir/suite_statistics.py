@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL, comparison_note
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir import statistics
 from jaxrl_atari.run_dir.config_file import SUITE_FILE, read_config
 from jaxrl_atari.run_dir.drawing import COLOURS, env_step_axes, new_figure, open_axes, save_figure

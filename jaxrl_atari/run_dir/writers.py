@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.columns import COLUMNS
 from jaxrl_atari.run_dir.files import unused, write_file
 from jaxrl_atari.run_dir.progress import ProgressWriter

@@ -21,8 +21,8 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import call_config_file, say
+from jaxrl_atari.cli.errors import SessionsFailed, UserError, require
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import SessionsFailed, UserError, require
 from jaxrl_atari.run_dir.description import make_run_dir
 from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.search.files import is_search, read_records, read_search, write_search

@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.run_dir.description import session_dir
 from jaxrl_atari.run_dir.reading import read_metrics
 from jaxrl_atari.search import Choice, Grid, Integer, LogUniform, SearchConfig, Uniform

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.config_file import config_from_dict
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.search.space import Fields, SearchConfig, search_from_dict

@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.run_dir.drawing import COLOURS, GREY, env_step_axes, new_figure, plain_numbers, save_figure
 from jaxrl_atari.run_dir.metrics import align_sessions
 from jaxrl_atari.run_dir.reading import read_sessions

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import tyro
 
-from jaxrl_atari.config import Config, Limits, check_fields
-from jaxrl_atari.errors import ConfigError, require
+from jaxrl_atari.cli.checks import Limits, check_fields
+from jaxrl_atari.cli.errors import ConfigError, require
+from jaxrl_atari.config import Config
 from jaxrl_atari.run_dir.config_file import config_from_dict
 
 

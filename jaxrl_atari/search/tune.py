@@ -21,8 +21,8 @@ from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 
 from jaxrl_atari.cli import say
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.search.algorithm import ResumableAsha, TrialSampler
 from jaxrl_atari.search.files import Record, StopFile, ranked, read_records, trial_dir, value_text, write_record

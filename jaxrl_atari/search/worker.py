@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory_share import equal_share

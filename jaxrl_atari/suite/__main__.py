@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli import load_config_file, say
-from jaxrl_atari.config import Config
-from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
+from jaxrl_atari.cli import say
+from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
+from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.hardware.rotation import place_session
 from jaxrl_atari.run_dir.description import make_run_dir
 from jaxrl_atari.run_dir.files import only_writer

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.run_dir.files import write_file, write_json
 from jaxrl_atari.run_dir.metrics import score_at
 from jaxrl_atari.run_dir.reading import read_sessions

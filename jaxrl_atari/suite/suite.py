@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_atari.cli import say
+from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
-from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict
 from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir

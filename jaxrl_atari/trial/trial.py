@@ -13,8 +13,8 @@ from typing import Any
 
 from jaxrl_atari import devices
 from jaxrl_atari.cli import say
+from jaxrl_atari.cli.errors import SessionsFailed, UserError, require
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import SessionsFailed, UserError, require
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory_share import memory_fraction, set_memory_fraction
 from jaxrl_atari.hardware.rotation import Place, place_session

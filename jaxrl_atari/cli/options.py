@@ -1,114 +1,20 @@
-"""Command line: parsing of options, Python config files, and errors as one line on stderr."""
+"""Options of a command line, and Python config files."""
 
 import argparse
 import contextlib
-import errno
 import importlib.util
 import io
-import os
 import re
-import signal
-import stat
-import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import tyro
 
-from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.cli.errors import UserError
 
 Options = TypeVar("Options")
-
-INTERRUPTED = 130  # 128 + SIGINT, as in shells: stopped on request, by whatever signal; nothing failed
-
-DISK_ADVICE = {
-    errno.ENOSPC: "free some space, then continue the run with --resume",
-    errno.EDQUOT: "free some space, then continue the run with --resume",
-    errno.EROFS: "choose a writable folder",
-    errno.EACCES: "choose a writable folder",
-}
-
-
-def run(main: Callable[[], object]) -> NoReturn:
-    """Calls `main` and exits: with 0 when it returns, the error's status (2 or 1) on a `UserError`.
-
-    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and a message.
-
-    A full or read-only disk is also an error of one line (2). A reader that closes the pipe, as in `... | head`, ends
-    the command silently (1). Any other exception is a bug and passes through with its traceback.
-    """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows "?" for "±"
-    requests = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.signal(number, _end) for number in requests}
-    _running.append(main)
-    try:
-        main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_status)
-    except BrokenPipeError:
-        drop_output()
-        sys.exit(1)
-    except OSError as error:
-        if error.errno not in DISK_ADVICE:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror}; {DISK_ADVICE[error.errno]}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    finally:
-        _running.pop()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    sys.exit(0)
-
-
-_running: list[Callable[[], object]] = []
-
-
-def _end(number: int, frame: Any) -> NoReturn:
-    print("interrupted", file=sys.stderr)
-    sys.exit(INTERRUPTED)
-
-
-def is_command() -> bool:
-    """Whether this process runs a command of this package, and not a user's script."""
-    return bool(_running)
-
-
-def write(text: str, stream: TextIO | None = None) -> None:
-    """Writes text to standard output, or another stream, at once and in one piece.
-
-    If the pipe or the terminal behind it is closed, output goes nowhere from then on (`drop_output`).
-    """
-    output = stream or sys.stdout
-    try:
-        output.write(text)
-        output.flush()
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
-            raise
-        drop_output()
-
-
-def say(line: str) -> None:
-    """Prints a line; see `write`."""
-    write(line + "\n")
-
-
-def drop_output() -> None:
-    """Redirects stdout and stderr to nowhere, except to regular files: the terminal or pipe behind them is closed."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        if not stat.S_ISREG(os.fstat(stream).st_mode):
-            os.dup2(nowhere, stream)
-    os.close(nowhere)
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -117,9 +23,6 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return items
-
-
-# --- Options ---------------------------------------------------------------------------------------------------------
 
 
 class Parser(argparse.ArgumentParser):
@@ -179,19 +82,6 @@ def _one_line(drawn: str) -> str:
         message = re.sub(pattern, plain, message)
     similar = re.match(r"Perhaps you meant: .*?(--[\w.-]+)", details)
     return f"{message}; did you mean {similar[1]}?" if similar else message
-
-
-# --- Config files ----------------------------------------------------------------------------------------------------
-
-
-def load_config_file(path: str | Path) -> Config:
-    """Runs a Python config file, such as configs/qbert.py, and returns the result of its `get_config()`.
-
-    Raises:
-        UserError: no such file, it does not run, or it has no `get_config()` that returns a `Config`.
-    """
-    (config,) = call_config_file(path, get_config=Config)
-    return config
 
 
 def call_config_file(path: str | Path, **functions: type) -> list[Any]:

@@ -1,0 +1,17 @@
+"""What every command shares."""
+
+from jaxrl_atari.cli.command import INTERRUPTED, drop_output, is_command, run, say, write
+from jaxrl_atari.cli.options import Parser, call_config_file, flat, parse
+
+__all__ = [
+    "INTERRUPTED",
+    "Parser",
+    "call_config_file",
+    "drop_output",
+    "flat",
+    "is_command",
+    "parse",
+    "run",
+    "say",
+    "write",
+]
