@@ -237,7 +237,8 @@ def _dense_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
 def _dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = saved
     g = g.astype(x.dtype)
-    dx = _product(g, _transposed(w.reshape(49, 64, -1)))
+    # Both contracted over their last axis: XLA's library of CPU kernels reads the right operand of a product transposed.
+    dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     # A transpose by way of three axes, which moves the data; see `_transposed`.
     x_transposed = _as_bfloat16(_as_uint16(x).reshape(-1, 49, 64).transpose(1, 2, 0).reshape(3136, -1))
     return dx.astype(x.dtype), _product(x_transposed, g).astype(w.dtype)
