@@ -237,7 +237,7 @@ def _dense_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
 def _dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = saved
     g = g.astype(x.dtype)
-    # Both contracted over their last axis: XLA's library of CPU kernels reads the right operand of a product transposed.
+    # Both are contracted over their last axis: XLA's CPU kernels read a right operand that is transposed as it lies.
     dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     # A transpose by way of three axes, which moves the data; see `_transposed`.
     x_transposed = _as_bfloat16(_as_uint16(x).reshape(-1, 49, 64).transpose(1, 2, 0).reshape(3136, -1))
