@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -181,7 +182,7 @@ def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = Fal
                     try:
                         run_session(
                             config, session_dir(run_dir, session), session, resume=resume,
-                            stop_requested=stop.requested, on_update=Once(partial(began, session)),
+                            stop_requested=stop.requested, on_update=functools.cache(partial(began, session)),  # once
                         )  # fmt: skip
                     except Exception as error:
                         if config.sessions == 1:
@@ -194,18 +195,6 @@ def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = Fal
         raise SessionsFailed(
             f"{len(failures)} of {config.sessions} sessions failed ({reasons}); --resume {run_dir} runs what is missing"
         )
-
-
-class Once:
-    """A callback that runs at the first call only."""
-
-    def __init__(self, function: Any):
-        self._function = function
-
-    def __call__(self) -> None:
-        function, self._function = self._function, None
-        if function is not None:
-            function()
 
 
 def follow_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None:

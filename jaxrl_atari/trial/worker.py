@@ -8,6 +8,7 @@ once training has begun.
 """
 
 import dataclasses
+import functools
 import json
 import sys
 from pathlib import Path
@@ -26,7 +27,6 @@ def main() -> None:
     from jaxrl_atari.run_dir.description import session_dir, write_description
     from jaxrl_atari.session import run_session
     from jaxrl_atari.trial.stopping import SessionStop
-    from jaxrl_atari.trial.trial import Once
 
     run_dir, session, gpu, resume = Path(sys.argv[1]), int(sys.argv[2]), parse_gpu(sys.argv[3]), sys.argv[4] == "True"
     directory = session_dir(run_dir, session)
@@ -40,12 +40,13 @@ def main() -> None:
 
     with SessionStop(f"session {session}", quick=not config.devices.distributed) as stop:
 
+        @functools.cache  # once
         def began() -> None:
             stop.training = True
             write_description(run_dir, run_description)
             write_description(directory, description)
 
-        run_session(config, directory, session, resume=resume, stop_requested=stop.requested, on_update=Once(began))
+        run_session(config, directory, session, resume=resume, stop_requested=stop.requested, on_update=began)
 
 
 if __name__ == "__main__":
