@@ -183,6 +183,7 @@ class EnvGroup:
         self._episodes = EpisodeCounter(pool.num_envs)
         self._outcome = self._empty_outcome()
         self._action: jax.Array | None = None
+        self.waited_seconds = 0.0  # for the emulators, in this rollout
 
     def _empty_outcome(self) -> Outcome:
         shape = (self.rollout_length, self.pool.num_envs)
@@ -197,6 +198,7 @@ class EnvGroup:
         """Starts a rollout whose actions derive from `key`."""
         self._state = begin_rollout(self._state, jax.device_put(key, self.device))
         self._outcome = self._empty_outcome()
+        self.waited_seconds = 0.0
 
     def choose(self, params: Any) -> None:
         """Starts the policy on the newest frames.
@@ -225,7 +227,9 @@ class EnvGroup:
 
     def receive(self, t: int) -> list[tuple[int, float, int]]:
         """Waits for the emulators, records step t, and returns (t, return, length) of each game that it ended."""
+        start = time.perf_counter()
         step = self._newest = self.pool.recv()
+        self.waited_seconds += time.perf_counter() - start
         rules = self._rules
         self._outcome.reward[t] = np.clip(step.reward, -1.0, 1.0) if rules.clip_rewards else step.reward
         self._outcome.terminated[t] = step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated
@@ -249,6 +253,8 @@ class Collected(NamedTuple):
     env_steps: int  # of all processes; auto-reset steps do not count
     games: list[tuple[float, int]]  # return and length in env steps of each finished game, of all processes
     first_step_at: float  # time.time() when the emulators had been sent their first actions
+    emulator_seconds: float = 0.0  # since then: waiting for the emulators
+    policy_seconds: float = 0.0  # since then: the rest
 
 
 def collect(shards: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: jax.Array) -> Collected:
@@ -279,13 +285,18 @@ def collect(shards: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
         for group, group_params in turn:
             games += group.receive(length - 1)
             group.choose(group_params)  # for the bootstrap value; the next rollout draws its own action
+    first_step_at = first_step_at or time.time()
+    waited = sum(group.waited_seconds for shard in shards for group in shard)
+    acted = time.time() - first_step_at
     env_steps = sum_over_processes(sum(group.env_steps() for shard in shards for group in shard))
     in_order = sorted(gather_rows(np.reshape(games, (-1, 3))).tolist(), key=lambda game: game[0])
     return Collected(
         rollouts=[finish_rollout(*zip(*(group.finish() for group in shard), strict=True)) for shard in shards],
         env_steps=env_steps,
         games=[(episode_return, int(episode_length)) for _, episode_return, episode_length in in_order],
-        first_step_at=first_step_at or time.time(),
+        first_step_at=first_step_at,
+        emulator_seconds=waited,
+        policy_seconds=acted - waited,
     )
 
 

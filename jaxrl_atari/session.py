@@ -80,7 +80,8 @@ def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) ->
             collected = collect(run.groups, learner.acting_params(), actor_key)
             metrics = learner.update(collected.rollouts, hyper, update_key)
         progress.count(collected.env_steps, collected.games, config.ppo.epochs * config.num_minibatches)
-        run.log.after_update(metrics, learning_rate(config, progress.env_steps), collected.first_step_at)
+        acting = collected.emulator_seconds, collected.policy_seconds
+        run.log.after_update(metrics, learning_rate(config, progress.env_steps), collected.first_step_at, acting)
         del collected  # the memory of the rollout, before the next one is filled
         run.evaluate_if_due()
         run.checkpoint_if_due()
@@ -189,6 +190,7 @@ class Session:
             "game": self.config.env.game_name,
             "protocol": self.config.env.resolved_protocol,
             "num_actions": self.num_actions,
+            "device": _device_text(self.config, self.placement),
             "seed": self.seed,
             "session": self.session,
             "env_steps": self.progress.env_steps,
@@ -251,7 +253,7 @@ def prepare(
 
         meta, env_steps, label = restored[1] if restored else None, run.progress.env_steps, f"session {session}"
         outputs: list[Writer] = []
-        notes = [_device_message(config, placement), *_arithmetic_advice(config, placement)]
+        notes = [f"device: {_device_text(config, placement)}", *_arithmetic_advice(config, placement)]
         if resume:
             notes += damage
             notes.append(_resume_message(config, run.progress, meta))
@@ -316,8 +318,8 @@ def _set_aside(session_dir: Path) -> str:
     return f"; the earlier log points are in {table.rename(unused(table)).name}"
 
 
-def _device_message(config: Config, placement: Placement) -> str:
-    text = f"device: {', '.join(map(str, placement.learner))} ({placement.reason})"
+def _device_text(config: Config, placement: Placement) -> str:
+    text = f"{', '.join(map(str, placement.learner))} ({placement.reason})"
     actors = list(dict.fromkeys(placement.actors))
     if not set(actors) <= set(placement.learner):
         text += f"; acts on {', '.join(map(str, actors))}"

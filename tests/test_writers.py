@@ -53,7 +53,7 @@ def test_csv_has_all_columns_and_leaves_unknown_cells_empty(tmp_path):
     writer.close()
     header, line = text.splitlines()
     assert header == ",".join(COLUMNS)
-    assert line == "10240,5,,,,,,,,,,0.100000001,,0.000250000012" + "," * 9
+    assert line == "10240,5,,,,,,,,,,0.100000001,,0.000250000012" + "," * 12
     assert np.float32(0.100000001) == np.float32(0.1)
 
 

@@ -35,11 +35,17 @@ COLUMNS = {
     "gpu_temperature_c": Column("system", "°C", "temperature of the hottest of the session's GPUs"),
     "cpu_percent": Column("system", "% of a core", "CPU time of this process and its children / time passed"),
     "rss_gib": Column("system", "GiB", "resident memory of this process and its children"),
+    "emulators_percent": Column("time", "% of the time", "waiting for the emulators"),
+    "policy_percent": Column("time", "% of the time", "the rest of acting: policy, transfers, bookkeeping"),
+    "learning_percent": Column("time", "% of the time", "waiting for the update; log points, checkpoints"),
 }
 """All columns, in the order of metrics.csv. "losses" are means over the updates since the last log point."""
 
-REQUIRED_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group != "system")
+REQUIRED_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group in ("charts", "losses"))
 """The columns that every metrics.csv has."""
+
+TIME_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group == "time")
+"""Where the time since the last log point went; their sum is 100."""
 
 COMPILED = "compilation included"
 """The end of the line that a session prints when its first update is finished: nothing remains to be compiled."""

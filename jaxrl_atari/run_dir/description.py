@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
+from jaxrl_atari.hardware.machine import describe_machine
 from jaxrl_atari.run_dir.config_file import CONFIG_FILE
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.run_dir.writers import import_wandb
@@ -74,20 +75,30 @@ def is_finished(config: Config, directory: Path) -> bool:
     return bool(steps) and config.is_spent(max(steps))
 
 
+def session_device(directory: Path) -> str:
+    """The device of a session and why, from the meta of its latest checkpoint; empty if that is unknown."""
+    steps = [int(path.name) for path in (directory / "checkpoints").glob("*") if path.name.isdecimal()]
+    try:
+        found = read_json(directory / "checkpoints" / str(max(steps)) / "meta" / "metadata")["device"]
+    except (OSError, ValueError, KeyError):  # no checkpoint yet, damaged, or of an older version
+        return ""
+    return found if isinstance(found, str) else ""
+
+
 def describe(config: Config, seed: int) -> dict[str, Any]:
-    """The content of a new config.json: config, seed, protocol, versions, git revision."""
+    """The content of a new config.json: config, seed, protocol, versions, git revision, machine."""
     return {
         "config": config.to_dict(),
         "seed": seed,
         "game": config.env.game_name,
         "protocol": config.env.resolved_protocol,
         "gae_lambda": config.gae_lambda,
-        **software(),
+        **surroundings(),
     }
 
 
 def describe_resumed(config: Config, directory: Path, file: str = CONFIG_FILE) -> dict[str, Any]:
-    """As `describe`, but a directory with checkpoints keeps its first software; today's is added to `resumed`.
+    """As `describe`, but a directory with checkpoints keeps its first `surroundings`; today's are added to `resumed`.
 
     Args:
         file: name of the file in `directory` that has the history.
@@ -99,7 +110,7 @@ def describe_resumed(config: Config, directory: Path, file: str = CONFIG_FILE) -
         before = read_json(path)
     except ValueError:  # damaged
         before = {}
-    today, earlier = software(), before.get("resumed")
+    today, earlier = surroundings(), before.get("resumed")
     resumed = [*(earlier if isinstance(earlier, list) else ()), {"date": time.strftime("%Y-%m-%d %H:%M:%S"), **today}]
     return described | {name: before.get(name) for name in today} | {"resumed": resumed}
 
@@ -110,12 +121,13 @@ def write_description(directory: Path, description: dict[str, Any]) -> None:
     write_json(directory / CONFIG_FILE, description)
 
 
-def software() -> dict[str, Any]:
-    """The version of Python, of the packages that matter, and the git revision."""
+def surroundings() -> dict[str, Any]:
+    """The version of Python, of the packages that matter, the git revision, and the machine."""
     return {
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "git_revision": _git_revision(),
+        "hardware": describe_machine(),
     }
 
 

@@ -18,7 +18,7 @@ import psutil
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import LogConfig
-from jaxrl_atari.run_dir.columns import COMPILED
+from jaxrl_atari.run_dir.columns import COMPILED, TIME_COLUMNS
 from jaxrl_atari.run_dir.writers import Writer
 
 Metrics = Mapping[str, Any]
@@ -156,6 +156,7 @@ class SessionLog:
         self._pending: Metrics | None = None  # of the newest update, still on the device
         self._checked = progress.updates  # updates whose metrics were read and are finite
         self._metrics: list[dict[str, float]] = []  # of the updates since the last log point
+        self._acting = np.zeros(2)  # seconds since the last log point: waiting for the emulators, the policy
         self._graphs: subprocess.Popen | None = None
         self.row: dict[str, float] = {}
 
@@ -172,13 +173,20 @@ class SessionLog:
         """Mean SPS since the first iteration."""
         return (self._progress.env_steps - self._start[1]) / (time.monotonic() - self._start[0])
 
-    def after_update(self, metrics: Metrics | None, learning_rate: float, first_step_at: float) -> None:
+    def after_update(
+        self,
+        metrics: Metrics | None,
+        learning_rate: float,
+        first_step_at: float,
+        acting: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
         """Writes a log point where one is due.
 
         Args:
             metrics: of an update that may still be running; they are read at the next call.
             learning_rate: of the next update.
             first_step_at: when the rollout made its first env step, as `time.time()`.
+            acting: seconds of the rollout that went to waiting for the emulators, and to the policy.
         """
         self._read(self._pending)
         self._pending = metrics
@@ -194,7 +202,10 @@ class SessionLog:
         else:
             # Each of these calls comes while an update is running, so that between two of them there are as many
             # updates as rollouts. Between the first call, which waits, and the second there is one rollout more.
-            self._point = self._point or (time.monotonic(), self._progress.env_steps)
+            if self._point is None:
+                self._point = time.monotonic(), self._progress.env_steps
+            else:
+                self._acting += acting
             for writer in self._writers:
                 writer.progress(self._progress.env_steps, self.row)
         if self._every.due(self._progress.env_steps):
@@ -225,10 +236,14 @@ class SessionLog:
         self._metrics.append(values)
 
     def _log_point(self, now: float, learning_rate: float, keep: bool) -> None:
-        progress, sps = self._progress, math.nan
+        progress, sps, shares = self._progress, math.nan, {}
         if self._point is not None and progress.env_steps > self._point[1]:
-            sps = (progress.env_steps - self._point[1]) / (now - self._point[0])
+            elapsed = now - self._point[0]
+            sps = (progress.env_steps - self._point[1]) / elapsed
+            emulators, policy = (100.0 * self._acting / elapsed).tolist()
+            shares = dict(zip(TIME_COLUMNS, (emulators, policy, 100.0 - emulators - policy), strict=True))
             self._point = (now, progress.env_steps)
+            self._acting[:] = 0.0
         self.row = {
             "env_steps": progress.env_steps,
             "updates": progress.updates,
@@ -239,6 +254,7 @@ class SessionLog:
             "learning_rate": learning_rate,
             **_means(self._metrics),
             **self.monitor(),
+            **shares,
         }
         self._metrics.clear()
         for writer in self._writers:
