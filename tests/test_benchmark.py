@@ -1,10 +1,12 @@
 """The benchmark's arithmetic against a clock of our own, and the whole command on the real emulator."""
 
 import contextlib
+import gzip
 import itertools
 import json
 import math
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -369,6 +371,8 @@ def test_startup(monkeypatch):
         (("--parts", "env,actin"), "--parts = 'actin': expected some of end_to_end, env, acting, update, startup"),
         (("--repeats", "-1"), "--repeats = -1: expected a whole number"),
         (("--repeats", "0", "--compare", "torch"), "--repeats = 0: expected at least 1"),
+        (("--repeats", "0", "--trace", "here"), "--repeats = 0: expected at least 1"),
+        (("--trace", "/dev/null/here"), "--trace /dev/null/here: Not a directory; choose a folder"),
         (("--repeats", "x"), "invalid int value"),
         (("--seconds", "0"), "--seconds = 0.0: expected a number above 0"),
         (("--compare", "torch", "--scale", "num_envs=8,16"), "not allowed with"),
@@ -426,6 +430,32 @@ def test_the_whole_command(tiny, overlap, capsys):
     assert result["versions"]["jax"] == jax.__version__
     for label in ("raw env SPS", "acting SPS", "update samples/s", "end-to-end SPS", "  env_wait", "peak memory"):
         assert sum(line.startswith(label) for line in lines) == 1
+
+
+def test_a_trace_shows_updates_of_the_steady_state_and_no_compilation(tiny, tmp_path, capsys):
+    folder = tmp_path / "trace"
+    benchmark.main(["--config", tiny, "--repeats", "2", "--trace", str(folder)])
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (result["iterations"], result["compiled"]) == (2, 0)
+    names = [Path(file).name for file in result["trace"]]
+    assert sorted(name.partition(".")[2] for name in names) == ["trace.json.gz", "xplane.pb"]  # Perfetto; xprof
+
+    with gzip.open(next(file for file in result["trace"] if file.endswith(".gz"))) as file:
+        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    sections = ("update", "env_wait", "inference")
+    named = {name: [event for event in events if event["name"] == name] for name in ("iteration", *sections)}
+    assert len(named["iteration"]) == len(named["update"]) == 2
+    assert len(named["env_wait"]) == 2 * 8 * 2  # iterations x steps x groups
+    for inner in sections:
+        for event in named[inner]:
+            spans = [(e["ts"], e["ts"] + e["dur"]) for e in named["iteration"]]
+            assert any(start <= event["ts"] and event["ts"] + event["dur"] <= end for start, end in spans)
+    assert any(event["name"] == "PjitFunction(update)" for event in events)
+    assert not [e["name"] for e in events if "compile" in e["name"].lower()]
+
+    profile = jax.profiler.ProfileData.from_file(next(file for file in result["trace"] if file.endswith(".pb")))
+    lines = [event.name for plane in profile.planes for line in plane.lines for event in line.events]
+    assert lines.count("update") == 2
 
 
 def test_no_repeats_are_the_first_update_alone(tiny, capsys):

@@ -6,6 +6,8 @@ times training on the real emulator in its steady state, and its parts (`measure
 is a median with minimum and maximum over the repeats. The last line of the output is a JSON object with all figures,
 the machine, the versions and the config. Every field of the config is an option, as in training.
 
+--trace DIR writes a trace of training for xprof, TensorBoard or Perfetto instead (docs/watch.md).
+
 Comparisons run the sides in turns, each in a separate process; a ratio is that of two neighbouring runs. Use a quiet
 machine: whatever else computes is measured too.
 """
@@ -13,7 +15,6 @@ machine: whatever else computes is measured too.
 import argparse
 import json
 import math
-import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,10 +34,11 @@ from jaxrl_atari.benchmark.comparison import (
     scale,
     summary,
 )
-from jaxrl_atari.benchmark.measure import RATES, SECTIONS, measure
+from jaxrl_atari.benchmark.measure import RATES, SECTIONS, measure, write_trace
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.hardware import gpus, runtime
+from jaxrl_atari.hardware.machine import describe_machine
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.run_dir.description import describe
 
@@ -84,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         " with --parts update the update alone",
     )  # fmt: skip
     instead.add_argument("--scale", metavar="FIELD=N1,N2,...", help="speed and memory against a field, with a graph")
+    instead.add_argument("--trace", metavar="DIR", type=Path, help="write a jax.profiler trace of --repeats iterations")
     return parser
 
 
@@ -109,8 +112,8 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]
         raise ConfigError("--parts", options.compared, f"one of {', '.join(COMPARED)} for --compare")
     if options.repeats < 0:
         raise ConfigError("--repeats", options.repeats, "a whole number from 0 on (0: the first update and no more)")
-    if options.repeats == 0 and (options.compare or options.scale):
-        raise ConfigError("--repeats", 0, "at least 1 for --compare and --scale")
+    if options.repeats == 0 and (options.compare or options.scale or options.trace):
+        raise ConfigError("--repeats", 0, "at least 1 for --compare, --scale and --trace")
     if not (math.isfinite(options.seconds) and options.seconds > 0):
         raise ConfigError("--seconds", options.seconds, "a number above 0")
     default = load_config_file(options.config) if options.config else Config()
@@ -122,21 +125,8 @@ def _config(default: Config, overrides: Sequence[str]) -> Config:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine and its load; does not start JAX's back end."""
-    model = platform.processor() or platform.machine()
-    cpu_info = Path("/proc/cpuinfo")
-    if cpu_info.is_file():
-        lines = cpu_info.read_text(errors="replace").splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
-    return {
-        "cpu": model,
-        "cores": runtime.usable_cores(),
-        "memory_gib": psutil.virtual_memory().total / 2**30,
-        "gpus": [gpu.model for gpu in gpus.visible().gpus],
-        "driver": gpus.driver_version(),
-        "libraries": gpus.library_versions(),
-        "load_average": psutil.getloadavg()[0],
-    }
+    """The machine, the libraries of its GPUs, and its load."""
+    return describe_machine() | {"libraries": gpus.library_versions(), "load_average": psutil.getloadavg()[0]}
 
 
 def report(job: Job, config: Config, parts: Sequence[str], repeats: int) -> dict[str, Any]:
@@ -160,6 +150,19 @@ def report(job: Job, config: Config, parts: Sequence[str], repeats: int) -> dict
         result["memory"] = {name: measured[name] for name in ("peak_rss_gib", "peak_device_gib")}
         result["process"] = {"devices": measured["devices"], "reason": measured["device_reason"], **measured["startup"]}
     _print_report(result)
+    return result
+
+
+def trace(config: Config, folder: Path, iterations: int) -> dict[str, Any]:
+    """Writes a trace of training, prints its files, and returns them as JSON values."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--trace {folder}: {error.strerror}; choose a folder that can be written to") from error
+    with out_of_memory_advice(config):
+        result = write_trace(config, folder, iterations)
+    print(f"{iterations} iterations in the steady state, {result['compiled']} programs compiled meanwhile:")
+    print("\n".join(result["trace"]))
     return result
 
 
@@ -219,12 +222,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("warning: other programs are computing on this machine, or were a minute ago: figures may be low")
     print()
     job = Job(options.config, overrides, options.seconds, options.compared)
-    about = {"seconds": job.seconds, "repeats": options.repeats, "hardware": machine, **describe(config, config.seed)}
+    about = {"seconds": job.seconds, "repeats": options.repeats, **describe(config, config.seed), "hardware": machine}
     if options.compare:
         result = {"compare": options.compare, **compare(job, config, options.compare, options.repeats)}
     elif options.scale:
         folder = Path(config.output_dir).expanduser()
         result = {"scale": options.scale, **scale(job, options.scale, options.repeats, folder)}
+    elif options.trace:
+        result = trace(config, options.trace, options.repeats)
     else:
         result = report(job, config, options.parts, options.repeats)
     print("\n" + json.dumps(result | about, allow_nan=False))

@@ -8,9 +8,8 @@ Device work is asynchronous, so time on the host need not be spent where it show
 - end_to_end: iterations of `session.train`, with metrics read, files written and checkpoints. Env steps a second. With
   `overlap = "none"` the clock stops when the last update is done; with `"update"` one update is under way when it
   starts and when it stops.
-- env: the emulators alone, with random actions: as many environments, groups and threads as in training, stepped the
-same
-  way. Env steps a second; the limit on this machine.
+- env: the emulators alone, with random actions: as many environments, groups and threads as in training, stepped
+  the same way. Env steps a second; the limit on this machine.
 - acting: `rollout.collect`: policy, emulators and the bookkeeping of the rollout, until it is on the device.
 - update: `Learner.update` on one rollout, until it is done. Samples a second; one update has T x B x epochs.
 """
@@ -208,6 +207,35 @@ class Training:
             timer.enter("other")
         return {section: timer.seconds[section] / iterations for section in SECTIONS}
 
+    def trace(self, folder: Path, iterations: int) -> None:
+        """Writes a trace of some iterations with `jax.profiler`; its events are named after the sections above."""
+        jax.block_until_ready(self.iterate())
+
+        def named(section: str) -> Callable[[Callable], Callable]:
+            def wrap(function: Callable) -> Callable:
+                def annotated(*args: Any, **kwargs: Any) -> Any:
+                    with jax.profiler.TraceAnnotation(section):
+                        return function(*args, **kwargs)
+
+                return annotated
+
+            return wrap
+
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # without every call of Python, which would be most of the file
+        with contextlib.ExitStack() as probes:
+            for group in self._groups:
+                probes.enter_context(wrapped(group.pool, "recv", named("env_wait")))
+                probes.enter_context(wrapped(group, "choose", named("inference")))
+                probes.enter_context(wrapped(group, "send", named("inference")))
+            probes.enter_context(wrapped(self.run.learner, "update", named("update")))
+            probes.enter_context(wrapped(self.run.log, "after_update", named("logging")))
+            with jax.profiler.trace(folder, profiler_options=options):
+                for number in range(iterations):
+                    with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
+                        metrics = self.iterate()
+                jax.block_until_ready(metrics)
+
 
 def random_play(pools: Sequence[EnvPool], seconds: float, rng: np.random.Generator) -> float:
     """Env steps a second of pools of equal size with random actions, all stepping at the same time."""
@@ -279,6 +307,26 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
             "devices": [f"{device} ({device.device_kind})" for device in training.devices],
             "device_reason": training.run.placement.reason,
         }
+
+
+def write_trace(config: Config, folder: Path, iterations: int) -> dict[str, Any]:
+    """Trains until nothing is compiled any more, and traces the next iterations (`Training.trace`).
+
+    Returns:
+        JSON values: the files, the number of iterations, and `compiled`: programs that were compiled while tracing.
+    """
+    with contextlib.ExitStack() as stack:
+        compilations = stack.enter_context(Compilations())
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_")))
+        training = Training(config, scratch / "session_0", compilations)
+        stack.callback(training.close)
+        training.first_iteration()
+        training.warm_up()
+        before, known = compilations.count[Compilations.COMPILE], set(folder.rglob("*"))
+        training.trace(folder, iterations)
+        compiled = compilations.count[Compilations.COMPILE] - before
+    files = sorted(str(path) for path in set(folder.rglob("*")) - known if path.is_file())
+    return {"trace": files, "iterations": iterations, "compiled": compiled}
 
 
 def _append(lists: dict[str, list[float]], values: dict[str, float]) -> None:
