@@ -254,7 +254,7 @@ class LogConfig:
     checkpoint_every_env_steps: Annotated[int, Limits(1, 10**12)] = 250_000
     """Env steps between two checkpoints (the end of training writes one more)."""
     graphs: bool = True
-    """Draw the graphs of the sessions and the trial at every checkpoint."""
+    """Draw the graphs of the sessions and the trial at every checkpoint, and write report.html at the end."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
     jsonl: bool = False

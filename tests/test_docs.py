@@ -90,7 +90,9 @@ CASES = [
 
 def test_the_commands_are_found():
     assert len(CASES) > 40
-    assert {case.values[0] for case in CASES} >= {"train", "evaluate", "plots", "benchmark", "suite", "search", "hub"}
+    assert {case.values[0] for case in CASES} >= {
+        "train", "evaluate", "plots", "report", "benchmark", "suite", "search", "hub",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("module", "words", "is_error"), CASES)

@@ -279,7 +279,7 @@ def test_video_that_cannot_be_written(one_action_policy, tmp_path):
         record_video(one_action_policy, tmp_path / "missing" / "video.mp4")
 
 
-def test_command_prints_and_writes(run_dir, capsys):
+def test_command_prints_and_writes(run_dir, capsys, monkeypatch):
     main([str(run_dir), "--episodes", "2", "--checkpoint", "latest", "--greedy", "--gpu", "false", "--video"])
     out = capsys.readouterr().out
     session_dir = run_dir / "session_0"
@@ -295,7 +295,11 @@ def test_command_prints_and_writes(run_dir, capsys):
     assert "human tester (as in DQN Zoo) 13,455.0" in _scores_to_compare(EnvConfig())
     assert len(read_video(session_dir / "video_2000.mp4")[1]) > 2
 
+    reported = []
+    monkeypatch.setattr("jaxrl_atari.evaluate.__main__.try_report", reported.append)
+    (run_dir / "report.html").touch()  # a report is brought up to date
     main([str(run_dir), "--episodes", "1", "--checkpoint", "latest", "--gpu", "false"])  # takes nothing's place
+    assert reported == [run_dir]
     assert json.loads((session_dir / "evaluation_2000.json").read_text()) == written
     assert json.loads((session_dir / "evaluation_2000_2.json").read_text())["greedy"] is False
 

@@ -119,7 +119,7 @@ def test_the_card_quotes_the_evaluation_of_all_sessions(run_dir, tmp_path):
     shutil.copytree(run_dir, own)
     honest = {
         "checkpoint": "latest", "greedy": False, "episodes": 32, "sessions": ["session_0", "session_1"],
-        "mean": 2.5, "interval": [1.0, 4.0],
+        "mean": 2.5, "interval": [1.0, 4.0], "session_means": [1.0, 4.0], "matrix": [[1.0], [4.0]],
     }  # fmt: skip
     write_json(own / "evaluation.json", honest)
     write_json(own / "evaluation_2.json", {**honest, "checkpoint": "best", "mean": 9.0})  # later, and not to be quoted

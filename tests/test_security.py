@@ -15,6 +15,7 @@ from test_evaluate import write_session
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig
+from jaxrl_atari.report.pages import write_report
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.config_file import CONFIG_FILE, read_config
 from jaxrl_atari.run_dir.description import describe
@@ -160,6 +161,27 @@ def test_record_json(content, tmp_path):
     (tmp_path / "trial_0" / "record.json").write_bytes(content)
     found = one_line_or_result(read_records, tmp_path)
     assert found is None or set(found) == {0}
+
+
+few = settings(fuzz, max_examples=25)
+
+
+@few
+@given(content=hostile_files(describe(CONFIG, 0) | {"resumed": [{"date": "2026-11-22"}]}))
+@example(content=DEEP)
+def test_the_report_of_a_run(content, tmp_path):
+    if not (tmp_path / "session_0").exists():
+        write_metrics(tmp_path / "session_0", table([1.0, 2.0]))
+    (tmp_path / CONFIG_FILE).write_bytes(content)
+    assert one_line_or_result(write_report, tmp_path) in (None, tmp_path / "report.html")
+
+
+@few
+@given(content=hostile_files({"games": SUITE_GAMES, "config": CONFIG.to_dict()}))
+@example(content=json.dumps({"games": ["../elsewhere", "a\0b"], "config": CONFIG.to_dict()}).encode())
+def test_the_report_of_a_suite(content, tmp_path):
+    (tmp_path / "suite.json").write_bytes(content)
+    assert one_line_or_result(write_report, tmp_path) in (None, tmp_path / "report.html")
 
 
 SESSION_META = {

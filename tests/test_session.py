@@ -24,6 +24,7 @@ from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.run_dir import session_log
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.run_dir.columns import TIME_COLUMNS
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import describe, write_description
 from jaxrl_atari.run_dir.session_log import EpisodeStatistics, NonFiniteError, Progress, SessionLog
@@ -104,7 +105,14 @@ def test_a_tiny_training_from_the_command_line(tmp_path, capsys):
     assert described["versions"]["jax"] == jax.__version__
     assert described["gae_lambda"] == 0.7
     names = {path.name for path in run_dir.rglob("*") if path.is_file()}
-    assert {"trial.json", "metrics.csv", "config.json", "trial.png", "trial.svg"} <= names
+    assert {"trial.json", "metrics.csv", "config.json", "trial.png", "trial.svg", "report.html"} <= names
+    assert described["hardware"]["cores"] >= 1
+    page = (run_dir / "report.html").read_text()
+    assert "cpu:0 (devices.gpu = false)" in page  # from the checkpoint's meta
+    assert out.splitlines()[-1] == str(run_dir / "report.html")
+    row = rows(run_dir / "session_0")[-1]
+    assert sum(float(row[name]) for name in TIME_COLUMNS) == pytest.approx(100)
+    assert all(float(row[name]) > 0 for name in TIME_COLUMNS)
     assert any(name.startswith("events.out.tfevents") for name in names)
     assert "devices.gpu = false" in out
     assert "first env step" in out
@@ -468,6 +476,21 @@ def test_sps_are_those_since_the_log_point_before(tmp_path, monkeypatch):
         log.after_update({"policy_loss": 1.0}, 1e-3, 0.0)
     known = [row["sps"] for row in lines.rows if math.isfinite(row["sps"])]
     assert (known[0], known[-1]) == (100.0, 50.0)
+
+
+def test_where_the_time_since_the_log_point_before_went(tmp_path, monkeypatch):
+    clock, lines, progress = SimpleNamespace(now=0.0), Lines(), Progress()
+    monkeypatch.setattr(session_log.time, "monotonic", lambda: clock.now)
+    log = SessionLog([lines], LogConfig(every_env_steps=600), progress, 0, tmp_path, lambda: None)
+    # Seconds of each iteration, of which the emulators and the policy have these. The first compiles; after the
+    # second the clock of the log points starts.
+    for seconds, acting in ((50, (9, 9)), (4, (9, 9)), (4, (1, 2)), (6, (2, 1)), (5, (0, 4)), (5, (1, 4))):
+        clock.now += seconds
+        progress.count(300, [], 2)
+        log.after_update({"policy_loss": 1.0}, 1e-3, 0.0, acting)
+    shares = [[row.get(name) for name in TIME_COLUMNS] for row in lines.rows]
+    assert shares[0] == [None] * 3
+    np.testing.assert_allclose(shares[1:], [[30, 30, 40], [10, 80, 10]])
 
 
 def test_the_best_score_and_the_hours_go_on_with_a_resumed_session(tmp_path, monkeypatch):

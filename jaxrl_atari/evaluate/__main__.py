@@ -31,6 +31,7 @@ from jaxrl_atari.evaluate.policy import Policy, find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.memory_share import do_not_preallocate
+from jaxrl_atari.report.pages import REPORT_FILE, try_report
 from jaxrl_atari.run_dir.files import unused, write_json
 from jaxrl_atari.run_dir.reading import session_dirs
 
@@ -91,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = pick_device(gpu).device
     if options.sessions == "all":
         _evaluate_all(options, device)
+        run_dir = options.run_dir
     else:
         session_dir, reason = find_session(options.run_dir, options.session)
         _check_writable(session_dir)
@@ -103,6 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "a score, use --sessions all --checkpoint latest",
                 flush=True,
             )
+        run_dir = session_dir.parent
+    if (run_dir / REPORT_FILE).is_file():
+        try_report(run_dir)
 
 
 def _check_writable(directory: Path) -> None:

@@ -26,7 +26,7 @@ from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.reading import session_dirs
-from jaxrl_atari.run_dir.summary import write_trial_summary
+from jaxrl_atari.run_dir.summary import newest_evaluation, write_trial_summary
 
 SESSION_FILES = ("config.json", "metrics.csv", "graphs/*.png", "graphs/*.svg", "evaluation_*.json")
 RUN_FILES = ("config.json", "trial.json", "evaluation*.json", "graphs/*.png", "graphs/*.svg")
@@ -67,17 +67,8 @@ def collect(run_dir: str | Path, repo_id: str, checkpoint: Literal["best", "late
     if videos:
         files["replay.mp4"] = videos[-1]  # the Hub shows a video of this name
     description = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
-    card = model_card(repo_id, config, summary, description, files, best_session.name, step, _evaluation(run_dir))
+    card = model_card(repo_id, config, summary, description, files, best_session.name, step, newest_evaluation(run_dir))
     return Upload(files, card, step)
-
-
-def _evaluation(run_dir: Path) -> dict[str, Any] | None:
-    """The newest evaluation of the latest checkpoints of all sessions, if there is one."""
-    for path in sorted(run_dir.glob("evaluation*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["checkpoint"] == "latest":
-            return found
-    return None
 
 
 def _library() -> Any:

@@ -7,13 +7,20 @@ from typing import Any
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.run_dir.metrics import SESSION_FIGURES, aggregate_trial
 from jaxrl_atari.run_dir.reading import read_sessions
 
 
 def write_trial_summary(run_dir: str | Path) -> dict[str, Any]:
-    """Aggregates the sessions of a run, writes `run_dir/trial.json` and returns its content.
+    """Writes the summary of a run to `run_dir/trial.json` and returns it. Raises `UserError` as `trial_summary`."""
+    summary = trial_summary(run_dir)
+    write_json(Path(run_dir) / "trial.json", summary)
+    return summary
+
+
+def trial_summary(run_dir: str | Path) -> dict[str, Any]:
+    """Aggregates the sessions of a run, ready for JSON.
 
     The content is that of `metrics.aggregate_trial` plus the config's name, protocol, seed, `planned_sessions` and
     `planned_env_steps`, `complete`: whether every session has spent its budget, and `comparison_note`: why the scores
@@ -38,8 +45,38 @@ def write_trial_summary(run_dir: str | Path) -> dict[str, Any]:
     }
     for session, session_dir in zip(summary["sessions"], tables, strict=True):
         session["session"] = session_dir.name
-    write_json(Path(run_dir) / "trial.json", summary)
     return summary
+
+
+def newest_evaluation(run_dir: Path) -> dict[str, Any] | None:
+    """The newest evaluation of the latest checkpoints of all sessions, if there is a sound one."""
+    for path in sorted(run_dir.glob("evaluation*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            found = read_json(path)
+            if found["checkpoint"] == "latest" and _is_evaluation(found):
+                return found
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def _is_evaluation(found: dict[str, Any]) -> bool:
+    """Whether an evaluation has the values that are quoted."""
+
+    def numbers(values: Any) -> bool:
+        return isinstance(values, list) and all(isinstance(v, int | float) and abs(v) <= 1e30 for v in values)
+
+    names, matrix = found["sessions"], found["matrix"]
+    return (
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and numbers([found["mean"], found["episodes"], *found["session_means"]])
+        and (found["interval"] is None or (numbers(found["interval"]) and len(found["interval"]) == 2))
+        and isinstance(matrix, list)
+        and all(map(numbers, matrix))
+        and len(names) == len(matrix) == len(found["session_means"])
+        and isinstance(found["greedy"], bool)
+    )
 
 
 def score_text(score: float) -> str:
@@ -47,7 +84,8 @@ def score_text(score: float) -> str:
     return f"{score:,.0f}" if abs(score) >= 1000 else f"{score:.2f}".removesuffix(".00")
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
+    """A figure as text, `-` where it is unknown."""
     if value is None:
         return "-"
     if value and abs(value) < 0.01:
@@ -79,12 +117,12 @@ def summary_table(summary: dict[str, Any]) -> str:
     for name, title in SESSION_FIGURES.items():
         if summary["mean"][name] is not None:
             values = [summary["mean"][name], summary["std"][name], *(session[name] for session in sessions)]
-            figures.append([title, *map(_number, values)])
-    figures.append(["consistency", _number(summary["consistency"]), *[""] * (1 + len(sessions))])
-    scores = [["score", _number(summary["score"])]]
-    sources = [f"± {_number(summary['score_std'])} over sessions; return_ma at the end"]
+            figures.append([title, *map(number_text, values)])
+    figures.append(["consistency", number_text(summary["consistency"]), *[""] * (1 + len(sessions))])
+    scores = [["score", number_text(summary["score"])]]
+    sources = [f"± {number_text(summary['score_std'])} over sessions; return_ma at the end"]
     low, high = summary["score_interval"] or (None, None)
-    scores.append(["95% interval", "-" if low is None else f"{_number(low)} to {_number(high)}"])
+    scores.append(["95% interval", "-" if low is None else f"{number_text(low)} to {number_text(high)}"])
     sources.append("of the score, by bootstrap over sessions")
     for name, source in {
         "reference_score": "SLM Lab's PPO, protocol v5, 10,000,000 env steps",
@@ -94,7 +132,7 @@ def summary_table(summary: dict[str, Any]) -> str:
         "reference_normalised_score": "(score - random) / (reference - random)",
         "human_normalised_score": "(score - random) / (human - random), both as in DQN Zoo",
     }.items():
-        scores.append([name.replace("_", " "), _number(summary[name])])
+        scores.append([name.replace("_", " "), number_text(summary[name])])
         sources.append(source)
     compared = [f"{line}  {source}" for line, source in zip(_aligned(scores), sources, strict=True)]
     note = [summary["comparison_note"]] if summary["comparison_note"] else []

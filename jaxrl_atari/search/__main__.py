@@ -23,6 +23,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli import call_config_file, say
 from jaxrl_atari.cli.errors import SessionsFailed, UserError, require
 from jaxrl_atari.config import Config
+from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.description import make_run_dir
 from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.search.files import is_search, read_records, read_search, write_search
@@ -141,6 +142,8 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
         finally:
             table = write_results(search_dir)
     say("\n" + table)
+    if config.log.graphs:
+        try_report(search_dir)
     if not complete:
         say(f"interrupted; --resume {search_dir} continues")
         raise KeyboardInterrupt

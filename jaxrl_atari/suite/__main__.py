@@ -21,6 +21,7 @@ from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.hardware.rotation import place_session
+from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.description import make_run_dir
 from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, is_suite, read_suite
@@ -98,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say("\n" + write_results(suite_dir, failures))
     if config.log.graphs:
         plot(suite_dir, games)
+        try_report(suite_dir)
     if other is not None and not failures:
         print("\n" + compare_suites([suite_dir, other], suite_dir / "comparison"), flush=True)
     if failures:

@@ -11,6 +11,7 @@ def main() -> None:
     """Runs the game's trial, or what is missing of it, and updates the results of the suite."""
     end_with_parent()
     from jaxrl_atari.hardware import runtime
+    from jaxrl_atari.report.pages import try_report
     from jaxrl_atari.suite.results import write_results
     from jaxrl_atari.suite.suite import game_configs, read_suite_file
     from jaxrl_atari.trial.trial import run_trial
@@ -21,6 +22,8 @@ def main() -> None:
     config, games, _ = read_suite_file(run_dir.parent)
     run_trial(game_configs(config, games)[run_dir.name], run_dir, resume=True)
     write_results(run_dir.parent)
+    if config.log.graphs:
+        try_report(run_dir)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from jaxrl_atari.hardware.memory_share import memory_fraction, set_memory_fracti
 from jaxrl_atari.hardware.rotation import Place, place_session
 from jaxrl_atari.hardware.runtime import usable_cores
 from jaxrl_atari.plots import plot_trial
+from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import (
     describe_resumed,
@@ -87,10 +88,12 @@ def _is_complete(config: Config, run_dir: Path) -> bool:
 
 
 def _summarise(config: Config, run_dir: Path) -> None:
-    """Writes trial.json and the trial's graphs, and prints a table."""
+    """Writes trial.json, the trial's graphs and its report, and prints a table."""
     summary = write_trial_summary(run_dir)
     graphs = plot_trial(run_dir) if config.log.graphs else []
     say("\n".join(["", summary_table(summary), *map(str, graphs)]))
+    if config.log.graphs:
+        try_report(run_dir)
 
 
 @dataclasses.dataclass(frozen=True)

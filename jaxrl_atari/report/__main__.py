@@ -1,0 +1,25 @@
+"""Report of a run, a suite or a search: one HTML file that needs no network, report.html in its directory.
+
+    python -m jaxrl_atari.report RUN_DIR...
+
+The report of a suite or a search links those of its runs, which are written too.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from jaxrl_atari import cli
+from jaxrl_atari.report.pages import write_report
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = cli.Parser(prog="python -m jaxrl_atari.report", description="Writes report.html into each directory.")
+    parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run, a suite or a search")
+    options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    for run_dir in options.run_dirs:
+        cli.say(str(write_report(run_dir)))
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,232 @@
+"""Content of a run's report: a dict of texts, numbers and charts for the template run.html."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl_atari.cli import flat
+from jaxrl_atari.config import Config
+from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
+from jaxrl_atari.plots import SESSION_PANELS, SMOOTHING
+from jaxrl_atari.report.chart import Chart, Series, draw, scale
+from jaxrl_atari.run_dir.columns import COLUMNS, TIME_COLUMNS
+from jaxrl_atari.run_dir.config_file import CONFIG_FILE, read_config
+from jaxrl_atari.run_dir.description import session_device
+from jaxrl_atari.run_dir.files import read_json
+from jaxrl_atari.run_dir.metrics import SESSION_FIGURES, Table, moving_average
+from jaxrl_atari.run_dir.reading import read_sessions
+from jaxrl_atari.run_dir.summary import newest_evaluation, number_text, score_text, trial_summary
+
+REFERENCES = {
+    "reference_score": "SLM Lab's PPO, 10M env steps",
+    "tutorial_score": "SLM Lab's tutorial, 10M env steps",
+    "human_score": "human tester",
+    "random_score": "random play",
+}
+"""Scores to compare with -> their names on the page."""
+
+TIMES = {
+    "emulators_percent": "waiting for the emulators",
+    "policy_percent": "policy and the rest of acting",
+    "learning_percent": "update, log points, checkpoints",
+}
+MAX_VIDEO_BYTES = 32 << 20
+"""A larger video is named and not embedded."""
+
+
+def describe_run(run_dir: Path) -> dict[str, Any]:
+    """The content of a run's page.
+
+    Raises:
+        UserError: not a run directory, or no session has a log point.
+    """
+    config, summary, tables = read_config(run_dir), trial_summary(run_dir), read_sessions(run_dir)
+    sessions = {path.name.replace("_", " "): table for path, table in tables.items()}
+    return {
+        "title": "" if config.name == summary["game"] else config.name,
+        "summary": summary,
+        "config": config,
+        "score": text_or_dash(summary["score"]),
+        "score_std": text_or_dash(summary["score_std"]),
+        "interval": interval_text(summary["score_interval"]),
+        "progress": _progress(summary),
+        "marks": _marks(summary),
+        "evaluation": _evaluation(run_dir),
+        "returns": returns_chart(summary, sessions),
+        "panels": _panels(sessions),
+        "legend": list(sessions),
+        "smoothing": SMOOTHING,
+        "figures": _figures(summary),
+        "time": _time(tables.values()),
+        "options": options(config),
+        "rules": _rules(config),
+        "software": software(_description(run_dir / CONFIG_FILE)),
+        "devices": {path.name.replace("_", " "): device for path in tables if (device := session_device(path))},
+        "video": _video(list(tables)),
+    }
+
+
+def text_or_dash(value: float | None) -> str:
+    """A score as text."""
+    return "-" if value is None else score_text(value)
+
+
+def interval_text(interval: Sequence[float] | None) -> str:
+    """`12,400 to 12,600`, or a dash where there is no interval."""
+    return "-" if interval is None else f"{score_text(interval[0])} to {score_text(interval[1])}"
+
+
+def _progress(summary: Mapping[str, Any]) -> str:
+    """How far a run has come that is not complete; empty for a complete one."""
+    if summary["complete"]:
+        return ""
+    steps = summary["mean"]["env_steps"] or 0
+    found, planned = len(summary["sessions"]), summary["planned_sessions"]
+    return f"{steps:,.0f} of {summary['planned_env_steps']:,} env steps, {found} of {planned} sessions"
+
+
+def _marks(summary: Mapping[str, Any]) -> list[Any]:
+    """The score beside those to compare with, on one scale; empty where there is nothing to compare."""
+    known = [(title, summary[name]) for name, title in REFERENCES.items() if summary[name] is not None]
+    if summary["score"] is None or not known:
+        return []
+    scores = [("this run", summary["score"]), *sorted(known, key=lambda pair: -pair[1])]
+    return scale([(name, value, score_text(value)) for name, value in scores], summary["score_interval"])
+
+
+def _evaluation(run_dir: Path) -> dict[str, Any] | None:
+    """The newest evaluation of the latest checkpoints of all sessions, as text."""
+    found = newest_evaluation(run_dir)
+    if found is None:
+        return None
+    matrix = zip(found["sessions"], found["session_means"], found["matrix"], strict=True)
+    return {
+        "mean": score_text(found["mean"]),
+        "interval": interval_text(found["interval"]),
+        "episodes": found["episodes"],
+        "greedy": found["greedy"],
+        "rows": [
+            (name.replace("_", " "), score_text(mean), ", ".join(map(score_text, returns)))
+            for name, mean, returns in matrix
+        ],
+    }
+
+
+def returns_chart(summary: Mapping[str, Any], sessions: Mapping[str, Table]) -> Chart | None:
+    """Returns of all sessions against env steps: faint `return_mean`, strong `return_ma`."""
+    series = [
+        Series(table["env_steps"], table[column], number, look)
+        for column, look in (("return_mean", "faint"), ("return_ma", "strong"))
+        for number, table in enumerate(sessions.values())
+    ]
+    rules = [(summary[name], title) for name, title in REFERENCES.items() if summary[name] is not None]
+    rules = [(height, f"{title}: {score_text(height)}") for height, title in rules if "tutorial" not in title]
+    return draw("raw return of a full game", series, rules=rules)
+
+
+def _panels(sessions: Mapping[str, Table]) -> list[Chart]:
+    """Small charts of the first nine learning metrics that have values: moving averages, as in a session's graph."""
+    charts = []
+    for column, title in SESSION_PANELS.items():
+        window = 1 if column == "learning_rate" else SMOOTHING
+        series = [
+            Series(table["env_steps"], moving_average(table[column], window), number)
+            for number, table in enumerate(sessions.values())
+            if column in table
+        ]
+        unit = COLUMNS[column].unit
+        chart = draw(f"{title}, {unit}" if unit else title, series)
+        charts += [chart] if chart is not None else []
+    return charts[:9]
+
+
+def _figures(summary: Mapping[str, Any]) -> list[list[str]]:
+    """The table of figures: its header, and a row for each figure that is known."""
+    names = [session["session"].replace("_", " ") for session in summary["sessions"]]
+    rows = [["", "mean", "std", *names]]
+    for name, title in SESSION_FIGURES.items():
+        if summary["mean"][name] is not None:
+            values = [summary["mean"][name], summary["std"][name], *(session[name] for session in summary["sessions"])]
+            rows.append([title, *map(number_text, values)])
+    if summary["consistency"] is not None:
+        rows.append(["consistency", number_text(summary["consistency"]), *[""] * (1 + len(names))])
+    return rows
+
+
+def _time(tables: Any) -> list[tuple[str, float]]:
+    """Where the time went, in percent, over all sessions: log points weighted by their time. Empty if unknown."""
+    weights, shares = [], []
+    for table in tables:
+        if all(name in table for name in TIME_COLUMNS):
+            seconds = np.diff(table["wall_seconds"], prepend=0.0)
+            values = np.stack([table[name] for name in TIME_COLUMNS])
+            known = np.isfinite(values).all(axis=0) & (seconds > 0)
+            weights.append(seconds[known])
+            shares.append(values[:, known])
+    weight = np.concatenate(weights) if weights else np.empty(0)
+    if not weight.sum():
+        return []
+    means = (np.concatenate(shares, axis=1) * weight).sum(axis=1) / weight.sum()
+    return [(TIMES[name], float(np.clip(mean, 0, 100))) for name, mean in zip(TIME_COLUMNS, means, strict=True)]
+
+
+def options(config: Config) -> list[tuple[str, str, str, bool]]:
+    """Every option: name, value, default, and whether they differ."""
+    values, defaults = flat(config.to_dict()), flat(Config().to_dict())
+    return [(name, str(value), str(defaults[name]), value != defaults[name]) for name, value in values.items()]
+
+
+def _rules(config: Config) -> list[tuple[str, str, str, bool]]:
+    """The rules of the protocol: name, value, the named protocol's value, and whether they differ."""
+    name = config.env.resolved_protocol.partition(",")[0]
+    return [
+        (rule, str(value).lower(), str(named).lower(), value != named)
+        for rule, value, named in zip(Rules._fields, config.env.rules, PROTOCOLS[name], strict=True)
+    ]
+
+
+def _description(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def software(description: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Versions and machine of a run, suite or search, from its description: name and value."""
+
+    def part(name: str) -> dict[str, Any]:
+        found = description.get(name)
+        return found if isinstance(found, dict) else {}
+
+    rows = [("Python", description.get("python")), *part("versions").items(), ("git", description.get("git_revision"))]
+    hardware = part("hardware")
+    if hardware:
+        gpus, memory = hardware.get("gpus"), hardware.get("memory_gib")
+        rows += [
+            ("CPU", f"{hardware.get('cpu')}, {hardware.get('cores')} cores"),
+            ("memory", f"{memory:.0f} GiB" if isinstance(memory, float) else memory),
+            ("GPUs", ", ".join(map(str, gpus)) if isinstance(gpus, list) and gpus else "none"),
+            ("NVIDIA driver", hardware.get("driver")),
+        ]
+    resumed = description.get("resumed")
+    if isinstance(resumed, list):
+        rows += [("resumed", str(each.get("date"))) for each in resumed if isinstance(each, dict)]
+    return [(str(name), str(value)) for name, value in rows if value is not None]
+
+
+def _video(session_dirs: Sequence[Path]) -> dict[str, Any] | None:
+    """The newest video of the sessions as a data URI; without one if it is too large."""
+    found = [path for session_dir in session_dirs for path in session_dir.glob("video_*.mp4")]
+    found += session_dirs[0].parent.glob("replay.mp4")  # of a run from the Hub
+    sizes = {path: path.stat() for path in found if path.is_file()}
+    if not sizes:
+        return None
+    path = max(sizes, key=lambda path: sizes[path].st_mtime)
+    data = None
+    if sizes[path].st_size <= MAX_VIDEO_BYTES:
+        data = "data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode()
+    return {"name": path.relative_to(session_dirs[0].parent).as_posix(), "data": data}
