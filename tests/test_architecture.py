@@ -43,6 +43,7 @@ DOORS = {
     "evaluate": {"evaluate.policy", "evaluate.play", "evaluate.video", "evaluate.during_training"},
     "fast": {"fast.frames", "fast.cpu_conv"},
     "hardware": {
+        "hardware.cpu",
         "hardware.gpus",
         "hardware.memory",
         "hardware.memory_share",

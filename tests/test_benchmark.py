@@ -17,8 +17,9 @@ from jaxrl_atari.benchmark import __main__ as benchmark
 from jaxrl_atari.benchmark import comparison, instruments, measure
 from jaxrl_atari.benchmark.comparison import Job, Side, compare, option_of, run_for_json, summary, verdict
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.config import Config, EnvConfig, PPOConfig
+from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.rollout import Collected
 
 TINY = """
@@ -263,7 +264,8 @@ def fake_run(calls):
         memory = {"peak_rss_gib": 1.0, "peak_device_gib": None}
         return {
             "figures": figures, "memory": memory, "process": {"devices": ["cpu:0"]},
-            "median": 10.0, "peak_rss_gib": 1.0, "framework": "torch",
+            "median": 10.0, "peak_rss_gib": 1.0, "framework": "torch", "arithmetic": "bfloat16 autocast",
+            "compiled": True, "tried_seconds": {"float32": 2.0},
         }  # fmt: skip
 
     return run
@@ -287,18 +289,45 @@ def test_what_is_run_for_a_comparison(monkeypatch):
     calls.clear()
     monkeypatch.setattr(comparison.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(comparison, "YARDSTICK", comparison.Path(__file__))
-    result = compare(job, Config(), "torch", repeats=1)
-    assert list(result["ratios"]) == ["jaxrl_atari / torch plain", "jaxrl_atari / torch tuned"]
-    assert calls[2][0][0] == __file__
-    assert {"--mode=tuned", "--game=Qbert", "--what=end_to_end"} < set(calls[2][0])
+    monkeypatch.setattr(comparison, "multiplies_bfloat16", lambda: False)
+    compare(job, Config(), "torch", repeats=1)
+    assert calls[1][0][0] == __file__
+    assert {"--mode=plain", "--game=Qbert", "--what=end_to_end"} < set(calls[1][0])
     calls.clear()
     compare(job._replace(compared="update"), Config(), "torch", repeats=1)
     assert calls[0][0][calls[0][0].index("--parts") + 1] == "update"
-    assert "--what=update" in calls[2][0]
+    assert "--what=update" in calls[1][0]
     calls.clear()
     monkeypatch.setattr(gpus, "visible", lambda: gpus.Visible((gpus.Gpu("0", "a GPU", 1),)))
     compare(job, Config(), "cpu,gpu", repeats=1)
     assert [arguments[-2:] for arguments, _ in calls] == [["--devices.gpu", "false"], ["--devices.gpu", "true"]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_bfloat16", "expected"),
+    [
+        ("auto", True, ["float32 plain", "float32 tuned", "bfloat16 bfloat16", "bfloat16 best"]),
+        ("auto", False, ["float32 plain", "float32 tuned", "float32 best"]),
+        ("float32", True, ["float32 plain", "float32 tuned"]),
+        ("bfloat16", True, ["bfloat16 bfloat16", "bfloat16 best"]),
+        ("bfloat16", False, ["bfloat16 bfloat16"]),
+    ],
+)
+def test_pytorch_is_compared_in_the_same_arithmetic(dtype, has_bfloat16, expected, monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(comparison, "run_for_json", fake_run(calls))
+    monkeypatch.setattr(comparison.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(comparison, "multiplies_bfloat16", lambda: has_bfloat16)
+    config = Config(network=NetworkConfig(compute_dtype=dtype))
+    result = compare(Job("c.py", (), 1.0), config, "torch", repeats=1)
+    pairs = [pair.split() for pair in expected]
+    assert list(result["ratios"]) == [f"jaxrl_atari {ours} / torch {mode}" for ours, mode in pairs]
+    ours = [arguments[-2:] for arguments, _ in calls if arguments[0] == "-m"]
+    assert ours == [["--network.compute-dtype", each] for each in dict.fromkeys(ours for ours, _ in pairs)]
+    modes = [arguments[2] for arguments, _ in calls if arguments[0] != "-m"]
+    assert modes == [f"--mode={mode}" for _, mode in pairs]
+    assert result["sides"][f"torch {pairs[-1][1]}"]["runs"][0]["tried_seconds"] == {"float32": 2.0}
+    assert f"torch {pairs[-1][1]} 10 (bfloat16 autocast, compiled)" in capsys.readouterr().out
 
 
 def test_what_cannot_be_compared(monkeypatch, tmp_path):
@@ -422,7 +451,12 @@ def test_the_whole_command(tiny, overlap, capsys):
     assert process["cache_hits"] <= process["programs"]
     assert process["compile_seconds"] > 0
     assert result["config"]["overlap"] == overlap
-    assert result["hardware"]["cores"] >= 1
+    found = read_cpu()
+    assert lines.index(str(found)) < lines.index("")
+    sets = None if found.instruction_sets is None else list(found.instruction_sets)
+    reported = {"cpu": found.model, "cores": found.cores, "threads_per_core": found.threads_per_core}
+    assert result["hardware"].items() >= (reported | {"virtual": found.virtual}).items()
+    assert result["hardware"]["instruction_sets"] == sets
     assert result["versions"]["jax"] == jax.__version__
     for label in ("raw env SPS", "acting SPS", "update samples/s", "end-to-end SPS", "  env_wait", "peak memory"):
         assert sum(line.startswith(label) for line in lines) == 1

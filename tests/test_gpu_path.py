@@ -130,7 +130,7 @@ def test_commands_beside_a_training_leave_the_gpus_alone(tmp_path):
     (run,) = (tmp_path / "data").iterdir()
     push = (
         "import sys; from jaxrl_atari.hub import __main__ as hub;"
-        "hub.push = lambda run_dir, repo, private: hub.collect(run_dir, repo).step; hub.main(sys.argv[1:])"
+        "hub.push = lambda run_dir, repo, *rest, **how: hub.collect(run_dir, repo).step; hub.main(sys.argv[1:])"
     )
     assert "pushed: 64" in cuda.python("-c", push, "push", run, "a/b").stdout
     assert cuda.python("-m", "jaxrl_atari.plots", run).returncode == 0

@@ -19,7 +19,6 @@ from jaxrl_atari import session, train
 from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.evaluate.during_training import Evaluator
-from jaxrl_atari.hardware import runtime
 from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.run_dir import session_log
@@ -219,16 +218,13 @@ def test_a_stop_request_is_granted_after_the_update_with_a_last_checkpoint(who, 
     assert meta["env_steps"] == int(rows(tmp_path / "session_0")[-1]["env_steps"]) < TINY.total_env_steps
 
 
-@pytest.mark.parametrize(("has", "dtype", "told"), [(True, "auto", 1), (False, "auto", 0), (True, "float32", 0)])
-def test_a_cpu_that_multiplies_bfloat16_is_told_of(has, dtype, told, tmp_path, monkeypatch):
-    (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {'avx512_bf16 ' * has}amx_tile\n")
-    assert runtime.multiplies_bfloat16(tmp_path / "cpuinfo") == has
-    assert not runtime.multiplies_bfloat16(tmp_path / "nothing")
+@pytest.mark.parametrize(("has", "dtype", "times"), [(True, "auto", 1), (False, "auto", 0), (True, "float32", 0)])
+def test_a_session_advises_bfloat16_where_the_cpu_multiplies_it(has, dtype, times, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "multiplies_bfloat16", lambda: has)
     lines = Lines()
     config = dataclasses.replace(TINY, total_env_steps=TINY.rollout_size, network=NetworkConfig(compute_dtype=dtype))
     run_session(config, tmp_path / "session_0", writers=[lines])
-    assert sum("--network.compute-dtype bfloat16" in message for message in lines.messages) == told
+    assert sum("--network.compute-dtype bfloat16" in message for message in lines.messages) == times
 
 
 def test_resume_without_a_checkpoint_says_that_it_starts_anew(tmp_path):

@@ -13,7 +13,6 @@ machine: whatever else computes is measured too.
 import argparse
 import json
 import math
-import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +36,7 @@ from jaxrl_atari.benchmark.measure import RATES, SECTIONS, measure
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.hardware import gpus, runtime
+from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.run_dir.description import describe
 
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--compare", metavar="torch|cpu,gpu|FIELD=V1,V2,...",
-        help="against PPO in plain PyTorch; a CPU against a GPU; values of a field (or a VARIABLE) against each other;"
+        help="against PPO in PyTorch; a CPU against a GPU; values of a field (or a VARIABLE) against each other;"
         " with --parts update the update alone",
     )  # fmt: skip
     instead.add_argument("--scale", metavar="FIELD=N1,N2,...", help="speed and memory against a field, with a graph")
@@ -122,15 +122,14 @@ def _config(default: Config, overrides: Sequence[str]) -> Config:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine and its load; does not start JAX's back end."""
-    model = platform.processor() or platform.machine()
-    cpu_info = Path("/proc/cpuinfo")
-    if cpu_info.is_file():
-        lines = cpu_info.read_text(errors="replace").splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    """The machine and its load; does not start JAX's back end. None: the machine does not report it."""
+    cpu = read_cpu()
     return {
-        "cpu": model,
-        "cores": runtime.usable_cores(),
+        "cpu": cpu.model,
+        "instruction_sets": cpu.instruction_sets,
+        "cores": cpu.cores,
+        "threads_per_core": cpu.threads_per_core,
+        "virtual": cpu.virtual,
         "memory_gib": psutil.virtual_memory().total / 2**30,
         "gpus": [gpu.model for gpu in gpus.visible().gpus],
         "driver": gpus.driver_version(),
@@ -211,8 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"{env.game_name} ({env.resolved_protocol}), {env.num_envs} envs x {ppo.rollout_length} steps, {ppo.epochs}"
         f" epochs x {config.num_minibatches} minibatches of {ppo.minibatch_size}, overlap {config.overlap}\n"
-        f"{machine['cores']} cores {machine['cpu']}; GPUs: {', '.join(machine['gpus']) or 'none'};"
-        f" load average {machine['load_average']:.1f}",
+        f"{read_cpu()}\nGPUs: {', '.join(machine['gpus']) or 'none'}; load average {machine['load_average']:.1f}",
         flush=True,
     )
     if machine["load_average"] > 0.5:

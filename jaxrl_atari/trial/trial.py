@@ -16,10 +16,10 @@ from jaxrl_atari import devices
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import SessionsFailed, UserError, require
 from jaxrl_atari.config import Config
+from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory_share import memory_fraction, set_memory_fraction
 from jaxrl_atari.hardware.rotation import Place, place_session
-from jaxrl_atari.hardware.runtime import usable_cores
 from jaxrl_atari.plots import plot_trial
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import (
