@@ -167,8 +167,7 @@ def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = Fal
         if plan.places and not resume:
             plan.write_descriptions(*plan.places)
         parallel, per_gpu = share_devices(config, list(plan.places.values()))
-        everything = ((), tuple(range(len(visible().gpus))))
-        if parallel > 1 or any(place.gpus not in everything for place in plan.places.values()):
+        if parallel > 1 or any(map(_needs_process, plan.places.values())):
             tasks = [_task(plan, session, per_gpu, parallel) for session in plan.places]
             failures = run_processes(tasks, parallel, per_gpu)
         else:
@@ -195,6 +194,11 @@ def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = Fal
         raise SessionsFailed(
             f"{len(failures)} of {config.sessions} sessions failed ({reasons}); --resume {run_dir} runs what is missing"
         )
+
+
+def _needs_process(place: Place) -> bool:
+    """Whether a session uses some of the visible GPUs and leaves others: only a new process can be limited to them."""
+    return bool(place.gpus) and place.gpus != tuple(range(len(visible().gpus)))
 
 
 def follow_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None:
