@@ -67,11 +67,11 @@ def user_environment(**more):
     return {name: os.environ[name] for name in kept if name in os.environ} | more
 
 
-def python(*arguments, **variables):
+def python(*arguments, timeout=240, **variables):
     """Runs Python in this checkout as a user's shell does, with these variables added."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
-        env=user_environment(**variables), cwd=ROOT, capture_output=True, text=True, timeout=240,
+        env=user_environment(**variables), cwd=ROOT, capture_output=True, text=True, timeout=timeout,
     )  # fmt: skip
 
 

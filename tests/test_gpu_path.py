@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -662,6 +663,47 @@ def test_the_shares_on_the_page_are_those_of_the_code():
     assert BESIDE_THE_POOL == 0.8 * 2**30
 
 
+GPU_COMMANDS = re.search(
+    r"On a machine with a GPU.*?```\n(.*?)```", (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8"), re.S
+)[1].replace("\\\n", " ").splitlines()  # fmt: skip
+
+SHORT = """
+from jaxrl_atari.config import *
+
+def get_config():
+    return Config(
+        total_env_steps=64, env=EnvConfig(max_frames=64), ppo=PPOConfig(rollout_length=2, minibatch_size=32, epochs=1),
+        log=LogConfig(graphs=False, tensorboard=False),
+    )
+"""
+
+
+def test_the_gpu_tests_come_first_on_the_page():
+    assert shlex.split(GPU_COMMANDS[0]) == ["pytest", "-m", "gpu", "-n", "0"]
+    assert len(GPU_COMMANDS) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("command", GPU_COMMANDS[1:], ids=lambda command: command[len("python -m jaxrl_atari.") :])
+def test_the_commands_of_the_page_run_on_simulated_gpus(command, tmp_path):
+    """Shortened: a small config, one repeat."""
+    (tmp_path / "short.py").write_text(SHORT)
+    _, *words = shlex.split(command)
+    words = [str(tmp_path / "short.py") if word == "configs/qbert.py" else word for word in words]
+    if "jaxrl_atari.benchmark" in words:
+        words += ["--repeats", "1", "--seconds", "0.1"]
+    if "jaxrl_atari.train" in words:
+        words += ["--output-dir", str(tmp_path)]
+    result = python(*words, timeout=900, **{gpus.SIMULATED: "2"})
+    assert result.returncode == 0, result.stdout + result.stderr
+    if "jaxrl_atari.benchmark" in words:
+        found = json.loads(result.stdout.splitlines()[-1])
+        sides = found.get("sides") or {"": {"runs": [found["process"]]}}
+        devices = [side["runs"][0]["devices"] for side in sides.values()]
+        assert devices == [["cpu:0 (cpu)"] if name == "cpu" else ["cpu:1 (cpu)"] for name in sides]
+
+
 # --- On real GPUs: pytest -m gpu -------------------------------------------------------------------------------------
 
 CONTEXT = 0.2  # GiB: less than any context
@@ -745,7 +787,7 @@ def test_real_evaluation_beside_a_training(gpu, tmp_path):
     needs_gpus(gpu + 1)
     with training(tmp_path, "--devices.gpu", "0") as (trained, _), ThreadPoolExecutor(1) as thread:
         (run,) = tmp_path.iterdir()
-        while not list(run.glob("session_0/checkpoints/[0-9]*/metrics")):
+        while not list(run.glob("session_0/checkpoints/[0-9]*/meta")):
             time.sleep(1)
         before = most = used_gib()
         arguments = (run, "--checkpoint", "latest", "--gpu", gpu, "--episodes", 4)
