@@ -16,8 +16,8 @@ The candidates of `best`: float32; where the CPU multiplies bfloat16, also autoc
 computes in bfloat16; then the fastest of these with policy and loss compiled by `torch.compile`. They are timed before
 the measurement, on minibatches and steps of the real sizes. One that fails is left out.
 
-For malloc's settings the program starts itself anew with environment variables. The last line of the output is JSON; it
-has the choice of `best`, and the seconds of each candidate. `python -m jaxrl_atari.benchmark --config configs/qbert.py
+The program restarts itself with malloc's environment variables. The last line of the output is JSON, with the choice of
+`best` and the seconds of each candidate. `python -m jaxrl_atari.benchmark --config configs/qbert.py
 --compare torch` runs all modes beside jaxrl_atari, in turns.
 """
 

@@ -1,8 +1,8 @@
-"""Where things run: the `gpu` option -> JAX devices, sessions over GPUs, one session over several GPUs.
+"""Devices: the `gpu` option -> JAX devices, sessions over GPUs, one session over several GPUs.
 
     python -m jaxrl_atari.devices [--config configs/qbert.py]
 
-says what this machine has, what each `gpu` option would pick, and what is wrong.
+reports the devices of this machine, the one that each `gpu` option picks, and problems.
 """
 
 import contextlib
@@ -308,7 +308,7 @@ class DataParallel:
 
 
 class _KeyData(NamedTuple):
-    """The data of typed PRNG keys, which pmap does not take over several processes."""
+    """The data of typed PRNG keys, which pmap does not accept across processes."""
 
     data: jax.Array
 

@@ -90,7 +90,7 @@ def test_a_section_ends_with_an_exception(clock):
     assert timer.seconds == {"other": 5, "update": 2}
 
 
-def test_what_was_wrapped_is_put_back():
+def test_a_wrapped_method_is_restored():
     class Owner:
         def answer(self):
             return 1
@@ -120,7 +120,7 @@ def test_compilations_are_counted():
     assert compilations.count[compilations.COMPILE] == first
 
 
-def test_peak_memory_holds_what_was_let_go():
+def test_peak_memory_includes_freed_memory():
     before = instruments.peak_rss_gib()
     now = psutil.Process().memory_info().rss / 2**30
     assert before > 0.99 * now
@@ -271,7 +271,7 @@ def fake_run(calls):
     return run
 
 
-def test_what_is_run_for_a_comparison(monkeypatch):
+def test_the_processes_of_a_comparison(monkeypatch):
     calls = []
     monkeypatch.setattr(comparison, "run_for_json", fake_run(calls))
     job = Job("c.py", ("--seed", "3"), 1.5)
@@ -330,7 +330,7 @@ def test_pytorch_is_compared_in_the_same_arithmetic(dtype, has_bfloat16, expecte
     assert f"torch {pairs[-1][1]} 10 (bfloat16 autocast, compiled)" in capsys.readouterr().out
 
 
-def test_what_cannot_be_compared(monkeypatch, tmp_path):
+def test_impossible_comparisons(monkeypatch, tmp_path):
     job = Job("c.py", (), 1.0)
     monkeypatch.setattr(gpus, "visible", lambda: gpus.Visible((), "there is no NVIDIA driver"))
     with pytest.raises(UserError, match="no GPU to compare with: there is no NVIDIA driver"):

@@ -1,4 +1,4 @@
-"""What Linux reports of the CPU, read from a folder of its own."""
+"""The CPU as Linux reports it, read from a folder that stands in for / ."""
 
 import os
 

@@ -30,7 +30,7 @@ YARDSTICK_SPEC = {
 }  # fmt: skip
 """The config that the yardstick trains; it has no other."""
 YARDSTICK_FIGURES = ("peak_rss_gib", "framework", "arithmetic", "compiled", "tried_seconds")
-"""What a comparison keeps of the yardstick's JSON, beside its rate."""
+"""Fields of the yardstick's JSON that a comparison keeps beside the rate."""
 
 NAMED_COMPARISONS = ("torch", "cpu,gpu", "gpu,cpu")
 COMPARED = {

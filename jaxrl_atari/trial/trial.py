@@ -95,7 +95,7 @@ def _summarise(config: Config, run_dir: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What remains to be trained of a trial, where, and the config.json files that belong to it."""
+    """The sessions of a trial that remain to be trained, their GPUs, and the config.json files."""
 
     config: Config
     run_dir: Path
