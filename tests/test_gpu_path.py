@@ -626,7 +626,8 @@ def test_the_first_session_compiles_for_the_others(tmp_path):
 )
 def test_tests_run_on_the_cpu_unless_gpu_tests_are_asked_for(expression, wants, monkeypatch):
     settings = {}
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    for name in ("JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(conftest.Path, "exists", lambda path: True)
     monkeypatch.setattr(conftest.jax.config, "update", settings.__setitem__)
     monkeypatch.setattr(conftest.os, "environ", dict(os.environ))
@@ -635,6 +636,8 @@ def test_tests_run_on_the_cpu_unless_gpu_tests_are_asked_for(expression, wants, 
     conftest.pytest_configure(config)
     assert settings.get("jax_platforms") == conftest.os.environ.get("JAX_PLATFORMS") == (None if wants else "cpu")
     assert config.option.numprocesses == (0 if wants else 2)
+    # Tests that compute in this process leave memory to those that start others.
+    assert conftest.os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") == ("false" if wants else None)
 
 
 def test_processes_of_tests_inherit_no_variable_of_the_tests():
