@@ -675,7 +675,7 @@ from jaxrl_atari.config import *
 
 def get_config():
     return Config(
-        total_env_steps=64, env=EnvConfig(max_frames=64), ppo=PPOConfig(rollout_length=2, minibatch_size=32, epochs=1),
+        total_env_steps=256, env=EnvConfig(max_frames=64), ppo=PPOConfig(rollout_length=2, minibatch_size=32, epochs=1),
         log=LogConfig(graphs=False, tensorboard=False),
     )
 """
