@@ -19,7 +19,7 @@ from jaxrl_atari.benchmark.comparison import Job, Side, compare, option_of, run_
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.cpu import read_cpu
+from jaxrl_atari.hardware.cpu import multiplies_bfloat16, read_cpu
 from jaxrl_atari.rollout import Collected
 
 TINY = """
@@ -497,6 +497,37 @@ def test_the_yardstick_trains_about_as_long_as_asked(monkeypatch):
     monkeypatch.setattr(comparison, "run_for_json", fake_run(calls))
     comparison._torch_side(Job("c.py", (), 16.0), Config(), "plain").run()
     assert "--iterations=4" in calls[0][0]  # 16 s at 500 env steps a second, rollouts of 2,048
+
+
+SHORT_YARDSTICK = """
+import sys
+sys.path.insert(0, {folder!r})
+import torch_ppo
+torch_ppo.EPOCHS, torch_ppo.LENGTH = 1, 32
+torch_ppo.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("mode", ["plain", "tuned", "bfloat16", "best"])
+def test_the_yardstick_trains_in_every_mode(mode, tmp_path):
+    if comparison.importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    script = tmp_path / "short.py"
+    script.write_text(SHORT_YARDSTICK.format(folder=str(comparison.YARDSTICK.parent)))
+    result = run_for_json([str(script), "--mode", mode, "--iterations", "1"])
+    assert result["mode"] == mode
+    assert 0 < result["median"] < math.inf
+    if mode == "best":  # the fastest of the candidates, with torch.compile among them
+        seconds = {name: tried for name, tried in result["tried_seconds"].items() if isinstance(tried, float)}
+        chosen = result["arithmetic"] + ", compiled" * result["compiled"]
+        assert chosen == min(seconds, key=seconds.__getitem__)
+        assert ("bfloat16 autocast" in seconds) == multiplies_bfloat16()
+        assert sum(name.endswith(", compiled") for name in result["tried_seconds"]) == 1
+    else:
+        assert (result["arithmetic"] == "bfloat16 autocast") == (mode == "bfloat16")
+        assert not result["compiled"]
 
 
 def test_the_scale_graph_shows_median_and_range(tmp_path, monkeypatch):
