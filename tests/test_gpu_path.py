@@ -239,7 +239,11 @@ def test_a_session_from_python_starts_only_its_gpus(tmp_path):
     ("command", "settings"),
     [
         (("evaluate", "data/none", "--gpu", "1"), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
-        (("benchmark", *TINY[:2], "--parts", "update", "--repeats", "0", "--devices.gpu", "1"), {}),
+        pytest.param(
+            ("benchmark", *TINY[:2], "--parts", "update", "--repeats", "0", "--devices.gpu", "1"),
+            {},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_commands_start_only_their_gpu(command, settings, tmp_path):
