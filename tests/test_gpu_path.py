@@ -552,6 +552,9 @@ def test_packed_frames_give_the_same_rollouts(monkeypatch):
     frame, first = np.arange(2 * 84 * 84, dtype=np.uint8).reshape(2, 84, 84), np.array([True, False])
     assert pack(frame, first).dtype == np.uint8
     assert pack(frame, first)[:, -1].tolist() == [1, 0]
+    monkeypatch.setattr(jax, "default_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(jax, "device_put", lambda tree, device: tree)
+    assert EnvGroup(NoisePool(1, seed=0), LINEAR, 2, SimpleNamespace(platform="gpu"))._packs
 
 
 def test_devices_act_in_lockstep(monkeypatch):
