@@ -191,10 +191,11 @@ def test_without_a_gpu_cuda_is_forbidden(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_command_on_simulated_gpus(tmp_path):
     two = {gpus.SIMULATED: "2"}
     train = ("-m", "jaxrl_atari.train", *TINY, "--output-dir", tmp_path)
-    result = python(*train, "--sessions", 2, **two)
+    result = python(*train, "--sessions", 2, timeout=600, **two)
     assert result.returncode == 0, result.stdout + result.stderr
     for session in range(2):
         assert f"session {session}  on GPU {session} (2 visible" in result.stdout
