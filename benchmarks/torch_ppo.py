@@ -1,28 +1,45 @@
-"""PPO on Atari in plain PyTorch: the yardstick that jaxrl_atari is measured against.
+"""PPO on Atari in PyTorch: the yardstick that jaxrl_atari is measured against.
 
 Written as a competent PyTorch user would, after CleanRL's `ppo_atari_envpool.py`: the same games (`jaxrl_atari.envs`),
 network, losses and default spec. Needs torch (measured with 2.13.0).
 
     python benchmarks/torch_ppo.py --mode tuned --what end_to_end --iterations 10
 
-Modes: `plain`, as PyTorch comes; `tuned`, with channels_last arrays and glibc told to keep freed memory (the program
-starts itself anew with malloc's environment variables). The last line of the output is JSON.
-`python -m jaxrl_atari.benchmark --config configs/qbert.py --compare torch` runs both beside jaxrl_atari, in turns.
+| mode | |
+|---|---|
+| `plain` | stock PyTorch in float32 |
+| `tuned` | and channels_last arrays, and malloc thresholds with which glibc keeps freed memory |
+| `bfloat16` | `tuned`, with the network under `torch.autocast` to bfloat16 |
+| `best` | `tuned` with a fused AdamW, and the fastest of the candidates below on this machine |
+
+The candidates of `best`: float32; where the CPU multiplies bfloat16, also autocast, and float32 whose products oneDNN
+computes in bfloat16; then the fastest of these with policy and loss compiled by `torch.compile`. They are timed before
+the measurement, on minibatches and steps of the real sizes. One that fails is left out.
+
+The program restarts itself with malloc's environment variables. The last line of the output is JSON, with the choice of
+`best` and the seconds of each candidate. `python -m jaxrl_atari.benchmark --config configs/qbert.py
+--compare torch` runs all modes beside jaxrl_atari, in turns.
 """
 
 import argparse
+import copy
 import json
 import os
 import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import nn
 
 from jaxrl_atari.envs import make_pool
+from jaxrl_atari.hardware.cpu import multiplies_bfloat16
+
+MODES = ("plain", "tuned", "bfloat16", "best")
+FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS = "float32", "bfloat16 autocast", "float32, products in bfloat16"
 
 NUM_ENVS, LENGTH, EPOCHS, MINIBATCH = 16, 128, 4, 256
 LEARNING_RATE, GAMMA, CLIP, ENTROPY_COEF, VALUE_COEF, MAX_NORM = 2.5e-4, 0.99, 0.1, 0.01, 0.5, 0.5
@@ -65,12 +82,15 @@ class Loop:
 
     def __init__(self, mode: str, game: str, seed: int):
         torch.manual_seed(seed)
-        self.channels_last = mode == "tuned"
+        self.channels_last = mode != "plain"
         self.pool = make_pool("ale", game, NUM_ENVS, seed=seed)
         self.agent = Agent(self.pool.num_actions)
         if self.channels_last:
             self.agent = self.agent.to(memory_format=torch.channels_last)
-        self.optimizer = torch.optim.AdamW(self.agent.parameters(), lr=LEARNING_RATE, eps=1e-5)  # weight decay 0.01
+        self.optimizer = torch.optim.AdamW(  # weight decay 0.01
+            self.agent.parameters(), lr=LEARNING_RATE, eps=1e-5, fused=mode == "best"
+        )
+        self.use(AUTOCAST if mode == "bfloat16" else FLOAT32)
         shape = (LENGTH, NUM_ENVS)
         # The order of the pixels in memory is that of the arithmetic, so that no conversion is needed later.
         stack = (84, 84, 4) if self.channels_last else (4, 84, 84)
@@ -90,16 +110,28 @@ class Loop:
         if step.first.any():
             oldest_first[step.first] = step.frame[step.first][:, None]
 
-    def _input(self, stacks: torch.Tensor) -> torch.Tensor:
-        """uint8 stacks as they are stored -> float [N, 4, 84, 84]."""
-        return (stacks.permute(0, 3, 1, 2) if self.channels_last else stacks).float().div_(255.0)
+    def use(self, arithmetic: str, compiled: bool = False) -> None:
+        """Sets the arithmetic of the network, and whether `torch.compile` compiles the policy and the loss."""
+        self.arithmetic, self.compiled = arithmetic, compiled
+        precision = "bf16" if arithmetic == BFLOAT16_PRODUCTS else "none"  # the default
+        torch.backends.mkldnn.conv.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = precision
+        self._policy, self._loss = self._network, self._minibatch_loss
+        if compiled:
+            self._policy, self._loss = (torch.compile(each, dynamic=False) for each in (self._policy, self._loss))
+
+    def _network(self, stacks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """uint8 stacks as they are stored -> logits [N, A], values [N]."""
+        x = (stacks.permute(0, 3, 1, 2) if self.channels_last else stacks).float().div_(255.0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.arithmetic == AUTOCAST):
+            logits, values = self.agent(x)
+        return logits.float(), values.float()
 
     @torch.no_grad()
     def collect(self) -> int:
         """Fills a rollout; returns the number of its env steps."""
         for t in range(LENGTH):
             self.frames[t] = stacks = torch.from_numpy(self.stacks)
-            logits, self.values[t] = self.agent(self._input(stacks))
+            logits, self.values[t] = self._policy(stacks)
             policy = torch.distributions.Categorical(logits=logits, validate_args=False)
             self.actions[t] = action = policy.sample()
             self.log_probs[t] = policy.log_prob(action)
@@ -109,7 +141,7 @@ class Loop:
             self.terminated[t] = torch.from_numpy(step.terminated | step.life_lost)
             self.truncated[t] = torch.from_numpy(step.truncated)
             self.weights[t] = torch.from_numpy(1.0 - step.first)
-        self.bootstrap_value = self.agent(self._input(torch.from_numpy(self.stacks)))[1]
+        self.bootstrap_value = self._policy(torch.from_numpy(self.stacks))[1]
         return int(self.weights.sum())
 
     @torch.no_grad()
@@ -124,34 +156,93 @@ class Loop:
             next_value = self.values[t]
         return advantage
 
+    def _minibatch_loss(
+        self,
+        frames: torch.Tensor,
+        actions: torch.Tensor,
+        old_log_prob: torch.Tensor,
+        old_value: torch.Tensor,
+        advantage: torch.Tensor,
+        target: torch.Tensor,
+        weight: torch.Tensor,
+    ) -> torch.Tensor:
+        """The PPO loss of a minibatch, [N]."""
+        share = weight / weight.sum()
+        mean = (share * advantage).sum()
+        a = (advantage - mean) / ((share * (advantage - mean) ** 2).sum().sqrt() + 1e-8)
+        logits, value = self._network(frames)
+        log_probs = torch.log_softmax(logits, 1)
+        log_prob = log_probs.gather(1, actions[:, None])[:, 0]
+        ratio = (log_prob - old_log_prob).exp()
+        policy_loss = -(share * torch.min(ratio * a, ratio.clamp(1 - CLIP, 1 + CLIP) * a)).sum()
+        clipped = old_value + (value - old_value).clamp(-CLIP, CLIP)
+        value_loss = 0.5 * (share * torch.max((value - target) ** 2, (clipped - target) ** 2)).sum()
+        entropy = -(share * (log_probs.exp() * log_probs).sum(1)).sum()
+        return policy_loss + VALUE_COEF * value_loss - ENTROPY_COEF * entropy
+
+    def _gradient_step(self, *minibatch: torch.Tensor) -> torch.Tensor:
+        """One step of the optimiser; returns the loss."""
+        loss = self._loss(*minibatch)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.agent.parameters(), MAX_NORM)
+        self.optimizer.step()
+        return loss
+
     def update(self) -> float:
         """All epochs and minibatches over the rollout; returns the last loss."""
         advantage = self.advantages()
-        target = (advantage + self.values).flatten()
-        advantage, frames = advantage.flatten(), self.frames.flatten(0, 1)
-        old_values, old_log_probs = self.values.flatten(), self.log_probs.flatten()
-        actions, weights = self.actions.flatten(), self.weights.flatten()
+        target = advantage + self.values
+        arrays = (self.frames, self.actions, self.log_probs, self.values, advantage, target, self.weights)
+        flat = [array.flatten(0, 1) for array in arrays]
         for _ in range(EPOCHS):
             for index in torch.randperm(LENGTH * NUM_ENVS).split(MINIBATCH):
-                share = weights[index] / weights[index].sum()
-                a = advantage[index]
-                mean = (share * a).sum()
-                a = (a - mean) / ((share * (a - mean) ** 2).sum().sqrt() + 1e-8)
-                logits, value = self.agent(self._input(frames[index]))
-                log_probs = torch.log_softmax(logits, 1)
-                log_prob = log_probs.gather(1, actions[index][:, None])[:, 0]
-                ratio = (log_prob - old_log_probs[index]).exp()
-                policy_loss = -(share * torch.min(ratio * a, ratio.clamp(1 - CLIP, 1 + CLIP) * a)).sum()
-                old, goal = old_values[index], target[index]
-                kept = old + (value - old).clamp(-CLIP, CLIP)
-                value_loss = 0.5 * (share * torch.max((value - goal) ** 2, (kept - goal) ** 2)).sum()
-                entropy = -(share * (log_probs.exp() * log_probs).sum(1)).sum()
-                loss = policy_loss + VALUE_COEF * value_loss - ENTROPY_COEF * entropy
-                self.optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(self.agent.parameters(), MAX_NORM)
-                self.optimizer.step()
+                loss = self._gradient_step(*(array[index] for array in flat))
         return loss.item()
+
+    def use_fastest(self, what: str) -> dict[str, float | str]:
+        """Mode `best`: uses the fastest candidate. Returns the seconds of an iteration with each, or why it failed."""
+        before = copy.deepcopy((self.agent.state_dict(), self.optimizer.state_dict()))
+        tried: dict[str, float | str] = {}
+        seconds: dict[tuple[str, bool], float] = {}
+
+        def time_candidate(arithmetic: str, compiled: bool) -> None:
+            name = arithmetic + ", compiled" * compiled
+            try:
+                self.use(arithmetic, compiled)
+                tried[name] = seconds[arithmetic, compiled] = self._iteration_seconds(what)
+            except Exception as error:  # torch.compile needs a C++ compiler, and raises many types
+                tried[name] = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+        for arithmetic in (FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS) if multiplies_bfloat16() else (FLOAT32,):
+            time_candidate(arithmetic, compiled=False)
+        time_candidate(min(seconds, key=seconds.__getitem__)[0], compiled=True)
+        self.use(*min(seconds, key=seconds.__getitem__))
+        self.agent.load_state_dict(before[0])
+        self.optimizer.load_state_dict(before[1])
+        return tried
+
+    def _iteration_seconds(self, what: str) -> float:
+        """Seconds of the network's work in an iteration, from the fastest of some minibatches and acting steps."""
+        noise = torch.randn(4, MINIBATCH)
+        frames = torch.randint(0, 256, (MINIBATCH, *self.frames.shape[2:]), dtype=torch.uint8)
+        minibatch = (frames, torch.zeros(MINIBATCH, dtype=torch.int64), *noise, torch.ones(MINIBATCH))
+        gradients = fastest(lambda: self._gradient_step(*minibatch))
+        seconds = EPOCHS * (LENGTH * NUM_ENVS // MINIBATCH) * gradients
+        if what == "end_to_end":
+            with torch.no_grad():
+                seconds += LENGTH * fastest(lambda: self._policy(frames[:NUM_ENVS]))
+        return seconds
+
+
+def fastest(function: Callable[[], object]) -> float:
+    """Seconds of the fastest of several calls, after two that may compile."""
+    times = []
+    for _ in range(8):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times[2:])
 
 
 def measure(loop: Loop, what: str, iterations: int) -> list[float]:
@@ -169,24 +260,28 @@ def measure(loop: Loop, what: str, iterations: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="PPO on Atari in plain PyTorch, timed.")
-    parser.add_argument("--mode", choices=("plain", "tuned"), default="plain")
+    parser = argparse.ArgumentParser(description="PPO on Atari in PyTorch, timed.")
+    parser.add_argument("--mode", choices=MODES, default="plain")
     parser.add_argument("--what", choices=("update", "end_to_end"), default="end_to_end")
     parser.add_argument("--iterations", type=int, default=10, help="iterations timed, after one that is not")
     parser.add_argument("--game", default="Qbert")
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch; the emulator takes one a core")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    if args.mode == "tuned" and any(os.environ.get(name) != value for name, value in MALLOC.items()):
+    if args.mode != "plain" and any(os.environ.get(name) != value for name, value in MALLOC.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MALLOC)  # glibc reads them at start
     torch.set_num_threads(args.threads)
     loop = Loop(args.mode, args.game, args.seed)
+    tried = loop.use_fastest(args.what) if args.mode == "best" else {}
     rates = measure(loop, args.what, args.iterations)
     loop.pool.close()
     print("each iteration:", " ".join(f"{rate:.0f}" for rate in rates))
     result = {
         "framework": f"torch {torch.__version__}",
         "mode": args.mode,
+        "arithmetic": loop.arithmetic,
+        "compiled": loop.compiled,
+        "tried_seconds": tried,
         "unit": "env steps/s" if args.what == "end_to_end" else "gradient samples/s",
         "median": statistics.median(rates),
         "min": min(rates),

@@ -5,7 +5,7 @@
 PPO with one epoch, one minibatch, lambda 1, no normalisation and no entropy bonus: one gradient step on the policy
 gradient of each rollout, with the value as baseline. What differs from the textbook:
 
-- A rollout has 128 steps of 16 games and ends before the games do, so the return of a game that goes on is cut there
+- A rollout has 128 steps of 16 games and ends before the games do, so the return of a game that continues is cut there
   and bootstrapped with the value. A longer ppo.rollout_length comes closer to full returns (set ppo.minibatch_size to
   16 times as many).
 - Steps are not weighted by gamma^t, as is usual, and Adam makes the step.

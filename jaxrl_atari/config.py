@@ -301,7 +301,7 @@ class Config:
     output_dir: str = "data"
     """Parent folder of the run directories."""
     overlap: Literal["none", "update"] = "none"
-    """`none`: strictly on-policy, reproducible; `update`: acting continues during the update, one update behind."""
+    """`none`: strictly on-policy; `update`: acting continues during the update, one update behind."""
     env: EnvConfig = field(default_factory=EnvConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)

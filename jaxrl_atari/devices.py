@@ -1,8 +1,8 @@
-"""Where things run: the `gpu` option -> JAX devices, sessions over GPUs, one session over several GPUs.
+"""Devices: the `gpu` option -> JAX devices, sessions over GPUs, one session over several GPUs.
 
     python -m jaxrl_atari.devices [--config configs/qbert.py]
 
-says what this machine has, what each `gpu` option would pick, and what is wrong.
+reports the devices of this machine, the one that each `gpu` option picks, and problems.
 """
 
 import contextlib
@@ -61,6 +61,9 @@ def limit_jax(config: DevicesConfig) -> None:
     apply_memory_fraction(config)
     if jax_has_started():
         return
+    if config.gpu is False and gpus.simulated_count() is None:
+        forbid_gpu("devices.gpu = false")  # without a call of the CUDA driver
+        return
     shown, problem = gpus.visible()
     used = _used_gpus(config, len(shown))
     if used and used[-1] >= len(shown):
@@ -69,7 +72,7 @@ def limit_jax(config: DevicesConfig) -> None:
         _limited_to = used
         jax.config.update("jax_num_cpu_devices", len(used) + 1)
     elif not used:
-        forbid_gpu("devices.gpu = false" if config.gpu is False else problem)
+        forbid_gpu(problem)
     elif len(used) < len(shown) and jax.config.read("jax_cuda_visible_devices") == "all":
         # Not CUDA_VISIBLE_DEVICES, which the CUDA driver has already read in this process.
         _limited_to = used
@@ -305,7 +308,7 @@ class DataParallel:
 
 
 class _KeyData(NamedTuple):
-    """The data of typed PRNG keys, which pmap does not take over several processes."""
+    """The data of typed PRNG keys, which pmap does not accept across processes."""
 
     data: jax.Array
 

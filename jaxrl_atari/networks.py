@@ -1,7 +1,7 @@
 """Networks: frame stacks in, policy logits and a value out.
 
 To add one, write a `flax.linen.Module` with the signature of `NatureActorCritic`, enter it in `NETWORKS`, and add its
-name to `config.NetworkName`. Training, evaluation, checkpoints and the memory estimate then take it as it is.
+name to `config.NetworkName`. Training, evaluation, checkpoints and the memory estimate then work with it unchanged.
 """
 
 import functools

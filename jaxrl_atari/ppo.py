@@ -26,7 +26,7 @@ Apply = Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 class Hyperparameters(NamedTuple):
-    """What a search varies: float32 scalars that enter `update` as data, so that one program serves every trial."""
+    """Hyperparameters that a search varies: float32 scalars, passed as data, so that one program serves every trial."""
 
     learning_rate: Scalar
     gamma: Scalar
@@ -57,7 +57,7 @@ class Rollout(NamedTuple):
 
 @flax.struct.dataclass
 class TrainState:
-    """What an update replaces."""
+    """State that an update replaces."""
 
     params: Any
     opt_state: optax.OptState

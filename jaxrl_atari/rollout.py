@@ -121,7 +121,7 @@ def pack(frame: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 
 class Outcome(NamedTuple):
-    """What the emulators returned for each step of a rollout: NumPy, [T, B]. See `Rollout`."""
+    """Results of the emulators for each step of a rollout: NumPy, [T, B]. See `Rollout`."""
 
     reward: np.ndarray
     terminated: np.ndarray
@@ -203,9 +203,9 @@ class EnvGroup:
     def choose(self, params: Any) -> None:
         """Starts the policy on the newest frames.
 
-        The compiled call moves the frames by itself, and `send` reads the actions by itself: next to the emulators,
-        which leave Python's caches cold, `device_put` and `device_get` take 0.5 ms of a step of 6 ms on two CPU cores.
-        The transfer guard is told so.
+        The compiled call transfers the frames, and `send` reads the actions, without `device_put` and `device_get`:
+        beside the emulators, which leave the CPU's caches cold, those take 0.5 ms of a step of 6 ms on two cores. The
+        transfer guard allows both.
         """
         if self._check:
             check_placement("acting", {"params": params, "state": self._state}, [self.device])
@@ -247,7 +247,7 @@ class EnvGroup:
 
 
 class Collected(NamedTuple):
-    """What `collect` returns."""
+    """Result of `collect`."""
 
     rollouts: list[Rollout]  # one for each of this process's learner devices
     env_steps: int  # of all processes; auto-reset steps do not count
@@ -309,7 +309,7 @@ def make_groups(config: Config, placement: Placement, seed: int) -> list[list[En
     """All environments of a session, as `collect` takes them.
 
     Args:
-        seed: of the games; a resumed session passes another one than it began with.
+        seed: of the games; a resumed session passes a new one.
     """
     env, count = config.env, len(placement.learner)
     groups = num_groups(env, count, placement.actors[0].platform)

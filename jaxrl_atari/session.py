@@ -13,9 +13,9 @@ from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement, agree, is_leader, limit_jax, place, sum_over_processes
 from jaxrl_atari.evaluate.during_training import Evaluator
+from jaxrl_atari.hardware.cpu import multiplies_bfloat16
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import Monitor
-from jaxrl_atari.hardware.runtime import multiplies_bfloat16
 from jaxrl_atari.learner import abstract_arrays, first_arrays, make_learner
 from jaxrl_atari.ppo import Hyperparameters, Metrics
 from jaxrl_atari.rollout import collect, make_groups
@@ -72,7 +72,7 @@ def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) ->
     """The loop: collect, update, log, checkpoint. After each update it yields the newest metrics, being computed."""
     config, progress, learner = run.config, run.progress, run.learner
     while not config.is_spent(progress.env_steps):
-        if sum_over_processes(stop_requested()) > 0:  # asked of any process
+        if sum_over_processes(stop_requested()) > 0:  # in any process
             return
         with run.guard_transfers():
             hyper = hyperparameters(config, progress.env_steps)
@@ -110,7 +110,7 @@ def hyperparameters(config: Config, env_steps: int) -> Hyperparameters:
 
 
 class Session:
-    """What the loop of `run_session` uses; made and closed by `prepare`.
+    """State and parts of the loop of `run_session`; made and closed by `prepare`.
 
     Everything random derives from the seed. Update u takes its keys from `fold_in(key(seed), u)`, so a resumed session
     draws what an uninterrupted one would have drawn; the games it plays after a resume are new ones.
@@ -133,7 +133,7 @@ class Session:
         self._dir, self.placement, self._checkpoints = session_dir, placement, checkpoints
         arrays, meta = restored or (None, None)
         updates = meta["updates"] if meta else 0
-        # The emulators cannot be saved: a resumed session plays other games than those it began with.
+        # The emulators cannot be saved: a resumed session plays new games.
         game_seed = int(np.random.SeedSequence([self.seed, updates]).generate_state(1)[0] >> 1)
         self.groups = make_groups(config, placement, game_seed)
         self.num_actions = self.groups[0][0].pool.num_actions
@@ -184,7 +184,7 @@ class Session:
         self.log.draw_graphs()
 
     def _meta(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the arrays, as JSON values."""
+        """Content of a checkpoint beside the arrays, as JSON values."""
         return {
             "config": self.config.to_dict(),
             "game": self.config.env.game_name,
@@ -311,7 +311,7 @@ def _restore(
 
 
 def _set_aside(session_dir: Path) -> str:
-    """Renames the log points of a session that has no checkpoint and starts anew; returns a note for the user."""
+    """Renames the log points of a session that starts again without a checkpoint; returns a note for the user."""
     table = session_dir / "metrics.csv"
     if not table.is_file() or len(table.read_bytes().splitlines()) < 2:
         return ""

@@ -54,7 +54,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
 
 
 def _report_changes(path: str, wanted: Config, config: Config) -> None:
-    """Says where a config file differs from the run that continues: the run keeps its own values."""
+    """Reports fields of a config file that differ from the run that continues: the run keeps its own values."""
     values = [cli.flat(each.to_dict()) for each in (wanted, config)]
     if changed := [f"{name} = {old!r}" for name, old in values[1].items() if values[0].get(name) != old]:
         cli.say(f"{path} has changed: the run keeps its own {', '.join(changed)}; give an option to change a value")

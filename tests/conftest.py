@@ -1,7 +1,8 @@
 """Tests run on eight CPU devices; what one test compiles, the others and their processes need not compile again.
 
 The processes that tests start inherit the compilation cache, and otherwise only what a user's shell would give them. On
-a machine with a GPU, they and the tests stay on the CPU, except with `-m gpu`: then one worker has the GPUs.
+a machine with a GPU, they and the tests stay on the CPU, except with `-m gpu`: then one worker has the GPUs, and takes
+their memory only as it needs it, so that the processes of its tests find theirs.
 """
 
 import atexit
@@ -36,6 +37,7 @@ def pytest_cmdline_main(config):
 
 def pytest_configure(config):
     if wants_gpu(config):
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         return
     if Path("/dev/nvidiactl").exists():
         os.environ["JAX_PLATFORMS"] = "cpu"

@@ -16,6 +16,7 @@ import ctypes
 
 class Library:
     def cuInit(self, flags):
+        open({called!r}, "w").close()
         return 0
     def cuDeviceGetCount(self, count):
         count._obj.value = {gpus}
@@ -66,11 +67,11 @@ def user_environment(**more):
     return {name: os.environ[name] for name in kept if name in os.environ} | more
 
 
-def python(*arguments, **variables):
+def python(*arguments, timeout=240, **variables):
     """Runs Python in this checkout as a user's shell does, with these variables added."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
-        env=user_environment(**variables), cwd=ROOT, capture_output=True, text=True, timeout=240,
+        env=user_environment(**variables), cwd=ROOT, capture_output=True, text=True, timeout=timeout,
     )  # fmt: skip
 
 
@@ -84,12 +85,12 @@ class FakeCuda:
     """
 
     def __init__(self, folder, gpus=1, error=ERROR, initialize=REGISTER):
-        self.folder, self._record = folder, folder / "started.jsonl"
+        self.folder, self._record, self._called = folder, folder / "started.jsonl", folder / "cuInit"
         plugin = folder / "jax_plugins" / "fake_cuda"
         plugin.mkdir(parents=True)
         code = PLUGIN.format(record=str(self._record), error=error, initialize=initialize)
         (plugin / "__init__.py").write_text(code)
-        (folder / "sitecustomize.py").write_text(DRIVER.format(gpus=gpus))
+        (folder / "sitecustomize.py").write_text(DRIVER.format(gpus=gpus, called=str(self._called)))
 
     def python(self, *arguments, **variables):
         return python(*arguments, PYTHONPATH=str(self.folder), **variables)
@@ -98,3 +99,7 @@ class FakeCuda:
     def started(self):
         """The settings with which each process started CUDA."""
         return [json.loads(line) for line in self._record.read_text().splitlines()] if self._record.exists() else []
+
+    @property
+    def driver_was_called(self):
+        return self._called.exists()

@@ -44,6 +44,7 @@ DOORS = {
     "evaluate": {"evaluate.policy", "evaluate.play", "evaluate.video", "evaluate.during_training"},
     "fast": {"fast.frames", "fast.cpu_conv"},
     "hardware": {
+        "hardware.cpu",
         "hardware.gpus",
         "hardware.machine",
         "hardware.memory",

@@ -19,8 +19,9 @@ from jaxrl_atari.benchmark import __main__ as benchmark
 from jaxrl_atari.benchmark import comparison, instruments, measure
 from jaxrl_atari.benchmark.comparison import Job, Side, compare, option_of, run_for_json, summary, verdict
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.config import Config, EnvConfig, PPOConfig
+from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.cpu import multiplies_bfloat16, read_cpu
 from jaxrl_atari.rollout import Collected
 
 TINY = """
@@ -91,7 +92,7 @@ def test_a_section_ends_with_an_exception(clock):
     assert timer.seconds == {"other": 5, "update": 2}
 
 
-def test_what_was_wrapped_is_put_back():
+def test_a_wrapped_method_is_restored():
     class Owner:
         def answer(self):
             return 1
@@ -121,7 +122,7 @@ def test_compilations_are_counted():
     assert compilations.count[compilations.COMPILE] == first
 
 
-def test_peak_memory_holds_what_was_let_go():
+def test_peak_memory_includes_freed_memory():
     before = instruments.peak_rss_gib()
     now = psutil.Process().memory_info().rss / 2**30
     assert before > 0.99 * now
@@ -265,13 +266,14 @@ def fake_run(calls):
         memory = {"peak_rss_gib": 1.0, "peak_device_gib": None}
         return {
             "figures": figures, "memory": memory, "process": {"devices": ["cpu:0"]},
-            "median": 10.0, "peak_rss_gib": 1.0, "framework": "torch",
+            "median": 10.0, "peak_rss_gib": 1.0, "framework": "torch", "arithmetic": "bfloat16 autocast",
+            "compiled": True, "tried_seconds": {"float32": 2.0},
         }  # fmt: skip
 
     return run
 
 
-def test_what_is_run_for_a_comparison(monkeypatch):
+def test_the_processes_of_a_comparison(monkeypatch):
     calls = []
     monkeypatch.setattr(comparison, "run_for_json", fake_run(calls))
     job = Job("c.py", ("--seed", "3"), 1.5)
@@ -289,21 +291,48 @@ def test_what_is_run_for_a_comparison(monkeypatch):
     calls.clear()
     monkeypatch.setattr(comparison.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(comparison, "YARDSTICK", comparison.Path(__file__))
-    result = compare(job, Config(), "torch", repeats=1)
-    assert list(result["ratios"]) == ["jaxrl_atari / torch plain", "jaxrl_atari / torch tuned"]
-    assert calls[2][0][0] == __file__
-    assert {"--mode=tuned", "--game=Qbert", "--what=end_to_end"} < set(calls[2][0])
+    monkeypatch.setattr(comparison, "multiplies_bfloat16", lambda: False)
+    compare(job, Config(), "torch", repeats=1)
+    assert calls[1][0][0] == __file__
+    assert {"--mode=plain", "--game=Qbert", "--what=end_to_end"} < set(calls[1][0])
     calls.clear()
     compare(job._replace(compared="update"), Config(), "torch", repeats=1)
     assert calls[0][0][calls[0][0].index("--parts") + 1] == "update"
-    assert "--what=update" in calls[2][0]
+    assert "--what=update" in calls[1][0]
     calls.clear()
     monkeypatch.setattr(gpus, "visible", lambda: gpus.Visible((gpus.Gpu("0", "a GPU", 1),)))
     compare(job, Config(), "cpu,gpu", repeats=1)
     assert [arguments[-2:] for arguments, _ in calls] == [["--devices.gpu", "false"], ["--devices.gpu", "true"]]
 
 
-def test_what_cannot_be_compared(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("dtype", "has_bfloat16", "expected"),
+    [
+        ("auto", True, ["float32 plain", "float32 tuned", "bfloat16 bfloat16", "bfloat16 best"]),
+        ("auto", False, ["float32 plain", "float32 tuned", "float32 best"]),
+        ("float32", True, ["float32 plain", "float32 tuned"]),
+        ("bfloat16", True, ["bfloat16 bfloat16", "bfloat16 best"]),
+        ("bfloat16", False, ["bfloat16 bfloat16"]),
+    ],
+)
+def test_pytorch_is_compared_in_the_same_arithmetic(dtype, has_bfloat16, expected, monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(comparison, "run_for_json", fake_run(calls))
+    monkeypatch.setattr(comparison.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(comparison, "multiplies_bfloat16", lambda: has_bfloat16)
+    config = Config(network=NetworkConfig(compute_dtype=dtype))
+    result = compare(Job("c.py", (), 1.0), config, "torch", repeats=1)
+    pairs = [pair.split() for pair in expected]
+    assert list(result["ratios"]) == [f"jaxrl_atari {ours} / torch {mode}" for ours, mode in pairs]
+    ours = [arguments[-2:] for arguments, _ in calls if arguments[0] == "-m"]
+    assert ours == [["--network.compute-dtype", each] for each in dict.fromkeys(ours for ours, _ in pairs)]
+    modes = [arguments[2] for arguments, _ in calls if arguments[0] != "-m"]
+    assert modes == [f"--mode={mode}" for _, mode in pairs]
+    assert result["sides"][f"torch {pairs[-1][1]}"]["runs"][0]["tried_seconds"] == {"float32": 2.0}
+    assert f"torch {pairs[-1][1]} 10 (bfloat16 autocast, compiled)" in capsys.readouterr().out
+
+
+def test_impossible_comparisons(monkeypatch, tmp_path):
     job = Job("c.py", (), 1.0)
     monkeypatch.setattr(gpus, "visible", lambda: gpus.Visible((), "there is no NVIDIA driver"))
     with pytest.raises(UserError, match="no GPU to compare with: there is no NVIDIA driver"):
@@ -426,7 +455,12 @@ def test_the_whole_command(tiny, overlap, capsys):
     assert process["cache_hits"] <= process["programs"]
     assert process["compile_seconds"] > 0
     assert result["config"]["overlap"] == overlap
-    assert result["hardware"]["cores"] >= 1
+    found = read_cpu()
+    assert lines.index(str(found)) < lines.index("")
+    sets = None if found.instruction_sets is None else list(found.instruction_sets)
+    reported = {"cpu": found.model, "cores": found.cores, "threads_per_core": found.threads_per_core}
+    assert result["hardware"].items() >= (reported | {"virtual": found.virtual}).items()
+    assert result["hardware"]["instruction_sets"] == sets
     assert result["versions"]["jax"] == jax.__version__
     for label in ("raw env SPS", "acting SPS", "update samples/s", "end-to-end SPS", "  env_wait", "peak memory"):
         assert sum(line.startswith(label) for line in lines) == 1
@@ -493,6 +527,37 @@ def test_the_yardstick_trains_about_as_long_as_asked(monkeypatch):
     monkeypatch.setattr(comparison, "run_for_json", fake_run(calls))
     comparison._torch_side(Job("c.py", (), 16.0), Config(), "plain").run()
     assert "--iterations=4" in calls[0][0]  # 16 s at 500 env steps a second, rollouts of 2,048
+
+
+SHORT_YARDSTICK = """
+import sys
+sys.path.insert(0, {folder!r})
+import torch_ppo
+torch_ppo.EPOCHS, torch_ppo.LENGTH = 1, 32
+torch_ppo.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("mode", ["plain", "tuned", "bfloat16", "best"])
+def test_the_yardstick_trains_in_every_mode(mode, tmp_path):
+    if comparison.importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    script = tmp_path / "short.py"
+    script.write_text(SHORT_YARDSTICK.format(folder=str(comparison.YARDSTICK.parent)))
+    result = run_for_json([str(script), "--mode", mode, "--iterations", "1"])
+    assert result["mode"] == mode
+    assert 0 < result["median"] < math.inf
+    if mode == "best":  # the fastest of the candidates, with torch.compile among them
+        seconds = {name: tried for name, tried in result["tried_seconds"].items() if isinstance(tried, float)}
+        chosen = result["arithmetic"] + ", compiled" * result["compiled"]
+        assert chosen == min(seconds, key=seconds.__getitem__)
+        assert ("bfloat16 autocast" in seconds) == multiplies_bfloat16()
+        assert sum(name.endswith(", compiled") for name in result["tried_seconds"]) == 1
+    else:
+        assert (result["arithmetic"] == "bfloat16 autocast") == (mode == "bfloat16")
+        assert not result["compiled"]
 
 
 def test_the_scale_graph_shows_median_and_range(tmp_path, monkeypatch):

@@ -149,7 +149,7 @@ def test_same_seed_same_games(policy):
     assert all(game.length <= 300 for game in first.games)
 
 
-def test_cut_off_games_say_so(tmp_path):
+def test_cut_off_games_are_marked(tmp_path):
     policy = load_policy(write_session(tmp_path, env=EnvConfig(game="Qbert", max_frames=80)), device=CPU)
     result = run_evaluation(policy, episodes=2)
     assert [game.truncated for game in result.games] == [True, True]
@@ -173,7 +173,7 @@ def test_stacks_are_those_of_training():
         np.testing.assert_array_equal(stacks, gather_stacks(frames, age, 2 * t + np.arange(2)))
 
 
-def test_policy_acts_as_its_logits_say(policy):
+def test_a_policy_acts_by_its_logits(policy):
     frames = np.random.default_rng(0).integers(0, 256, (3, 84, 84, 4), np.uint8)
     logits, _ = policy.network.apply(policy.params, store_stacks(policy.network.layout, frames))
     probabilities = np.asarray(jax.nn.softmax(logits))
@@ -421,7 +421,7 @@ def test_every_step_draws_with_a_key_of_its_own():
     assert all(options)
 
 
-def test_the_command_plays_as_its_options_say(run_dir, monkeypatch):
+def test_the_command_applies_its_options(run_dir, monkeypatch):
     asked = []
 
     def record(policy, *options):
@@ -435,7 +435,7 @@ def test_the_command_plays_as_its_options_say(run_dir, monkeypatch):
     assert asked == [(3, 7, True, 2), (3, 7, False, 2)]
 
 
-def test_a_policy_acts_where_it_is_told_to(run_dir):
+def test_a_policy_acts_on_the_device_it_is_given(run_dir):
     there = jax.devices("cpu")[2]
     policy = load_policy(run_dir, device=there)
     assert policy.device == there

@@ -7,11 +7,14 @@ GPUs.
 import contextlib
 import json
 import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import conftest
@@ -31,12 +34,13 @@ from jaxrl_atari.fast.frames import PLAIN
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.gpus import Gpu, Visible, network_platform
 from jaxrl_atari.hardware.memory import out_of_memory_advice
-from jaxrl_atari.hardware.memory_share import FRACTION, equal_share, memory_fraction
+from jaxrl_atari.hardware.memory_share import BESIDE_THE_POOL, FRACTION, equal_share, memory_fraction
 from jaxrl_atari.networks import Network, compute_dtype, make_network
 from jaxrl_atari.rollout import EnvGroup, act, act_packed, collect, make_groups, pack
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.columns import COMPILED
 from jaxrl_atari.search.worker import memory_share
+from jaxrl_atari.session import prepare
 from jaxrl_atari.trial import trial
 from jaxrl_atari.trial.processes import Task, run_processes
 
@@ -68,6 +72,7 @@ def test_gpu_false_does_not_start_cuda(tmp_path):
     result = cuda.python("-c", UNTIL_PLACED, *TINY, "--output-dir", tmp_path, "--devices.gpu", "false")
     assert "placed: cpu:0 1 devices.gpu = false" in result.stdout, result.stderr
     assert cuda.started == []
+    assert not cuda.driver_was_called
 
 
 def test_auto_runs_on_the_cpu_where_cuda_cannot_start(tmp_path):
@@ -100,6 +105,83 @@ def test_a_gpu_without_free_memory_is_no_reason_to_train_on_the_cpu(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+def test_questions_about_processes_and_a_missing_gpu_start_nothing(tmp_path):
+    cuda = FakeCuda(tmp_path / "cuda", gpus=0)
+    code = (
+        "import numpy as np; from jax._src import xla_bridge; from jaxrl_atari.devices import *;"
+        "from jaxrl_atari.devices import agree, gather_rows, is_leader, sum_over_processes;"
+        "from jaxrl_atari.run_dir.checkpoints import Checkpoints;"
+        f"from jaxrl_atari.run_dir.arrays import single_process; Checkpoints({str(tmp_path)!r}).close();"
+        "print(is_leader(), sum_over_processes(3), agree('x'), len(gather_rows(np.zeros((2, 3)))),"
+        "single_process().active_processes, xla_bridge.backends_are_initialized());"
+        "print(*pick_device('auto'), jax.config.jax_platforms)"
+    )
+    result = cuda.python("-c", code)
+    assert result.stdout.splitlines() == [
+        "True 3 x 2 None False",
+        "cpu:0 devices.gpu = auto, and there is no GPU: the NVIDIA driver shows none cpu",
+    ], result.stderr
+    assert cuda.started == []
+
+
+def test_the_parent_of_sessions_starts_no_back_end(tmp_path):
+    cuda = FakeCuda(tmp_path / "cuda", gpus=2)
+    code = (
+        "import pathlib, sys; from jax._src import xla_bridge; from jaxrl_atari.config import *;"
+        "from jaxrl_atari.trial import trial; trial.run_processes = lambda tasks, *numbers: print(len(tasks)) or {};"
+        "run = lambda gpu: trial.run_trial(Config(output_dir=sys.argv[1], sessions=2,"
+        "trial=TrialConfig(parallel=2), devices=DevicesConfig(gpu=gpu)));"
+        "run(False); print(pathlib.Path(sys.argv[2]).exists());"
+        "run('auto'); print(pathlib.Path(sys.argv[2]).exists(), xla_bridge.backends_are_initialized())"
+    )
+    result = cuda.python("-c", code, tmp_path / "data", cuda.folder / "cuInit")
+    printed = [line for line in result.stdout.splitlines() if not line.startswith("session")]
+    assert printed == ["2", "False", "2", "True False"], result.stderr  # gpu: false does not even call cuInit
+    assert cuda.started == []
+
+
+TRIAL_OF_A_SEARCH = """
+import sys
+from pathlib import Path
+import jax
+from jaxrl_atari import session
+from jaxrl_atari.config import Config
+from jaxrl_atari.search import SearchConfig, Uniform
+from jaxrl_atari.search.files import Record, write_record, write_search
+from jaxrl_atari.search.worker import run_search_trial
+
+def placed(config, number, session_dir, placement, *rest):
+    print("placed:", *placement.learner, placement.reason)
+    raise SystemExit(0)
+
+session.Session = placed
+folder = Path(sys.argv[1])
+write_search(folder, Config(), SearchConfig(space={"ppo.gamma": Uniform(0.9, 0.99)}))
+write_record(folder, Record(0, {"ppo.gamma": 0.95}))
+run_search_trial({"search_dir": folder, "number": 0, "fields": {"ppo.gamma": 0.95}, "gpu": 0, "cpu": 1})
+"""
+
+
+def test_a_cpu_trial_of_a_search_leaves_the_gpus_alone(tmp_path):
+    cuda = FakeCuda(tmp_path / "cuda")
+    (tmp_path / "search/trial_0").mkdir(parents=True)
+    result = cuda.python("-c", TRIAL_OF_A_SEARCH, tmp_path / "search")
+    output = tmp_path / "search/trial_0/output.txt"
+    assert "placed: cpu:0 devices.gpu = false" in output.read_text(), result.stderr
+    assert cuda.started == []
+    assert not cuda.driver_was_called
+
+
+def test_hub_forbids_the_gpus(tmp_path):
+    cuda = FakeCuda(tmp_path / "cuda")
+    code = (
+        "import jax; from jaxrl_atari.hub import __main__ as hub;"
+        "hub.push = lambda *given, **options: jax.devices(); hub.main(['push', 'run', 'user/repo'])"
+    )
+    assert "pushed: [CpuDevice(id=0)]" in cuda.python("-c", code).stdout
+    assert cuda.started == []
+
+
 @pytest.mark.slow
 def test_without_a_gpu_cuda_is_forbidden(tmp_path):
     cuda = FakeCuda(tmp_path / "cuda", gpus=0)
@@ -109,10 +191,11 @@ def test_without_a_gpu_cuda_is_forbidden(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_command_on_simulated_gpus(tmp_path):
     two = {gpus.SIMULATED: "2"}
     train = ("-m", "jaxrl_atari.train", *TINY, "--output-dir", tmp_path)
-    result = python(*train, "--sessions", 2, **two)
+    result = python(*train, "--sessions", 2, timeout=600, **two)
     assert result.returncode == 0, result.stdout + result.stderr
     for session in range(2):
         assert f"session {session}  on GPU {session} (2 visible" in result.stdout
@@ -130,7 +213,7 @@ def test_commands_beside_a_training_leave_the_gpus_alone(tmp_path):
     (run,) = (tmp_path / "data").iterdir()
     push = (
         "import sys; from jaxrl_atari.hub import __main__ as hub;"
-        "hub.push = lambda run_dir, repo, private: hub.collect(run_dir, repo).step; hub.main(sys.argv[1:])"
+        "hub.push = lambda run_dir, repo, *rest, **how: hub.collect(run_dir, repo).step; hub.main(sys.argv[1:])"
     )
     assert "pushed: 64" in cuda.python("-c", push, "push", run, "a/b").stdout
     assert cuda.python("-m", "jaxrl_atari.plots", run).returncode == 0
@@ -151,6 +234,24 @@ def test_a_session_from_python_starts_only_its_gpus(tmp_path):
     )
     assert "devices.gpu = 1: expected a visible GPU" in cuda.python("-c", code).stderr
     assert cuda.started == [{"jax_cuda_visible_devices": "1,2", FRACTION: "0.3"}]
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        (("evaluate", "data/none", "--gpu", "1"), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+        pytest.param(
+            ("benchmark", *TINY[:2], "--parts", "update", "--repeats", "0", "--devices.gpu", "1"),
+            {},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_commands_start_only_their_gpu(command, settings, tmp_path):
+    cuda = FakeCuda(tmp_path / "cuda", gpus=2)
+    module, *arguments = command
+    assert "devices.gpu = 1: expected" in cuda.python("-m", f"jaxrl_atari.{module}", *arguments).stderr
+    assert cuda.started == [{"jax_cuda_visible_devices": "1"} | settings]
 
 
 @pytest.mark.parametrize(
@@ -231,6 +332,22 @@ def test_first_arrays_are_computed_on_the_cpu(monkeypatch):
     assert computed_on == {cpu}
 
 
+def test_the_frames_of_an_actor_are_made_on_its_device():
+    device = jax.devices("cpu")[3]
+    with jax.transfer_guard_device_to_device("disallow_explicit"):
+        group = EnvGroup(NoisePool(2, seed=0), LINEAR, 2, device)
+    assert {d for x in jax.tree.leaves(group._state) for d in x.devices()} == {device}
+
+
+def test_the_keys_of_a_session_are_made_on_its_device(tmp_path, monkeypatch):
+    monkeypatch.setenv(gpus.SIMULATED, "4")
+    config = small_config(tmp_path, devices=DevicesConfig(gpu=2))
+    with prepare(config, tmp_path / "session_0", quiet=True) as run:
+        with jax.transfer_guard_device_to_device("disallow_explicit"):
+            keys = run.keys(7)
+        assert {d for key in keys for d in key.devices()} == set(run.placement.learner) == {jax.devices()[3]}
+
+
 def test_an_evaluation_computes_on_its_device_alone():
     device, seen = jax.devices("cpu")[3], set()
 
@@ -272,6 +389,18 @@ def test_settings_come_before_the_processes_meet():
     assert python("-c", code).stdout.split() == ["cpu", "0.25"]
 
 
+def test_a_process_starts_the_gpus_that_jax_local_device_ids_names(tmp_path):
+    cuda = FakeCuda(tmp_path / "cuda", gpus=4)
+    code = (
+        "import sys; from jaxrl_atari.config import DevicesConfig;"
+        "from jaxrl_atari.devices import join_processes, place;"
+        "config = DevicesConfig(gpu=True, distributed=True, coordinator=sys.argv[1], num_processes=1, process_index=0,"
+        "memory_fraction=0.25); join_processes(config); place(config)"
+    )
+    result = cuda.python("-c", code, free_address(), JAX_LOCAL_DEVICE_IDS="2,3")
+    assert cuda.started == [{"jax_cuda_visible_devices": "2,3", FRACTION: "0.25"}], result.stderr
+
+
 def test_gathered_rows_are_padded_to_powers_of_two(monkeypatch):
     sizes = set()
 
@@ -303,11 +432,15 @@ print("placed", is_leader(), agree("x"), *ids, flush=True)
 """
 
 
-@pytest.mark.slow
-def test_two_processes_on_one_host_have_gpus_of_their_own():
+def free_address():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.mark.slow
+def test_two_processes_on_one_host_have_gpus_of_their_own():
+    coordinator = free_address()
     children = [
         subprocess.Popen(
             [sys.executable, "-c", TOGETHER, coordinator, str(index)],
@@ -420,6 +553,9 @@ def test_packed_frames_give_the_same_rollouts(monkeypatch):
     frame, first = np.arange(2 * 84 * 84, dtype=np.uint8).reshape(2, 84, 84), np.array([True, False])
     assert pack(frame, first).dtype == np.uint8
     assert pack(frame, first)[:, -1].tolist() == [1, 0]
+    monkeypatch.setattr(jax, "default_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(jax, "device_put", lambda tree, device: tree)
+    assert EnvGroup(NoisePool(1, seed=0), LINEAR, 2, SimpleNamespace(platform="gpu"))._packs
 
 
 def test_devices_act_in_lockstep(monkeypatch):
@@ -498,7 +634,8 @@ def test_the_first_session_compiles_for_the_others(tmp_path):
 )
 def test_tests_run_on_the_cpu_unless_gpu_tests_are_asked_for(expression, wants, monkeypatch):
     settings = {}
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    for name in ("JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(conftest.Path, "exists", lambda path: True)
     monkeypatch.setattr(conftest.jax.config, "update", settings.__setitem__)
     monkeypatch.setattr(conftest.os, "environ", dict(os.environ))
@@ -507,12 +644,75 @@ def test_tests_run_on_the_cpu_unless_gpu_tests_are_asked_for(expression, wants, 
     conftest.pytest_configure(config)
     assert settings.get("jax_platforms") == conftest.os.environ.get("JAX_PLATFORMS") == (None if wants else "cpu")
     assert config.option.numprocesses == (0 if wants else 2)
+    # Tests that compute in this process leave memory to those that start others.
+    assert conftest.os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE") == ("false" if wants else None)
 
 
 def test_processes_of_tests_inherit_no_variable_of_the_tests():
     assert "XLA_FLAGS" not in user_environment()
     assert "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     assert len(jax.devices("cpu")) == 8
+
+
+# --- 8. Pages --------------------------------------------------------------------------------------------------------
+
+
+def test_the_shares_on_the_page_are_those_of_the_code():
+    page = (ROOT / "docs/gpu-training.md").read_text(encoding="utf-8")
+    header, rows = re.search(r"^\| sessions on a GPU \|(.*)\n\|[-|]+\n((?:\|.*\n)+)", page, re.M).groups()
+    sizes = [int(size) for size in re.findall(r"(\d+) GiB", header)]
+    assert sizes == [24, 40, 80]
+    counts = []
+    for row in rows.splitlines():
+        count, *cells = row.strip("|").split("|")
+        counts.append(int(count.split()[0]))
+        for total, cell in zip(sizes, cells, strict=True):
+            share = memory_fraction(DevicesConfig(), counts[-1], total << 30) or 0.75  # JAX's default
+            assert cell.strip() == f"{share:g} ({share * total:.1f} GiB)"
+    assert counts == [1, 2, 4, 8]
+    assert "min(0.9 / n, (total - n * 0.8 GiB) / (n * total))" in page
+    assert BESIDE_THE_POOL == 0.8 * 2**30
+
+
+GPU_COMMANDS = re.search(
+    r"On a machine with a GPU.*?```\n(.*?)```", (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8"), re.S
+)[1].replace("\\\n", " ").splitlines()  # fmt: skip
+
+SHORT = """
+from jaxrl_atari.config import *
+
+def get_config():
+    return Config(
+        total_env_steps=256, env=EnvConfig(max_frames=64), ppo=PPOConfig(rollout_length=2, minibatch_size=32, epochs=1),
+        log=LogConfig(graphs=False, tensorboard=False),
+    )
+"""
+
+
+def test_the_gpu_tests_come_first_on_the_page():
+    assert shlex.split(GPU_COMMANDS[0]) == ["pytest", "-m", "gpu", "-n", "0"]
+    assert len(GPU_COMMANDS) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("command", GPU_COMMANDS[1:], ids=lambda command: command[len("python -m jaxrl_atari.") :])
+def test_the_commands_of_the_page_run_on_simulated_gpus(command, tmp_path):
+    """Shortened: a small config, one repeat."""
+    (tmp_path / "short.py").write_text(SHORT)
+    _, *words = shlex.split(command)
+    words = [str(tmp_path / "short.py") if word == "configs/qbert.py" else word for word in words]
+    if "jaxrl_atari.benchmark" in words:
+        words += ["--repeats", "1", "--seconds", "0.1"]
+    if "jaxrl_atari.train" in words:
+        words += ["--output-dir", str(tmp_path)]
+    result = python(*words, timeout=900, **{gpus.SIMULATED: "2"})
+    assert result.returncode == 0, result.stdout + result.stderr
+    if "jaxrl_atari.benchmark" in words:
+        found = json.loads(result.stdout.splitlines()[-1])
+        sides = found.get("sides") or {"": {"runs": [found["process"]]}}
+        devices = [side["runs"][0]["devices"] for side in sides.values()]
+        assert devices == [["cpu:0 (cpu)"] if name == "cpu" else ["cpu:1 (cpu)"] for name in sides]
 
 
 # --- On real GPUs: pytest -m gpu -------------------------------------------------------------------------------------
@@ -534,14 +734,18 @@ def needs_gpus(count):
         pytest.skip(f"needs {count} GPUs; {gpus.visible().problem or f'there are {len(gpus.visible().gpus)}'}")
 
 
-def train(folder, *options, **variables):
-    """Starts a training that lasts until it is killed; returns it once it prints that everything is compiled."""
-    process = subprocess.Popen(
+def start(folder, *options, **variables):
+    """Starts a training that lasts until it is killed."""
+    return subprocess.Popen(
         [sys.executable, "-m", "jaxrl_atari.train", "--config", "configs/qbert.py", "--output-dir", str(folder),
          "--log.checkpoint-every-env-steps", "4096", *map(str, options)],
         env=user_environment(**variables), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    printed = ""
+
+
+def train(folder, *options, **variables):
+    """Starts a training; returns it once it prints that everything is compiled."""
+    process, printed = start(folder, *options, **variables), ""
     for line in process.stdout:
         printed += line
         if COMPILED in line:
@@ -550,10 +754,10 @@ def train(folder, *options, **variables):
 
 
 @contextlib.contextmanager
-def training(folder, *options):
+def training(folder, *options, **variables):
     """Memory that a training has taken on each GPU, once it runs."""
     before = used_gib()
-    process, printed = train(folder, *options)
+    process, printed = train(folder, *options, **variables)
     try:
         time.sleep(5)  # all sessions run
         yield used_gib() - before, printed
@@ -589,16 +793,40 @@ def test_real_sessions_fit_on_one_gpu(tmp_path):
 
 
 @pytest.mark.gpu
-def test_real_evaluation_beside_a_training(tmp_path):
-    needs_gpus(2)
-    with training(tmp_path, "--devices.gpu", "0") as _:
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_real_evaluation_beside_a_training(gpu, tmp_path):
+    needs_gpus(gpu + 1)
+    with training(tmp_path, "--devices.gpu", "0") as (trained, _), ThreadPoolExecutor(1) as thread:
         (run,) = tmp_path.iterdir()
-        while not list(run.glob("session_0/checkpoints/[0-9]*/metrics")):
+        while not list(run.glob("session_0/checkpoints/[0-9]*/meta")):
             time.sleep(1)
-        result = python("-m", "jaxrl_atari.evaluate", run, "--checkpoint", "latest", "--gpu", "1", "--episodes", 4)
-        assert result.returncode == 0, result.stderr
+        before = most = used_gib()
+        arguments = (run, "--checkpoint", "latest", "--gpu", gpu, "--episodes", 4)
+        evaluation = thread.submit(python, "-m", "jaxrl_atari.evaluate", *arguments)
+        while not evaluation.done():
+            most = np.maximum(most, used_gib())
+            time.sleep(0.1)
+        assert evaluation.result().returncode == 0, evaluation.result().stderr
         file = next(iter(run.glob("session_0/evaluation_*.json")))
         assert json.loads(file.read_text())["episodes"] == 4
+        taken = most - before
+        assert (taken > CONTEXT).sum() == 1, taken
+        assert (taken.argmax() == trained.argmax()) == (gpu == 0)
+        assert taken.max() < 0.25 * gpus.visible().gpus[gpu].memory / 2**30  # not JAX's 75%
+
+
+@pytest.mark.gpu
+def test_real_processes_on_one_host_have_gpus_of_their_own(tmp_path):
+    needs_gpus(2)
+    options = ["--devices.data-parallel", "all", "--devices.distributed", "--devices.num-processes", 2,
+               "--devices.coordinator", free_address(), "--devices.process-index"]  # fmt: skip
+    follower = start(tmp_path, *options, 1, JAX_LOCAL_DEVICE_IDS="1")
+    try:
+        with training(tmp_path, *options, 0, JAX_LOCAL_DEVICE_IDS="0") as (taken, _):
+            assert (taken > CONTEXT).sum() == 2, taken
+    finally:
+        follower.kill()
+        follower.communicate()
 
 
 @pytest.mark.gpu

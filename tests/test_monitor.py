@@ -8,7 +8,15 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from jaxrl_atari.hardware.monitor import GIB, GPU_COLUMNS, MONITOR_COLUMNS, GpuReader, HostReader, Monitor
+from jaxrl_atari.hardware.monitor import (
+    GIB,
+    GPU_COLUMNS,
+    MONITOR_COLUMNS,
+    GpuReader,
+    GpuUnknown,
+    HostReader,
+    Monitor,
+)
 from jaxrl_atari.run_dir.columns import COLUMNS
 
 # The machine has four GPUs. CUDA_VISIBLE_DEVICES shows this process "2,0" in this order, and a slice of GPU 3.
@@ -87,6 +95,18 @@ def test_several_gpus_and_the_same_one_twice():
     read = GpuReader([gpu(1), gpu(0), gpu(1), CPU], FakeNvml(), UUID_OF).read()
     # GPUs 0 and 2: busy is a mean, memory and power are sums, temperature is the hottest.
     assert read == {"gpu_busy_percent": 10, "gpu_memory_gib": 2, "gpu_power_watts": 200, "gpu_temperature_c": 32}
+
+
+def test_only_the_gpus_of_this_process_are_asked_for():
+    def uuid_of(ordinal):
+        assert ordinal == 0  # the other process's device 1 may be on another machine
+        return UUID_OF(ordinal)
+
+    elsewhere = SimpleNamespace(platform="gpu", local_hardware_id=1, process_index=1)
+    read = GpuReader([elsewhere, gpu(0)], FakeNvml(), uuid_of).read()
+    assert read["gpu_memory_gib"] == 2
+    with pytest.raises(GpuUnknown, match="no GPU in use"):
+        GpuReader([elsewhere], FakeNvml(), uuid_of)
 
 
 def test_mig_slice_has_its_own_memory_and_its_boards_power():

@@ -1,4 +1,4 @@
-"""What makes training fast, without a clock: compilations, transfers, and the form of the compiled update."""
+"""Properties that make training fast, without a clock: compilations, transfers, and the form of the compiled update."""
 
 import contextlib
 import functools

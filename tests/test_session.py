@@ -19,7 +19,6 @@ from jaxrl_atari import session, train
 from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.evaluate.during_training import Evaluator
-from jaxrl_atari.hardware import runtime
 from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.run_dir import session_log
@@ -227,19 +226,16 @@ def test_a_stop_request_is_granted_after_the_update_with_a_last_checkpoint(who, 
     assert meta["env_steps"] == int(rows(tmp_path / "session_0")[-1]["env_steps"]) < TINY.total_env_steps
 
 
-@pytest.mark.parametrize(("has", "dtype", "told"), [(True, "auto", 1), (False, "auto", 0), (True, "float32", 0)])
-def test_a_cpu_that_multiplies_bfloat16_is_told_of(has, dtype, told, tmp_path, monkeypatch):
-    (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {'avx512_bf16 ' * has}amx_tile\n")
-    assert runtime.multiplies_bfloat16(tmp_path / "cpuinfo") == has
-    assert not runtime.multiplies_bfloat16(tmp_path / "nothing")
+@pytest.mark.parametrize(("has", "dtype", "times"), [(True, "auto", 1), (False, "auto", 0), (True, "float32", 0)])
+def test_a_session_advises_bfloat16_where_the_cpu_multiplies_it(has, dtype, times, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "multiplies_bfloat16", lambda: has)
     lines = Lines()
     config = dataclasses.replace(TINY, total_env_steps=TINY.rollout_size, network=NetworkConfig(compute_dtype=dtype))
     run_session(config, tmp_path / "session_0", writers=[lines])
-    assert sum("--network.compute-dtype bfloat16" in message for message in lines.messages) == told
+    assert sum("--network.compute-dtype bfloat16" in message for message in lines.messages) == times
 
 
-def test_resume_without_a_checkpoint_says_that_it_starts_anew(tmp_path):
+def test_resume_without_a_checkpoint_reports_the_start_at_zero(tmp_path):
     lines = Lines()
     run_session(dataclasses.replace(TINY, total_env_steps=32), tmp_path / "session_0", resume=True, writers=[lines])
     assert any("no checkpoint to resume from" in message for message in lines.messages)
@@ -262,7 +258,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     assert_equal(kept, good)
 
 
-def test_optimizer_steps_go_on_where_an_update_has_other_minibatches(tmp_path):
+def test_optimizer_steps_continue_where_an_update_has_other_minibatches(tmp_path):
     session_dir = tmp_path / "session_0"
     run_session(TINY, session_dir)
     first = [(int(row["updates"]), int(row["optimizer_steps"])) for row in rows(session_dir)]
@@ -325,7 +321,7 @@ def test_evaluations_beyond_the_checkpoint_are_dropped_on_resume(tmp_path):
     assert (tmp_path / "evaluations.csv").read_text().split() == ["env_steps,episodes,mean,std", "64,2,1.5,0.5"]
 
 
-def test_evaluation_while_training_goes_on(tmp_path):
+def test_evaluation_while_training_continues(tmp_path):
     config = dataclasses.replace(TINY, evaluation=EvaluationConfig(every_env_steps=64, episodes=2, num_envs=2))
     lines = Lines()
     run_session(config, tmp_path / "session_0", writers=[lines])
@@ -528,7 +524,7 @@ def test_session_i_has_the_seed_of_the_trial_plus_i(tmp_path):
     assert latest(tmp_path / "session_2")[1]["seed"] == 7
 
 
-def test_evaluations_run_where_they_are_placed_and_tell_when(tmp_path, monkeypatch):
+def test_evaluations_run_where_they_are_placed_and_report_their_env_step(tmp_path, monkeypatch):
     there = jax.devices("cpu")[2]  # stands for GPU 1
     monkeypatch.setenv("JAXRL_ATARI_SIMULATED_GPUS", "2")
     config = dataclasses.replace(
@@ -693,7 +689,7 @@ def test_processes_restore_the_checkpoint_that_the_leader_chose(trained, tmp_pat
     assert sent[-1].startswith("error "), "the others would wait for ever"
 
 
-def test_log_points_of_a_session_that_starts_anew_are_kept_aside(tmp_path):
+def test_log_points_of_a_session_that_starts_again_are_set_aside(tmp_path):
     run_session(TINY, tmp_path / "session_0")
     before = (tmp_path / "session_0" / "metrics.csv").read_bytes()
     shutil.rmtree(tmp_path / "session_0" / "checkpoints")

@@ -95,7 +95,7 @@ def wait_for(condition, process, seconds=120):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_and_interrupted_trial_goes_on(tmp_path, start):
+def test_a_killed_and_interrupted_trial_continues(tmp_path, start):
     process = start("--config", config_file(tmp_path, sessions=3, steps=2_000))
     parent = psutil.Process(process.pid)
 
@@ -164,7 +164,7 @@ def scripts(tmp_path):
     return tasks
 
 
-def test_one_failing_session_is_told_and_the_others_finish(scripts, capfd):
+def test_a_failing_session_is_reported_and_the_others_finish(scripts, capfd):
     codes = [
         "print('fine')",
         "import sys; print('error: no such game', file=sys.stderr); print('bye'); sys.exit(2)",
@@ -249,7 +249,7 @@ def test_a_missing_package_is_refused_before_a_run_directory_is_made(tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
-def test_on_one_device_sessions_run_here_one_after_the_other(tmp_path, started, monkeypatch):
+def test_on_one_device_sessions_run_in_this_process_one_after_the_other(tmp_path, started, monkeypatch):
     run_trial(make_config(tmp_path, sessions=2))
     assert started == [0, 1]
     monkeypatch.setenv(SIMULATED, "1")
@@ -332,7 +332,7 @@ def test_a_worker_writes_the_descriptions_once_training_has_begun(tmp_path, monk
     assert written[1].exists()
 
 
-def test_a_failing_session_here(tmp_path, started, monkeypatch):
+def test_a_failing_session_in_this_process(tmp_path, started, monkeypatch):
     def run_session(config, folder, session, **how):
         if session == 1:
             raise UserError("no such game")

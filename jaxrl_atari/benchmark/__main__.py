@@ -38,6 +38,7 @@ from jaxrl_atari.benchmark.measure import RATES, SECTIONS, measure, write_trace
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.hardware import gpus, runtime
+from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.machine import describe_machine
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.run_dir.description import describe
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--compare", metavar="torch|cpu,gpu|FIELD=V1,V2,...",
-        help="against PPO in plain PyTorch; a CPU against a GPU; values of a field (or a VARIABLE) against each other;"
+        help="against PPO in PyTorch; a CPU against a GPU; values of a field (or a VARIABLE) against each other;"
         " with --parts update the update alone",
     )  # fmt: skip
     instead.add_argument("--scale", metavar="FIELD=N1,N2,...", help="speed and memory against a field, with a graph")
@@ -214,8 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"{env.game_name} ({env.resolved_protocol}), {env.num_envs} envs x {ppo.rollout_length} steps, {ppo.epochs}"
         f" epochs x {config.num_minibatches} minibatches of {ppo.minibatch_size}, overlap {config.overlap}\n"
-        f"{machine['cores']} cores {machine['cpu']}; GPUs: {', '.join(machine['gpus']) or 'none'};"
-        f" load average {machine['load_average']:.1f}",
+        f"{read_cpu()}\nGPUs: {', '.join(machine['gpus']) or 'none'}; load average {machine['load_average']:.1f}",
         flush=True,
     )
     if machine["load_average"] > 0.5:

@@ -20,7 +20,8 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.hardware import gpus, runtime
+from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.cpu import multiplies_bfloat16, usable_cores
 
 YARDSTICK = Path(__file__).parents[2] / "benchmarks" / "torch_ppo.py"
 YARDSTICK_SPEC = {
@@ -28,6 +29,8 @@ YARDSTICK_SPEC = {
     "ppo.minibatch_size": 256,
 }  # fmt: skip
 """The config that the yardstick trains; it has no other."""
+YARDSTICK_FIGURES = ("peak_rss_gib", "framework", "arithmetic", "compiled", "tried_seconds")
+"""Fields of the yardstick's JSON that a comparison keeps beside the rate."""
 
 NAMED_COMPARISONS = ("torch", "cpu,gpu", "gpu,cpu")
 COMPARED = {
@@ -181,14 +184,30 @@ def _torch_side(job: Job, config: Config, mode: str) -> Side:
     )  # PyTorch trains at about 500 SPS on two cores
     arguments = [
         str(YARDSTICK), f"--what={job.compared}", f"--mode={mode}", f"--iterations={iterations}",
-        f"--game={config.env.game_name}", f"--threads={runtime.usable_cores()}",
+        f"--game={config.env.game_name}", f"--threads={usable_cores()}",
     ]  # fmt: skip
 
     def run() -> dict[str, Any]:
         result = run_for_json(arguments)
-        return {"rate": result["median"], "peak_rss_gib": result["peak_rss_gib"], "framework": result["framework"]}
+        return {"rate": result["median"], **{name: result[name] for name in YARDSTICK_FIGURES}}
 
     return Side(f"torch {mode}", run)
+
+
+def _torch_sides(job: Job, config: Config) -> tuple[list[Side], list[tuple[str, str]]]:
+    """jaxrl_atari and the modes of the yardstick, paired by their arithmetic: that of the config, or both for `auto`.
+
+    `best` is paired with bfloat16 where the CPU multiplies it; elsewhere `auto` leaves bfloat16 out.
+    """
+    fast = "bfloat16" if multiplies_bfloat16() else "float32"
+    modes = {"float32": ["plain", "tuned"], "bfloat16": ["bfloat16"]}
+    modes[fast].append("best")
+    dtype = config.network.compute_dtype
+    compared = dict.fromkeys(("float32", fast)) if dtype == "auto" else (dtype,)
+    pairs = [(f"jaxrl_atari {each}", mode) for each in compared for mode in modes[each]]
+    sides = [_training_side(job, f"jaxrl_atari {each}", ("--network.compute-dtype", each)) for each in compared]
+    sides += [_torch_side(job, config, mode) for _, mode in pairs]
+    return sides, [(ours, f"torch {mode}") for ours, mode in pairs]
 
 
 def _check_yardstick(config: Config) -> None:
@@ -212,8 +231,7 @@ def make_sides(job: Job, config: Config, text: str) -> tuple[list[Side], list[tu
     """
     if text == "torch":
         _check_yardstick(config)
-        sides = [_training_side(job, "jaxrl_atari"), *(_torch_side(job, config, mode) for mode in ("plain", "tuned"))]
-        return sides, [("jaxrl_atari", side.name) for side in sides[1:]]
+        return _torch_sides(job, config)
     if text in NAMED_COMPARISONS:
         if not gpus.visible().gpus:
             raise UserError(f"--compare {text}: no GPU to compare with: {gpus.visible().problem}")
@@ -240,8 +258,10 @@ def compare(job: Job, config: Config, text: str, repeats: int) -> dict[str, Any]
     runs: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
     for turn in range(repeats):
         for side in sides if turn % 2 == 0 else reversed(sides):
-            runs[side.name].append(side.run())
-            print(f"round {turn + 1} of {repeats}: {side.name} {runs[side.name][-1]['rate']:,.0f}", flush=True)
+            result = side.run()
+            runs[side.name].append(result)
+            chosen = f" ({result['arithmetic']}{', compiled' * result['compiled']})" if "arithmetic" in result else ""
+            print(f"round {turn + 1} of {repeats}: {side.name} {result['rate']:,.0f}{chosen}", flush=True)
     rates = {name: [run["rate"] for run in side_runs] for name, side_runs in runs.items()}
     ratios = {f"{a} / {b}": [x / y for x, y in zip(rates[a], rates[b], strict=True)] for a, b in pairs}
 

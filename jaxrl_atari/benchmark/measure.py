@@ -8,7 +8,7 @@ Device work is asynchronous, so time on the host need not be spent where it show
 - end_to_end: iterations of `session.train`, with metrics read, files written and checkpoints. Env steps a second. With
   `overlap = "none"` the clock stops when the last update is done; with `"update"` one update is under way when it
   starts and when it stops.
-- env: the emulators alone, with random actions: as many environments, groups and threads as in training, stepped
+- env: the emulators alone, with random actions: as many environments, groups and threads as in training, stepped in
   the same way. Env steps a second; the limit on this machine.
 - acting: `rollout.collect`: policy, emulators and the bookkeeping of the rollout, until it is on the device.
 - update: `Learner.update` on one rollout, until it is done. Samples a second; one update has T x B x epochs.

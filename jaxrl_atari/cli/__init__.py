@@ -1,4 +1,4 @@
-"""What every command shares."""
+"""Options, errors and output of every command."""
 
 from jaxrl_atari.cli.command import INTERRUPTED, drop_output, is_command, run, say, write
 from jaxrl_atari.cli.options import Parser, call_config_file, flat, parse

@@ -60,4 +60,4 @@ ENVPOOL_NEEDS_A_NOOP = (
     "at least 1 with env.backend = envpool, which starts a game with a no-op where it does not press FIRE",
     "env.backend ale starts games without either",
 )
-"""What `ConfigError` says, after field and value, where envpool cannot start games by the rules."""
+"""The rest of the `ConfigError`, after field and value, where envpool cannot start games by the rules."""

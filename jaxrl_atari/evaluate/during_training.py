@@ -22,7 +22,7 @@ HEADER = ["env_steps", "episodes", "mean", "std"]
 class Evaluator:
     """Plays games in a thread, one evaluation at a time, while the learner trains.
 
-    Results are added to SESSION_DIR/evaluations.csv and, as a line, given to `say`.
+    Each result is appended to SESSION_DIR/evaluations.csv and reported in a line through `say`.
 
     Args:
         env_steps: where the session starts or resumes; rows beyond it are dropped from the file.

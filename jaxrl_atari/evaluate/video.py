@@ -58,7 +58,7 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
             played.append(game)
 
     try:
-        with contextlib.suppress(BrokenPipeError):  # ffmpeg has given up: its own words say why
+        with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended, and its output has the reason
             play(policy, pool, np.ones(1, np.int64), seed, greedy, on_step)
         complaint = ffmpeg.communicate()[1].decode(errors="replace").strip()
         if ffmpeg.returncode != 0:

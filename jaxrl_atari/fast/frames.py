@@ -1,6 +1,6 @@
 """Frame storage: a rollout holds each frame once, and stacks of four are gathered when they are needed.
 
-The *age* of a frame is the number of earlier frames of the same game, at most 3. It says how far back a stack may
+The *age* of a frame is the number of earlier frames of the same game, at most 3. It limits how far back a stack may
 reach: where a game is younger than a stack, its first frame fills the rest.
 
 A `FrameLayout` is the form in which frames are stored. `PLAIN` keeps the image. `BLOCKED` is its space-to-depth form,

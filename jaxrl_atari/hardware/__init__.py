@@ -1,1 +1,1 @@
-"""GPUs and drivers, monitoring, memory estimates, settings of the process."""
+"""CPU, GPUs and drivers, monitoring, memory estimates, settings of the process."""

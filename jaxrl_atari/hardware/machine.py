@@ -1,24 +1,22 @@
 """The machine: its CPU, memory and GPUs."""
 
-import platform
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from jaxrl_atari.hardware import gpus, runtime
+from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.cpu import read_cpu
 
 
 def describe_machine() -> dict[str, Any]:
-    """The machine, ready for JSON. Does not start JAX's back end."""
-    model = platform.processor() or platform.machine()
-    cpu_info = Path("/proc/cpuinfo")
-    if cpu_info.is_file():
-        lines = cpu_info.read_text(errors="replace").splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    """The machine, ready for JSON; None: it does not report that. Does not start JAX's back end."""
+    cpu = read_cpu()
     return {
-        "cpu": model,
-        "cores": runtime.usable_cores(),
+        "cpu": cpu.model,
+        "instruction_sets": cpu.instruction_sets,
+        "cores": cpu.cores,
+        "threads_per_core": cpu.threads_per_core,
+        "virtual": cpu.virtual,
         "memory_gib": psutil.virtual_memory().total / 2**30,
         "gpus": [gpu.model for gpu in gpus.visible().gpus],
         "driver": gpus.driver_version(),

@@ -48,9 +48,8 @@ def check_devices(devices: DevicesConfig) -> Visible:
     Raises:
         ConfigError: an option asks for devices that this machine does not have.
     """
-    seen = visible()
-    if devices.gpu is False and simulated_count() is None:
-        seen = Visible((), "devices.gpu = false")  # JAX is kept off them
+    kept_off = devices.gpu is False and simulated_count() is None  # not even the CUDA driver is called
+    seen = Visible((), "devices.gpu = false") if kept_off else visible()
     if devices.distributed:  # devices are counted over all processes
         return seen
     shown, problem = seen

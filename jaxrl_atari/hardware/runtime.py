@@ -22,11 +22,6 @@ def jax_has_started() -> bool:
     return xla_bridge.backends_are_initialized()
 
 
-def usable_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @cache
 def configure() -> tuple[str, ...]:
     """Makes the settings. Later calls change nothing.
@@ -81,14 +76,6 @@ def _can_write(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return os.access(folder, os.W_OK)
-    except OSError:
-        return False
-
-
-def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this CPU has AVX512-BF16, which makes XLA's matrix products faster in bfloat16 than in float32."""
-    try:
-        return "avx512_bf16" in cpuinfo.read_text(encoding="utf-8", errors="replace").split()
     except OSError:
         return False
 

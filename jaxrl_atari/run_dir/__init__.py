@@ -1,1 +1,1 @@
-"""What a run leaves behind: checkpoints, metrics, graphs, and how they are read back."""
+"""Run directories: checkpoints, metrics, graphs, and reading them back."""

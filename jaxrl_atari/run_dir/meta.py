@@ -70,7 +70,7 @@ _IS_VALID = {
 }
 
 SESSION_FIELDS = ("config", "num_actions", "env_steps", "updates", "wall_seconds", "best_score", "statistics")
-"""What a session needs to resume."""
+"""Fields that a session needs to resume."""
 
 
 def require_fields(meta: dict[str, Any], names: tuple[str, ...]) -> None:

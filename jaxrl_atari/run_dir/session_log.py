@@ -151,7 +151,7 @@ class SessionLog:
         self._every = Every(config.every_env_steps, progress.env_steps)
         self._began_at = time.time()
         self._start = (time.monotonic(), progress.env_steps)
-        self._point: tuple[float, int] | None = None  # where the SPS of the next log point begin
+        self._point: tuple[float, int] | None = None  # start of the next log point's SPS
         self.compiling = True
         self._pending: Metrics | None = None  # of the newest update, still on the device
         self._checked = progress.updates  # updates whose metrics were read and are finite

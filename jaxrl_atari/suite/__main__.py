@@ -37,7 +37,7 @@ from jaxrl_atari.suite.suite import (
 
 
 class Command(NamedTuple):
-    """What the command line asks for."""
+    """Options of the command line."""
 
     config: Config
     games: list[str]

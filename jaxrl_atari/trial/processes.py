@@ -36,12 +36,12 @@ class Task(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What stands before the lines that it prints: `session 0`."""
+        """Prefix of the lines that it prints: `session 0`."""
         return f"{self.kind} {self.name}"
 
 
 class _Process:
-    """A session's process. What it writes is printed line by line behind its name; alone, it has the terminal."""
+    """A session's process. Its output is printed line by line after its label; alone, it has the terminal."""
 
     def __init__(self, task: Task, alone: bool):
         self.name, self.gpus, self.label = task.name, task.gpus, task.label
@@ -104,7 +104,7 @@ class _Process:
         if status == 0:
             return ""
         if status == INTERRUPTED:
-            return "its process was told to stop; its last checkpoint is written"
+            return "its process was asked to stop; its last checkpoint is written"
         if status < 0:
             hint = "; does the machine have too little memory?" if -status == signal.SIGKILL else ""
             return f"its process was ended by {signal.Signals(-status).name}{hint}"
@@ -126,12 +126,12 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
             Ctrl-C kills them.
     """
     waiting, running, failures = list(tasks), [], {}
-    told = compiled = False
+    stopping = compiled = False
     with StopRequest() as stop:
         try:
             while running or waiting:
-                if stop.signal is not None and not told:
-                    told = True
+                if stop.signal is not None and not stopping:
+                    stopping = True
                     waiting.clear()
                     what = f"{len(running)} {tasks[0].kind}s write a last checkpoint"
                     say(f"stopping: {what} (Ctrl-C again: stop at once)")
@@ -151,13 +151,13 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
                     running.remove(process)
                     compiled = compiled or process.has_compiled
                     process.close()
-                    if (reason := process.failure()) and not (told and process.was_interrupted()):
+                    if (reason := process.failure()) and not (stopping and process.was_interrupted()):
                         failures[process.name] = reason
                         say(f"{process.label}  failed: {reason}")
         finally:
             for process in running:
                 process.close()
-    if told:
+    if stopping:
         raise KeyboardInterrupt
     return failures
 

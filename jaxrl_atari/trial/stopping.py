@@ -47,10 +47,10 @@ class StopRequest:
 
     def _watch(self, pipe: int) -> None:
         """Reads the numbers of the signals that arrive, until the block has ended."""
-        told = False
+        answered = False
         while received := os.read(pipe, 1):
-            if received[0] in self._before and not told:
-                told = True
+            if received[0] in self._before and not answered:
+                answered = True
                 if received[0] == signal.SIGHUP:
                     drop_output()
                 assert self._on_signal is not None

@@ -16,10 +16,10 @@ from jaxrl_atari import devices
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import SessionsFailed, UserError, require
 from jaxrl_atari.config import Config
+from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory_share import memory_fraction, set_memory_fraction
 from jaxrl_atari.hardware.rotation import Place, place_session
-from jaxrl_atari.hardware.runtime import usable_cores
 from jaxrl_atari.plots import plot_trial
 from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.config_file import read_config
@@ -98,7 +98,7 @@ def _summarise(config: Config, run_dir: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What remains to be trained of a trial, where, and the config.json files that belong to it."""
+    """The sessions of a trial that remain to be trained, their GPUs, and the config.json files."""
 
     config: Config
     run_dir: Path
@@ -170,8 +170,7 @@ def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = Fal
         if plan.places and not resume:
             plan.write_descriptions(*plan.places)
         parallel, per_gpu = share_devices(config, list(plan.places.values()))
-        everything = ((), tuple(range(len(visible().gpus))))
-        if parallel > 1 or any(place.gpus not in everything for place in plan.places.values()):
+        if parallel > 1 or any(map(_needs_process, plan.places.values())):
             tasks = [_task(plan, session, per_gpu, parallel) for session in plan.places]
             failures = run_processes(tasks, parallel, per_gpu)
         else:
@@ -198,6 +197,11 @@ def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = Fal
         raise SessionsFailed(
             f"{len(failures)} of {config.sessions} sessions failed ({reasons}); --resume {run_dir} runs what is missing"
         )
+
+
+def _needs_process(place: Place) -> bool:
+    """Whether a session uses some of the visible GPUs and leaves others: only a new process can be limited to them."""
+    return bool(place.gpus) and place.gpus != tuple(range(len(visible().gpus)))
 
 
 def follow_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None:
