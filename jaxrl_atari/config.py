@@ -217,6 +217,9 @@ class DevicesConfig:
     """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
     memory_fraction: Annotated[float | None, Limits(0.01, 1.0)] = None
     """Fraction of a GPU's memory that a process reserves. None: JAX's 0.75, or an equal share if several run there."""
+    deterministic: bool = False
+    """Every run with the same seed, GPU and software gives the same bits: XLA uses deterministic kernels only and picks
+    them without timing. Slower. A CPU needs no such option."""
     distributed: bool = False
     """Several processes, on one host or several, share the learning of one session: start the same command in each."""
     coordinator: str | None = None
@@ -328,6 +331,13 @@ class Config:
             self.overlap,
             "none with devices.distributed",
             "leave one of the two out",
+        )
+        require(
+            self.network.name != "impala" or not self.devices.deterministic,
+            "devices.deterministic",
+            True,
+            "false with network.name = impala",
+            "XLA has no deterministic gradient of its max-pooling on a GPU",
         )
         samples, minibatch = self.rollout_size, self.ppo.minibatch_size
         require(

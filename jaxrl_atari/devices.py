@@ -22,7 +22,7 @@ from jaxrl_atari.config import DevicesConfig, GpuOption
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.memory import is_out_of_memory
 from jaxrl_atari.hardware.memory_share import apply_memory_fraction
-from jaxrl_atari.hardware.runtime import jax_has_started
+from jaxrl_atari.hardware.runtime import jax_has_started, use_deterministic_kernels
 from jaxrl_atari.ppo import Shard
 
 
@@ -55,10 +55,13 @@ _limited_to: tuple[int, ...] | None = None  # indices of the GPUs, if `limit_jax
 def limit_jax(config: DevicesConfig) -> None:
     """Limits JAX to the devices that a session uses: the other GPUs get no context and no array.
 
-    Also sets the memory fraction. Call before JAX starts its back end; afterwards JAX keeps the devices that it has.
+    Also sets the memory fraction and the flags of `devices.deterministic`. Call before JAX starts its back end;
+    afterwards JAX keeps the devices that it has.
     """
     global _limited_to
     apply_memory_fraction(config)
+    if config.deterministic:
+        use_deterministic_kernels()
     if jax_has_started():
         return
     if config.gpu is False and gpus.simulated_count() is None:

@@ -42,7 +42,7 @@ from jaxrl_atari.search.files import (
     write_record,
     write_search,
 )
-from jaxrl_atari.search.results import write_results
+from jaxrl_atari.search.results import field_importances, importance_line, write_results
 from jaxrl_atari.search.space import check_space, grid_point, search_from_dict, set_fields
 from jaxrl_atari.search.worker import trial_config
 
@@ -493,6 +493,31 @@ def test_results(tmp_path):
     assert max(map(len, best.read_text().splitlines())) <= 110
 
 
+def test_the_field_that_decides_the_score_has_the_largest_importance(algorithm, tmp_path):
+    space = {"ppo.gamma": Uniform(0.9, 0.99), "ppo.learning_rate": LogUniform(1e-4, 1e-3), "ppo.epochs": Choice((2, 4))}
+    search = small_search(space=space, method="random", trials=24)
+    start_search(tmp_path, search)
+    for number in range(24):
+        fields = algorithm.sample(search, number)
+        add_trial(tmp_path, number, [1e5 * fields["ppo.learning_rate"]], "finished", fields)
+    text = write_results(tmp_path)
+    shares = json.loads((tmp_path / "importances.json").read_text())
+    assert list(shares)[0] == "ppo.learning_rate"
+    assert set(shares) == set(space)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["ppo.learning_rate"] > 0.6
+    last = text.splitlines()[-1]
+    assert last.startswith(f"importance for the score: ppo.learning_rate {shares['ppo.learning_rate']:.2f}, ")
+    assert (tmp_path / "graphs" / "importances.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("scores", [[], [1.0, 2.0, 3.0], [5.0] * 8], ids=["none", "too few", "equal"])
+def test_scores_that_set_no_trials_apart_give_no_importances(algorithm, scores):
+    records = [Record(n, some_fields(SPACE, n), "finished", score=score) for n, score in enumerate(scores)]
+    assert field_importances(small_search(), records) == {}
+    assert importance_line({}) == ""
+
+
 def test_results_without_a_score(tmp_path):
     start_search(tmp_path, small_search())
     write_results(tmp_path)
@@ -739,7 +764,7 @@ def test_out_of_memory_and_a_non_finite_loss_do_not_end_a_search(tune, algorithm
     search_dir = search_command.search(config, search)
     exploded, starved, sound = read_records(search_dir).values()
     assert (exploded.status, starved.status, sound.status) == ("failed", "failed", "finished")
-    assert re.fullmatch(r"update [12] at [\d,]+ env steps: .*gradient_norm = (inf|nan).*", exploded.reason)
+    assert re.fullmatch(r"update [12]: .*gradient_norm = (inf|nan).*", exploded.reason)
     allocation = r"out of device memory \(RESOURCE_EXHAUSTED: Out of memory allocating \d{10} bytes\)"
     assert re.fullmatch(allocation, starved.reason)
     table = (search_dir / "trials.md").read_text()

@@ -12,6 +12,11 @@ from pathlib import Path
 import jax
 from jax._src import xla_bridge  # JAX has no public way to ask whether its back end has started
 
+from jaxrl_atari.cli.errors import ConfigError
+
+DETERMINISTIC = ("--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0")
+"""XLA's flags for the same bits in every run on a GPU: no atomic additions, and no kernels chosen by timing them."""
+
 # glibc's <malloc.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX")
@@ -78,6 +83,23 @@ def _can_write(folder: Path) -> bool:
         return os.access(folder, os.W_OK)
     except OSError:
         return False
+
+
+def use_deterministic_kernels() -> None:
+    """Adds `DETERMINISTIC` to XLA_FLAGS; of two values of a flag, the later one holds. Call before JAX starts.
+
+    Raises:
+        ConfigError: JAX has already started on a GPU, without these flags.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    if flags[-len(DETERMINISTIC) :] == list(DETERMINISTIC):
+        return
+    if not jax_has_started():
+        os.environ["XLA_FLAGS"] = " ".join([*flags, *DETERMINISTIC])
+    elif jax.default_backend() != "cpu":
+        raise ConfigError(
+            "devices.deterministic", True, "to be set before JAX starts", "train in a fresh process, or leave it out"
+        )
 
 
 def _cache_dir() -> str | None:

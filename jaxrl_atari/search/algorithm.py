@@ -12,32 +12,16 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import TrialState
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.run_dir.description import session_dir
 from jaxrl_atari.run_dir.reading import read_metrics
-from jaxrl_atari.search import Choice, Grid, Integer, LogUniform, SearchConfig, Uniform
+from jaxrl_atari.search import SearchConfig
 from jaxrl_atari.search.files import Record, StopFile, read_records, trial_dir, write_record
-from jaxrl_atari.search.space import Distribution, Fields, grid_point
-
-optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-def optuna_distribution(distribution: Distribution) -> BaseDistribution:
-    """The equivalent distribution of Optuna."""
-    match distribution:
-        case Uniform(low, high):
-            return FloatDistribution(low, high)
-        case LogUniform(low, high):
-            return FloatDistribution(low, high, log=True)
-        case Integer(low, high):
-            return IntDistribution(int(low), int(high))
-        case Choice(values) | Grid(values):
-            return CategoricalDistribution(values)
+from jaxrl_atari.search.space import Fields, grid_point
+from jaxrl_atari.search.study import optuna_distributions, past_study
 
 
 def sample(search: SearchConfig, number: int, records: Iterable[Record] = ()) -> Fields:
@@ -46,16 +30,12 @@ def sample(search: SearchConfig, number: int, records: Iterable[Record] = ()) ->
     Args:
         records: earlier trials, from whose scores Optuna's TPE learns; `random` ignores them.
     """
-    distributions = {name: optuna_distribution(d) for name, d in search.space.items()}
+    distributions = optuna_distributions(search)
     seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
     if search.method == "random":
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed))
     else:
-        study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-        for record in records:
-            if record.score is not None and record.status in ("finished", "stopped"):
-                past = {"params": record.fields, "distributions": distributions, "value": record.score}
-                study.add_trial(optuna.trial.create_trial(state=TrialState.COMPLETE, **past))
+        study = past_study(search, records, optuna.samplers.TPESampler(seed=seed))
     study.enqueue_trial(grid_point(search.space, number))
     params = study.ask(distributions).params
     return {name: params[name] for name in distributions}

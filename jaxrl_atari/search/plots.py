@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.run_dir.drawing import COLOURS, GREY, env_step_axes, new_figure, plain_numbers, save_figure
+from jaxrl_atari.run_dir.drawing import COLOURS, GREY, env_step_axes, new_figure, open_axes, plain_numbers, save_figure
 from jaxrl_atari.run_dir.metrics import align_sessions
 from jaxrl_atari.run_dir.reading import read_sessions
 from jaxrl_atari.run_dir.summary import score_text
@@ -32,8 +32,13 @@ NAMES = {"stopped": "stopped early", "unfinished": "not finished"}
 RETURN = "score: last return_ma (raw return of a full game)"
 
 
-def plot_search(search_dir: Path, search: SearchConfig, records: Sequence[Record]) -> list[Path]:
-    """Draws graphs/fields, graphs/parallel and graphs/curves in `search_dir`, as PNG and SVG; returns the files.
+def plot_search(
+    search_dir: Path, search: SearchConfig, records: Sequence[Record], importances: dict[str, float]
+) -> list[Path]:
+    """Draws graphs/fields, curves, parallel and importances in `search_dir`, as PNG and SVG; returns the files.
+
+    Args:
+        importances: share of each field, largest first; empty if it is not known.
 
     Raises:
         UserError: the graphs cannot be written.
@@ -43,7 +48,23 @@ def plot_search(search_dir: Path, search: SearchConfig, records: Sequence[Record
     paths += _plot_curves(search_dir, search, records, graphs)
     if ranked(records):
         paths += _plot_parallel(search, records, graphs)
+    if importances:
+        paths += _plot_importances(importances, graphs)
     return paths
+
+
+def _plot_importances(importances: dict[str, float], graphs: Path) -> list[Path]:
+    """A bar for the importance of each field."""
+    figure = new_figure("Importance of each field for the score", 7, 0.55 * len(importances) + 1.6)
+    axes = figure.add_subplot()
+    names, shares = list(importances)[::-1], list(importances.values())[::-1]
+    bars = axes.barh(names, shares, color=COLOURS[0], height=0.6)
+    axes.bar_label(bars, [f"{share:.2f}" for share in shares], padding=4, color=GREY)
+    axes.set(xlim=(0, 1.1), xlabel="share in what sets the best trials apart (PED-ANOVA)")
+    axes.tick_params(axis="y", length=0)
+    open_axes(axes)
+    axes.grid(visible=False, axis="y")
+    return save_figure(figure, graphs, "importances")
 
 
 def _positions(records: Sequence[Record], name: str) -> tuple[np.ndarray, list[str]]:

@@ -14,14 +14,17 @@ from typing import Any
 
 from jaxrl_atari import cli
 from jaxrl_atari.config import Config
-from jaxrl_atari.run_dir.files import write_file
+from jaxrl_atari.run_dir.files import write_file, write_json
 from jaxrl_atari.run_dir.summary import score_text
 from jaxrl_atari.search.files import Record, ranked, read_records, read_search, value_text
 from jaxrl_atari.search.space import SearchConfig, set_fields
 
 
 def write_results(search_dir: Path) -> str:
-    """Writes trials.csv, trials.md, graphs/ and, once a trial has a score, NAME_best.py; returns the Markdown table.
+    """Writes trials.csv, trials.md, importances.json, graphs/ and, once a trial has a score, NAME_best.py.
+
+    Returns:
+        The content of trials.md: a table, and a line with the importance of each field.
 
     Raises:
         UserError: the directory is not a search directory, or cannot be written to.
@@ -38,14 +41,33 @@ def write_results(search_dir: Path) -> str:
         writer.writerow(["trial", *names, "score", "env_steps", "status", "reason"])
         for r in order:
             writer.writerow([r.number, *(r.fields[name] for name in names), r.score, r.env_steps, r.status, r.reason])
-    table = markdown(order, names)
-    write_file(search_dir / "trials.md", table)
+    shares = field_importances(search, records)
+    write_json(search_dir / "importances.json", shares)
+    text = markdown(order, names) + importance_line(shares)
+    write_file(search_dir / "trials.md", text)
     if records:
-        plot_search(search_dir, search, records)
+        plot_search(search_dir, search, records, shares)
     if best_first:
-        text = config_file(config, search, best_first[0], len(records))
-        write_file(search_dir / f"{config.name}_best.py", text)
-    return table
+        write_file(
+            search_dir / f"{config.name}_best.py", config_file(config, search, best_first[0], len(records))
+        )
+    return text
+
+
+def field_importances(search: SearchConfig, records: Sequence[Record]) -> dict[str, float]:
+    """`study.importances`; empty if Optuna is not installed, as on a machine that only shows the results."""
+    try:
+        from jaxrl_atari.search.study import importances
+    except ImportError:
+        return {}
+    return importances(search, records)
+
+
+def importance_line(shares: dict[str, float]) -> str:
+    """The importance of each field in one line, after an empty one; no text if there is none."""
+    if not shares:
+        return ""
+    return "\nimportance for the score: " + ", ".join(f"{name} {share:.2f}" for name, share in shares.items()) + "\n"
 
 
 def markdown(records: Sequence[Record], names: Sequence[str]) -> str:
