@@ -5,6 +5,8 @@ import json
 import numpy as np
 
 from jaxrl_atari.run_dir.columns import REQUIRED_COLUMNS
+from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.meta import meta_checksum
 from jaxrl_atari.run_dir.metrics import moving_average
 
 
@@ -30,6 +32,16 @@ def write_metrics(session_dir, columns):
     rows = np.stack(list(columns.values()), axis=1).tolist()
     lines = [",".join("" if np.isnan(cell) else repr(cell) for cell in row) for row in rows]
     (session_dir / "metrics.csv").write_text("\n".join([",".join(columns), *lines]) + "\n")
+
+
+def write_checkpoint(session_dir, env_steps):
+    """A sound checkpoint without arrays: enough for code that asks only how far a session has come."""
+    folder = session_dir / "checkpoints" / str(env_steps)
+    for name in ("meta", "arrays"):
+        (folder / name).mkdir(parents=True)
+    write_json(folder / "arrays" / "_METADATA", {})
+    meta = {"format_version": 3, "env_steps": env_steps, "shapes": {}, "checksums": {}}
+    write_json(folder / "meta" / "metadata", meta | {"checksum": meta_checksum(meta)})
 
 
 def write_run(run_dir, tables, game="Qbert", protocol="auto", total_env_steps=400, name="trial"):

@@ -20,7 +20,7 @@ from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import TrainState, init_train_state
 from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints, Damaged
-from jaxrl_atari.run_dir.meta import meta_checksum
+from jaxrl_atari.run_dir.meta import is_sound, meta_checksum
 
 NAN = math.nan
 
@@ -394,6 +394,30 @@ def test_a_flipped_bit_never_gives_other_parameters(session):
     assert not any("\n" in message for message in found.values())
     assert "meta/metadata" in found
     assert any(name.startswith("arrays/") for name in found)
+
+
+def test_soundness_is_known_without_restoring(session):
+    step_dir = session / "checkpoints" / "20"
+    assert is_sound(step_dir)
+    found = set()
+    for name in flips(step_dir, places=9):
+        reader = Checkpoints(session, read_only=True)
+        try:
+            reader.restore(20, small_arrays(0))
+        except Damaged:
+            assert not is_sound(step_dir) or name == "arrays/_METADATA", name
+            found.add(name)
+    assert {"meta/metadata", "arrays/manifest.ocdbt"} < found
+    metadata = step_dir / "arrays" / "_METADATA"
+    text = metadata.read_text()
+    metadata.write_text(text[: len(text) // 2])
+    assert not is_sound(step_dir)
+    metadata.write_text(text)
+    as_format_2(session, 20, 4.0)
+    assert is_sound(step_dir)
+    damage_arrays(step_dir)
+    assert not is_sound(step_dir)
+    assert not is_sound(session / "checkpoints" / "30")
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from sample_runs import write_checkpoint
 
 from jaxrl_atari import train
 from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
@@ -109,7 +110,7 @@ def add_trial(search_dir, number, scores, status="unfinished", fields=None, ever
     config = trial_config(*read_search(search_dir), fields, 0, 1)
     write_json(trial_dir(search_dir, number) / "config.json", {"config": config.to_dict()})
     session = trial_dir(search_dir, number) / "session_0"
-    (session / "checkpoints" / str(record.env_steps)).mkdir(parents=True)
+    write_checkpoint(session, record.env_steps)
     writer = CsvWriter(session / "metrics.csv")
     for i, score in enumerate(scores):
         writer.write({"env_steps": every * (i + 1), "return_mean": score, "return_ma": score, "wall_seconds": 1.0})
@@ -502,7 +503,7 @@ def test_the_field_that_decides_the_score_has_the_largest_importance(algorithm, 
         add_trial(tmp_path, number, [1e5 * fields["ppo.learning_rate"]], "finished", fields)
     text = write_results(tmp_path)
     shares = json.loads((tmp_path / "importances.json").read_text())
-    assert list(shares)[0] == "ppo.learning_rate"
+    assert next(iter(shares)) == "ppo.learning_rate"
     assert set(shares) == set(space)
     assert sum(shares.values()) == pytest.approx(1.0)
     assert shares["ppo.learning_rate"] > 0.6

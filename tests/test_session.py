@@ -8,6 +8,8 @@ import json
 import math
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -635,6 +637,35 @@ def test_one_resume_survives_a_damaged_checkpoint_config_and_line_of_metrics(tra
     assert (run_dir / "config_damaged.json").read_bytes() == sound_config[:100]
     config = json.loads((run_dir / "config.json").read_text())["config"]
     assert config == json.loads(sound_config)["config"] | {"total_env_steps": 320}
+
+
+def test_a_finished_session_with_a_damaged_last_checkpoint_is_trained_to_its_end_again(trained, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    shutil.copytree(trained, run_dir)
+    session_dir, line = run_dir / "session_0", ["--run-dir", str(run_dir)]
+    before, last = checkpoint_steps(session_dir)[-2:]
+    train.main(line)
+    assert "session 0  finished already" in capsys.readouterr().out
+    damage(session_dir / "checkpoints" / str(last))
+    train.main(line)
+    out = capsys.readouterr().out
+    assert f"the checkpoint at {last} env steps is damaged" in out
+    assert f"session 0  resumed at {before} env steps" in out
+    assert checkpoint_steps(session_dir)[-1] >= last
+    train.main(line)
+    assert "session 0  finished already" in capsys.readouterr().out
+
+
+def test_whether_a_session_is_finished_is_asked_without_starting_jax(trained):
+    code = (
+        "import sys; from pathlib import Path; from jax._src import xla_bridge;"
+        "from jaxrl_atari.run_dir.config_file import read_config;"
+        "from jaxrl_atari.run_dir.description import is_finished;"
+        "run = Path(sys.argv[1]); print(is_finished(read_config(run), run / 'session_0'));"
+        "print(xla_bridge.backends_are_initialized())"
+    )
+    asked = subprocess.run([sys.executable, "-c", code, str(trained)], capture_output=True, text=True, check=True)
+    assert asked.stdout.split() == ["True", "False"]
 
 
 def test_the_config_of_a_run_is_restored_from_any_session(tmp_path, caplog):

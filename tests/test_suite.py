@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sample_runs import table, write_metrics
+from sample_runs import table, write_checkpoint, write_metrics
 
 from jaxrl_atari import plots
 from jaxrl_atari.cli.errors import UserError
@@ -43,7 +43,7 @@ def add_session(suite_dir, game, session, returns, config=TINY):
     write_json(run_dir / "config.json", describe(suite.game_configs(config, [game])[game], 0))
     steps = [config.total_env_steps * (i + 1) / len(returns) for i in range(len(returns))]
     write_metrics(run_dir / f"session_{session}", table(returns, steps))
-    (run_dir / f"session_{session}" / "checkpoints" / str(config.total_env_steps)).mkdir(parents=True)
+    write_checkpoint(run_dir / f"session_{session}", config.total_env_steps)
 
 
 def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sample_runs import write_checkpoint
 
 from jaxrl_atari.cli.errors import SessionsFailed, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig
@@ -336,7 +337,7 @@ def test_a_failing_session_in_this_process(tmp_path, started, monkeypatch):
     def run_session(config, folder, session, **how):
         if session == 1:
             raise UserError("no such game")
-        Path(folder, "checkpoints", "32").mkdir(parents=True)
+        write_checkpoint(Path(folder), 32)
         started.append(session)
 
     monkeypatch.setattr(trial, "run_session", run_session)

@@ -153,8 +153,11 @@ class Checkpoints:
         Raises:
           UserError: this save or the previous one failed, for example because the disk is full.
         """
-        if env_steps in self.steps():
-            return
+        try:
+            if env_steps in self.steps():
+                return
+        except OSError as error:  # somebody has deleted the folder
+            raise self._not_written(error) from error
         host = to_host(arrays)
         meta = meta | {
             "format_version": FORMAT_VERSION,
@@ -187,7 +190,8 @@ class Checkpoints:
             raise self._not_written(error) from error
 
     def _not_written(self, error: Exception) -> UserError:
-        full = shutil.disk_usage(self.directory).free < 64 << 20
+        existing = next(path for path in (self.directory, *self.directory.absolute().parents) if path.exists())
+        full = shutil.disk_usage(existing).free < 64 << 20
         advice = "free some space" if full else "fix the cause"
         return UserError(
             f"{self.directory}: a checkpoint could not be written ({reason_text(error)}); {advice}, then use --resume"

@@ -12,6 +12,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.hardware.machine import describe_machine
 from jaxrl_atari.run_dir.config_file import CONFIG_FILE
 from jaxrl_atari.run_dir.files import read_json, write_json
+from jaxrl_atari.run_dir.meta import is_sound
 from jaxrl_atari.run_dir.writers import import_wandb
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
@@ -66,13 +67,12 @@ def session_dir(run_dir: Path, session: int) -> Path:
 
 
 def is_finished(config: Config, directory: Path) -> bool:
-    """True if the session in `directory` has spent its budget.
+    """True if the session in `directory` has spent its budget and its last checkpoint is sound.
 
-    Reads the names of its checkpoints, `checkpoints/<env_steps>`: opening them would start JAX's back end, which
-    takes the GPU memory that the sessions' processes need.
+    Starts no back end of JAX, which would take the GPU memory that the sessions' processes need.
     """
-    steps = [int(path.name) for path in (directory / "checkpoints").glob("*") if path.name.isdecimal()]
-    return bool(steps) and config.is_spent(max(steps))
+    steps = {int(path.name): path for path in (directory / "checkpoints").glob("*") if path.name.isdecimal()}
+    return bool(steps) and config.is_spent(max(steps)) and is_sound(steps[max(steps)])
 
 
 def session_device(directory: Path) -> str:

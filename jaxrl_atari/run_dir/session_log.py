@@ -147,7 +147,7 @@ class SessionLog:
     ):
         self._writers, self._progress, self._settle = writers, progress, settle
         self.monitor: Callable[[], Mapping[str, float]] = dict  # the machine's figures for a log point
-        self._session, self._run_dir, self._draws_graphs = session, session_dir.parent, config.graphs
+        self._session, self._dir, self._draws_graphs = session, session_dir, config.graphs
         self._every = Every(config.every_env_steps, progress.env_steps)
         self._began_at = time.time()
         self._start = (time.monotonic(), progress.env_steps)
@@ -257,8 +257,12 @@ class SessionLog:
             **shares,
         }
         self._metrics.clear()
-        for writer in self._writers:
-            writer.write(self.row)
+        try:
+            for writer in self._writers:
+                writer.write(self.row)
+        except OSError as error:
+            error.filename = error.filename or str(self._dir)  # a full disk: writing to an open file names no file
+            raise
 
     def last_point(self, learning_rate: float) -> None:
         """Writes what came after the last log point."""
@@ -274,8 +278,9 @@ class SessionLog:
             wait: return when they are drawn.
         """
         busy = self._graphs is not None and self._graphs.poll() is None
-        if self._draws_graphs and self.row and not busy and (self._run_dir / "config.json").is_file():
-            command = [sys.executable, "-m", "jaxrl_atari.plots", str(self._run_dir)]
+        run_dir = self._dir.parent
+        if self._draws_graphs and self.row and not busy and (run_dir / "config.json").is_file():
+            command = [sys.executable, "-m", "jaxrl_atari.plots", str(run_dir)]
             quiet = subprocess.DEVNULL
             self._graphs = subprocess.Popen(
                 command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True

@@ -3,11 +3,13 @@
 A session holds a list of writers and passes every log point to each of them.
 """
 
+import contextlib
 import csv
 import io
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -132,7 +134,8 @@ class CsvWriter(Writer):
         self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # `write` has flushed, and has raised what a full disk says
+            self._file.close()
 
 
 class JsonLinesWriter(Writer):
@@ -154,7 +157,14 @@ class JsonLinesWriter(Writer):
         self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # `write` has flushed, and has raised what a full disk says
+            self._file.close()
+
+
+def _stamp(path: Path) -> int:
+    """The time in the name of an event file of this package in nanoseconds; 0 for another file."""
+    match = re.fullmatch(r"events\.out\.tfevents\.(\d{10})\.(\d{9})\.\d+", path.name)
+    return int(match[1] + match[2]) if match else 0
 
 
 class TensorBoardWriter(Writer):
@@ -171,8 +181,10 @@ class TensorBoardWriter(Writer):
         # protobuf creates the message classes at run time, so pyright does not see them.
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
         session_log = event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
-        # TensorBoard reads the files of a directory in the order of their names.
-        seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+        # TensorBoard reads the files of a directory in the order of their names. A clock that was set back must not put
+        # this one before the earlier ones.
+        last = max((_stamp(path) for path in directory.glob("events.out.tfevents.*")), default=0)
+        seconds, nanoseconds = divmod(max(time.time_ns(), last + 1), 10**9)
         name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{os.getpid()}"
         self._file = RecordWriter((directory / name).open("wb"))
         self._add(self._event(file_version="brain.Event:2"))
@@ -194,7 +206,8 @@ class TensorBoardWriter(Writer):
         self._add(self._event(step=values["env_steps"], summary=summary))
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # `write` has flushed, and has raised what a full disk says
+            self._file.close()
 
 
 # --- Weights & Biases ------------------------------------------------------------------------------------------------

@@ -48,9 +48,7 @@ def write_results(search_dir: Path) -> str:
     if records:
         plot_search(search_dir, search, records, shares)
     if best_first:
-        write_file(
-            search_dir / f"{config.name}_best.py", config_file(config, search, best_first[0], len(records))
-        )
+        write_file(search_dir / f"{config.name}_best.py", config_file(config, search, best_first[0], len(records)))
     return text
 
 
