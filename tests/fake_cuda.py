@@ -46,7 +46,9 @@ from jax._src import hardware_utils, xla_bridge
 hardware_utils.has_visible_nvidia_gpu = lambda: True
 
 def start():
-    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "CUDA_VISIBLE_DEVICES")
+    names = (
+        "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "CUDA_VISIBLE_DEVICES", "XLA_FLAGS",
+    )
     settings = {{name: os.environ[name] for name in names if name in os.environ}}
     settings["jax_cuda_visible_devices"] = jax.config.read("jax_cuda_visible_devices")
     with open({record!r}, "a") as file:

@@ -1,7 +1,8 @@
 """Stand-in for the Hugging Face Hub on loopback, with the endpoints that pushing and pulling a model repository need.
 
 By the source of huggingface_hub 1 and 2, these are: whoami-v2, repos/create, models/REPO (revision, tree),
-validate-yaml, preupload and commit (newline-delimited JSON, files in base64), resolve/REVISION/FILE.
+validate-yaml, preupload and commit (newline-delimited JSON, files in base64), resolve/REVISION/FILE. Files of
+`LFS_BYTES` or more go through Git LFS, as on the Hub: a batch request, an upload of its own, and later a redirect.
 """
 
 import base64
@@ -10,9 +11,16 @@ import json
 import threading
 import urllib.parse
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 TOKEN = "hf_test_token"
+LFS_BYTES = 1 << 20
+
+
+@cache
+def _sha256(content):
+    return hashlib.sha256(content).hexdigest()
 
 
 def _oid(content):
@@ -45,28 +53,67 @@ class Handler(BaseHTTPRequestHandler):
             )
         if hub.down:
             return self.answer(503, {"error": "maintenance"})
+        if parts[0] == "lfs":
+            return self.answer(200, hub.objects[parts[1]])
         repo_id = "/".join(parts[2:4] if parts[:2] == ["api", "models"] else parts[:2])
         if repo_id not in hub.repos:
             return self.answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
         files = hub.repos[repo_id]
-        sha = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+        sha = hashlib.sha1(
+            repr(sorted((name, _sha256(content)) for name, content in files.items())).encode()
+        ).hexdigest()
         if parts[:2] == ["api", "models"] and parts[4:5] == ["tree"]:
-            entries = [{"type": "file", "path": n, "size": len(c), "oid": _oid(c)} for n, c in files.items()]
-            return self.answer(200, entries)
+            return self.answer(200, [self.entry(name, content) for name, content in files.items()])
         if parts[:2] == ["api", "models"]:
             siblings = [{"rfilename": name} for name in files]
             return self.answer(200, {"id": repo_id, "sha": sha, "siblings": siblings, "private": False, "tags": []})
         if parts[2] == "resolve":
             content = files["/".join(parts[4:])]
+            if (oid := _sha256(content)) in hub.objects:
+                elsewhere = hub.url.replace("127.0.0.1", "localhost")  # the Hub's large files are on another host
+                where = {
+                    "Location": f"{elsewhere}/lfs/{oid}",
+                    "X_Linked_Size": len(content),
+                    "X_Linked_Etag": f'"{oid}"',
+                }
+                return self.answer(302, X_Repo_Commit=sha, **where)
             return self.answer(200, content, ETag=f'"{_oid(content)}"', X_Repo_Commit=sha)
         return self.answer(404)
 
     do_HEAD = do_GET
 
+    def entry(self, name, content):
+        """A file in a listing."""
+        entry = {"type": "file", "path": name, "size": len(content), "oid": _oid(content)}
+        if (oid := _sha256(content)) in self.server.objects:
+            entry["lfs"] = {"oid": oid, "size": len(content), "pointerSize": 134}
+        return entry
+
+    def body(self):
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def do_PUT(self):
+        content, oid = self.body(), self.path.rpartition("/")[2]
+        if _sha256(content) != oid:
+            return self.answer(400, {"error": "another content"})
+        self.server.objects[oid] = content
+        return self.answer(200)
+
     def do_POST(self):
         hub = self.server
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.body()
         parts = self.path.partition("?")[0].strip("/").split("/")
+        if parts[-1] == "batch":
+            upload = lambda item: {"upload": {"href": f"{hub.url}/lfs/{item['oid']}"}}  # noqa: E731
+            objects = [item | {"actions": upload(item)} for item in json.loads(body)["objects"]]
+            return self.answer(200, {"transfer": "basic", "objects": objects})
         if parts == ["api", "repos", "create"]:
             wanted = json.loads(body)
             repo_id = f"{wanted['organization']}/{wanted['name']}"
@@ -80,13 +127,18 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(200, {"warnings": [], "errors": []})
         repo_id = "/".join(parts[2:4])
         if parts[4] == "preupload":
-            names = [file["path"] for file in json.loads(body)["files"]]
-            modes = [{"path": name, "uploadMode": "regular", "shouldIgnore": False, "oid": None} for name in names]
+            modes = [
+                {"path": file["path"], "uploadMode": "lfs" if file["size"] >= LFS_BYTES else "regular",
+                 "shouldIgnore": False, "oid": None}
+                for file in json.loads(body)["files"]
+            ]  # fmt: skip
             return self.answer(200, {"files": modes})
         for line in body.splitlines():  # commit
             item = json.loads(line)
             if item["key"] == "file":
                 hub.repos[repo_id][item["value"]["path"]] = base64.b64decode(item["value"]["content"])
+            elif item["key"] == "lfsFile":
+                hub.repos[repo_id][item["value"]["path"]] = hub.objects[item["value"]["oid"]]
             elif item["key"] == "deletedFile":
                 del hub.repos[repo_id][item["value"]["path"]]
             else:
@@ -100,10 +152,13 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def serve():
-    """Runs a Hub: `url`, `repos` (name -> file -> bytes), `created`, `commits`, and `down` to make it answer 503."""
+    """Runs a Hub: `url`, `repos` (name -> file -> bytes), `created`, `commits`, and `down` to make it answer 503.
+
+    `objects` are the files that came by Git LFS: SHA-256 -> bytes.
+    """
     server = Server(("127.0.0.1", 0), Handler)
     server.url = f"http://127.0.0.1:{server.server_port}"
-    server.repos, server.created, server.commits, server.down = {}, [], [], False
+    server.repos, server.objects, server.created, server.commits, server.down = {}, {}, [], [], False
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

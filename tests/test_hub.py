@@ -26,8 +26,11 @@ from jaxrl_atari.run_dir.files import write_json
 from jaxrl_atari.run_dir.summary import write_trial_summary
 
 library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
-from hub_server import TOKEN, serve  # noqa: E402
+from hub_server import LFS_BYTES, TOKEN, serve  # noqa: E402
 from huggingface_hub import constants  # noqa: E402
+
+# huggingface_hub uploads large files in a way that its HTTP client calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 CPU = jax.devices("cpu")[0]
 CONFIG = Config(name="breakout", sessions=2, total_env_steps=2048, env=EnvConfig(game="Breakout"))
@@ -79,6 +82,11 @@ def test_a_pushed_run_is_pulled_and_plays(server, run_dir, tmp_path, monkeypatch
     # The only checkpoint is the best one of the best session.
     steps = {name.split("/checkpoints/")[0] + "/" + name.split("/")[2] for name in files if "/checkpoints/" in name}
     assert steps == {"session_1/1000"}
+    # Large files travel by Git LFS: the arrays.
+    large = {name for name, content in files.items() if len(content) >= LFS_BYTES}
+    assert large
+    assert all("/arrays/" in name for name in large)
+    assert sorted(map(len, server.objects.values())) == sorted(len(files[name]) for name in large)
 
     monkeypatch.delenv("HF_TOKEN")  # a public repository needs none
     back = hub.pull("user/breakout", tmp_path / "back", server.url)

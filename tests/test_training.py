@@ -3,6 +3,10 @@
 import contextlib
 import dataclasses
 import inspect
+import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -21,6 +25,7 @@ from jaxrl_atari.networks import make_network
 from jaxrl_atari.rollout import num_groups
 from jaxrl_atari.session import hyperparameters, learning_rate, prepare, train
 
+ROOT = Path(__file__).parents[1]
 SMALL = Config(
     env=EnvConfig(game="Qbert", num_envs=8),
     ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=2),
@@ -99,6 +104,34 @@ def one_device(trained):
 
 def test_same_seed_same_parameters_bit_for_bit(one_device, trained):
     assert_equal(one_device[0], trained(small())[0])
+
+
+def test_the_number_of_emulator_threads_changes_no_bit(one_device, trained):
+    for threads in (1, 2, 5):
+        config = dataclasses.replace(SMALL, env=dataclasses.replace(SMALL.env, num_threads=threads, num_groups=1))
+        assert_equal(one_device[0], trained(config)[0])
+
+
+@pytest.mark.slow
+def test_the_same_number_of_threads_of_xla_gives_the_same_bits(tmp_path):
+    """Through the command. NPROC is XLA's variable: it limits the threads, as fewer cores do.
+
+    With another number, XLA divides the long sums of matrix products in other places: the last bits differ.
+    """
+
+    def trained(name, threads, emulator_threads):
+        command = [
+            sys.executable, "-m", "jaxrl_atari.train", "--config", "configs/qbert.py", "--run-dir", tmp_path / name,
+            "--total-env-steps", 6_144, "--env.num-threads", emulator_threads, "--devices.gpu", "false",
+            "--log.no-graphs", "--log.no-tensorboard",
+        ]  # fmt: skip
+        environment = os.environ | {"NPROC": str(threads), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / f"{threads}")}
+        subprocess.run(list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, check=True)
+        (step,) = (tmp_path / name / "session_0" / "checkpoints").iterdir()
+        return json.loads((step / "meta" / "metadata").read_text())["checksums"]
+
+    for threads in (1, 2):
+        assert trained(f"{threads}_1", threads, 1) == trained(f"{threads}_2", threads, 2)
 
 
 def test_another_seed_other_parameters(one_device, trained):

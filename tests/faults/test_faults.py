@@ -334,13 +334,13 @@ def test_an_emulator_that_raises(train):
 
 
 def test_out_of_memory(train):
-    """The process may have 4 GiB of addresses, and a minibatch of 16,384 samples needs 3."""
-    limit = 4 << 30
+    """The process may have 2 GiB of addresses; the update takes 3.8 with a minibatch of 16,384 samples."""
+    limit = 2 << 30
     assert train.run("--total-env-steps", 300)[0] == 0
     before = train.steps()
     large = ["--env.num-envs", 64, "--ppo.rollout-length", 256, "--ppo.minibatch-size", 16_384]
     status, output = train.run(
-        "--total-env-steps", 100_000, *large, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        "--total-env-steps", 20_000, *large, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     )
     assert status == 2, output
     assert "lower ppo.minibatch_size (now 16384) or env.num_envs (now 64)" in one_error_line(output)
