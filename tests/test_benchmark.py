@@ -509,6 +509,30 @@ def test_startup_in_real_processes(tiny, capsys):
     assert 0 < warm["first_env_step_seconds"] < warm["first_update_seconds"] < cold["first_update_seconds"]
 
 
+@pytest.mark.slow
+def test_comparison_and_scale_in_real_processes(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    short = ["--config", tiny, "--repeats", "1", "--seconds", "0.05"]
+    benchmark.main([*short, "--compare", "overlap=none,update"])
+    compared = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert all(side["rate"]["median"] > 0 for side in compared["sides"].values())
+    assert len(compared["sides"]) == 2
+    benchmark.main([*short, "--scale", "num_envs=4,8"])
+    scaled = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["end_to_end_sps"]["median"] > 0 for row in scaled["rows"].values()] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_comparison_with_torch_in_real_processes(capsys):
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+    path = comparison.Path(__file__).parents[1] / "configs" / "qbert.py"
+    benchmark.main(["--config", str(path), "--repeats", "1", "--seconds", "2", "--compare", "torch"])
+    compared = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(compared["sides"]) == ["jaxrl_atari", "torch plain", "torch tuned"]
+    assert all(side["rate"]["median"] > 0 for side in compared["sides"].values())
+
+
 @pytest.mark.gpu
 def test_on_a_gpu(capsys):
     if not gpus.visible().gpus:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import importlib
 import os
 import pwd
 import re
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 import tyro
 
-from jaxrl_atari import cli, train
+from jaxrl_atari import cli, devices, train
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, load_config_file
+from jaxrl_atari.hardware import gpus, report
 from jaxrl_atari.run_dir.description import describe, make_run_dir, write_description
 
 PACKAGE = Path(cli.__file__).parents[1]
@@ -114,14 +116,6 @@ def test_devices_that_are_missing_are_refused_before_anything_is_written(options
         assert ended.returncode == 2, ended.stderr
         assert ended.stderr.startswith(f"error: {message}")
         assert not (tmp_path / "data").exists()
-
-
-def test_a_closed_pipe_ends_a_command_silently(monkeypatch, capsys):
-    dropped = []
-    monkeypatch.setattr(cli.command, "drop_output", lambda: dropped.append(True))
-    assert ends(raises(BrokenPipeError())) == 1
-    assert dropped
-    assert capsys.readouterr().err == ""
 
 
 QBERT = ["--config", "configs/qbert.py"]
@@ -232,6 +226,72 @@ def test_config_files_that_exit_or_raise(tmp_path, monkeypatch):
         load_config_file("~/c.py")
 
 
+REFUSALS = [
+    (
+        "train",
+        "--config configs/qbert.py --devices.memory-fraction 0.3",
+        "devices.memory_fraction = 0.3: expected None",
+    ),
+    ("train", "--config configs/qbert.py --total-env-steps 10", "total_env_steps = 10: expected at least one rollout"),
+    ("train", "--config configs/qbert.py --overlap update --devices.distributed", "overlap = 'update': expected none"),
+    (
+        "train",
+        "--config configs/qbert.py --network.name impala --devices.deterministic",
+        "devices.deterministic = True",
+    ),
+    ("train", "--config configs/qbert.py --env.num-groups 3", "env.num_groups = 3: expected a divisor"),
+    ("train", "--config configs/qbert.py --run-dir configs", "--run-dir configs: holds"),
+    ("train", "--config configs/qbert.py --run-dir /proc/nothing", "choose a folder that can be written to"),
+    ("train", "--config configs/qbert.py --run-dir a --resume b", "give one of the two"),
+    ("suite", "--games Pnog", "did you mean Pong"),
+    ("suite", "--games Pong --devices.gpu 7", "devices.gpu = 7: expected"),
+    ("suite", "--games Pong --output-dir /proc/nothing", "choose a folder that can be written to"),
+    ("suite", "--games Pong --run-dir configs", "--run-dir configs: holds"),
+    ("suite", "--games Pong --report-at 0", "--report-at 0: expected env steps"),
+    ("suite", "--games Pong --compare nowhere", "--compare nowhere: not a suite directory"),
+    ("suite", "--resume nowhere", "nowhere: not a suite directory"),
+    ("search", "--config configs/qbert.py", "has no get_search()"),
+    ("search", "--config configs/search_qbert.py --search.trials 0", "search.trials = 0"),
+    ("search", "--config configs/search_qbert.py --search.retries -1", "search.retries = -1"),
+    ("search", "--config configs/search_qbert.py --total-env-steps 4096", "search.grace_env_steps"),
+    ("search", "--resume nowhere", "nowhere: not a search directory"),
+    ("evaluate", "nowhere", "nowhere: no such directory"),
+    ("evaluate", "configs", "configs: "),
+    ("benchmark", "--config configs/qbert.py --seconds 0", "--seconds = 0.0: expected a number above 0"),
+    ("benchmark", "--config configs/qbert.py --compare gpu,cpu", "no GPU to compare with"),
+    ("benchmark", "--config configs/qbert.py --scale num_envs=8", "expected FIELD=VALUE,VALUE"),
+    ("plots", "nowhere", "nowhere"),
+    ("hub", "push nowhere user/x", "nowhere: no such directory"),
+    ("hub", "pull user/a/b new", "user/a/b: not a repository name"),
+    ("devices", "--config nowhere.py", "nowhere.py: no such file"),
+]
+
+
+@pytest.mark.parametrize(("name", "line", "message"), REFUSALS, ids=[f"{name} {line}" for name, line, _ in REFUSALS])
+def test_a_refusal_is_one_line_and_writes_nothing(name, line, message, tmp_path, monkeypatch, request, capfd):
+    """Every command. Refusals that depend on the machine's devices are tested above, in fresh processes."""
+    if name == "hub":
+        pytest.importorskip("huggingface_hub")
+    (tmp_path / "configs").symlink_to(request.config.rootpath / "configs")
+    before = sorted((tmp_path / "configs").iterdir())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpus, "visible", lambda: gpus.Visible((), "none here"))
+    module = {"suite": "suite.__main__", "search": "search.__main__", "evaluate": "evaluate.__main__",
+              "benchmark": "benchmark.__main__", "hub": "hub.__main__"}.get(name, name)  # fmt: skip
+    if name == "devices":
+        command = lambda: report.main(devices.pick_device, devices.visible_gpus)  # noqa: E731
+        monkeypatch.setattr(sys, "argv", ["devices", *line.split()])
+    else:
+        main = importlib.import_module(f"jaxrl_atari.{module}").main
+        command = lambda: main(line.split())  # noqa: E731
+    assert ends(command) == 2
+    (error,) = capfd.readouterr().err.splitlines()
+    assert error.startswith("error: ")
+    assert message in error
+    assert [path.name for path in tmp_path.iterdir()] == ["configs"]
+    assert sorted((tmp_path / "configs").iterdir()) == before
+
+
 # --- The compilation cache -------------------------------------------------------------------------------------------
 
 
@@ -270,3 +330,21 @@ def test_without_home_the_cache_is_in_the_home_of_the_passwd_entry():
         assert "this user has no home" in out
     else:
         assert f"compiled programs are not kept: {home}/.cache/jaxrl_atari/xla cannot be written to" in out
+
+
+def test_the_default_cache_folder_keeps_compiled_programs(tmp_path):
+    """In a home of its own: the first process fills the folder, and the second one adds nothing."""
+    code = (
+        "import sys, jax; from jaxrl_atari.hardware import runtime; print(*runtime.configure(), sep='\\n');"
+        "jax.jit(lambda x: 3 * x + 1)(2.0)"
+    )
+    unwanted = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
+    environment |= {"HOME": str(tmp_path), "PYTHONPATH": str(PACKAGE.parent)}
+    folder, programs = tmp_path / ".cache" / "jaxrl_atari" / "xla", []
+    for _ in range(2):
+        ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert f"compiled programs are kept in {folder}" in ended.stdout, ended.stderr
+        programs.append(sorted(path.name for path in folder.iterdir() if not path.name.endswith("-atime")))
+    assert programs[0] == programs[1]
+    assert any("lambda" in name for name in programs[0])

@@ -60,7 +60,13 @@ CASES = {
 )
 def test_estimate_agrees_with_xla(case):
     config = make_config(**CASES[case])
-    assert estimate(config, "cpu", 6).update == pytest.approx(analysed_bytes(config), rel=0.25)
+    assert estimate(config, "cpu", 6).update == pytest.approx(analysed_bytes(config), rel=0.05)  # as the pages say
+
+
+@pytest.mark.slow
+def test_plain_convolutions_in_bfloat16_take_a_quarter_more_on_a_cpu():
+    config = make_config(**CASES["plain convolutions"], compute_dtype="bfloat16")
+    assert estimate(config, "cpu", 6).update / analysed_bytes(config) == pytest.approx(1 - 0.26, abs=0.03)
 
 
 @pytest.mark.gpu

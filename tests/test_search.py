@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import os
+import platform
 import re
 import signal
 import socket
@@ -32,6 +33,7 @@ from jaxrl_atari.search import (
     ResourcesConfig,
     SearchConfig,
     Uniform,
+    worker,
 )
 from jaxrl_atari.search import __main__ as search_command
 from jaxrl_atari.search.files import (
@@ -307,6 +309,19 @@ def test_failed_trials_are_tried_again_as_often_as_asked(algorithm, tmp_path):
     assert [record.is_open(retries) for retries in (0, 1)] == [False, True]
     assert algorithm.TrialSampler(tmp_path, small_search(), {}).suggest("id")["number"] == 1
     assert algorithm.TrialSampler(tmp_path, small_search(retries=1), {}).suggest("id")["number"] == 0
+
+
+def test_a_resumed_trial_keeps_the_software_that_began_it(tmp_path, monkeypatch):
+    start_search(tmp_path, small_search())
+    add_trial(tmp_path, 0, [1.0])
+    file = trial_dir(tmp_path, 0) / "config.json"
+    write_json(file, json.loads(file.read_text()) | {"git_revision": "abc", "python": "3.0"})
+    monkeypatch.setattr(worker, "run_session", lambda *arguments, **how: None)
+    record = read_records(tmp_path)[0]
+    worker.run_search_trial({"search_dir": str(tmp_path), "number": 0, "fields": record.fields, "gpu": 0, "cpu": 1})
+    described = json.loads(file.read_text())
+    assert (described["git_revision"], described["python"]) == ("abc", "3.0")
+    assert [entry["python"] for entry in described["resumed"]] == [platform.python_version()]
 
 
 # --- Resources of a trial --------------------------------------------------------------------------------------------
@@ -619,7 +634,9 @@ def test_trials_get_their_share_of_a_gpu_and_failures_do_not_end_the_search(tune
             started = jax._src.xla_bridge.backends_are_initialized()
             seen = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "XLA_CLIENT_MEM_FRACTION")}
             write_json(session_dir.parent / "seen.json", {**seen, "started": started, "pid": os.getpid()})
-            if number == 1:
+            killed = session_dir.parent / "killed"
+            if number == 1 and not killed.exists():
+                killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             if number == 2:
                 raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.")
@@ -637,7 +654,9 @@ def test_trials_get_their_share_of_a_gpu_and_failures_do_not_end_the_search(tune
         worker.run_session = run_session
         return worker.run_search_trial(task)
 
-    search = small_search(resources=ResourcesConfig(gpu=0.25, cpu=1), method="random", trials=5)
+    search = small_search(resources=ResourcesConfig(gpu=0.25, cpu=1), method="random", trials=5, retries=1)
+    lines = []
+    monkeypatch.setattr(tune, "show", lines.append)
     config = start_search(tmp_path, search)
     monkeypatch.setattr(tune, "run_search_trial", look)
     monkeypatch.setattr(
@@ -650,8 +669,11 @@ def test_trials_get_their_share_of_a_gpu_and_failures_do_not_end_the_search(tune
 
     records = read_records(tmp_path)
     statuses = [record.status for record in records.values()]
-    assert statuses == ["finished", "failed", "failed", "stopped", "finished"]
-    assert "killed" in records[1].reason
+    assert statuses[:1] + statuses[2:] == ["finished", "failed", "stopped", "finished"]
+    assert statuses[1] in ("finished", "stopped")  # killed once, it was tried again
+    assert [line for line in lines if line.startswith("trial 1  is tried again: its process was killed")]
+    assert [line for line in lines if line.startswith("trial 2  is tried again: out of device memory")]
+    assert (records[1].tries, records[2].tries) == (1, 2)
     assert records[2].reason == "out of device memory (RESOURCE_EXHAUSTED: Out of memory)"
     assert "lower ppo.minibatch_size (now 256)" in output(tmp_path, 2)
     assert (records[4].score, records[4].env_steps) == (None, 9000)  # none of its games has ended

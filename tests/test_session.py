@@ -390,12 +390,15 @@ def test_going_on_with_another_game_protocol_or_seed_is_refused_and_changes_noth
 
     began = json.loads((run_dir / "config.json").read_text())
     assert "resumed" not in began
-    (run_dir / "config.json").write_text(json.dumps(began | {"git_revision": "abc", "python": "3.0"}))
+    files = [run_dir / "config.json", run_dir / "session_0" / "config.json"]
+    for path in files:
+        path.write_text(json.dumps(began | {"git_revision": "abc", "python": "3.0"}))
     train.main(["--resume", str(run_dir), "--total-env-steps", "160"])
-    resumed = json.loads((run_dir / "config.json").read_text())
-    assert resumed["git_revision"] == "abc"  # what began it; what went on with it comes after
-    assert [entry["python"] for entry in resumed["resumed"]] == [began["python"]]
-    assert resumed["config"]["total_env_steps"] == 160
+    for path in files:
+        resumed = json.loads(path.read_text())
+        assert resumed["git_revision"] == "abc"  # what began it; what went on with it comes after
+        assert [entry["python"] for entry in resumed["resumed"]] == [began["python"]]
+        assert resumed["config"]["total_env_steps"] == 160
 
 
 def test_a_trial_with_a_failed_session_is_summed_up(tmp_path, capsys):
