@@ -173,6 +173,24 @@ EIGHT_DEVICES = """
 """
 
 
+def test_a_killed_deletion_leaves_no_half_checkpoint(session, monkeypatch):
+    """Removing files takes time; a process that is killed meanwhile leaves what it has not removed."""
+    writer = Checkpoints(session)
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda *a, **k: None)
+        for step in (30, 40):
+            save(writer, step, 6.0)
+        writer.close()
+    assert writer.steps() == [30, 40]
+    moved = sorted(path.name for path in (session / "checkpoints" / "deleted").iterdir())
+    assert moved == ["10", "20"]
+    assert writer.best_step() == 40
+    writer = Checkpoints(session)
+    save(writer, 50, 6.0)
+    writer.close()
+    assert not (session / "checkpoints" / "deleted").exists()
+
+
 def test_eight_devices_save_and_one_restores(tmp_path):
     run_with_devices(
         8,

@@ -4,8 +4,10 @@ SESSION_DIR/checkpoints/<env_steps>/arrays   the arrays in orbax's format (OCDBT
 SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, `score`, `shapes`, checksums of each array and
                                              of the meta itself (`meta.py`), `format_version`
 SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
+SESSION_DIR/checkpoints/deleted              exists while old checkpoints are being deleted
 
-Orbax writes a step under a temporary name and renames it when it is complete, so every listed step is complete.
+Orbax writes a step under a temporary name and renames it when it is complete. A step that is no longer kept is moved to
+`deleted` before its files are removed. So every listed step is complete, whenever the process is killed.
 Formats: 3 has checksums; 2 has none, and its score is in a file of its own.
 """
 
@@ -38,6 +40,7 @@ from jaxrl_atari.run_dir.meta import (
 
 FORMAT_VERSION = 3
 READABLE_VERSIONS = (2, 3)
+DELETED = "deleted"
 
 
 def _first_difference(saved: dict[str, str], wanted: dict[str, str]) -> str | None:
@@ -134,6 +137,7 @@ class Checkpoints:
                 preservation_policy=self._policy,
                 create=False,
                 cleanup_tmp_directories=True,
+                todelete_subdir=DELETED,
                 lightweight_initialize=True,
                 multiprocessing_options=single_process(),
             ),
@@ -158,6 +162,7 @@ class Checkpoints:
                 return
         except OSError as error:  # somebody has deleted the folder
             raise self._not_written(error) from error
+        self.wait()
         host = to_host(arrays)
         meta = meta | {
             "format_version": FORMAT_VERSION,
@@ -188,6 +193,7 @@ class Checkpoints:
                 self._manager.wait_until_finished()
         except Exception as error:
             raise self._not_written(error) from error
+        shutil.rmtree(self.directory / DELETED, ignore_errors=True)
 
     def _not_written(self, error: Exception) -> UserError:
         existing = next(path for path in (self.directory, *self.directory.absolute().parents) if path.exists())
