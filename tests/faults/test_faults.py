@@ -141,6 +141,9 @@ def get_search():
 """
 
 
+PROMPT = {"RAY_worker_niceness": "0"}  # Ray's default of 15 starves the trials on a busy machine
+
+
 def wait_for_a_trial(train, process):
     """Waits for a checkpoint of a trial."""
     end = time.monotonic() + 300
@@ -154,7 +157,7 @@ def test_a_killed_trial_of_a_search_is_tried_again(train):
     if not all(map(importlib.util.find_spec, ("ray", "optuna"))):
         pytest.skip("search mode is not installed: pip install 'jaxrl_atari[search]'")
     train.config.write_text(CONFIG + SEARCH)
-    process = train.start(module="search")
+    process = train.start(module="search", **PROMPT)
     wait_for_a_trial(train, process)
     family = psutil.Process(process.pid).children(recursive=True)
     next(child for child in family if "run_search_trial" in " ".join(child.cmdline())).kill()
@@ -170,7 +173,7 @@ def test_a_killed_search_leaves_no_process_and_continues(train):
         pytest.skip("search mode is not installed: pip install 'jaxrl_atari[search]'")
     train.config.write_text(CONFIG + SEARCH)
     for _ in range(max(1, ROUNDS // 10)):
-        process = train.start("--total-env-steps", 20_000, module="search")
+        process = train.start("--total-env-steps", 20_000, module="search", **PROMPT)
         wait_for_a_trial(train, process)
         time.sleep(random.uniform(0, 3))
         family = psutil.Process(process.pid).children(recursive=True)
@@ -178,7 +181,7 @@ def test_a_killed_search_leaves_no_process_and_continues(train):
         assert not psutil.wait_procs(family, timeout=120)[1]
         for path in train.run_dir.glob("trial_*/session_0/checkpoints/*"):
             assert is_sound(path) or not path.name.isdecimal(), path
-    process = train.start("--total-env-steps", 20_000, module="search")
+    process = train.start("--total-env-steps", 20_000, module="search", **PROMPT)
     wait_for_a_trial(train, process)
     os.killpg(process.pid, signal.SIGTERM)
     began = time.monotonic()
