@@ -72,17 +72,37 @@ SMALL = [
 ]  # fmt: skip
 
 
+def together(*arguments):
+    """The command in two processes."""
+    return start_together(
+        [
+            ["-m", "jaxrl_atari.train", *arguments, "--devices.distributed", "--devices.coordinator", "COORDINATOR",
+             "--devices.num-processes", 2, "--devices.process-index", index]
+            for index in range(2)
+        ]
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_two_processes_fall_back_together_from_a_damaged_checkpoint(tmp_path):
+    run_dir = tmp_path / "run"
+    together(*SMALL, "--run-dir", run_dir, "--log.checkpoint-every-env-steps", 256)
+    checkpoints = run_dir / "session_0" / "checkpoints"
+    before, last = Checkpoints(run_dir / "session_0", read_only=True).steps()[-2:]
+    for path in (checkpoints / str(last) / "arrays").rglob("d/*"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    leader, follower = together("--resume", run_dir, "--total-env-steps", "1536")
+    assert f"the checkpoint at {last:,} env steps is damaged (" in leader
+    assert f"session 0  resumed at {before:,} env steps" in leader
+    assert "damaged" not in follower, "only process 0 logs"
+    assert (checkpoints / f"damaged_{last}").is_dir()
+    assert Checkpoints(run_dir / "session_0", read_only=True).latest_step() > 1_400
+
+
 @pytest.mark.slow
 def test_the_command_in_two_processes(tmp_path):
-    def together(*arguments):
-        return start_together(
-            [
-                ["-m", "jaxrl_atari.train", *arguments, "--devices.distributed", "--devices.coordinator", "COORDINATOR",
-                 "--devices.num-processes", 2, "--devices.process-index", index]
-                for index in range(2)
-            ]
-        )  # fmt: skip
-
     leader, follower = together(*SMALL, "--output-dir", tmp_path / "two")
     assert "final return_ma" in leader
     assert "session 0" not in follower, "only process 0 logs"
