@@ -1,11 +1,15 @@
 """The pages: every command line parses, every import and every link resolves."""
 
 import ast
+import configparser
 import importlib
 import io
+import os
 import re
 import runpy
 import shlex
+import signal
+import subprocess
 import sys
 import warnings
 from contextlib import redirect_stderr
@@ -14,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_atari import cli
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 
 ROOT = Path(__file__).parents[1]
@@ -142,3 +147,39 @@ def test_every_import_in_a_snippet_resolves(page):
 def test_every_link_leads_to_a_file(page):
     broken = [link for link in LINK.findall(text(page)) if not (page.parent / link).exists()]
     assert not broken
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(130, True), (0, False), (2, False)])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_the_slurm_script_passes_signals_on_and_requeues_an_interrupted_run(status, requeued, number, tmp_path):
+    """With stand-ins for `python`, which waits for a signal and ends with `status`, and for `scontrol`."""
+    (script,) = (code for kind, code in FENCE.findall(text(ROOT / "docs" / "resume.md")) if "#SBATCH --requeue" in code)
+    stand_ins = {
+        "python": f"import signal, sys\nfor n in (signal.SIGUSR1, signal.SIGTERM):\n"
+        f"    signal.signal(n, lambda *_: sys.exit({status}))\nprint(sys.argv[1:], flush=True)\nsignal.pause()\n",
+        "scontrol": "import sys\nprint('scontrol', *sys.argv[1:], flush=True)\n",
+    }
+    for name, code in stand_ins.items():
+        (tmp_path / name).write_text(f"#!{sys.executable}\n{code}")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "job.sh").write_text(script)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "HOME": str(tmp_path)}
+    with subprocess.Popen(["bash", tmp_path / "job.sh"], env=environment, stdout=subprocess.PIPE, text=True) as job:
+        line = job.stdout.readline()
+        assert "'-m', 'jaxrl_atari.train', '--config', 'configs/qbert.py', '--run-dir'" in line
+        job.send_signal(number)
+        output, _ = job.communicate(timeout=30)
+    assert (job.returncode, output) == (status, "scontrol requeue 7\n" if requeued else "")
+
+
+def test_the_systemd_unit_agrees_with_the_exit_statuses():
+    (unit,) = (code for _, code in FENCE.findall(text(ROOT / "docs" / "resume.md")) if "[Service]" in code)
+    parser = configparser.ConfigParser()
+    parser.optionxform = str
+    parser.read_string(unit)
+    service = parser["Service"]
+    assert service["Restart"] == "on-failure"
+    assert service["RestartPreventExitStatus"] == str(UserError.exit_status)
+    assert service["SuccessExitStatus"] == str(cli.INTERRUPTED)
+    assert service["KillMode"] == "mixed"
+    assert "--run-dir" in service["ExecStart"]

@@ -555,6 +555,15 @@ def test_a_search_in_which_every_trial_fails_has_exit_status_1(tune, tmp_path):
     assert caught.value.exit_status == 1
 
 
+def test_a_finished_search_runs_nothing(tune, tmp_path, monkeypatch):
+    search = small_search(trials=2)
+    config = start_search(tmp_path, search)
+    for number in range(2):
+        add_trial(tmp_path, number, [1.0], "finished")
+    monkeypatch.setattr(tune, "connect", lambda search: pytest.fail("Ray was started"))
+    assert search_command.search(config, search, tmp_path) == tmp_path
+
+
 # --- In real processes -----------------------------------------------------------------------------------------------
 
 

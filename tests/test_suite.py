@@ -357,6 +357,16 @@ def test_finished_games_are_skipped_and_a_failure_does_not_stop_the_others(tmp_p
     assert "failed: no reason" in (suite_dir / "results.md").read_text()
 
 
+def test_a_finished_suite_trains_nothing(tmp_path, capsys, monkeypatch):
+    suite_dir = make_suite(tmp_path / "suite")
+    for game in ("Breakout", "Pong", "Alien"):
+        for session in range(2):
+            add_session(suite_dir, game, session, [1.0])
+    monkeypatch.setattr(suite, "run_processes", lambda *_: pytest.fail("something was started"))
+    suite_command.main(["--run-dir", str(suite_dir), "--log.no-graphs"])
+    assert capsys.readouterr().out.count("finished already") == 3
+
+
 def test_a_real_game_fails_and_another_finishes(tmp_path):
     """With the command and real processes: a file takes the place of the directory of Pong's session."""
     arguments = "--sessions 1 --total-env-steps 32 --env.num-envs 2 --ppo.rollout-length 8 --ppo.minibatch-size 8"
