@@ -160,7 +160,7 @@ def test_a_killed_trial_of_a_search_is_tried_again(train):
     process = train.start(module="search", **PROMPT)
     wait_for_a_trial(train, process)
     family = psutil.Process(process.pid).children(recursive=True)
-    next(child for child in family if "run_search_trial" in " ".join(child.cmdline())).kill()
+    next(child for child in family if "ImplicitFunc" in " ".join(child.cmdline())).kill()
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
     assert "is tried again: its process was killed" in output
