@@ -58,6 +58,24 @@ def test_a_signal_is_answered_while_a_function_is_compiled(training, work, messa
     assert (output.strip(), process.returncode) == (message, status)
 
 
+IMPORTING = """
+import signal
+from jaxrl_atari import cli
+
+def main():
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except BaseException as error:
+        raise ImportError("initialization failed") from error  # as an extension module does
+cli.run(main)
+"""
+
+
+def test_a_signal_during_an_import_is_answered():
+    ended = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
 CLOSED = """
 import os, signal, sys
 from jaxrl_atari.trial.stopping import StopRequest

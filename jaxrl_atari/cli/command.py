@@ -35,7 +35,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     before = {number: signal.signal(number, _end) for number in requests}
     _running.append(main)
     try:
-        main()
+        _call(main)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
@@ -59,9 +59,21 @@ def run(main: Callable[[], object]) -> NoReturn:
 
 
 _running: list[Callable[[], object]] = []
+_ended_by: list[int] = []
+
+
+def _call(main: Callable[[], object]) -> None:
+    """Calls `main`. After a signal, whatever error it ends with is that signal's: an import turns it into another."""
+    try:
+        main()
+    except Exception:
+        if _ended_by:
+            sys.exit(INTERRUPTED)
+        raise
 
 
 def _end(number: int, frame: Any) -> NoReturn:
+    _ended_by.append(number)
     print("interrupted", file=sys.stderr)
     sys.exit(INTERRUPTED)
 

@@ -31,7 +31,13 @@ from jaxrl_atari.run_dir.meta import is_sound
 
 environment = pytest.fixture(scope="session")(user_environment)
 train = pytest.fixture(rehearsal)
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3_600),
+    pytest.mark.filterwarnings(
+        r"ignore:os\.fork\(\) was called:RuntimeWarning"
+    ),  # what is forked runs a program at once
+]
 
 ROUNDS = int(os.environ.get("JAXRL_ATARI_FAULT_ROUNDS", "1"))
 
@@ -216,6 +222,7 @@ def test_a_terminal_that_goes_away(train):
     master, slave = pty.openpty()
 
     def control():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may have been under nohup
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
     process = subprocess.Popen(
