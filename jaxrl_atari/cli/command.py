@@ -34,6 +34,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     requests = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
     before = {number: signal.signal(number, _end) for number in requests}
     _running.append(main)
+    _ended_by.clear()
     try:
         _call(main)
     except UserError as error:
