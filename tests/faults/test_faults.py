@@ -150,10 +150,16 @@ def get_search():
 PROMPT = {"RAY_worker_niceness": "0"}  # Ray's default of 15 starves the trials on a busy machine
 
 
+def trial_steps(train):
+    """Env steps of the latest checkpoint of any trial."""
+    names = [path.name for path in train.run_dir.glob("trial_*/session_0/checkpoints/*")]
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
 def wait_for_a_trial(train, process):
-    """Waits for a checkpoint of a trial."""
-    end = time.monotonic() + 300
-    while not any(train.run_dir.glob("trial_*/session_0/checkpoints/*")):
+    """Waits for a new checkpoint of a trial."""
+    before, end = trial_steps(train), time.monotonic() + 300
+    while trial_steps(train) <= before:
         assert time.monotonic() < end
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.1)
