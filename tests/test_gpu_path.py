@@ -34,12 +34,8 @@ from jaxrl_atari.fast.frames import PLAIN
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.gpus import Gpu, Visible, network_platform
 from jaxrl_atari.hardware.memory import out_of_memory_advice
-<<<<<<< HEAD
 from jaxrl_atari.hardware.memory_share import BESIDE_THE_POOL, FRACTION, equal_share, memory_fraction
-=======
-from jaxrl_atari.hardware.memory_share import FRACTION, equal_share, memory_fraction
 from jaxrl_atari.hardware.runtime import DETERMINISTIC
->>>>>>> ef773b6 (The Hub's stand-in takes large files by LFS; tests of determinism; out of memory at 2 GiB)
 from jaxrl_atari.networks import Network, compute_dtype, make_network
 from jaxrl_atari.rollout import EnvGroup, act, act_packed, collect, make_groups, pack
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
@@ -836,12 +832,6 @@ def test_real_sessions_fit_on_one_gpu(tmp_path):
 
 
 @pytest.mark.gpu
-<<<<<<< HEAD
-@pytest.mark.parametrize("gpu", [0, 1])
-def test_real_evaluation_beside_a_training(gpu, tmp_path):
-    needs_gpus(gpu + 1)
-    with training(tmp_path, "--devices.gpu", "0") as (trained, _), ThreadPoolExecutor(1) as thread:
-=======
 def test_real_deterministic_training_gives_the_same_bits_twice(tmp_path):
     needs_gpus(1)
 
@@ -862,10 +852,10 @@ def test_real_deterministic_training_gives_the_same_bits_twice(tmp_path):
 
 
 @pytest.mark.gpu
-def test_real_evaluation_beside_a_training(tmp_path):
-    needs_gpus(2)
-    with training(tmp_path, "--devices.gpu", "0") as _:
->>>>>>> ef773b6 (The Hub's stand-in takes large files by LFS; tests of determinism; out of memory at 2 GiB)
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_real_evaluation_beside_a_training(gpu, tmp_path):
+    needs_gpus(gpu + 1)
+    with training(tmp_path, "--devices.gpu", "0") as (trained, _), ThreadPoolExecutor(1) as thread:
         (run,) = tmp_path.iterdir()
         while not list(run.glob("session_0/checkpoints/[0-9]*/meta")):
             time.sleep(1)
