@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.config import Config
 from jaxrl_atari.run_dir import description
 from jaxrl_atari.run_dir.files import only_writer, unused, write_file, write_json
 
@@ -86,11 +87,11 @@ def test_a_directory_has_one_writer_at_a_time(tmp_path):
 def test_the_git_revision_is_that_of_this_package_alone(tmp_path, monkeypatch):
     """A virtual environment inside another repository does not give the package that repository's commit."""
     own = Path(description.__file__).parents[2]
-    assert (description.software()["git_revision"] is not None) == (own / ".git").exists()
+    assert (description.surroundings(Config())["git_revision"] is not None) == (own / ".git").exists()
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
     for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "theirs"]):
         subprocess.run([*git, *command], check=True)
     installed = tmp_path / "venv" / "site-packages" / "jaxrl_atari" / "run_dir" / "description.py"
     installed.parent.mkdir(parents=True)
     monkeypatch.setattr(description, "__file__", str(installed))
-    assert description.software()["git_revision"] is None
+    assert description.surroundings(Config())["git_revision"] is None

@@ -105,7 +105,7 @@ def test_the_page_of_a_run_shows_everything(tmp_path):
         "env steps per second 200",
         # The log points end after 36, 72, 108 and 144 s; the first has no shares. (50 + 20 + 20) / 3 = 30.
         "30% waiting for the emulators", "20% policy and the rest of acting", "50% update, log points, checkpoints",
-        "6 of 60 options differ", "env.num_envs 2 16",
+        "6 of 61 options differ", "env.num_envs 2 16",
         "λ of GAE: 0.95 (tuned for this game)",
         "Python 3.11.2", "jax 0.10.2", "git 81c3ea4+", "Some CPU, 2 cores", "8 GiB", "Some GPU", "570.1",
         "resumed 2026-11-22 10:00:00",

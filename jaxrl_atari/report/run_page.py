@@ -209,7 +209,7 @@ def software(description: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows += [
             ("CPU", f"{hardware.get('cpu')}, {hardware.get('cores')} cores"),
             ("memory", f"{memory:.0f} GiB" if isinstance(memory, float) else memory),
-            ("GPUs", ", ".join(map(str, gpus)) if isinstance(gpus, list) and gpus else "none"),
+            ("GPUs", (", ".join(map(str, gpus)) or "none") if isinstance(gpus, list) else None),
             ("NVIDIA driver", hardware.get("driver")),
         ]
     resumed = description.get("resumed")

@@ -93,7 +93,7 @@ def describe(config: Config, seed: int) -> dict[str, Any]:
         "game": config.env.game_name,
         "protocol": config.env.resolved_protocol,
         "gae_lambda": config.gae_lambda,
-        **surroundings(),
+        **surroundings(config),
     }
 
 
@@ -110,7 +110,7 @@ def describe_resumed(config: Config, directory: Path, file: str = CONFIG_FILE) -
         before = read_json(path)
     except ValueError:  # damaged
         before = {}
-    today, earlier = surroundings(), before.get("resumed")
+    today, earlier = surroundings(config), before.get("resumed")
     resumed = [*(earlier if isinstance(earlier, list) else ()), {"date": time.strftime("%Y-%m-%d %H:%M:%S"), **today}]
     return described | {name: before.get(name) for name in today} | {"resumed": resumed}
 
@@ -121,13 +121,16 @@ def write_description(directory: Path, description: dict[str, Any]) -> None:
     write_json(directory / CONFIG_FILE, description)
 
 
-def surroundings() -> dict[str, Any]:
-    """The version of Python, of the packages that matter, the git revision, and the machine."""
+def surroundings(config: Config) -> dict[str, Any]:
+    """The version of Python, of the packages that matter, the git revision, and the machine.
+
+    With `devices.gpu = false` nothing calls the CUDA driver, so the machine's GPUs are not among them.
+    """
     return {
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "git_revision": _git_revision(),
-        "hardware": describe_machine(),
+        "hardware": describe_machine(asks_driver=config.devices.gpu is not False),
     }
 
 

@@ -269,8 +269,10 @@ def test_checkpoints_deleted_under_a_training(run_dir, capfd, monkeypatch):
 
     def update_and_delete(self, *arguments):
         if len(steps(run_dir)) and steps(run_dir)[-1] > 120:
-            shutil.rmtree(checkpoints)
-            checkpoints.parent.joinpath("deleted").touch()
+            while any(checkpoints.glob("*tmp*")):  # a save is under way
+                time.sleep(0.05)
+            shutil.rmtree(checkpoints.rename(checkpoints.with_name("deleted")), ignore_errors=True)
+            checkpoints.with_name("deleted").touch()
             monkeypatch.undo()
         return update(self, *arguments)
 
