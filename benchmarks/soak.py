@@ -29,16 +29,18 @@ OPTIONS = (
 )  # fmt: skip
 WARM_UP_SECONDS = 600.0
 MAX_MIB_PER_HOUR = 2.0
+MAX_GROWTH = 1.15
+"""Of the largest value in the second half over that in the first half: files come and go as checkpoints do."""
 
 
 def sample(process: psutil.Process, run_dir: Path) -> dict[str, float]:
     """Figures of the process and of its files.
 
-    `memory_mib` is what the process alone occupies (USS), so that the kernel's cache of mapped files does not count.
+    `memory_mib` is resident memory, not the part that is the process's own (USS): that part rises when another process
+    that shares its libraries ends.
     """
     with process.oneshot():
-        memory = process.memory_full_info()
-        figures = {"memory_mib": memory.uss / 2**20, "rss_mib": memory.rss / 2**20}
+        figures: dict[str, float] = {"memory_mib": process.memory_info().rss / 2**20}
         figures |= {"open_files": process.num_fds(), "threads": process.num_threads()}
     files = [path for path in run_dir.rglob("*") if path.is_file()]
     logs = [path for path in files if path.suffix in (".csv",) or "tfevents" in path.name]
@@ -99,16 +101,22 @@ def report(rows: list[dict[str, float]], run_dir: Path) -> None:
     steady = [row for row in rows if row["seconds"] >= WARM_UP_SECONDS]
     columns = {name: np.array([row[name] for row in steady]) for name in steady[0]}
     hours = columns.pop("seconds") / 3600
+    half = len(steady) // 2
     figures = {
-        name: {"min": float(values.min()), "max": float(values.max()), "per_hour": slope(hours, values)}
+        name: {
+            "min": float(values.min()),
+            "max": float(values.max()),
+            "per_hour": slope(hours, values),
+            "growth": float(values[half:].max() / values[:half].max()),
+        }
         for name, values in columns.items()
     }
     for name, figure in figures.items():
         print(f"{name:<12}" + "".join(f"{key} {value:>10,.2f}   " for key, value in figure.items()))
     print(json.dumps({"run_dir": str(run_dir), "hours": float(hours[-1]), **figures}))
-    growing = [name for name in ("open_files", "threads", "files") if figures[name]["per_hour"] > 1]
+    bounded = ("open_files", "threads", "files", "other_mib")
+    growing = [name for name in bounded if figures[name]["growth"] > MAX_GROWTH]
     growing += ["memory_mib"] if figures["memory_mib"]["per_hour"] > MAX_MIB_PER_HOUR else []
-    growing += ["other_mib"] if figures["other_mib"]["per_hour"] > 1 else []
     if growing:
         raise SessionsFailed(f"after the warm-up these grew: {', '.join(growing)}")
 
