@@ -6,65 +6,20 @@ published PPO-Atari spec (Schulman et al. 2017, in SLM Lab's per-game tuning of 
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.constructors import PrimitiveConstructorSpec
-
 from jaxrl_atari.cli import call_config_file
 from jaxrl_atari.cli.checks import Limits, check_fields
-from jaxrl_atari.cli.errors import ConfigError, require
+from jaxrl_atari.cli.errors import require
+from jaxrl_atari.cli.values import one_word, parse_count, parse_gpu, parse_switch
 from jaxrl_atari.envs.games import parse_game, tuned_gae_lambda
 from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP, PROTOCOLS, Rules, protocol_text
 
 GpuOption = bool | int | Literal["auto"]
 
-
-def parse_gpu(value: bool | int | str, field: str = "devices.gpu", words: tuple[str, ...] = ()) -> Any:
-    """Parses a `gpu` option: `auto`, `true`, `false` or a device index (`0` is a device).
-
-    Args:
-        field: name of the option in errors.
-        words: further values that it may have.
-
-    Returns:
-        "auto", True, False, an index, or one of `words`.
-    """
-    word = value.strip().lower() if isinstance(value, str) else value
-    if word in ("auto", *words) or isinstance(word, bool) or (isinstance(word, int) and word >= 0):
-        return word
-    if word in ("true", "false"):
-        return word == "true"
-    if isinstance(word, str) and word.isdecimal():
-        return int(word)
-    raise ConfigError(field, value, ", ".join((*words, "auto", "true", "false")) + " or a device index such as 0")
-
-
-def _parse_count(text: str) -> int | str:
-    """A number of devices, `all`, or the text itself, which the check of the field then rejects."""
-    word = text.strip().lower()
-    return int(word) if word.isdecimal() else word
-
-
-def _parse_switch(text: str) -> bool | str | None:
-    """`true`, `false`, `none`, or the text itself, which the check of the field then rejects."""
-    return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
-
-
-def _one_word(parse: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec:
-    """The command-line form of an option that tyro cannot derive from its type: one word, and how to parse it."""
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=lambda words: parse(words[0]),
-        is_instance=lambda value: isinstance(value, bool | int | str | None),
-        str_from_instance=lambda value: [str(value).lower()],
-    )
-
-
-Switch = Annotated[bool | None, _one_word(_parse_switch, "true|false|none")]
+Switch = Annotated[bool | None, one_word(parse_switch, "true|false|none")]
 """A rule of the protocol. None: as the protocol has it."""
 
 NetworkName = Literal["nature", "impala"]
@@ -207,13 +162,13 @@ class NetworkConfig:
 class DevicesConfig:
     """Devices of the learner, the actor and the evaluator."""
 
-    gpu: Annotated[GpuOption, _one_word(str, "auto|true|false|INDEX")] = "auto"
+    gpu: Annotated[GpuOption, one_word(str, "auto|true|false|INDEX")] = "auto"
     """`auto`: a GPU if JAX has one, else CPU; `true`: a GPU or an error; `false`: the CPU; `0`, `1`...: that GPU."""
-    data_parallel: Annotated[int | Literal["all"], _one_word(_parse_count, "N|all"), Limits(1, 4_096)] = 1
+    data_parallel: Annotated[int | Literal["all"], one_word(parse_count, "N|all"), Limits(1, 4_096)] = 1
     """Devices that share the learning of one session: each has its part of the environments and of every minibatch."""
-    actor: Annotated[GpuOption | Literal["learner"], _one_word(str, "learner|auto|true|false|INDEX")] = "learner"
+    actor: Annotated[GpuOption | Literal["learner"], one_word(str, "learner|auto|true|false|INDEX")] = "learner"
     """Device that acts: `learner` (the learner's own), or as `gpu`."""
-    evaluator: Annotated[GpuOption | Literal["learner"], _one_word(str, "learner|auto|true|false|INDEX")] = False
+    evaluator: Annotated[GpuOption | Literal["learner"], one_word(str, "learner|auto|true|false|INDEX")] = False
     """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
     memory_fraction: Annotated[float | None, Limits(0.01, 1.0)] = None
     """Fraction of a GPU's memory that a process reserves. None: JAX's 0.75, or an equal share if several run there."""

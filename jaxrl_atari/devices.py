@@ -5,9 +5,7 @@
 reports the devices of this machine, the one that each `gpu` option picks, and problems.
 """
 
-import contextlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -15,14 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
-from jaxrl_atari.cli.errors import ConfigError, UserError
+from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import DevicesConfig, GpuOption
-from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.memory import is_out_of_memory
-from jaxrl_atari.hardware.memory_share import apply_memory_fraction
-from jaxrl_atari.hardware.runtime import jax_has_started, use_deterministic_kernels
+from jaxrl_atari.hardware import gpus, jax_gpus
+from jaxrl_atari.hardware.jax_gpus import forbid_gpu, gpus_by_index, visible_gpus
 from jaxrl_atari.ppo import Shard
 
 
@@ -47,136 +42,7 @@ class Placement(NamedTuple):
         return next(d for d in self.learner if d.process_index == jax.process_index())
 
 
-# --- Before JAX starts -------------------------------------------------------------------------------------------
-
-_limited_to: tuple[int, ...] | None = None  # indices of the GPUs, if `limit_jax` has limited JAX to some
-
-
-def limit_jax(config: DevicesConfig) -> None:
-    """Limits JAX to the devices that a session uses: the other GPUs get no context and no array.
-
-    Also sets the memory fraction and the flags of `devices.deterministic`. Call before JAX starts its back end;
-    afterwards JAX keeps the devices that it has.
-    """
-    global _limited_to
-    apply_memory_fraction(config)
-    if config.deterministic:
-        use_deterministic_kernels()
-    if jax_has_started():
-        return
-    if config.gpu is False and gpus.simulated_count() is None:
-        forbid_gpu("devices.gpu = false")  # without a call of the CUDA driver
-        return
-    shown, problem = gpus.visible()
-    used = _used_gpus(config, len(shown))
-    if used and used[-1] >= len(shown):
-        return  # `place` refuses it
-    if gpus.simulated_count() is not None:
-        _limited_to = used
-        jax.config.update("jax_num_cpu_devices", len(used) + 1)
-    elif not used:
-        forbid_gpu(problem)
-    elif len(used) < len(shown) and jax.config.read("jax_cuda_visible_devices") == "all":
-        # Not CUDA_VISIBLE_DEVICES, which the CUDA driver has already read in this process.
-        _limited_to = used
-        jax.config.update("jax_cuda_visible_devices", ",".join(map(str, used)))
-
-
-def _used_gpus(config: DevicesConfig, count: int) -> tuple[int, ...]:
-    """Indices of the GPUs that a session uses of `count` visible ones; an index may be beyond them."""
-    if config.distributed:  # learner devices are counted over all processes
-        return () if config.gpu is False else tuple(range(count))
-    first = _index(config.gpu, count)
-    used = {_index(config.actor, count), _index(config.evaluator, count), first}
-    if first is not None:
-        used |= set(range(first, count if config.data_parallel == "all" else first + config.data_parallel))
-    return tuple(sorted(index for index in used if index is not None))
-
-
-def _index(option: GpuOption | Literal["learner"], count: int) -> int | None:
-    """The index that an option means, None for no GPU of its own."""
-    if option == "learner" or option is False or (option == "auto" and count == 0):
-        return None
-    return 0 if option == "auto" else int(option) - (option is True)
-
-
-def forbid_gpu(reason: str = "") -> None:
-    """Keeps JAX off the GPUs: no back end starts there and no memory is taken. Call before JAX starts its back end."""
-    gpus.forbidden_because = gpus.forbidden_because or reason
-    jax.config.update("jax_platforms", "cpu")
-
-
 # --- The `gpu` option ----------------------------------------------------------------------------------------------
-
-
-def visible_gpus() -> list[jax.Device]:
-    """The GPUs that JAX sees (those that CUDA_VISIBLE_DEVICES leaves), by index. Starts JAX's back end."""
-    return list(_visible_gpus()[0].values())
-
-
-def _visible_gpus() -> tuple[dict[int, jax.Device], str]:
-    """Index -> GPU, over all processes; where there are none, why.
-
-    Raises:
-        UserError: a GPU has too little free memory for JAX to start.
-    """
-    shown, problem = gpus.visible()
-    if gpus.simulated_count() is not None:
-        return _by_index(_simulated_gpus(len(shown))), problem
-    if not shown:
-        forbid_gpu(problem)
-        return {}, gpus.forbidden_because
-    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
-    if platforms and "cpu" not in platforms.split(",") and not jax_has_started():
-        jax.config.update("jax_platforms", f"{platforms},cpu")  # first parameters are computed on the CPU
-    with _plugin_failures() as failures:
-        try:
-            return _by_index(jax.devices("gpu")), ""
-        except RuntimeError as error:  # raised if JAX has no such back end, or if it cannot be started
-            text = " ".join(failures or [" ".join(str(error).split())])
-            if is_out_of_memory(text):
-                raise UserError(
-                    f"JAX cannot start on the GPU ({text[:160]}): other processes hold its memory; wait for them, lower"
-                    " their devices.memory_fraction, or choose another GPU with devices.gpu"
-                ) from error
-            forbid_gpu(f"JAX cannot start on a GPU: {text}")
-            return {}, gpus.forbidden_because
-
-
-def _by_index(devices: Sequence[jax.Device]) -> dict[int, jax.Device]:
-    indices = _limited_to if _limited_to and len(_limited_to) == len(devices) else range(len(devices))
-    return dict(zip(indices, devices, strict=True))
-
-
-@contextlib.contextmanager
-def _plugin_failures() -> Iterator[list[str]]:
-    """Collects why JAX could not load a plugin; JAX would log a traceback."""
-    logger, failures = logging.getLogger("jax._src.xla_bridge"), []
-
-    def keep(record: logging.LogRecord) -> bool:
-        if record.exc_info:
-            failures.append(" ".join(f"{record.exc_info[1]}".split()))
-        return not record.exc_info
-
-    logger.addFilter(keep)
-    try:
-        yield failures
-    finally:
-        logger.removeFilter(keep)
-
-
-def _simulated_gpus(count: int) -> list[jax.Device]:
-    """CPU devices that stand in for GPUs: all but the first one of each process, which stays the CPU."""
-    if count == 0:
-        return []
-    count = count if _limited_to is None else len(_limited_to)
-    with contextlib.suppress(RuntimeError):  # the back end has started: it has the devices it has
-        jax.config.update("jax_num_cpu_devices", count + 1)
-    if (here := len(jax.local_devices(backend="cpu"))) <= count:
-        raise UserError(f"{gpus.SIMULATED}: JAX started with {here} CPU devices; {count + 1} are needed")
-    devices = jax.devices("cpu")
-    processes = sorted({device.process_index for device in devices})
-    return [device for p in processes for device in [d for d in devices if d.process_index == p][1 : count + 1]]
 
 
 def pick_device(gpu: GpuOption, here: bool = False) -> Choice:
@@ -198,14 +64,14 @@ def pick_device(gpu: GpuOption, here: bool = False) -> Choice:
     if gpu is False:
         forbid_gpu("devices.gpu = false")
         return Choice(jax.devices("cpu")[0], "devices.gpu = false")
-    devices, problem = _visible_gpus()
+    devices, problem = gpus_by_index()
     if here and jax.distributed.is_initialized():
         devices = dict(enumerate(d for d in devices.values() if d.process_index == jax.process_index()))
     if gpu == "auto" and not devices:
         return Choice(jax.devices("cpu")[0], f"devices.gpu = auto, and there is no GPU: {problem}")
     index = min(devices, default=0) if gpu == "auto" or gpu is True else gpu
     if index not in devices:
-        if _limited_to and index < len(gpus.visible().gpus):
+        if jax_gpus.limited_to and index < len(gpus.visible().gpus):
             raise ConfigError(
                 "devices.gpu", gpu, f"GPU {', '.join(map(str, devices))}, to which JAX was limited when it started",
                 "use another GPU in a fresh process",
@@ -334,67 +200,6 @@ def _local_row(x: jax.Array, device: jax.Device) -> jax.Array:
     return next(shard.data for shard in x.addressable_shards if shard.device == device)
 
 
-# --- Several processes -------------------------------------------------------------------------------------------
-
-
-def join_processes(config: DevicesConfig) -> None:
-    """Makes this process one of several that learn together. Call before JAX starts its back end.
-
-    Raises:
-        UserError: the others cannot be found.
-    """
-    limit_jax(config)
-    try:
-        jax.distributed.initialize(config.coordinator, config.num_processes, config.process_index)
-    except (RuntimeError, ValueError) as error:
-        raise UserError(
-            f"devices.distributed: {str(error).rstrip('.')}; give devices.coordinator HOST:PORT, devices.num_processes"
-            " and devices.process_index, or start it by a cluster manager that JAX knows"
-        ) from error
-
-
-def is_leader() -> bool:
-    """True in the process that writes files: the only one, or process 0 of several.
-
-    A process that is alone starts no back end by asking.
-    """
-    return not jax.distributed.is_initialized() or jax.process_index() == 0
-
-
-def sum_over_processes(count: int) -> int:
-    """The sum of every process's count; on one process, the count itself."""
-    if not jax.distributed.is_initialized():
-        return count
-    with jax.transfer_guard("allow"):
-        return int(process_allgather(np.int32(count)).sum())
-
-
-def gather_rows(rows: np.ndarray) -> np.ndarray:
-    """The rows `[n, k]` of all processes, in the order of the processes; each may have another n.
-
-    Numbers come back as float32 from several processes, and as they are from one.
-    """
-    if not jax.distributed.is_initialized():
-        return rows
-    with jax.transfer_guard("allow"):
-        counts = process_allgather(np.int32(len(rows)))
-        # A power of two, so that few sizes are compiled.
-        padded = np.zeros((1 << (max(1, int(counts.max())) - 1).bit_length(), rows.shape[1]), np.float32)
-        padded[: len(rows)] = rows
-        everywhere = process_allgather(padded)
-    return np.concatenate([part[:count] for part, count in zip(everywhere, counts, strict=True)])
-
-
-def agree(text: str) -> str:
-    """Process 0's text, in every process."""
-    if not jax.distributed.is_initialized():
-        return text
-    letters = np.zeros(4_096, np.uint8)
-    encoded = np.frombuffer(text.encode(), np.uint8)
-    letters[: len(encoded)] = encoded
-    return bytes(broadcast_one_to_all(letters)).rstrip(b"\0").decode()
-
-
 # --- The checker -------------------------------------------------------------------------------------------------
 
 
@@ -424,4 +229,4 @@ if __name__ == "__main__":
     from jaxrl_atari import cli
     from jaxrl_atari.hardware import report
 
-    cli.run(lambda: report.main(pick_device, visible_gpus))
+    cli.run(lambda: report.main(pick_device))

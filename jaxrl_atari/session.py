@@ -11,9 +11,11 @@ import numpy as np
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.devices import Placement, agree, is_leader, limit_jax, place, sum_over_processes
+from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware.cpu import multiplies_bfloat16
+from jaxrl_atari.hardware.distributed import agree, is_leader, sum_over_processes
+from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import Monitor
 from jaxrl_atari.learner import abstract_arrays, first_arrays, make_learner

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
-from jaxrl_atari.devices import join_processes
+from jaxrl_atari.hardware.distributed import join_processes
 from jaxrl_atari.session import prepare, train
 
 output, processes, index, coordinator = sys.argv[1:]

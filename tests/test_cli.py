@@ -279,7 +279,7 @@ def test_a_refusal_is_one_line_and_writes_nothing(name, line, message, tmp_path,
     module = {"suite": "suite.__main__", "search": "search.__main__", "evaluate": "evaluate.__main__",
               "benchmark": "benchmark.__main__", "hub": "hub.__main__"}.get(name, name)  # fmt: skip
     if name == "devices":
-        command = lambda: report.main(devices.pick_device, devices.visible_gpus)  # noqa: E731
+        command = lambda: report.main(devices.pick_device)  # noqa: E731
         monkeypatch.setattr(sys, "argv", ["devices", *line.split()])
     else:
         main = importlib.import_module(f"jaxrl_atari.{module}").main

@@ -117,7 +117,7 @@ def test_simulated_gpus_follow_cuda_visible_devices(names, expected):
 
 PICK = """
 import sys
-from jaxrl_atari.config import parse_gpu
+from jaxrl_atari.cli.values import parse_gpu
 from jaxrl_atari.devices import pick_device
 for text in sys.argv[1:]:
     try:

@@ -25,13 +25,14 @@ import pytest
 from fake_cuda import ROOT, FakeCuda, python, user_environment
 from fake_pools import NoisePool
 
-from jaxrl_atari import devices, learner, rollout
+from jaxrl_atari import learner, rollout
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig, TrialConfig
-from jaxrl_atari.devices import Placement, gather_rows
+from jaxrl_atari.devices import Placement
 from jaxrl_atari.evaluate.play import play
 from jaxrl_atari.fast.frames import PLAIN
-from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware import distributed, gpus, jax_gpus
+from jaxrl_atari.hardware.distributed import gather_rows
 from jaxrl_atari.hardware.gpus import Gpu, Visible, network_platform
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.memory_share import BESIDE_THE_POOL, FRACTION, equal_share, memory_fraction
@@ -90,7 +91,8 @@ def test_deterministic_kernels_are_chosen_before_cuda_starts(tmp_path):
 def test_xla_knows_the_flags_of_determinism(tmp_path):
     """An unknown flag ends the process; the known ones reach the compiler although JAX has been imported."""
     code = (
-        "import jax, sys; from jaxrl_atari.config import DevicesConfig; from jaxrl_atari.devices import limit_jax;"
+        "import jax, sys; from jaxrl_atari.config import DevicesConfig;"
+        "from jaxrl_atari.hardware.jax_gpus import limit_jax;"
         "limit_jax(DevicesConfig(gpu=False, deterministic=True)); limit_jax(DevicesConfig(deterministic=True));"
         "jax.jit(lambda x: x + 1)(1.0)"
     )
@@ -105,11 +107,11 @@ def test_xla_knows_the_flags_of_determinism(tmp_path):
 def test_determinism_needs_a_fresh_process_on_a_gpu_and_another_network_than_impala(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     deterministic = DevicesConfig(deterministic=True)
-    devices.limit_jax(deterministic)  # JAX has started on a CPU, which needs no flags
+    jax_gpus.limit_jax(deterministic)  # JAX has started on a CPU, which needs no flags
     assert "XLA_FLAGS" not in os.environ
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     with pytest.raises(ConfigError, match=r"devices.deterministic = True: expected to be set before JAX starts"):
-        devices.limit_jax(deterministic)
+        jax_gpus.limit_jax(deterministic)
     with pytest.raises(ConfigError, match=r"devices.deterministic = True: expected false with network.name = impala"):
         Config(network=NetworkConfig(name="impala"), devices=deterministic)
 
@@ -148,7 +150,7 @@ def test_questions_about_processes_and_a_missing_gpu_start_nothing(tmp_path):
     cuda = FakeCuda(tmp_path / "cuda", gpus=0)
     code = (
         "import numpy as np; from jax._src import xla_bridge; from jaxrl_atari.devices import *;"
-        "from jaxrl_atari.devices import agree, gather_rows, is_leader, sum_over_processes;"
+        "from jaxrl_atari.hardware.distributed import agree, gather_rows, is_leader, sum_over_processes;"
         "from jaxrl_atari.run_dir.checkpoints import Checkpoints;"
         f"from jaxrl_atari.run_dir.arrays import single_process; Checkpoints({str(tmp_path)!r}).close();"
         "print(is_leader(), sum_over_processes(3), agree('x'), len(gather_rows(np.zeros((2, 3)))),"
@@ -307,12 +309,13 @@ def test_commands_start_only_their_gpu(command, settings, tmp_path):
     ],
 )
 def test_the_gpus_that_a_session_uses(options, expected):
-    assert devices._used_gpus(DevicesConfig(**options), 4) == expected
+    assert jax_gpus._used_gpus(DevicesConfig(**options), 4) == expected
 
 
 def test_another_gpu_needs_a_fresh_process():
     code = (
         "import sys; from jaxrl_atari.config import DevicesConfig; from jaxrl_atari.devices import *;"
+        "from jaxrl_atari.hardware.jax_gpus import limit_jax;"
         "limit_jax(DevicesConfig(gpu=2)); print(place(DevicesConfig(gpu=2)).learner, len(jax.devices('cpu')));"
         "place(DevicesConfig(gpu=1))"
     )
@@ -420,7 +423,8 @@ def test_restored_keys_go_straight_to_their_device(tmp_path):
 
 def test_settings_come_before_the_processes_meet():
     code = (
-        "import os, jax; from jaxrl_atari.config import DevicesConfig; from jaxrl_atari.devices import join_processes;"
+        "import os, jax; from jaxrl_atari.config import DevicesConfig;"
+        "from jaxrl_atari.hardware.distributed import join_processes;"
         "show = lambda *a: print(jax.config.jax_platforms, os.environ.get('XLA_CLIENT_MEM_FRACTION'));"
         "jax.distributed.initialize = show;"
         "join_processes(DevicesConfig(gpu=False, distributed=True, memory_fraction=0.25))"
@@ -432,7 +436,7 @@ def test_a_process_starts_the_gpus_that_jax_local_device_ids_names(tmp_path):
     cuda = FakeCuda(tmp_path / "cuda", gpus=4)
     code = (
         "import sys; from jaxrl_atari.config import DevicesConfig;"
-        "from jaxrl_atari.devices import join_processes, place;"
+        "from jaxrl_atari.devices import place; from jaxrl_atari.hardware.distributed import join_processes;"
         "config = DevicesConfig(gpu=True, distributed=True, coordinator=sys.argv[1], num_processes=1, process_index=0,"
         "memory_fraction=0.25); join_processes(config); place(config)"
     )
@@ -449,7 +453,7 @@ def test_gathered_rows_are_padded_to_powers_of_two(monkeypatch):
         return np.stack([rows, rows])
 
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(devices, "process_allgather", gather)
+    monkeypatch.setattr(distributed, "process_allgather", gather)
     for count in range(9):
         rows = np.arange(3.0 * count).reshape(count, 3)
         np.testing.assert_array_equal(gather_rows(rows), np.concatenate([rows, rows]))
@@ -459,7 +463,8 @@ def test_gathered_rows_are_padded_to_powers_of_two(monkeypatch):
 TOGETHER = """
 import sys
 from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.devices import agree, is_leader, join_processes, place
+from jaxrl_atari.devices import place
+from jaxrl_atari.hardware.distributed import agree, is_leader, join_processes
 
 config = DevicesConfig(
     data_parallel="all", distributed=True, coordinator=sys.argv[1], num_processes=2, process_index=int(sys.argv[2])

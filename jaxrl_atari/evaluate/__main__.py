@@ -21,8 +21,9 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.config import DevicesConfig, EnvConfig, parse_gpu
-from jaxrl_atari.devices import limit_jax, pick_device
+from jaxrl_atari.cli.values import parse_gpu
+from jaxrl_atari.config import DevicesConfig, EnvConfig
+from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs import Episode
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
@@ -30,6 +31,7 @@ from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation, summaris
 from jaxrl_atari.evaluate.policy import Policy, find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware import runtime
+from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory_share import do_not_preallocate
 from jaxrl_atari.report.pages import REPORT_FILE, try_report
 from jaxrl_atari.run_dir.files import unused, write_json

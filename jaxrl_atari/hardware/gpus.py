@@ -23,7 +23,7 @@ from jaxrl_atari.config import GpuOption
 from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError, NoDriver
 
 SIMULATED = "JAXRL_ATARI_SIMULATED_GPUS"
-forbidden_because = ""  # set by `devices.forbid_gpu`
+forbidden_because = ""  # set by `jax_gpus.forbid_gpu`
 BFLOAT16_CAPABILITY = (8, 0)  # Ampere
 INSTALL = "pip install 'jaxrl_atari[cuda12]'"
 

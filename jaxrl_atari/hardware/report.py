@@ -15,6 +15,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, GpuOption, load_config_file
 from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.jax_gpus import visible_gpus
 from jaxrl_atari.hardware.memory import estimate, format_bytes, report
 from jaxrl_atari.hardware.memory_share import FRACTION, OLD_FRACTION, do_not_preallocate
 from jaxrl_atari.hardware.monitor import GpuReader, GpuUnknown
@@ -71,7 +72,7 @@ def _choice(pick_device: PickDevice, gpu: GpuOption) -> str:
     return f"{device} ({device.device_kind}): {reason}"
 
 
-def lines(pick_device: PickDevice, visible_gpus: Callable[[], list[jax.Device]]) -> tuple[list[str], list[str]]:
+def lines(pick_device: PickDevice) -> tuple[list[str], list[str]]:
     """The lines of the report, and the problems found. Starts JAX's back end."""
     visible = gpus.visible()
     versions = ", ".join(f"{name} {found}" for name, found in gpus.library_versions().items())
@@ -106,13 +107,11 @@ def lines(pick_device: PickDevice, visible_gpus: Callable[[], list[jax.Device]])
     return text, problems
 
 
-def main(
-    pick_device: PickDevice, visible_gpus: Callable[[], list[jax.Device]], arguments: Sequence[str] | None = None
-) -> None:
+def main(pick_device: PickDevice, arguments: Sequence[str] | None = None) -> None:
     """The command. Exits with status 1 if a device does not compute or a setting is wrong.
 
     Args:
-        pick_device, visible_gpus: the functions of `jaxrl_atari.devices`.
+        pick_device: `devices.pick_device`, which lies above this folder.
     """
     prog = "python -m jaxrl_atari.devices"
     parser = cli.Parser(
@@ -128,7 +127,7 @@ def main(
         check_devices(config.devices)
     # The report must not take memory that other processes on the GPU need.
     do_not_preallocate()
-    text, problems = lines(pick_device, visible_gpus)
+    text, problems = lines(pick_device)
     print("\n".join(text))
     if config is not None:
         device, _ = pick_device(config.devices.gpu)

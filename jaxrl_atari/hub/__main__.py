@@ -21,8 +21,8 @@ import jax
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.devices import forbid_gpu
 from jaxrl_atari.evaluate.policy import find_session, load_policy
+from jaxrl_atari.hardware.jax_gpus import forbid_gpu
 from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.reading import session_dirs

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari import devices
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import SessionsFailed, UserError, require
 from jaxrl_atari.config import Config
+from jaxrl_atari.hardware import distributed
 from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory_share import memory_fraction, set_memory_fraction
@@ -54,11 +54,11 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
     if run_dir is not None and resume:
         require_same_run(config, run_dir)
     if config.devices.distributed:
-        devices.join_processes(config.devices)
-        if devices.is_leader() and not resume:
+        distributed.join_processes(config.devices)
+        if distributed.is_leader() and not resume:
             run_dir = make_run_dir(config, run_dir)
-        run_dir = Path(devices.agree(str(run_dir or "")))
-        if not devices.is_leader():
+        run_dir = Path(distributed.agree(str(run_dir or "")))
+        if not distributed.is_leader():
             follow_trial(config, run_dir, resume=resume)
             return run_dir
     elif not resume:

@@ -21,7 +21,7 @@ def main() -> None:
     """Runs the session."""
     run_description, description = json.loads(sys.stdin.readline())
     end_with_parent()
-    from jaxrl_atari.config import parse_gpu
+    from jaxrl_atari.cli.values import parse_gpu
     from jaxrl_atari.hardware import runtime
     from jaxrl_atari.run_dir.config_file import config_from_dict
     from jaxrl_atari.run_dir.description import session_dir, write_description
