@@ -13,12 +13,14 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import TrainState, init_train_state
+from jaxrl_atari.run_dir.arrays import to_host
 from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints, Damaged
 from jaxrl_atari.run_dir.meta import is_sound, meta_checksum
 
@@ -37,12 +39,14 @@ def save(checkpoints, step, score, arrays=None):
 
 
 @pytest.fixture
-def session(tmp_path):
-    """A session with checkpoints at 10 (the best) and 20."""
+def session(tmp_path, request):
+    """A session with checkpoints at 10 (the best) and 20, whose arrays have folders or are in one database."""
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 10, 5.0)
     save(checkpoints, 20, 4.0)
     checkpoints.close()
+    if getattr(request, "param", "folders") == "database":
+        in_one_database(tmp_path, 20)
     return tmp_path
 
 
@@ -309,8 +313,17 @@ def edit_meta(session, step, **changes):
     path.write_text(json.dumps(meta))
 
 
+def in_one_database(session, step):
+    """A checkpoint as it was before each array had a folder of its own."""
+    folder = session / "checkpoints" / str(step) / "arrays"
+    shutil.rmtree(folder)
+    with ocp.StandardCheckpointer() as writer:
+        writer.save(folder.absolute(), to_host(small_arrays(step)))
+
+
 def as_format_2(session, step, score):
     """A checkpoint as it was before format 3: no checksums, and the score in a file of its own."""
+    in_one_database(session, step)
     edit_meta(session, step, format_version=2, checksum=None, checksums=None, score=None)
     (session / "checkpoints" / str(step) / "metrics").mkdir()
     (session / "checkpoints" / str(step) / "metrics" / "metrics").write_text(json.dumps({"score": score}))
@@ -345,8 +358,8 @@ def test_format_2_is_read_and_continued(session):
 
 
 def damage_arrays(step_dir):
-    for path in (step_dir / "arrays").rglob("*"):
-        if path.is_file() and path.parent.name == "d":
+    for path in [*(step_dir / "arrays").rglob("[0-9]*"), *(step_dir / "arrays").rglob("d/*")]:
+        if path.is_file():
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
@@ -357,10 +370,11 @@ def damage_arrays(step_dir):
         lambda step_dir: shutil.rmtree(step_dir / "arrays"),
         lambda step_dir: shutil.rmtree(step_dir / "meta"),
         lambda step_dir: (step_dir / "meta" / "metadata").write_text('{"format_ver'),
-        lambda step_dir: (step_dir / "arrays" / "manifest.ocdbt").write_bytes(b""),
+        lambda step_dir: (step_dir / "arrays" / "train_state.params.policy.bias" / ".zarray").write_bytes(b""),
+        lambda step_dir: shutil.rmtree(step_dir / "arrays" / "train_state.params.policy.bias"),
         lambda step_dir: (step_dir / "arrays" / "_METADATA").write_text("{"),
     ],
-    ids=["cut arrays", "no arrays", "no meta", "cut meta", "empty manifest", "cut metadata"],
+    ids=["cut arrays", "no arrays", "no meta", "cut meta", "empty array", "no array", "cut metadata"],
 )
 def test_damaged_checkpoint_is_named_and_the_other_can_be_restored(session, damage):
     damage(session / "checkpoints" / "20")
@@ -396,6 +410,10 @@ def newest(session):
     return Checkpoints(session, read_only=True).restore_newest(lambda meta: small_arrays(0), ())
 
 
+both_forms = pytest.mark.parametrize("session", ["folders", "database"], indirect=True)
+
+
+@both_forms
 def test_a_flipped_bit_never_gives_other_parameters(session):
     sound_meta, found = Checkpoints(session, read_only=True).read_meta(20), {}
     for name in flips(session / "checkpoints" / "20", places=9):
@@ -414,6 +432,7 @@ def test_a_flipped_bit_never_gives_other_parameters(session):
     assert any(name.startswith("arrays/") for name in found)
 
 
+@both_forms
 def test_soundness_is_known_without_restoring(session):
     step_dir = session / "checkpoints" / "20"
     assert is_sound(step_dir)
@@ -425,7 +444,9 @@ def test_soundness_is_known_without_restoring(session):
         except Damaged:
             assert not is_sound(step_dir) or name == "arrays/_METADATA", name
             found.add(name)
-    assert {"meta/metadata", "arrays/manifest.ocdbt"} < found
+    arrays = {"arrays/manifest.ocdbt", "arrays/train_state.params.policy.bias/.zarray"}
+    assert "meta/metadata" in found
+    assert arrays & found
     metadata = step_dir / "arrays" / "_METADATA"
     text = metadata.read_text()
     metadata.write_text(text[: len(text) // 2])

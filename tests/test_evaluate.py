@@ -217,7 +217,7 @@ def flip(path):
 
 def test_a_damaged_latest_checkpoint_is_replaced_by_the_one_before_with_a_line(tmp_path, caplog):
     session_dir = write_session(tmp_path / "session_0", (3.0, 2.0))
-    largest = max((session_dir / "checkpoints" / "2000").rglob("d/*"), key=lambda path: path.stat().st_size)
+    largest = max((session_dir / "checkpoints" / "2000").rglob("[0-9]*"), key=lambda path: path.stat().st_size)
     flip(largest)
     assert load_policy(tmp_path, "latest", CPU).env_steps == 1000
     (record,) = caplog.records
@@ -231,7 +231,7 @@ def test_a_damaged_latest_checkpoint_is_replaced_by_the_one_before_with_a_line(t
 
 def test_a_damaged_best_checkpoint_is_an_error(tmp_path):
     session_dir = write_session(tmp_path / "session_0", (3.0, 2.0))
-    largest = max((session_dir / "checkpoints" / "1000").rglob("d/*"), key=lambda path: path.stat().st_size)
+    largest = max((session_dir / "checkpoints" / "1000").rglob("[0-9]*"), key=lambda path: path.stat().st_size)
     flip(largest)
     with pytest.raises(UserError, match=r"checkpoints/1000: damaged: its arrays? .*; other checkpoints: 2000$"):
         load_policy(tmp_path, "best", CPU)

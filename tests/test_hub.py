@@ -246,7 +246,7 @@ def test_a_push_verifies_its_checkpoint(run_dir, tmp_path, caplog):
     shutil.copytree(run_dir, damaged)
 
     def damage(step):
-        files = (damaged / "session_1" / "checkpoints" / str(step) / "arrays").rglob("d/*")
+        files = (damaged / "session_1" / "checkpoints" / str(step) / "arrays").rglob("[0-9]*")
         largest = max(files, key=lambda path: path.stat().st_size)
         content = bytearray(largest.read_bytes())
         content[len(content) // 2] ^= 1

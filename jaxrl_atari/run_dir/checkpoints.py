@@ -1,6 +1,6 @@
 """Checkpoints of a session: the learner's complete state on disk.
 
-SESSION_DIR/checkpoints/<env_steps>/arrays   the arrays in orbax's format (OCDBT); PRNG keys as their key data
+SESSION_DIR/checkpoints/<env_steps>/arrays   the arrays as orbax writes them; PRNG keys as their key data
 SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, `score`, `shapes`, checksums of each array and
                                              of the meta itself (`meta.py`), `format_version`
 SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
@@ -130,16 +130,25 @@ class Checkpoints:
 
     @cached_property
     def _manager(self) -> ocp.CheckpointManager:
-        """Orbax's manager, for writing only: it reads the names of the steps, and nothing that may be damaged."""
+        """Orbax's manager, for writing only: it reads the names of the steps, and nothing that may be damaged.
+
+        Each array has a folder of its own (`use_ocdbt=False`). In one database for all arrays, orbax asks TensorStore
+        for JSON at every array, and TensorStore 0.1.86 never frees it: 9 KiB a checkpoint.
+        """
+        processes = single_process()
         return ocp.CheckpointManager(
             self.directory.absolute(),
+            item_handlers={
+                "arrays": ocp.StandardCheckpointHandler(multiprocessing_options=processes, use_ocdbt=False),
+                "meta": ocp.JsonCheckpointHandler(multiprocessing_options=processes),
+            },
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=self._policy,
                 create=False,
                 cleanup_tmp_directories=True,
                 todelete_subdir=DELETED,
                 lightweight_initialize=True,
-                multiprocessing_options=single_process(),
+                multiprocessing_options=processes,
             ),
         )
 

@@ -59,10 +59,13 @@ def is_sound(step_dir: Path) -> bool:
         if "checksum" in meta and meta["checksum"] != meta_checksum(meta):
             return False
         read_json(step_dir / "arrays" / "_METADATA")
-        store = {"driver": "ocdbt", "base": f"file://{(step_dir / 'arrays').absolute()}/"}
+        folder = (step_dir / "arrays").absolute()
+        is_database = (folder / "manifest.ocdbt").is_file()  # older checkpoints; newer ones have a folder for each array
         reads = {}
         for name in meta["shapes"]:
-            kvstore = store | {"path": name.replace("/", ".") + "/"}
+            path = name.replace("/", ".") + "/"
+            base = {"driver": "ocdbt", "base": f"file://{folder}/"} if is_database else {"driver": "file"}
+            kvstore = base | {"path": path if is_database else f"{folder}/{path}"}
             reads[name] = tensorstore.open({"driver": "zarr", "kvstore": kvstore}).result().read()
         found = {name: array_checksum(read.result()) for name, read in reads.items()}
     except Exception:  # TensorStore can raise any type for a damaged file
