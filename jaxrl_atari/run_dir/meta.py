@@ -60,7 +60,7 @@ def is_sound(step_dir: Path) -> bool:
             return False
         read_json(step_dir / "arrays" / "_METADATA")
         folder = (step_dir / "arrays").absolute()
-        is_database = (folder / "manifest.ocdbt").is_file()  # older checkpoints; newer ones have a folder for each array
+        is_database = (folder / "manifest.ocdbt").is_file()  # as before each array had a folder
         reads = {}
         for name in meta["shapes"]:
             path = name.replace("/", ".") + "/"
