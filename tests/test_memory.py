@@ -84,7 +84,7 @@ def test_parts_of_the_estimate():
     assert 1 <= one.rollout / (128 * 16 * 84 * 84) < 1.1  # each frame once
     assert one.total == one.update + one.overhead
     halves = estimate(make_config(16, 128, 256, data_parallel=2), "cpu", 6)
-    assert halves.minibatch * 2 == one.minibatch
+    assert one.minibatch / 2 < halves.minibatch < 0.7 * one.minibatch  # each device has chunks of its own
     assert halves.rollout * 2 == one.rollout
     assert halves.weights == one.weights
     overlap = dataclasses.replace(make_config(16, 128, 256), overlap="update")

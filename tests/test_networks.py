@@ -42,8 +42,8 @@ class Reference(nn.Module):
 
 @pytest.fixture(scope="module")
 def stacks():
-    """More than one chunk of the CPU form, and the last one not full."""
-    n = CHUNK + 5
+    """Several chunks of the CPU form, the last one not full, in each arithmetic."""
+    n = max(CHUNK.values()) + 3
     return np.random.default_rng(0).integers(0, 256, (n, 84, 84, 4), dtype=np.uint8)
 
 

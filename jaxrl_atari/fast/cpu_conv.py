@@ -21,7 +21,7 @@ default; rebuilding them is faster than reading them from memory.
 **bfloat16.** XLA's CPU backend copies bfloat16 by way of float32 and integers as they are, so data that is only moved
 is viewed as uint16 (`_as_uint16`). Products accumulate in float32.
 
-**Chunks.** The torso works on 16 samples at a time, whose activations stay in the CPU's caches.
+**Chunks.** The torso works on a part of the samples at a time (`CHUNK`), whose activations stay in the CPU's caches.
 """
 
 import functools
@@ -36,7 +36,8 @@ from jax import lax
 
 from jaxrl_atari.fast.frames import STACK
 
-CHUNK = 16  # samples
+CHUNK = {jnp.dtype(jnp.float32): 32, jnp.dtype(jnp.bfloat16): 64}
+"""The largest number of samples in a chunk."""
 
 
 def apply(params: Any, blocks: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
@@ -76,10 +77,11 @@ def _torso_in_chunks(params: Any, blocks: jax.Array, dtype: Any) -> jax.Array:
         return _torso(dtype, chunk, w1, b1, w2, b2, w3, b3)
 
     n = blocks.shape[0]
-    if n <= CHUNK:
+    chunks = -(-n // CHUNK[jnp.dtype(dtype)])
+    if chunks == 1:
         return torso(blocks)
-    filled = jnp.pad(blocks, ((0, -n % CHUNK), (0, 0), (0, 0), (0, 0)))
-    return lax.map(torso, filled.reshape(-1, CHUNK, *blocks.shape[1:])).reshape(-1, 3136)[:n]
+    filled = jnp.pad(blocks, ((0, -n % chunks), (0, 0), (0, 0), (0, 0)))
+    return lax.map(torso, filled.reshape(chunks, -1, *blocks.shape[1:])).reshape(-1, 3136)[:n]
 
 
 # --- Building blocks -------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """Estimate of the device memory that training needs, and advice when it runs out.
 
-The estimate counts the arrays on the device during an update. On CPU it agrees with XLA's `memory_analysis()` of the
-compiled update within 5%; for plain convolutions in bfloat16, which a CPU computes in float32, it is 26% too low.
-Compiled for an H100, the update takes 3 to 13% less than estimated (benchmarks/compile_for_gpu.py). The estimate leaves
-out the workspaces of cuDNN, which depend on the free memory, and the CUDA context: about 0.5 GiB that JAX does not
-manage.
+The estimate counts the arrays on the device during an update. On a CPU it agrees with XLA's `memory_analysis()` of the
+compiled update within 5% in float32 and 10% in bfloat16; for plain convolutions in bfloat16, which a CPU computes in
+float32, it is 26% too low. Compiled for an H100, the update takes 3 to 13% less than estimated
+(benchmarks/compile_for_gpu.py). The estimate leaves out the workspaces of cuDNN, which depend on the free memory, and
+the CUDA context: about 0.5 GiB that JAX does not manage.
 """
 
 import contextlib
@@ -19,10 +19,12 @@ import jax.numpy as jnp
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
+from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.fast.frames import FRAME_SIZE, STACK
 from jaxrl_atari.networks import NETWORKS, compute_dtype, uses_cpu_conv
 
 FRAME = FRAME_SIZE**2  # bytes, uint8
+CHUNK_SAMPLE = 147_000  # values of a sample while `cpu_conv` works on its chunk
 PER_STEP = 100  # bytes of a step besides its frame: actions, values, advantages, permutations, ...
 MAX_ACTIONS = 18
 
@@ -64,19 +66,21 @@ def estimate(config: Config, platform: str, num_actions: int = MAX_ACTIONS) -> E
     steps = config.ppo.rollout_length * num_envs * PER_STEP
     stacks = STACK * FRAME
     if uses_cpu_conv(config.network, platform):
-        # The gradients of the layers exist for one chunk at a time; 0.8 is measured.
+        # Patches and the gradients of the layers exist for one chunk at a time. All factors are measured.
         sample = 2 * stacks + round(0.8 * activations * dtype.itemsize)
+        chunk, copies = min(samples, cpu_conv.CHUNK[dtype]) * CHUNK_SAMPLE * dtype.itemsize, 1.1
     else:
         # The stacks as gathered and as numbers; the outputs, and what backpropagation keeps besides. Measured: half as
         # much for nature, 2.5 times as much for impala with its poolings and residual sums, the guess for any other.
         kept = 1.5 if config.network.name == "nature" else 3.5
         sample = stacks * (1 + dtype.itemsize) + round(kept * activations * dtype.itemsize)
+        chunk, copies = 0, 2.5
     return Estimate(
         weights=weights,
         optimizer=2 * weights,
-        gradients=round(2.5 * weights),  # raw, clipped and scaled; measured
+        gradients=round(copies * weights),  # raw, and clipped or scaled; measured
         rollout=frames + steps,
-        minibatch=samples * sample,
+        minibatch=samples * sample + chunk,
         overhead=frames + (weights if config.overlap == "update" else 0),
     )
 
