@@ -64,6 +64,13 @@ def test_estimate_agrees_with_xla(case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", ["default", "large rollout", "large minibatch", "small"])
+def test_estimate_agrees_with_xla_in_bfloat16(case):
+    config = make_config(**CASES[case], compute_dtype="bfloat16")
+    assert estimate(config, "cpu", 6).update == pytest.approx(analysed_bytes(config), rel=0.1)
+
+
+@pytest.mark.slow
 def test_plain_convolutions_in_bfloat16_take_a_quarter_more_on_a_cpu():
     config = make_config(**CASES["plain convolutions"], compute_dtype="bfloat16")
     assert estimate(config, "cpu", 6).update / analysed_bytes(config) == pytest.approx(1 - 0.26, abs=0.03)

@@ -39,6 +39,14 @@ from jaxrl_atari.fast.frames import STACK
 CHUNK = {jnp.dtype(jnp.float32): 32, jnp.dtype(jnp.bfloat16): 64}
 """The largest number of samples in a chunk."""
 
+UNROLLED = 8
+"""Up to as many chunks are compiled one by one, without a loop, which would copy what each keeps for its gradient."""
+
+
+def chunk_count(samples: int, dtype: Any) -> int:
+    """Number of chunks of a minibatch."""
+    return -(-samples // CHUNK[jnp.dtype(dtype)])
+
 
 def apply(params: Any, blocks: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """Policy and value of blocked frame stacks.
@@ -53,7 +61,7 @@ def apply(params: Any, blocks: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Ar
     """
     features = _torso_in_chunks(params, blocks, dtype).astype(dtype)
     dense, policy, value = params["dense"], params["policy"], params["value"]
-    hidden = _dense(features, dense["kernel"].astype(dtype)) + dense["bias"].astype(dtype)
+    hidden = _dense(features, dense["kernel"]) + dense["bias"].astype(dtype)
     hidden = nn.relu(hidden).astype(jnp.float32)
     logits = hidden @ policy["kernel"] + policy["bias"]
     return logits, (hidden @ value["kernel"] + value["bias"])[:, 0]
@@ -77,11 +85,13 @@ def _torso_in_chunks(params: Any, blocks: jax.Array, dtype: Any) -> jax.Array:
         return _torso(dtype, chunk, w1, b1, w2, b2, w3, b3)
 
     n = blocks.shape[0]
-    chunks = -(-n // CHUNK[jnp.dtype(dtype)])
-    if chunks == 1:
+    count = chunk_count(n, dtype)
+    if count == 1:
         return torso(blocks)
-    filled = jnp.pad(blocks, ((0, -n % chunks), (0, 0), (0, 0), (0, 0)))
-    return lax.map(torso, filled.reshape(chunks, -1, *blocks.shape[1:])).reshape(-1, 3136)[:n]
+    filled = jnp.pad(blocks, ((0, -n % count), (0, 0), (0, 0), (0, 0)))
+    chunks = filled.reshape(count, -1, *blocks.shape[1:])
+    _, features = lax.scan(lambda _, chunk: (None, torso(chunk)), None, chunks, unroll=count <= UNROLLED)
+    return features.reshape(-1, 3136)[:n]
 
 
 # --- Building blocks -------------------------------------------------------------------------------------------------
@@ -224,15 +234,16 @@ _torso.defvjp(_torso_forward, _torso_backward)
 
 @jax.custom_vjp
 def _dense(x: jax.Array, w: jax.Array) -> jax.Array:
-    """`x @ w` accumulated in float32: `[N, 3136]`, `[3136, O]` -> `[N, O]`.
+    """`x @ w` in the type of x, accumulated in float32: `[N, 3136]`, `[3136, O]` -> float32 `[N, O]`.
 
-    Its own gradient keeps both products in the type of x, row-major; JAX's would compute them in float32 and
-    transposed.
+    Its own gradient keeps both products in the type of x, row-major, and the gradient for w in float32; JAX's would
+    compute the products in float32 and transposed.
     """
-    return _product(x, w)
+    return _product(x, w.astype(x.dtype))
 
 
 def _dense_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
+    w = w.astype(x.dtype)
     return _product(x, w), (x, w)
 
 
@@ -243,7 +254,7 @@ def _dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     # A transpose by way of three axes, which moves the data; see `_transposed`.
     x_transposed = _as_bfloat16(_as_uint16(x).reshape(-1, 49, 64).transpose(1, 2, 0).reshape(3136, -1))
-    return dx.astype(x.dtype), _product(x_transposed, g).astype(w.dtype)
+    return dx.astype(x.dtype), _product(x_transposed, g)
 
 
 _dense.defvjp(_dense_forward, _dense_backward)

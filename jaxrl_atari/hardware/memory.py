@@ -66,19 +66,23 @@ def estimate(config: Config, platform: str, num_actions: int = MAX_ACTIONS) -> E
     steps = config.ppo.rollout_length * num_envs * PER_STEP
     stacks = STACK * FRAME
     if uses_cpu_conv(config.network, platform):
-        # Patches and the gradients of the layers exist for one chunk at a time. All factors are measured.
+        # Patches and the gradients of the layers exist for one chunk at a time; without a loop, XLA frees a part of them
+        # late. All factors are measured.
         sample = 2 * stacks + round(0.8 * activations * dtype.itemsize)
-        chunk, copies = min(samples, cpu_conv.CHUNK[dtype]) * CHUNK_SAMPLE * dtype.itemsize, 1.1
+        count = cpu_conv.chunk_count(samples, dtype)
+        kept_chunks = 1 + 0.6 * (count - 1 if count <= cpu_conv.UNROLLED else 0)
+        chunk = round(kept_chunks * min(samples, cpu_conv.CHUNK[dtype]) * CHUNK_SAMPLE * dtype.itemsize)
+        gradient_copies = 1.1
     else:
         # The stacks as gathered and as numbers; the outputs, and what backpropagation keeps besides. Measured: half as
         # much for nature, 2.5 times as much for impala with its poolings and residual sums, the guess for any other.
         kept = 1.5 if config.network.name == "nature" else 3.5
         sample = stacks * (1 + dtype.itemsize) + round(kept * activations * dtype.itemsize)
-        chunk, copies = 0, 2.5
+        chunk, gradient_copies = 0, 2.5
     return Estimate(
         weights=weights,
         optimizer=2 * weights,
-        gradients=round(copies * weights),  # raw, and clipped or scaled; measured
+        gradients=round(gradient_copies * weights),  # raw, and clipped or scaled; measured
         rollout=frames + steps,
         minibatch=samples * sample + chunk,
         overhead=frames + (weights if config.overlap == "update" else 0),
