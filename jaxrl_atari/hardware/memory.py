@@ -66,7 +66,7 @@ def estimate(config: Config, platform: str, num_actions: int = MAX_ACTIONS) -> E
     steps = config.ppo.rollout_length * num_envs * PER_STEP
     stacks = STACK * FRAME
     if uses_cpu_conv(config.network, platform):
-        # Patches and the gradients of the layers exist for one chunk at a time; without a loop, XLA frees a part of them
+        # Patches and the gradients of the layers exist for one chunk at a time; without a loop, XLA frees some of them
         # late. All factors are measured.
         sample = 2 * stacks + round(0.8 * activations * dtype.itemsize)
         count = cpu_conv.chunk_count(samples, dtype)
