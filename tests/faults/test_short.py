@@ -81,7 +81,7 @@ def test_a_save_that_fails_in_the_background_ends_the_command_with_one_line(trai
         while not list(checkpoints.glob("*tmp/arrays*/*")):
             assert process.poll() is None, process.communicate()
         checkpoints.rename(checkpoints.with_name("moved"))
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 2, errors
     assert len(errors.splitlines()) == 1, errors
     assert "a checkpoint could not be written" in one_error_line(errors)
