@@ -783,12 +783,18 @@ def get_search():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_search_interrupted_and_resumed_on_the_emulator(tune, tmp_path):
     (tmp_path / "tiny.py").write_text(SMALL)
 
     def start(*arguments):
         command = [sys.executable, "-m", "jaxrl_atari.search", *arguments]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        environment = os.environ | {
+            "RAY_worker_niceness": "0"
+        }  # Ray's default of 15 starves the trials on a busy machine
+        return subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        )
 
     before = {process.pid for process in psutil.process_iter()}
     process = start("--config", str(tmp_path / "tiny.py"), "--output-dir", str(tmp_path))
@@ -838,6 +844,7 @@ def test_search_interrupted_and_resumed_on_the_emulator(tune, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_out_of_memory_and_a_non_finite_loss_do_not_end_a_search(tune, algorithm, tmp_path, monkeypatch):
     """Both are real: Adam at learning rate 1, and a process with a memory limit below the size of a minibatch."""
 
@@ -853,6 +860,7 @@ def test_out_of_memory_and_a_non_finite_loss_do_not_end_a_search(tune, algorithm
         return run_search_trial(task)
 
     monkeypatch.setattr(tune, "run_search_trial", limited)
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     config = Config(
         name="fails", output_dir=str(tmp_path), total_env_steps=32_768, env=EnvConfig(num_envs=8),
         ppo=PPOConfig(rollout_length=2048, epochs=1), log=LogConfig(tensorboard=False),
