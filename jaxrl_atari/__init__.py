@@ -2,8 +2,11 @@
 
 A script needs one import line: `from jaxrl_atari import Config, EnvConfig, run_training, load_policy, run_evaluation`.
 The names are loaded when they are used, so that importing the package costs nothing.
+It also handles signals while a command, `python -m jaxrl_atari.X`, is importing and `cli.run` does not run yet.
 """
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -59,3 +62,20 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def _end_at_once(*_: object) -> None:
+    """Ends a command that a signal stops while it is still importing: there is nothing to save."""
+    try:
+        os.write(2, b"interrupted\n")
+    finally:
+        os._exit(130)
+
+
+# `python -m MODULE` imports the package first, with argv[0] = "-m"; in orig_argv, MODULE stands before the arguments.
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].startswith(f"{__name__}."):
+    import signal
+
+    for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(_number) != signal.SIG_IGN:
+            signal.signal(_number, _end_at_once)

@@ -20,7 +20,7 @@ from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import TrainState, init_train_state
-from jaxrl_atari.run_dir.arrays import to_host
+from jaxrl_atari.run_dir.arrays import hide_closed_loops, to_host
 from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints, Damaged
 from jaxrl_atari.run_dir.meta import is_sound, meta_checksum
 
@@ -544,3 +544,18 @@ def test_a_checkpoint_that_cannot_be_written(free, advice, tmp_path, monkeypatch
     with pytest.raises(UserError, match=expected) as error:
         checkpoints.save(1, small_arrays(0), {}, 0.0)
     assert len(str(error.value)) < 500
+
+
+def test_only_tensorstores_calls_of_a_closed_loop_are_hidden(monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "unraisablehook", shown.append)
+    hide_closed_loops.__wrapped__()
+    closed = RuntimeError("Event loop is closed")
+    sys.unraisablehook(SimpleNamespace(object=None, exc_value=closed))
+    assert shown == []
+    for seen in (
+        SimpleNamespace(object=None, exc_value=RuntimeError("the disk is broken")),
+        SimpleNamespace(object=print, exc_value=closed),  # a callback of Python
+    ):
+        sys.unraisablehook(seen)
+        assert shown.pop() is seen

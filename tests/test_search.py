@@ -696,6 +696,73 @@ def test_trials_get_their_share_of_a_gpu_and_failures_do_not_end_the_search(tune
     assert not (tmp_path / "ray").exists()
 
 
+SEARCH_OF_WAITING_TRIALS = """
+import sys
+from jaxrl_atari import cli
+from jaxrl_atari.search import __main__ as command
+
+def trial(task):
+    import pathlib, time
+    from jaxrl_atari.search import worker
+
+    def run_session(config, session_dir, session, *, stop_requested, **how):
+        with (session_dir.parent / "starts").open("a") as starts:
+            starts.write("x")
+        while not stop_requested():
+            time.sleep(0.05)
+        (session_dir.parent / "last_checkpoint").touch()
+        raise KeyboardInterrupt
+
+    worker.run_session = run_session
+    return worker.run_search_trial(task)
+
+def main():
+    command.load_tune().run_search_trial = trial
+    command.main(sys.argv[1:])
+
+cli.run(main)
+"""
+
+
+def test_a_killed_search_leaves_no_process_and_a_signal_to_its_group_ends_it(tune, tmp_path):
+    """SIGKILL of the search, then SIGTERM to its process group; the trials wait instead of training."""
+    search_dir = tmp_path / "search"
+    line = ["--config", str(ROOT / "configs/search_qbert.py"), "--run-dir", str(search_dir)]
+    line += ["--search.trials", "2", "--search.method", "random", "--search.early-stopping", "none"]
+
+    def start(times):
+        """Starts the search and waits for a trial that has been started `times` times."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", SEARCH_OF_WAITING_TRIALS, *line], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT)}, start_new_session=True,
+        )  # fmt: skip
+        end = time.monotonic() + 120
+        while "x" * times not in [path.read_text() for path in search_dir.glob("trial_*/starts")]:
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert "ray::ImplicitFunc.train" in [member.name() for member in family]
+        return process, family
+
+    process, family = start(times=1)
+    agents = [
+        member for member in family if member.name().endswith("Agent")
+    ]  # Ray's, which notice a kill after a minute
+    process.kill()
+    assert not psutil.wait_procs(set(family) - set(agents), timeout=60)[1]
+    process.communicate()
+
+    process, family = start(times=2)
+    os.killpg(process.pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "are killed" not in output, "a trial has not heard of it"
+    assert not psutil.wait_procs(family, timeout=30)[1]
+    assert list(search_dir.glob("trial_*/last_checkpoint"))
+    assert {record.status for record in read_records(search_dir).values()} == {"unfinished"}
+
+
 SMALL = """
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.search import Grid, SearchConfig, Uniform
@@ -716,12 +783,18 @@ def get_search():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_search_interrupted_and_resumed_on_the_emulator(tune, tmp_path):
     (tmp_path / "tiny.py").write_text(SMALL)
 
     def start(*arguments):
         command = [sys.executable, "-m", "jaxrl_atari.search", *arguments]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        environment = os.environ | {
+            "RAY_worker_niceness": "0"
+        }  # Ray's default of 15 starves the trials on a busy machine
+        return subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        )
 
     before = {process.pid for process in psutil.process_iter()}
     process = start("--config", str(tmp_path / "tiny.py"), "--output-dir", str(tmp_path))
@@ -771,6 +844,7 @@ def test_search_interrupted_and_resumed_on_the_emulator(tune, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_out_of_memory_and_a_non_finite_loss_do_not_end_a_search(tune, algorithm, tmp_path, monkeypatch):
     """Both are real: Adam at learning rate 1, and a process with a memory limit below the size of a minibatch."""
 
@@ -786,6 +860,7 @@ def test_out_of_memory_and_a_non_finite_loss_do_not_end_a_search(tune, algorithm
         return run_search_trial(task)
 
     monkeypatch.setattr(tune, "run_search_trial", limited)
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     config = Config(
         name="fails", output_dir=str(tmp_path), total_env_steps=32_768, env=EnvConfig(num_envs=8),
         ppo=PPOConfig(rollout_length=2048, epochs=1), log=LogConfig(tensorboard=False),

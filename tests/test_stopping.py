@@ -1,11 +1,15 @@
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from jaxrl_atari.search.files import StopFile
 from jaxrl_atari.trial.stopping import StopRequest
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_the_first_signal_requests_a_stop_and_the_second_ends_at_once():
@@ -71,9 +75,31 @@ cli.run(main)
 """
 
 
-def test_a_signal_during_an_import_is_answered():
-    ended = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, timeout=60, check=False)
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_during_an_import_is_answered(name):
+    code = IMPORTING.replace("SIGTERM", name)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("module", ["train", "search", "trial.worker"])
+def test_a_signal_while_a_command_imports_its_packages_ends_it(module, number, tmp_path):
+    """Before `cli.run`: one of the packages takes its time."""
+    (tmp_path / "tyro.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-m", f"jaxrl_atari.{module}"], env=environment, **pipes) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=30) == ("", "interrupted\n")
+    assert process.returncode == 130
+
+
+def test_a_script_that_imports_the_package_keeps_its_signals():
+    code = "import signal; before = signal.getsignal(15), signal.getsignal(2); import jaxrl_atari\n"
+    code += "assert before == (signal.getsignal(15), signal.getsignal(2))"
+    assert subprocess.run([sys.executable, "-c", code, "jaxrl_atari.train"], timeout=60, check=False).returncode == 0
 
 
 CLOSED = """

@@ -31,8 +31,9 @@ def run(main: Callable[[], object]) -> NoReturn:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows "?" for "±"
-    requests = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.signal(number, _end) for number in requests}
+    requests = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    ignored = [number for number in requests if signal.getsignal(number) == signal.SIG_IGN]  # SIGINT, by a shell's `&`
+    before = {number: signal.signal(number, _end) for number in requests if number not in ignored}
     _running.append(main)
     _ended_by.clear()
     try:

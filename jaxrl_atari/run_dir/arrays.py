@@ -1,10 +1,9 @@
 """Arrays of a checkpoint, written and read by orbax, in this process alone and without its internal messages."""
 
-import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -52,29 +51,27 @@ def to_device(value: np.ndarray, target: Any) -> jax.Array:
 def read_arrays(directory: Path, target: Any) -> Any:
     """Reads a folder of arrays as NumPy arrays, in the structure, shapes and dtypes of `target`. Can raise any type."""
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=single_process())
-    with one_error_line():
-        return handler.restore(
-            directory.absolute(),  # pyright: ignore[reportArgumentType]
-            args=ocp.args.StandardRestore(jax.tree.map(_restore_template, target)),
-        )
+    hide_closed_loops()
+    return handler.restore(
+        directory.absolute(),  # pyright: ignore[reportArgumentType]
+        args=ocp.args.StandardRestore(jax.tree.map(_restore_template, target)),
+    )
 
 
-@contextlib.contextmanager
-def one_error_line() -> Iterator[None]:
-    """Hides the "Event loop is closed" tracebacks that follow an error of orbax.
+@cache
+def hide_closed_loops() -> None:
+    """Hides tensorstore's "Event loop is closed" tracebacks from now on. Call it before orbax writes or reads.
 
-    When one array cannot be read or written, other arrays fail later, on orbax's event loop, which is closed by then.
-    Python would print a traceback for each, beside our one-line error. After an error they stay hidden until the
-    process ends.
+    When one array cannot be written or read, orbax raises the error and closes its event loop. Other arrays fail after
+    that, in threads of tensorstore, which call the closed loop: Python would print a traceback for each, beside our
+    one-line error. A save fails in the background, so the hook stays until the process ends.
     """
-    hook = sys.unraisablehook
-    sys.unraisablehook = partial(_hide_closed_loop, hook)
-    yield
-    sys.unraisablehook = hook
+    sys.unraisablehook = partial(_hide_closed_loop, sys.unraisablehook)
 
 
 def _hide_closed_loop(hook: Callable[[Any], object], unraisable: Any) -> None:
-    if str(unraisable.exc_value) != "Event loop is closed":
+    # An exception in a callback of Python has an object: the function.
+    if unraisable.object is not None or str(unraisable.exc_value) != "Event loop is closed":
         hook(unraisable)
 
 

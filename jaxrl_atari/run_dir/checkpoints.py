@@ -27,7 +27,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.run_dir.arrays import one_error_line, read_arrays, reason_text, single_process, to_device, to_host
+from jaxrl_atari.run_dir.arrays import hide_closed_loops, read_arrays, reason_text, single_process, to_device, to_host
 from jaxrl_atari.run_dir.files import read_json, unused
 from jaxrl_atari.run_dir.meta import (
     SESSION_FIELDS,
@@ -135,6 +135,7 @@ class Checkpoints:
         Each array has a folder of its own (`use_ocdbt=False`). In one database for all arrays, orbax asks TensorStore
         for JSON at every array, and TensorStore 0.1.86 never frees it: 9 KiB a checkpoint.
         """
+        hide_closed_loops()
         processes = single_process()
         return ocp.CheckpointManager(
             self.directory.absolute(),
@@ -183,11 +184,10 @@ class Checkpoints:
         }
         meta["checksum"] = meta_checksum(meta)
         try:
-            with one_error_line():
-                manager = self._manager
-                self._policy.scores[env_steps] = _rank(meta["score"])
-                items = {"arrays": ocp.args.StandardSave(host), "meta": ocp.args.JsonSave(meta)}
-                saved = manager.save(env_steps, args=ocp.args.Composite(**items))
+            manager = self._manager
+            self._policy.scores[env_steps] = _rank(meta["score"])
+            items = {"arrays": ocp.args.StandardSave(host), "meta": ocp.args.JsonSave(meta)}
+            saved = manager.save(env_steps, args=ocp.args.Composite(**items))
         except Exception as error:  # orbax and the file system raise many types
             raise self._not_written(error) from error
         if not saved:
@@ -198,8 +198,7 @@ class Checkpoints:
         if "_manager" not in vars(self):
             return
         try:
-            with one_error_line():
-                self._manager.wait_until_finished()
+            self._manager.wait_until_finished()
         except Exception as error:
             raise self._not_written(error) from error
         shutil.rmtree(self.directory / DELETED, ignore_errors=True)

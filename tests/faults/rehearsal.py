@@ -32,6 +32,15 @@ if os.environ.get("FAULT") == "nan":
     from jaxrl_atari import session
     rate = session.learning_rate
     session.learning_rate = lambda config, steps: float("nan") if steps > 300 else rate(config, steps)
+if os.environ.get("FAULT") == "disk":
+    import resource
+    from jaxrl_atari import session
+    rate, limits = session.learning_rate, resource.getrlimit(resource.RLIMIT_FSIZE)
+    def no_large_files(config, steps):
+        if steps > 300:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, limits[1]))
+        return rate(config, steps)
+    session.learning_rate = no_large_files
 if os.environ.get("FAULT") == "emulator":
     from jaxrl_atari.envs import ale
     receive, steps = ale.AlePool._recv, []
@@ -63,11 +72,20 @@ class Train:
         self.config.write_text(CONFIG)
         self.started = []
 
-    def start(self, *options, stdout=subprocess.PIPE, run_dir=None, module="train", preexec_fn=None, **environment):
+    def start(
+        self,
+        *options,
+        stdout=subprocess.PIPE,
+        run_dir=None,
+        module="train",
+        stderr=subprocess.STDOUT,
+        preexec_fn=None,
+        **environment,
+    ):
         options = ["--config", self.config, "--run-dir", run_dir or self.run_dir, *options]
         process = subprocess.Popen(
             [sys.executable, "-m", f"jaxrl_atari.{module}", *map(str, options)], cwd=ROOT, stdin=subprocess.DEVNULL,
-            env=self.environment | environment, stdout=stdout, stderr=subprocess.STDOUT, text=True,
+            env=self.environment | environment, stdout=stdout, stderr=stderr, text=True,
             start_new_session=True, preexec_fn=preexec_fn,
         )  # fmt: skip
         self.started.append(process)
@@ -153,4 +171,5 @@ def one_error_line(output):
     errors = [line for line in output.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, output
     assert "Traceback" not in output
+    assert "Event loop" not in output
     return errors[0]

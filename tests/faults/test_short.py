@@ -70,6 +70,23 @@ def test_one_line_survives_a_pause_a_kill_and_a_signal(train):
     train.check_soundness()
 
 
+@pytest.mark.parametrize("fault", ["disk full", "folder moved away"])
+def test_a_save_that_fails_in_the_background_ends_the_command_with_one_line(train, fault):
+    """In the middle of a save: orbax has 39 arrays under way, and each fails in its turn."""
+    disk = {"FAULT": "disk"} if fault == "disk full" else {}
+    process = train.start("--total-env-steps", 1_000_000, stderr=subprocess.PIPE, **disk)
+    if not disk:
+        train.wait_for(process)
+        checkpoints = train.run_dir / "session_0" / "checkpoints"
+        while not list(checkpoints.glob("*tmp/arrays*/*")):
+            assert process.poll() is None, process.communicate()
+        checkpoints.rename(checkpoints.with_name("moved"))
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 2, errors
+    assert len(errors.splitlines()) == 1, errors
+    assert "a checkpoint could not be written" in one_error_line(errors)
+
+
 CHILD = """
 import pathlib, sys, time
 from jaxrl_atari.trial.processes import end_with_parent
@@ -229,8 +246,6 @@ def test_a_full_disk_at_a_log_point(writer, run_dir, capfd, monkeypatch):
     continues(run_dir, capfd)
 
 
-# After an error, orbax's other writes fail on a closed event loop; in a command, `one_error_line` hides that.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_disk_that_takes_no_more_of_a_checkpoint(run_dir, capfd):
     """No file may grow beyond 256 KiB: the system refuses the rest of the arrays."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
