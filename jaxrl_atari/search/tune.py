@@ -162,7 +162,7 @@ def connect(search: SearchConfig) -> None:
     """Starts Ray on this machine, or joins the cluster at `search.address`.
 
     Raises:
-        UserError: no cluster is there, or it requires a token.
+        UserError: Ray does not start, no cluster is there, or it requires a token.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `Recorder` reports errors
@@ -173,6 +173,9 @@ def connect(search: SearchConfig) -> None:
         try:
             with own_process_groups():
                 ray.init("local", **local, **quiet)  # without "local", Ray would join a cluster on this machine
+        except Exception as error:  # Ray has no narrower class for a start that takes too long
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"Ray did not start: {reason}; is the machine busy? --resume starts it again") from error
         finally:
             signal.signal(signal.SIGHUP, handler)
         return
