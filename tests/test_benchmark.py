@@ -529,7 +529,10 @@ def test_comparison_with_torch_in_real_processes(capsys):
     path = comparison.Path(__file__).parents[1] / "configs" / "qbert.py"
     benchmark.main(["--config", str(path), "--repeats", "1", "--seconds", "2", "--compare", "torch"])
     compared = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(compared["sides"]) == ["jaxrl_atari", "torch plain", "torch tuned"]
+    sides = ["jaxrl_atari float32", "torch plain", "torch tuned", "torch best"]
+    if multiplies_bfloat16():
+        sides += ["jaxrl_atari bfloat16", "torch bfloat16"]
+    assert sorted(compared["sides"]) == sorted(sides)
     assert all(side["rate"]["median"] > 0 for side in compared["sides"].values())
 
 

@@ -14,6 +14,7 @@ import sys
 import warnings
 from contextlib import redirect_stderr
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -27,8 +28,17 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benc
 FENCE = re.compile(r"^```([a-z]*)[^\n]*\n(.*?)^```", re.M | re.S)
 INDENTED = re.compile(r"^(?:    .*\n)+", re.M)
 INLINE = re.compile(r"`(python -m jaxrl_atari[^`]*)`")
-COMMAND = re.compile(r"python -m jaxrl_atari\.([\w.]+)(.*)")
+COMMAND = re.compile(r"((?:[A-Z_]+=\S+ )*)python -m jaxrl_atari\.([\w.]+)(.*)")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+
+
+class Case(NamedTuple):
+    """A command of a page: `VARIABLES python -m jaxrl_atari.MODULE WORDS`."""
+
+    module: str
+    words: tuple[str, ...]
+    error: str  # the line that the page shows after the command; "" if the command succeeds
+    variables: tuple[str, ...] = ()
 
 
 class Parsed(BaseException):
@@ -40,26 +50,25 @@ def text(page):
 
 
 def command_lines(page):
-    """(module, arguments, whether the page shows its error) for each command of this package on a page."""
+    """The commands of this package on a page."""
     blocks = [code for _, code in FENCE.findall(text(page))] + INDENTED.findall(FENCE.sub("", text(page)))
     lines = INLINE.findall(FENCE.sub("", text(page)))
     for block in blocks:
         lines += block.replace("\\\n", " ").splitlines()
     for line, following in zip(lines, [*lines, ""][1:], strict=True):
-        for found in COMMAND.finditer(line.partition(" | ")[0]):
-            words = shlex.split(re.sub(r"[\[\]]|\.\.\.(?=\s|$)", " ", found[2].replace("|", " ")), comments=True)
-            yield found[1], words, following.startswith("error:")
+        for variables, module, rest in COMMAND.findall(line.partition(" | ")[0]):
+            words = shlex.split(re.sub(r"[\[\]]|\.\.\.(?=\s|$)", " ", rest.replace("|", " ")), comments=True)
+            error = following if following.startswith("error:") else ""
+            yield Case(module, tuple(words), error, tuple(variables.split()))
 
 
 def examples(page):
     """The commands of a page, each once, with files that exist in place of those of the page."""
-    seen = set()
-    for module, words, is_error in command_lines(page):
-        words = ["configs/qbert.py" if word == "FILE" or word.endswith("_best.py") else word for word in words]
+    for case in dict.fromkeys(command_lines(page)):
+        words = ["configs/qbert.py" if word == "FILE" or word.endswith("_best.py") else word for word in case.words]
         words = [word.replace("HOST:PORT", "localhost:1234") for word in words]
-        if words and (module, *words) not in seen:
-            seen.add((module, *words))
-            yield module, words, is_error
+        if words:
+            yield case._replace(words=tuple(words))
 
 
 def run(module, words, monkeypatch):
@@ -88,21 +97,21 @@ def run(module, words, monkeypatch):
     pytest.fail(f"{module} {words} ran without reading options")
 
 
-CASES = [
-    pytest.param(*case, id=f"{page.name}-{' '.join([case[0], *case[1]])}") for page in PAGES for case in examples(page)
-]
+CASES = {f"{page.name}-{' '.join([case.module, *case.words])}{' (error)' if case.error else ''}": case
+         for page in PAGES for case in examples(page)}  # fmt: skip
 
 
 def test_the_commands_are_found():
     assert len(CASES) > 40
-    assert {case.values[0] for case in CASES} >= {
+    assert {case.module for case in CASES.values()} >= {
         "train", "evaluate", "plots", "report", "benchmark", "suite", "search", "hub",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("module", "words", "is_error"), CASES)
-def test_every_command_line_parses(module, words, is_error, monkeypatch):
-    if "--resume" in words and not is_error:
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_every_command_line_parses(case, monkeypatch):
+    module, words = case.module, list(case.words)
+    if "--resume" in words and not case.error:
         at = words.index("--resume")
         error = run(module, ["--resume", "data/none"], monkeypatch)
         assert error is not None
@@ -115,7 +124,7 @@ def test_every_command_line_parses(module, words, is_error, monkeypatch):
         words = [*words[:at], *new[module], *words[at + 2 :]]
     monkeypatch.undo()
     error = run(module, words, monkeypatch)
-    if is_error:
+    if case.error:
         assert error is None or "nrecognized" not in error
     else:
         assert error is None, error

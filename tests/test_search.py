@@ -614,6 +614,15 @@ cli.run(main)
         head.wait(30)
 
 
+def test_a_ray_that_does_not_start_is_one_line(tune, monkeypatch):
+    def init(*_, **__):
+        raise Exception("The current node timed out\nduring startup.")  # as Ray does
+
+    monkeypatch.setattr(tune.ray, "init", init)
+    with pytest.raises(UserError, match=r"^Ray did not start: The current node timed out during startup\.; is the"):
+        tune.connect(small_search())
+
+
 def test_trials_get_their_share_of_a_gpu_and_failures_do_not_end_the_search(tune, tmp_path, monkeypatch):
     """Ray with two simulated GPUs; the trials only read their environment, and some of them fail."""
     import ray

@@ -162,7 +162,7 @@ def connect(search: SearchConfig) -> None:
     """Starts Ray on this machine, or joins the cluster at `search.address`.
 
     Raises:
-        UserError: no cluster is there, or it requires a token; or Ray does not start in time on a busy machine.
+        UserError: Ray does not start, no cluster is there, or it requires a token.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `Recorder` reports errors
@@ -173,12 +173,9 @@ def connect(search: SearchConfig) -> None:
         try:
             with own_process_groups():
                 ray.init("local", **local, **quiet)  # without "local", Ray would join a cluster on this machine
-        except Exception as error:
-            if "timed out during startup" not in str(error):
-                raise
-            raise UserError(
-                "Ray did not start in time; start the search again when the machine is less busy"
-            ) from error
+        except Exception as error:  # Ray has no narrower class for a start that takes too long
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"Ray did not start: {reason}; is the machine busy? --resume starts it again") from error
         finally:
             signal.signal(signal.SIGHUP, handler)
         return

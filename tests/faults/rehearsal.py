@@ -7,15 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
+from user_commands import ROOT
 
 from jaxrl_atari.run_dir.meta import is_sound
 
-ROOT = Path(__file__).parents[2]
 INTERRUPTED = 130
-TWO_GPUS = {"JAXRL_ATARI_SIMULATED_GPUS": "2"}
 
 CONFIG = """
 import os, time
@@ -54,13 +52,6 @@ if os.environ.get("FAULT") == "clock":
     now, now_ns, day = time.time, time.time_ns, 86_400
     time.time, time.time_ns = lambda: now() - day, lambda: now_ns() - day * 10**9
 """
-
-
-def user_environment(tmp_path_factory):
-    """The environment of a user: without the variables that the suite sets, with a cache of its own. A fixture."""
-    unwanted = ("XLA_FLAGS", "JAX_", "JAXRL_ATARI", "CUDA_", "PYTEST_", "COLUMNS")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
-    return kept | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
 
 
 class Train:
@@ -165,11 +156,3 @@ def rehearsal(tmp_path, environment):
     for process in left:
         process.kill()
     assert not left
-
-
-def one_error_line(output):
-    errors = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, output
-    assert "Traceback" not in output
-    assert "Event loop" not in output
-    return errors[0]

@@ -25,7 +25,8 @@ import time
 
 import psutil
 import pytest
-from rehearsal import CONFIG, INTERRUPTED, ROOT, TWO_GPUS, one_error_line, rehearsal, user_environment
+from rehearsal import CONFIG, INTERRUPTED, rehearsal
+from user_commands import ROOT, TWO_GPUS, one_error_line, user_environment
 
 from jaxrl_atari.run_dir.meta import is_sound
 

@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 import psutil
 import pytest
-from rehearsal import INTERRUPTED, ROOT, one_error_line, rehearsal, user_environment
+from rehearsal import INTERRUPTED, rehearsal
+from user_commands import ROOT, one_error_line, user_environment
 
 from jaxrl_atari import cli, session
 from jaxrl_atari import train as command

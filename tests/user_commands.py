@@ -1,0 +1,23 @@
+"""The commands as a user runs them: in processes, and in an environment that no conftest.py prepared."""
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TWO_GPUS = {"JAXRL_ATARI_SIMULATED_GPUS": "2"}
+
+
+def user_environment(tmp_path_factory):
+    """The environment of a user: without the variables that the suite sets, with a cache of its own. A fixture."""
+    unwanted = ("XLA_FLAGS", "JAX_", "JAXRL_ATARI", "CUDA_", "PYTEST_", "COLUMNS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+    path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
+    return kept | {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+
+
+def one_error_line(output):
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, output
+    assert "Traceback" not in output
+    assert "Event loop" not in output
+    return errors[0]
