@@ -8,8 +8,10 @@ JSON line. Exit status 1: a figure grew. The samples are written to `soak.csv` b
 """
 
 import argparse
+import contextlib
 import csv
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -42,13 +44,17 @@ def sample(process: psutil.Process, run_dir: Path) -> dict[str, float]:
     with process.oneshot():
         figures: dict[str, float] = {"memory_mib": process.memory_info().rss / 2**20}
         figures |= {"open_files": process.num_fds(), "threads": process.num_threads()}
-    files = [path for path in run_dir.rglob("*") if path.is_file()]
-    logs = [path for path in files if path.suffix in (".csv",) or "tfevents" in path.name]
-    sizes = {path: path.stat().st_size for path in files if path.exists()}
-    figures["files"] = len(sizes)
-    figures["logs_mib"] = sum(sizes.get(path, 0) for path in logs) / 2**20
-    figures["other_mib"] = sum(sizes.values()) / 2**20 - figures["logs_mib"]
-    return figures
+    logs = other = files = 0
+    for folder, _, names in os.walk(run_dir):  # training deletes old checkpoints meanwhile
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size = os.stat(os.path.join(folder, name)).st_size
+                files += 1
+                if name.endswith(".csv") or "tfevents" in name:
+                    logs += size
+                else:
+                    other += size
+    return figures | {"files": files, "logs_mib": logs / 2**20, "other_mib": other / 2**20}
 
 
 def slope(hours: np.ndarray, values: np.ndarray) -> float:

@@ -8,6 +8,7 @@ their memory only as it needs it, so that the processes of its tests find theirs
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -36,6 +37,8 @@ def pytest_cmdline_main(config):
 
 
 def pytest_configure(config):
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # by a shell's `&`; the processes of tests would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if wants_gpu(config):
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         return

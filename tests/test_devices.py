@@ -280,7 +280,7 @@ def test_report_of_the_devices(tmp_path):
     config = tmp_path / "c.py"
     config.write_text("from jaxrl_atari.config import Config\ndef get_config():\n    return Config()\n")
     two = {"JAXRL_ATARI_SIMULATED_GPUS": "2"}
-    options = ("--config", str(config), "--env.num-envs", "64")
+    options = ("--config", str(config), "--env.num-envs", "128")
     result = python("-m", "jaxrl_atari.devices", *options, CUDA_OFFSET="1", **two)
     assert result.returncode == 0, result.stderr
     assert f"jax {jax.__version__}" in result.stdout
