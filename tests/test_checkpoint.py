@@ -416,7 +416,7 @@ both_forms = pytest.mark.parametrize("session", ["folders", "database"], indirec
 @both_forms
 def test_a_flipped_bit_never_gives_other_parameters(session):
     sound_meta, found = Checkpoints(session, read_only=True).read_meta(20), {}
-    for name in flips(session / "checkpoints" / "20", places=9):
+    for name in flips(session / "checkpoints" / "20", places=5):
         reader = Checkpoints(session, read_only=True)
         try:
             assert_same(reader.restore(20, small_arrays(0)), small_arrays(20))
@@ -437,7 +437,7 @@ def test_soundness_is_known_without_restoring(session):
     step_dir = session / "checkpoints" / "20"
     assert is_sound(step_dir)
     found = set()
-    for name in flips(step_dir, places=9):
+    for name in flips(step_dir, places=5):
         reader = Checkpoints(session, read_only=True)
         try:
             reader.restore(20, small_arrays(0))
