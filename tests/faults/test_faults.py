@@ -325,7 +325,15 @@ def test_two_writers(train):
 def test_a_folder_deleted_under_a_running_process(train):
     process = train.start("--total-env-steps", 1_000_000)
     train.wait_for(process)
-    shutil.rmtree(train.run_dir / "session_0" / "checkpoints")
+    checkpoints = train.run_dir / "session_0" / "checkpoints"
+    process.send_signal(signal.SIGSTOP)
+    while any(checkpoints.glob("*tmp*")):  # a save is under way: orbax would make the folder again
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+        process.send_signal(signal.SIGSTOP)
+    checkpoints.rename(checkpoints.with_name("deleted"))
+    process.send_signal(signal.SIGCONT)
+    shutil.rmtree(checkpoints.with_name("deleted"), ignore_errors=True)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 2, output
     assert "a checkpoint could not be written" in one_error_line(output)
