@@ -32,7 +32,7 @@ OPTIONS = (
 WARM_UP_SECONDS = 600.0
 MAX_MIB_PER_HOUR = 2.0
 MAX_GROWTH = 1.15
-"""Of the largest value in the second half over that in the first half: files come and go as checkpoints do."""
+"""Of the median of the second half over that of the first: files come and go as checkpoints do."""
 
 
 def sample(process: psutil.Process, run_dir: Path) -> dict[str, float]:
@@ -113,7 +113,7 @@ def report(rows: list[dict[str, float]], run_dir: Path) -> None:
             "min": float(values.min()),
             "max": float(values.max()),
             "per_hour": slope(hours, values),
-            "growth": float(values[half:].max() / values[:half].max()),
+            "growth": float(np.median(values[half:]) / np.median(values[:half])),
         }
         for name, values in columns.items()
     }

@@ -133,7 +133,7 @@ class Checkpoints:
         """Orbax's manager, for writing only: it reads the names of the steps, and nothing that may be damaged.
 
         Each array has a folder of its own (`use_ocdbt=False`). In one database for all arrays, orbax asks TensorStore
-        for JSON at every array, and TensorStore 0.1.86 never frees it: 9 KiB a checkpoint.
+        for JSON at every array, and TensorStore 0.1.86 never frees it: 160 Python objects a checkpoint.
         """
         hide_closed_loops()
         processes = single_process()
