@@ -21,6 +21,7 @@ from jaxrl_atari.hardware.monitor import Monitor
 from jaxrl_atari.learner import abstract_arrays, first_arrays, make_learner
 from jaxrl_atari.ppo import Hyperparameters, Metrics
 from jaxrl_atari.rollout import collect, make_groups
+from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.files import only_writer, unused
 from jaxrl_atari.run_dir.session_log import Every, Progress, SessionLog
@@ -128,7 +129,7 @@ class Session:
         session: int,
         session_dir: Path,
         placement: Placement,
-        checkpoints: Checkpoints | None,
+        checkpoints: CheckpointWriter | None,
         restored: tuple[dict[str, Any], dict[str, Any]] | None,
     ):
         self.config, self.session, self.seed = config, session, config.seed + session
@@ -238,16 +239,15 @@ def prepare(
     leader = is_leader()  # of several processes, only the leader writes
     with contextlib.ExitStack() as exits:
         exits.enter_context(out_of_memory_advice(config))
+        checkpoints, restored, damage = None, None, []
         if leader:
             session_dir.mkdir(parents=True, exist_ok=True)
             exits.enter_context(only_writer(session_dir))
-        checkpoints, restored, damage = None, None, []
-        if leader or resume:
-            checkpoints = Checkpoints(session_dir, read_only=not leader)
+            checkpoints = CheckpointWriter(session_dir)
             exits.callback(checkpoints.close)
-            if resume:
-                restored, damage = _restore(config, checkpoints, placement.home, leader)
-        run = Session(config, session, session_dir, placement, checkpoints if leader else None, restored)
+        if resume:
+            restored, damage = _restore(config, checkpoints, session_dir, placement.home)
+        run = Session(config, session, session_dir, placement, checkpoints, restored)
         exits.callback(run.learner.close)
         for shard in run.groups:
             for group in shard:
@@ -280,33 +280,36 @@ def prepare(
 
 
 def _restore(
-    config: Config, checkpoints: Checkpoints, device: jax.Device, leader: bool
+    config: Config, writer: CheckpointWriter | None, session_dir: Path, device: jax.Device
 ) -> tuple[tuple[dict, dict] | None, list[str]]:
     """Arrays and meta of the newest sound checkpoint, if there is one, and messages about damaged ones.
 
-    The leader chooses the checkpoint and sets the newer, damaged ones aside; other processes read the same one.
+    The leader, which has the writer, chooses the checkpoint and sets the newer, damaged ones aside; other processes
+    read the same one.
     """
 
     def target(meta: dict[str, Any]) -> dict[str, Any]:
         return abstract_arrays(config, meta["num_actions"], device)
 
-    found, failure = None, None
-    if leader:
-        try:
-            found = checkpoints.restore_newest(target) if checkpoints.steps() else None
-        except UserError as error:
-            failure = error
-    choice = agree(f"error {failure}"[:1_000] if failure else str(found.step) if found else "")
-    if failure or choice.startswith("error "):
-        raise failure or UserError(choice.removeprefix("error "))
-    if not choice:
-        return None, []
-    if found is None:
-        step = int(choice)
+    if writer is None:
+        choice = agree("")
+        if choice.startswith("error "):
+            raise UserError(choice.removeprefix("error "))
+        if not choice:
+            return None, []
+        step, checkpoints = int(choice), Checkpoints(session_dir)
         return (checkpoints.restore(step, target(meta := checkpoints.read_meta(step))), meta), []
+    try:
+        found = writer.restore_newest(target) if writer.steps() else None
+    except UserError as error:
+        agree(f"error {error}"[:1_000])
+        raise
+    agree(str(found.step) if found else "")
+    if found is None:
+        return None, []
     notes = [
         f"the checkpoint at {step:,} env steps is damaged ({error.reason}) and is now "
-        f"{checkpoints.set_aside(step)}; {step - found.step:,} env steps are lost; it resumes at {found.step:,}"
+        f"{writer.set_aside(step)}; {step - found.step:,} env steps are lost; it resumes at {found.step:,}"
         for step, error in found.damaged.items()
     ]
     return (found.arrays, found.meta), notes

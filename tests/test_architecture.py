@@ -57,6 +57,7 @@ DOORS = {
         "hardware.runtime",
     },
     "run_dir": {
+        "run_dir.checkpoint_writer",
         "run_dir.checkpoints",
         "run_dir.columns",
         "run_dir.config_file",

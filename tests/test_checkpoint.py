@@ -21,6 +21,7 @@ from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import TrainState, init_train_state
 from jaxrl_atari.run_dir.arrays import hide_closed_loops, to_host
+from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints, Damaged
 from jaxrl_atari.run_dir.meta import is_sound, meta_checksum
 
@@ -41,7 +42,7 @@ def save(checkpoints, step, score, arrays=None):
 @pytest.fixture
 def session(tmp_path, request):
     """A session with checkpoints at 10 (the best) and 20, whose arrays have folders or are in one database."""
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointWriter(tmp_path)
     save(checkpoints, 10, 5.0)
     save(checkpoints, 20, 4.0)
     checkpoints.close()
@@ -65,12 +66,12 @@ def test_train_state_is_restored_bit_for_bit(tmp_path):
     rng = np.random.default_rng(1)
     state = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
     arrays = {"train_state": state, "key": jax.random.key(7)}
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointWriter(tmp_path)
     checkpoints.save(2048, arrays, {"seed": 3, "statistics": {"returns": [1.5]}}, NAN)
     checkpoints.close()
 
     other = {"train_state": jax.tree.map(jnp.zeros_like, state), "key": jax.random.key(0)}
-    reader = Checkpoints(tmp_path, read_only=True)
+    reader = Checkpoints(tmp_path)
     assert_same(reader.restore(2048, other), arrays)
     meta = reader.read_meta(2048)
     assert meta["env_steps"] == 2048
@@ -83,7 +84,7 @@ def test_train_state_is_restored_bit_for_bit(tmp_path):
 def test_arrays_may_be_donated_while_they_are_written(tmp_path):
     double = jax.jit(lambda x: 2 * x, donate_argnums=0)
     arrays = {"x": double(jnp.ones(2_000_000))}
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointWriter(tmp_path)
     checkpoints.save(1, arrays, {}, 0.0)
     x = arrays["x"]
     for _ in range(20):
@@ -107,13 +108,13 @@ def test_arrays_may_be_donated_while_they_are_written(tmp_path):
     ],
 )
 def test_the_latest_two_and_the_best_are_kept(tmp_path, scores, kept, best):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointWriter(tmp_path)
     assert checkpoints.latest_step() is None
     assert checkpoints.best_step() is None
     for step, score in enumerate(scores, start=1):
         save(checkpoints, step, score)
     checkpoints.close()
-    for manager in (checkpoints, Checkpoints(tmp_path, read_only=True)):  # from memory, from disk
+    for manager in (checkpoints, Checkpoints(tmp_path)):  # from memory, from disk
         assert manager.steps() == kept
         assert manager.latest_step() == len(scores)
         assert manager.best_step() == best
@@ -121,7 +122,7 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path, scores, kept, best):
 
 
 def test_a_resumed_session_remembers_the_best(session):
-    checkpoints = Checkpoints(session)
+    checkpoints = CheckpointWriter(session)
     save(checkpoints, 30, 4.5)
     checkpoints.wait()
     assert checkpoints.steps() == [10, 20, 30]
@@ -131,15 +132,15 @@ def test_a_resumed_session_remembers_the_best(session):
     assert checkpoints.steps() == [10, 30, 40]
     save(checkpoints, 30, 99.0, small_arrays(1))  # no step since: not written again
     checkpoints.close()
-    assert_same(Checkpoints(session, read_only=True).restore(30, small_arrays(0)), small_arrays(30))
+    assert_same(Checkpoints(session).restore(30, small_arrays(0)), small_arrays(30))
 
 
 def test_a_killed_save_keeps_the_previous_checkpoint(session):
     """SIGKILL ends the process while orbax is writing."""
     script = """
         import sys, jax.numpy as jnp, os, signal, threading
-        from jaxrl_atari.run_dir.checkpoints import Checkpoints
-        checkpoints = Checkpoints(sys.argv[1])
+        from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
+        checkpoints = CheckpointWriter(sys.argv[1])
         arrays = {"x": jnp.ones(int(3e7))}
         checkpoints.save(30, arrays, {}, 9.0)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -149,10 +150,10 @@ def test_a_killed_save_keeps_the_previous_checkpoint(session):
     names = {path.name for path in (session / "checkpoints").iterdir()}
     assert names > {"10", "20"}, "the save had not started"
     assert "30" not in names, "the save was complete before the kill: nothing was tested"
-    reader = Checkpoints(session, read_only=True)
+    reader = Checkpoints(session)
     assert reader.steps() == [10, 20]
     assert_same(reader.restore(20, small_arrays(0)), small_arrays(20))
-    writer = Checkpoints(session)  # removes the partial save
+    writer = CheckpointWriter(session)  # removes the partial save
     save(writer, 30, 1.0)
     writer.close()
     assert sorted(path.name for path in (session / "checkpoints").iterdir()) == ["10", "20", "30"]
@@ -169,6 +170,7 @@ def run_with_devices(devices, script, *args):
 EIGHT_DEVICES = """
     import sys, jax, jax.numpy as jnp, numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
     from jaxrl_atari.run_dir.checkpoints import Checkpoints
     mesh = Mesh(np.array(jax.devices()), "d")
     assert mesh.size == 8
@@ -179,7 +181,7 @@ EIGHT_DEVICES = """
 
 def test_a_killed_deletion_leaves_no_half_checkpoint(session, monkeypatch):
     """Removing files takes time; a process that is killed meanwhile leaves what it has not removed."""
-    writer = Checkpoints(session)
+    writer = CheckpointWriter(session)
     with monkeypatch.context() as killed:
         killed.setattr(shutil, "rmtree", lambda *a, **k: None)
         for step in (30, 40):
@@ -189,7 +191,7 @@ def test_a_killed_deletion_leaves_no_half_checkpoint(session, monkeypatch):
     moved = sorted(path.name for path in (session / "checkpoints" / "deleted").iterdir())
     assert moved == ["10", "20"]
     assert writer.best_step() == 40
-    writer = Checkpoints(session)
+    writer = CheckpointWriter(session)
     save(writer, 50, 6.0)
     writer.close()
     assert not (session / "checkpoints" / "deleted").exists()
@@ -200,7 +202,7 @@ def test_eight_devices_save_and_one_restores(tmp_path):
         8,
         EIGHT_DEVICES
         + """
-    checkpoints = Checkpoints(sys.argv[1])
+    checkpoints = CheckpointWriter(sys.argv[1])
     checkpoints.save(1, jax.device_put(arrays, placed), {}, 0.0)
     checkpoints.close()
     """,
@@ -209,13 +211,13 @@ def test_eight_devices_save_and_one_restores(tmp_path):
     expected = {"split": jnp.arange(16.0), "copied": jnp.arange(3), "key": jax.random.key(5)}
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), expected)
-    restored = Checkpoints(tmp_path, read_only=True).restore(1, target)
+    restored = Checkpoints(tmp_path).restore(1, target)
     assert_same(restored, expected)
     assert all(x.devices() == {jax.devices()[0]} for x in jax.tree.leaves(restored))
 
 
 def test_one_device_saves_and_eight_restore_quietly(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointWriter(tmp_path)
     arrays = {"split": jnp.arange(16.0), "copied": jnp.arange(3), "key": jax.random.key(5)}
     checkpoints.save(1, arrays, {}, 0.0)
     checkpoints.close()
@@ -224,7 +226,7 @@ def test_one_device_saves_and_eight_restore_quietly(tmp_path):
         EIGHT_DEVICES
         + """
     target = jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to), arrays, placed)
-    restored = Checkpoints(sys.argv[1], read_only=True).restore(1, target)
+    restored = Checkpoints(sys.argv[1]).restore(1, target)
     for name in ("split", "copied"):
         assert restored[name].sharding == placed[name]
         np.testing.assert_array_equal(restored[name], arrays[name])
@@ -241,8 +243,8 @@ def test_saving_is_quiet(tmp_path):
         1,
         """
     import sys, jax.numpy as jnp
-    from jaxrl_atari.run_dir.checkpoints import Checkpoints
-    checkpoints = Checkpoints(sys.argv[1])
+    from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
+    checkpoints = CheckpointWriter(sys.argv[1])
     for step in (1, 2, 3):
         checkpoints.save(step, {"x": jnp.ones(3)}, {}, float("nan"))
     checkpoints.close()
@@ -265,17 +267,17 @@ def one_line(error):
 
 def test_no_such_directory(tmp_path):
     with pytest.raises(UserError, match="no such directory") as error:
-        Checkpoints(tmp_path / "missing", read_only=True)
+        Checkpoints(tmp_path / "missing")
     assert str(tmp_path / "missing") in one_line(error)
     assert not (tmp_path / "missing").exists()
 
 
 def test_directory_without_checkpoints(tmp_path):
     with pytest.raises(UserError, match="holds no checkpoints"):
-        Checkpoints(tmp_path, read_only=True)
+        Checkpoints(tmp_path)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "checkpoints").mkdir()
-    empty = Checkpoints(tmp_path, read_only=True)
+    empty = Checkpoints(tmp_path)
     assert empty.latest_step() is None
     with pytest.raises(UserError, match="no complete checkpoint"):
         empty.read_meta(1)
@@ -284,17 +286,17 @@ def test_directory_without_checkpoints(tmp_path):
 def test_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "checkpoints").write_text("a file of that name")
     with pytest.raises(UserError, match="cannot be opened") as error:
-        Checkpoints(tmp_path)
+        CheckpointWriter(tmp_path)
     one_line(error)
 
 
 def test_missing_step_names_the_existing_ones(session):
     with pytest.raises(UserError, match="no checkpoint at env step 15; there are: 10, 20"):
-        Checkpoints(session, read_only=True).restore(15, small_arrays(0))
+        Checkpoints(session).restore(15, small_arrays(0))
 
 
 def test_another_network_names_the_first_difference(session):
-    reader = Checkpoints(session, read_only=True)
+    reader = Checkpoints(session)
     expected = r"policy/bias is float32\[6\], expected float32\[18\]"
     with pytest.raises(UserError, match=expected):
         reader.restore(20, small_arrays(0, actions=18))
@@ -334,17 +336,17 @@ def test_another_format_version(session):
     advice = rf"has checkpoint format 99.* reads formats 2 to {FORMAT_VERSION}; use jaxrl_atari 7.0"
     for read in (lambda c: c.restore(20, small_arrays(0)), lambda c: c.restore_newest(lambda m: small_arrays(0), ())):
         with pytest.raises(UserError, match=advice):
-            read(Checkpoints(session, read_only=True))
+            read(Checkpoints(session))
 
 
 def test_format_2_is_read_and_continued(session):
     for step, score in ((10, 5.0), (20, 4.0)):
         as_format_2(session, step, score)
-    reader = Checkpoints(session, read_only=True)
+    reader = Checkpoints(session)
     assert reader.best_step() == 10
     assert_same(reader.restore(20, small_arrays(0)), small_arrays(20))
     assert reader.restore_newest(lambda meta: small_arrays(0), ()).step == 20
-    writer = Checkpoints(session)
+    writer = CheckpointWriter(session)
     save(writer, 30, 4.5)
     save(writer, 40, 4.5)
     writer.close()
@@ -378,7 +380,7 @@ def damage_arrays(step_dir):
 )
 def test_damaged_checkpoint_is_named_and_the_other_can_be_restored(session, damage):
     damage(session / "checkpoints" / "20")
-    reader = Checkpoints(session, read_only=True)
+    reader = Checkpoints(session)
     with pytest.raises(UserError, match=r"checkpoints/20: damaged: its (arrays|meta) cannot be read") as error:
         reader.restore(20, small_arrays(0))
     one_line(error)
@@ -389,7 +391,7 @@ def test_damaged_checkpoint_is_named_and_the_other_can_be_restored(session, dama
 def test_meta_of_another_program(session, content):
     (session / "checkpoints" / "20" / "meta" / "metadata").write_text(content)
     with pytest.raises(Damaged, match=r"checkpoints/20: damaged: its meta .*; other checkpoints: 10") as error:
-        Checkpoints(session, read_only=True).read_meta(20)
+        Checkpoints(session).read_meta(20)
     one_line(error)
 
 
@@ -407,7 +409,7 @@ def flips(step_dir, places):
 
 
 def newest(session):
-    return Checkpoints(session, read_only=True).restore_newest(lambda meta: small_arrays(0), ())
+    return Checkpoints(session).restore_newest(lambda meta: small_arrays(0), ())
 
 
 both_forms = pytest.mark.parametrize("session", ["folders", "database"], indirect=True)
@@ -415,9 +417,9 @@ both_forms = pytest.mark.parametrize("session", ["folders", "database"], indirec
 
 @both_forms
 def test_a_flipped_bit_never_gives_other_parameters(session):
-    sound_meta, found = Checkpoints(session, read_only=True).read_meta(20), {}
+    sound_meta, found = Checkpoints(session).read_meta(20), {}
     for name in flips(session / "checkpoints" / "20", places=5):
-        reader = Checkpoints(session, read_only=True)
+        reader = Checkpoints(session)
         try:
             assert_same(reader.restore(20, small_arrays(0)), small_arrays(20))
             assert reader.read_meta(20) == sound_meta
@@ -438,7 +440,7 @@ def test_soundness_is_known_without_restoring(session):
     assert is_sound(step_dir)
     found = set()
     for name in flips(step_dir, places=5):
-        reader = Checkpoints(session, read_only=True)
+        reader = Checkpoints(session)
         try:
             reader.restore(20, small_arrays(0))
         except Damaged:
@@ -464,14 +466,14 @@ def test_a_flipped_bit_in_a_checkpoint_of_real_size(tmp_path):
     network = make_network(NetworkConfig(), 6, "cpu")
     state = init_train_state(network.init(jax.random.key(0)), PPOConfig())
     arrays, other = ({"train_state": state, "key": jax.random.key(key)} for key in (7, 8))
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointWriter(tmp_path)
     checkpoints.save(10, arrays, {}, 1.0)
     checkpoints.close()
     found, tried = set(), 0
     for name in flips(tmp_path / "checkpoints" / "10", places=40):
         tried += 1
         try:
-            assert_same(Checkpoints(tmp_path, read_only=True).restore(10, other), arrays)
+            assert_same(Checkpoints(tmp_path).restore(10, other), arrays)
         except Damaged:
             found.add(name)
     assert tried > 300
@@ -486,7 +488,7 @@ def test_no_other_format_version_hides_damage(session, digit):
     assert '"format_version": 3' in text
     path.write_text(text.replace('"format_version": 3', f'"format_version": {digit}').replace('"seed": 3', '"seed": 4'))
     with pytest.raises(Damaged, match="its meta differs from its checksum"):
-        Checkpoints(session, read_only=True).read_meta(20)
+        Checkpoints(session).read_meta(20)
 
 
 def test_changed_arrays_are_found_though_they_can_be_read(session):
@@ -494,7 +496,7 @@ def test_changed_arrays_are_found_though_they_can_be_read(session):
     shutil.rmtree(session / "checkpoints" / "20" / "arrays")
     shutil.copytree(session / "checkpoints" / "10" / "arrays", session / "checkpoints" / "20" / "arrays")
     with pytest.raises(Damaged, match=r"checkpoints/20: damaged: its array \S+ differs from its checksum"):
-        Checkpoints(session, read_only=True).restore(20, small_arrays(0))
+        Checkpoints(session).restore(20, small_arrays(0))
 
 
 def test_the_newest_sound_checkpoint_is_restored_and_the_damaged_one_set_aside(session):
@@ -503,7 +505,7 @@ def test_the_newest_sound_checkpoint_is_restored_and_the_damaged_one_set_aside(s
     restored = newest(session)
     assert (restored.step, list(restored.damaged)) == (10, [20])
     assert sorted(path.name for path in (session / "checkpoints").iterdir()) == before, "reading changes nothing"
-    writer = Checkpoints(session)
+    writer = CheckpointWriter(session)
     assert writer.set_aside(20) == session / "checkpoints" / "damaged_20"
     save(writer, 20, 4.0, small_arrays(21))
     save(writer, 30, 4.0)
@@ -527,7 +529,7 @@ def test_writing_beside_a_damaged_checkpoint(session, damaged_step):
     for path in (session / "checkpoints" / str(damaged_step)).rglob("*"):
         if path.is_file():
             path.write_bytes(b'{"score": "x", "commit_timestamp_nsecs": 1e99')
-    writer = Checkpoints(session)
+    writer = CheckpointWriter(session)
     for step in (30, 40):
         save(writer, step, 1.0)
     writer.close()
@@ -536,7 +538,7 @@ def test_writing_beside_a_damaged_checkpoint(session, damaged_step):
 
 @pytest.mark.parametrize(("free", "advice"), [(0, "free some space"), (1 << 40, "fix the cause")])
 def test_a_checkpoint_that_cannot_be_written(free, advice, tmp_path, monkeypatch):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointWriter(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     reported = "RESOURCE_EXHAUSTED: " + "x" * 500 + " No space left on device"
     monkeypatch.setattr(checkpoints._manager, "save", lambda *a, **k: (_ for _ in ()).throw(ValueError(reported)))
@@ -544,6 +546,13 @@ def test_a_checkpoint_that_cannot_be_written(free, advice, tmp_path, monkeypatch
     with pytest.raises(UserError, match=expected) as error:
         checkpoints.save(1, small_arrays(0), {}, 0.0)
     assert len(str(error.value)) < 500
+
+
+def test_a_folder_that_is_deleted_while_training(session):
+    writer = CheckpointWriter(session)
+    shutil.rmtree(session / "checkpoints")
+    with pytest.raises(UserError, match="the folder is gone: put it back if you can, then use --resume"):
+        save(writer, 30, 1.0)
 
 
 def test_only_tensorstores_calls_of_a_closed_loop_are_hidden(monkeypatch):

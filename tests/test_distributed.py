@@ -88,7 +88,7 @@ def test_two_processes_fall_back_together_from_a_damaged_checkpoint(tmp_path):
     run_dir = tmp_path / "run"
     together(*SMALL, "--run-dir", run_dir, "--log.checkpoint-every-env-steps", 256)
     checkpoints = run_dir / "session_0" / "checkpoints"
-    before, last = Checkpoints(run_dir / "session_0", read_only=True).steps()[-2:]
+    before, last = Checkpoints(run_dir / "session_0").steps()[-2:]
     for path in (checkpoints / str(last) / "arrays").rglob("[0-9]*"):
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
@@ -98,7 +98,7 @@ def test_two_processes_fall_back_together_from_a_damaged_checkpoint(tmp_path):
     assert f"session 0  resumed at {before:,} env steps" in leader
     assert "damaged" not in follower, "only process 0 logs"
     assert (checkpoints / f"damaged_{last}").is_dir()
-    assert Checkpoints(run_dir / "session_0", read_only=True).latest_step() > 1_400
+    assert Checkpoints(run_dir / "session_0").latest_step() > 1_400
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_the_command_in_two_processes(tmp_path):
     written = read_metrics(two)
     steps = [int(row["env_steps"]) for row in written]
     assert steps == sorted(set(steps))
-    assert Checkpoints(two / "session_0", read_only=True).latest_step() == int(written[-1]["env_steps"])
+    assert Checkpoints(two / "session_0").latest_step() == int(written[-1]["env_steps"])
     assert load_policy(two).env_steps > 0
 
 

@@ -26,7 +26,7 @@ from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.fast.frames import empty_window, gather_stacks, push_frame, store_stacks
 from jaxrl_atari.learner import abstract_arrays
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 
 CPU = jax.devices("cpu")[0]
 NUM_ACTIONS = 6  # of Qbert
@@ -38,7 +38,7 @@ def write_session(session_dir, scores=(1.0,), env=None, logits_bias=None):
     config = Config(env=env or EnvConfig(game="Qbert", max_frames=1200))
     target = abstract_arrays(config, NUM_ACTIONS, CPU)
     rng = np.random.default_rng(0)
-    checkpoints = Checkpoints(session_dir)
+    checkpoints = CheckpointWriter(session_dir)
     for step, score in enumerate(scores, start=1):
         state = jax.tree.map(
             lambda x: jnp.asarray(rng.normal(scale=0.02, size=x.shape), x.dtype), target["train_state"]

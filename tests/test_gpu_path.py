@@ -39,7 +39,7 @@ from jaxrl_atari.hardware.memory_share import BESIDE_THE_POOL, FRACTION, equal_s
 from jaxrl_atari.hardware.runtime import DETERMINISTIC
 from jaxrl_atari.networks import Network, compute_dtype, make_network
 from jaxrl_atari.rollout import EnvGroup, act, act_packed, collect, make_groups, pack
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.columns import COMPILED
 from jaxrl_atari.search.worker import memory_share
 from jaxrl_atari.session import prepare
@@ -151,8 +151,8 @@ def test_questions_about_processes_and_a_missing_gpu_start_nothing(tmp_path):
     code = (
         "import numpy as np; from jax._src import xla_bridge; from jaxrl_atari.devices import *;"
         "from jaxrl_atari.hardware.distributed import agree, gather_rows, is_leader, sum_over_processes;"
-        "from jaxrl_atari.run_dir.checkpoints import Checkpoints;"
-        f"from jaxrl_atari.run_dir.arrays import single_process; Checkpoints({str(tmp_path)!r}).close();"
+        "from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter;"
+        f"from jaxrl_atari.run_dir.arrays import single_process; CheckpointWriter({str(tmp_path)!r}).close();"
         "print(is_leader(), sum_over_processes(3), agree('x'), len(gather_rows(np.zeros((2, 3)))),"
         "single_process().active_processes, xla_bridge.backends_are_initialized());"
         "print(*pick_device('auto'), jax.config.jax_platforms)"
@@ -408,7 +408,7 @@ def test_an_evaluation_computes_on_its_device_alone():
 
 def test_restored_keys_go_straight_to_their_device(tmp_path):
     device = jax.devices("cpu")[3]
-    with contextlib.closing(Checkpoints(tmp_path)) as checkpoints:
+    with contextlib.closing(CheckpointWriter(tmp_path)) as checkpoints:
         checkpoints.save(1, {"key": jax.random.key(7)}, {}, 0.0)
         checkpoints.wait()
         target = {"key": jax.device_put(jax.random.key(0), device)}

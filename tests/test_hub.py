@@ -20,7 +20,7 @@ from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hub import __main__ as hub
 from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.learner import abstract_arrays
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.description import describe
 from jaxrl_atari.run_dir.files import write_json
 from jaxrl_atari.run_dir.summary import write_trial_summary
@@ -45,7 +45,7 @@ def run_dir(tmp_path_factory):
     rng = np.random.default_rng(0)
     for session, scores in enumerate(((1.0, 2.0), (5.0, 4.0))):
         write_metrics(path / f"session_{session}", table(scores, [1000, 2048]))
-        checkpoints, best = Checkpoints(path / f"session_{session}"), max(scores)
+        checkpoints, best = CheckpointWriter(path / f"session_{session}"), max(scores)
         for step, score in zip((1000, 2048), scores, strict=True):
             state = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), target["train_state"])
             meta = {"config": CONFIG.to_dict(), "num_actions": NUM_ACTIONS, "best_score": best}

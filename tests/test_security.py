@@ -214,7 +214,7 @@ def test_meta_of_a_checkpoint(content, tmp_path):
     step_dir = tmp_path / "checkpoints" / "10"
     (step_dir / "meta").mkdir(parents=True, exist_ok=True)
     (step_dir / "meta" / "metadata").write_bytes(content)
-    checkpoints = Checkpoints(tmp_path, read_only=True)
+    checkpoints = Checkpoints(tmp_path)
     one_line_or_result(checkpoints.best_step)
     target = {"x": np.zeros(1, np.float32)}
     assert one_line_or_result(checkpoints.restore, 10, target) is None  # it has no arrays
@@ -227,7 +227,7 @@ def test_meta_of_a_checkpoint(content, tmp_path):
 
 def test_a_sound_meta_is_read(tmp_path):
     test_meta_of_a_checkpoint.hypothesis.inner_test(signed(SESSION_META), tmp_path)
-    assert Checkpoints(tmp_path, read_only=True).read_meta(10, SESSION_FIELDS)["updates"] == 1
+    assert Checkpoints(tmp_path).read_meta(10, SESSION_FIELDS)["updates"] == 1
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.run_dir import session_log
+from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.columns import TIME_COLUMNS
 from jaxrl_atari.run_dir.config_file import read_config
@@ -69,7 +70,7 @@ def rows(session_dir):
 
 
 def latest(session_dir, config=TINY):
-    checkpoints = Checkpoints(session_dir, read_only=True)
+    checkpoints = Checkpoints(session_dir)
     step = checkpoints.latest_step()
     meta = checkpoints.read_meta(step)
     place = jax.devices("cpu")[0]
@@ -426,7 +427,7 @@ def steady_session(config, session_dir, monkeypatch, writers=(), games=None, res
     monkeypatch.setattr(session, "collect", lambda *_: Collected([], 300, next(games), 0.0))
     monkeypatch.setattr(Learner, "update", lambda *_: {"policy_loss": float(next(numbers))})
     monkeypatch.setattr(
-        Checkpoints, "save", lambda self, env_steps, arrays, meta, score: saved.append((env_steps, meta))
+        CheckpointWriter, "save", lambda self, env_steps, arrays, meta, score: saved.append((env_steps, meta))
     )
     with prepare(dataclasses.replace(config, total_env_steps=10**6), session_dir, 0, resume, writers) as run:
         yield run, saved
@@ -594,7 +595,7 @@ def damage(step_dir, *names):
 
 
 def checkpoint_steps(session_dir):
-    return Checkpoints(session_dir, read_only=True).steps()
+    return Checkpoints(session_dir).steps()
 
 
 @pytest.fixture(scope="module")
@@ -701,8 +702,8 @@ def test_processes_restore_the_checkpoint_that_the_leader_chose(trained, tmp_pat
     place, sent = jax.devices("cpu")[0], []
 
     def restore(leader):
-        checkpoints = Checkpoints(tmp_path / "session_0", read_only=not leader)
-        return session._restore(TINY, checkpoints, place, leader=leader)
+        session_dir = tmp_path / "session_0"
+        return session._restore(TINY, CheckpointWriter(session_dir) if leader else None, session_dir, place)
 
     monkeypatch.setattr(session, "agree", lambda text: sent.append(text) or str(earlier))
     restored, notes = restore(leader=False)

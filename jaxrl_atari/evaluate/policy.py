@@ -99,12 +99,12 @@ def find_session(run_dir: str | Path, session: int | None = None) -> tuple[Path,
 
 
 def _has_checkpoint(session_dir: Path) -> bool:
-    return (session_dir / "checkpoints").is_dir() and bool(Checkpoints(session_dir, read_only=True).steps())
+    return (session_dir / "checkpoints").is_dir() and bool(Checkpoints(session_dir).steps())
 
 
 def _best_score(session_dir: Path) -> float:
     """The best score at any checkpoint of a session, as its newest readable one has it; -inf before a finished game."""
-    checkpoints = Checkpoints(session_dir, read_only=True)
+    checkpoints = Checkpoints(session_dir)
     for step in reversed(checkpoints.steps()):
         try:
             score = checkpoints.read_meta(step, ("best_score",))["best_score"]
@@ -142,7 +142,7 @@ def load_policy(
         UserError: no run directory, no such checkpoint, or a damaged one.
     """
     session_dir, _ = find_session(run_dir, session)
-    checkpoints = Checkpoints(session_dir, read_only=True)
+    checkpoints = Checkpoints(session_dir)
     home = pick_device("auto").device if device is None else device
 
     def target(meta: dict[str, Any]) -> dict[str, Any]:
