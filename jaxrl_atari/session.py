@@ -24,7 +24,8 @@ from jaxrl_atari.rollout import collect, make_groups
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.files import only_writer, unused
-from jaxrl_atari.run_dir.session_log import Every, Progress, SessionLog
+from jaxrl_atari.run_dir.progress import Every, Progress
+from jaxrl_atari.run_dir.session_log import SessionLog
 from jaxrl_atari.run_dir.writers import Writer, make_writers
 
 

@@ -65,6 +65,7 @@ DOORS = {
         "run_dir.drawing",
         "run_dir.files",
         "run_dir.metrics",
+        "run_dir.progress",
         "run_dir.reading",
         "run_dir.session_log",
         "run_dir.statistics",

@@ -15,7 +15,7 @@ from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.fast.frames import gather_stacks, store_stacks
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.rollout import EnvGroup, act, begin_rollout, collect, empty_state
-from jaxrl_atari.run_dir.session_log import EpisodeStatistics
+from jaxrl_atari.run_dir.progress import EpisodeStatistics
 
 V5 = PROTOCOLS["v5"]
 LENGTH = 6

@@ -20,8 +20,8 @@ from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.config_file import CONFIG_FILE, read_config
 from jaxrl_atari.run_dir.description import describe
 from jaxrl_atari.run_dir.meta import SESSION_FIELDS, meta_checksum
+from jaxrl_atari.run_dir.progress import Progress
 from jaxrl_atari.run_dir.reading import read_metrics
-from jaxrl_atari.run_dir.session_log import Progress
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.run_dir.writers import CsvWriter
 from jaxrl_atari.search.files import Record, read_records, read_search, write_record, write_search

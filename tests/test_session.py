@@ -29,7 +29,8 @@ from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.columns import TIME_COLUMNS
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import describe, write_description
-from jaxrl_atari.run_dir.session_log import EpisodeStatistics, NonFiniteError, Progress, SessionLog
+from jaxrl_atari.run_dir.progress import EpisodeStatistics, Progress
+from jaxrl_atari.run_dir.session_log import NonFiniteError, SessionLog
 from jaxrl_atari.session import hyperparameters, prepare, run_session
 from jaxrl_atari.trial import trial
 from jaxrl_atari.trial.stopping import SessionStop, StopRequest

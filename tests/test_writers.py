@@ -19,8 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, LogConfig
 from jaxrl_atari.run_dir.columns import COLUMNS
-from jaxrl_atari.run_dir.progress import Pace, ProgressWriter
 from jaxrl_atari.run_dir.reading import read_metrics
+from jaxrl_atari.run_dir.terminal import Pace, ProgressWriter
 from jaxrl_atari.run_dir.writers import CsvWriter, JsonLinesWriter, TensorBoardWriter, make_writers
 
 NAN = float("nan")

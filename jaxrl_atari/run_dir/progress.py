@@ -1,158 +1,109 @@
-"""Progress of a session on the terminal: a live line, or plain lines if the output is not a terminal."""
+"""How far a session has come: counters, and the returns of its games."""
 
 import math
-import os
-import shutil
-import sys
-import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from collections.abc import Iterable
+from typing import Any
 
-from jaxrl_atari.cli import write
-
-
-class Pace:
-    """Env steps per second over the last minute, from which the remaining time is estimated."""
-
-    SECONDS = 60.0
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
-        self._points: deque[tuple[float, int]] = deque()  # (time, env steps)
-
-    def add(self, env_steps: int) -> None:
-        """Adds a point. Time before the first point, such as compilation, does not count."""
-        now = self._clock()
-        self._points.append((now, env_steps))
-        while len(self._points) > 2 and self._points[1][0] < now - self.SECONDS:
-            self._points.popleft()
-
-    @property
-    def sps(self) -> float:
-        """NaN until there are two points."""
-        if len(self._points) < 2:
-            return math.nan
-        (first_time, first), (last_time, last) = self._points[0], self._points[-1]
-        return (last - first) / (last_time - first_time) if last_time > first_time else math.nan
+import numpy as np
 
 
-def _count(value: float) -> str:
-    """1234567 -> 1.23M"""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.{2 if value < 10 * size else 1}f}{unit}"
-    return f"{value:.0f}"
+class EpisodeStatistics:
+    """Returns of full games and their moving averages; `return_ma` is the figure that scores are quoted in."""
+
+    WINDOW = 100
+
+    def __init__(self) -> None:
+        self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=self.WINDOW)  # of the last 100 finished games
+        self.lengths: deque[float] = deque(maxlen=self.WINDOW)
+        self.points: deque[float] = deque(maxlen=self.WINDOW)  # of the last 100 log points
+
+    def game_over(self, episode_return: float, length: int) -> None:
+        """Counts a finished game: the sum of its raw rewards, and its length in env steps."""
+        self.episodes += 1
+        self.returns.append(episode_return)
+        self.lengths.append(length)
+
+    def mean_return(self) -> float:
+        """Mean return of the last 100 finished games; NaN before the first."""
+        return float(np.mean(self.returns)) if self.returns else float("nan")
+
+    def log_point(self, keep: bool = True) -> dict[str, float]:
+        """A log point: the mean of the last 100 games; `return_ma` is the mean of the last 100 such points.
+
+        Args:
+            keep: False for a point off the interval, which later ones leave out.
+        """
+        mean, points = self.mean_return(), self.points.copy()
+        if self.returns:
+            points.append(mean)
+        if keep:
+            self.points = points
+        return {
+            "episodes": self.episodes,
+            "return_mean": mean,
+            "return_ma": float(np.mean(points)) if points else float("nan"),
+            "episode_length": float(np.mean(self.lengths)) if self.lengths else float("nan"),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The statistics as JSON values, for a checkpoint."""
+        return {name: list(v) if isinstance(v, deque) else v for name, v in vars(self).items()}
+
+    def load(self, values: dict[str, Any]) -> None:
+        """Restores what `to_dict` returned."""
+        self.episodes = values["episodes"]
+        for name in ("returns", "lengths", "points"):
+            getattr(self, name).extend(values[name])
 
 
-def _number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
-
-
-def _duration(seconds: float) -> str:
-    if not math.isfinite(seconds):
-        return "-"
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
-
-
-class ProgressWriter:
-    """Draws a live line on a terminal; in a file, pipe or notebook, prints a plain line for each log point.
+class Progress:
+    """How far a session has come.
 
     Args:
-        total_env_steps: the budget, 100%.
-        stream: the output; standard output by default.
-        clock: a monotonic clock in seconds.
+        meta: of the checkpoint that the session resumes from.
     """
 
-    REDRAW_SECONDS = 0.2
+    def __init__(self, meta: dict[str, Any] | None = None, optimizer_steps: int = 0):
+        self.env_steps: int = meta["env_steps"] if meta else 0
+        self.updates: int = meta["updates"] if meta else 0
+        self.optimizer_steps = optimizer_steps
+        self.best_score: float | None = meta["best_score"] if meta else None
+        self.earlier_seconds: float = meta["wall_seconds"] if meta else 0.0
+        self.statistics = EpisodeStatistics()
+        if meta:
+            self.statistics.load(meta["statistics"])
 
-    def __init__(
-        self,
-        total_env_steps: int,
-        *,
-        label: str,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._total, self._label = total_env_steps, label
-        self._stream = sys.stdout if stream is None else stream
-        self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._clock, self._pace = clock, Pace(clock)
-        self._drawn_at = -math.inf
-        self._line = ""  # the text on the terminal's last line
+    def count(self, env_steps: int, games: Iterable[tuple[float, int]], optimizer_steps: int) -> None:
+        """Adds a rollout and its update; `games` are the returns and lengths of the games that ended in it."""
+        self.env_steps += env_steps
+        self.updates += 1
+        self.optimizer_steps += optimizer_steps
+        for episode_return, length in games:
+            self.statistics.game_over(episode_return, length)
 
-    def progress(self, env_steps: int, row: Mapping[str, Any]) -> None:
-        self._pace.add(env_steps)
-        now = self._clock()
-        if self._live and (now - self._drawn_at >= self.REDRAW_SECONDS or env_steps >= self._total):
-            self._drawn_at = now
-            self._draw(self._live_line(env_steps, row, shutil.get_terminal_size().columns))
+    def score(self) -> float:
+        """The score by which the best checkpoint is kept: the mean return of the last 100 games. Updates the best."""
+        score = self.statistics.mean_return()
+        if not math.isnan(score):
+            self.best_score = score if self.best_score is None else max(score, self.best_score)
+        return score
 
-    def write(self, row: Mapping[str, Any]) -> None:
-        if not self._live:
-            self._print(self._plain_line(row))
 
-    def message(self, text: str) -> None:
-        line = self._line
-        self._draw("")
-        self._print(f"{self._label}  {text}")
-        self._draw(line)
+class Every:
+    """True once per interval: `due(n)` is true at the first n in each new interval of env steps. 0: never."""
 
-    def close(self) -> None:
-        if self._line:
-            self._print("")
-        self._line = ""
+    def __init__(self, interval: int, start: int):
+        self._interval = interval
+        self._next = self._after(start) if interval else math.inf
 
-    def _print(self, text: str) -> None:
-        self._write(text + "\n")
+    def _after(self, env_steps: int) -> int:
+        return (env_steps // self._interval + 1) * self._interval
 
-    def _draw(self, line: str) -> None:
-        if self._live and (line or self._line):
-            self._write(f"\r{line}\x1b[K")  # \x1b[K clears the rest of the old line
-            self._line = line
-
-    def _write(self, text: str) -> None:
-        write(text, self._stream)  # after the reader of `train ... | head` is gone, training continues
-
-    def _eta(self, env_steps: int) -> str:
-        sps = self._pace.sps
-        return _duration(max(self._total - env_steps, 0) / sps if sps > 0 else math.nan)
-
-    def _live_line(self, env_steps: int, row: Mapping[str, Any], width: int) -> str:
-        """The line for a terminal of this width. It never wraps, because a wrapped line cannot be overwritten."""
-        fraction = min(env_steps / self._total, 1.0)
-        head = f"{self._label} {int(100 * fraction):3d}%"
-        fields = [
-            f"{_count(env_steps)}/{_count(self._total)}",
-            f"{_number(self._pace.sps, 0)} SPS",
-            f"ETA {self._eta(env_steps)}",
-            f"return_ma {_number(row.get('return_ma'))}",
-        ]
-        if (gpu := _number(row.get("gpu_busy_percent"), 0)) != "-":
-            fields.append(f"GPU {gpu}%")
-        fields.append(f"return_mean {_number(row.get('return_mean'))}")
-        room = width - 1  # a character in the last column makes some terminals wrap
-        # On a narrow terminal the last fields are dropped.
-        while fields and len("  ".join([head, *fields])) > room:
-            fields.pop()
-        bar = min(room - len("  ".join([head, "[]", *fields])), 30)
-        if bar >= 5:
-            filled = int(bar * fraction)
-            fields.insert(0, f"[{'#' * filled}{'.' * (bar - filled)}]")
-        return "  ".join([head, *fields])[:room]
-
-    def _plain_line(self, row: Mapping[str, Any]) -> str:
-        env_steps = int(row["env_steps"])
-        fields = [
-            f"env_steps {env_steps:{len(str(self._total))}d}",
-            f"{100 * env_steps / self._total:5.1f}%",
-            f"sps {_number(row.get('sps'), 0):>6}",
-            f"eta {self._eta(env_steps):>9}",
-            f"return_ma {_number(row.get('return_ma')):>9}",
-            f"return_mean {_number(row.get('return_mean')):>9}",
-            f"episodes {_number(row.get('episodes'), 0):>6}",
-        ]
-        if (gpu := _number(row.get("gpu_busy_percent"), 0)) != "-":
-            fields.append(f"gpu_busy_percent {gpu:>3}")
-        return "  ".join([self._label, *fields])
+    def due(self, env_steps: int) -> bool:
+        """Whether an interval ended since the last time that this was true."""
+        if env_steps < self._next:
+            return False
+        self._next = self._after(env_steps)
+        return True

@@ -20,8 +20,8 @@ from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.run_dir.columns import COLUMNS
 from jaxrl_atari.run_dir.files import unused, write_file
-from jaxrl_atari.run_dir.progress import ProgressWriter
 from jaxrl_atari.run_dir.reading import damaged_lines, parse_metrics
+from jaxrl_atari.run_dir.terminal import ProgressWriter
 
 Row = Mapping[str, Any]
 """A log point: column -> number (Python, NumPy or JAX). An unknown value is NaN, None, or left out."""
