@@ -64,7 +64,7 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
     """Adds the sessions of a run to scores.csv and curves/, or replaces what is there of them.
 
     Raises:
-      UserError: not a run directory, another budget, no finished game yet, or metrics that cannot be read.
+        UserError: not a run directory, another budget, no finished game yet, or metrics that cannot be read.
     """
     config = read_config(run_dir)
     if config.total_env_steps != BUDGET:
@@ -168,7 +168,7 @@ def replace_table(page: Path, table: str) -> None:
     """Replaces what stands between the two marks of a page.
 
     Raises:
-      UserError: the page lacks the marks.
+        UserError: the page lacks the marks.
     """
     text = page.read_text(encoding="utf-8")
     found, count = re.subn(

@@ -114,7 +114,7 @@ def plot_session(session_dir: str | Path) -> list[Path]:
     The files are graphs/session.png and .svg in `session_dir`. Names and scores come from the run's config.json.
 
     Raises:
-      UserError: the session or its run's config cannot be read, or the graphs cannot be written.
+        UserError: the session or its run's config cannot be read, or the graphs cannot be written.
     """
     path = Path(session_dir).absolute()
     return _plot_session(_Run(path.parent, read_config(path.parent), {path: read_metrics(path)}), path)
@@ -199,7 +199,7 @@ def plot_trial(run_dir: str | Path) -> list[Path]:
     The files are graphs/trial.png and .svg in `run_dir`.
 
     Raises:
-      UserError: the run cannot be read, or the graphs cannot be written.
+        UserError: the run cannot be read, or the graphs cannot be written.
     """
     return _plot_trial(_read_run(run_dir))
 
@@ -225,7 +225,7 @@ def plot_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> list[
     standard deviation. Runs are named after their directories.
 
     Raises:
-      UserError: a run cannot be read, or the graphs cannot be written.
+        UserError: a run cannot be read, or the graphs cannot be written.
     """
     return _plot_comparison([_read_run(run_dir) for run_dir in run_dirs], Path(output))
 

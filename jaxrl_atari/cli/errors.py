@@ -20,10 +20,10 @@ class ConfigError(UserError, ValueError):
     """A config field has an unusable value.
 
     Args:
-      field: the dotted name of the field, such as ``ppo.gae_lambda``.
-      value: its value.
-      expected: the values that it may have, completing "expected ...".
-      hint: what to do, where ``expected`` alone does not say it.
+        field: the dotted name of the field, such as ``ppo.gae_lambda``.
+        value: its value.
+        expected: the values that it may have, completing "expected ...".
+        hint: what to do, where ``expected`` alone does not say it.
     """
 
     def __init__(self, field: str, value: object, expected: str, hint: str = ""):

@@ -46,17 +46,17 @@ def make_pool(
     """Makes `num_envs` copies of `game`.
 
     Args:
-      backend: "ale" or "envpool".
-      game: ALE's CamelCase name, such as `MsPacman`.
-      seed: >= 0. Environment i takes seed number `first_env + i` of `env_seeds(seed, ...)`, so a pool may be a
-        part of a larger one. The same seed and actions give the same steps bit for bit, for any number of threads.
-      num_threads: emulation threads; 0: one per core.
-      rules: of the protocol. `life_loss_terminal` and `clip_rewards` concern learning: the pool ignores them.
-      screen: also offer `pool.screen()`, colour screens for videos (`ale` only; twice the work).
+        backend: "ale" or "envpool".
+        game: ALE's CamelCase name, such as `MsPacman`.
+        seed: >= 0. Environment i takes seed number `first_env + i` of `env_seeds(seed, ...)`, so a pool may be a
+          part of a larger one. The same seed and actions give the same steps bit for bit, for any number of threads.
+        num_threads: emulation threads; 0: one per core.
+        rules: of the protocol. `life_loss_terminal` and `clip_rewards` concern learning: the pool ignores them.
+        screen: also offer `pool.screen()`, colour screens for videos (`ale` only; twice the work).
 
     Raises:
-      ConfigError: an argument has an impossible value, or the back end cannot play by the rules.
-      UserError: envpool is asked for and not installed.
+        ConfigError: an argument has an impossible value, or the back end cannot play by the rules.
+        UserError: envpool is asked for and not installed.
     """
     from jaxrl_atari.envs.ale import AlePool, rom_ids  # so that the interface alone imports no emulator
 

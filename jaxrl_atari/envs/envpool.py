@@ -23,7 +23,7 @@ def _import_envpool() -> Any:
     """envpool's Atari module alone.
 
     Raises:
-      UserError: envpool is not installed.
+        UserError: envpool is not installed.
     """
     if importlib.util.find_spec("envpool") is None:
         raise UserError("env.backend = 'envpool': envpool is not installed; pip install 'jaxrl_atari[envpool]'")

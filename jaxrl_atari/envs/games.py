@@ -86,7 +86,7 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
     random 2 to 4 frames, `Qbert-v5` has sticky actions in Gymnasium but not in EnvPool, and `-ram-` has no images.
 
     Raises:
-      ConfigError: an unknown game (the error names the closest ones), or another version than the above.
+        ConfigError: an unknown game (the error names the closest ones), or another version than the above.
     """
     if not isinstance(name, str):
         raise ConfigError("env.game", name, "the name of a game", "for example Qbert")

@@ -41,7 +41,7 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, 480x630 pixels).
 
     Raises:
-      UserError: ffmpeg is missing, or the file cannot be written.
+        UserError: ffmpeg is missing, or the file cannot be written.
     """
     path = Path(path)
     partial_path = path.with_name(path.name + ".partial")

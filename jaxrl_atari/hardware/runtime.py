@@ -32,7 +32,7 @@ def configure() -> tuple[str, ...]:
     """Makes the settings. Later calls change nothing.
 
     Returns:
-      One line for the user per setting.
+        One line for the user per setting.
     """
     if os.environ.get("JAXRL_ATARI_NO_TUNING", "0") not in ("", "0"):
         return ("process tuning off (JAXRL_ATARI_NO_TUNING)",)

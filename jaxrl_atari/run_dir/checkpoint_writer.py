@@ -41,7 +41,7 @@ class CheckpointWriter(Checkpoints):
     Makes the folder `checkpoints` if it is missing. The first save removes what an interrupted one left behind.
 
     Raises:
-      UserError: the folder cannot be made.
+        UserError: the folder cannot be made.
     """
 
     def __init__(self, session_dir: str | Path):
@@ -92,12 +92,12 @@ class CheckpointWriter(Checkpoints):
         A step that exists already is not written again: a session was resumed and has made no step since.
 
         Args:
-          arrays: a pytree of `jax.Array`; typed keys are allowed.
-          meta: JSON values; `checkpoints.py` lists what is added.
-          score: the best checkpoint is the one with the highest score, the newest among equals. NaN ranks lowest.
+            arrays: a pytree of `jax.Array`; typed keys are allowed.
+            meta: JSON values; `checkpoints.py` lists what is added.
+            score: the best checkpoint is the one with the highest score, the newest among equals. NaN ranks lowest.
 
         Raises:
-          UserError: this save or the previous one failed, for example because the disk is full.
+            UserError: this save or the previous one failed, for example because the disk is full.
         """
         try:
             if env_steps in self.steps():
@@ -156,7 +156,7 @@ class CheckpointWriter(Checkpoints):
         """Renames a damaged checkpoint to `damaged_<step>` and returns its new path. Call it before the first save.
 
         Raises:
-          UserError: it cannot be renamed.
+            UserError: it cannot be renamed.
         """
         path = self.directory / str(step)
         try:

@@ -47,9 +47,9 @@ class Damaged(UserError):
     """A checkpoint that cannot be read, or that differs from its checksums.
 
     Args:
-      directory: of the checkpoint.
-      reason: completes "damaged: ...".
-      others: env steps of the other checkpoints.
+        directory: of the checkpoint.
+        reason: completes "damaged: ...".
+        others: env steps of the other checkpoints.
     """
 
     def __init__(self, directory: Path, reason: str, others: Sequence[int] = ()):
@@ -75,10 +75,10 @@ class Checkpoints:
     """The checkpoints of one session, to be read: nothing on disk changes. `CheckpointWriter` saves.
 
     Args:
-      session_dir: the session's directory; the checkpoints are in its folder `checkpoints`.
+        session_dir: the session's directory; the checkpoints are in its folder `checkpoints`.
 
     Raises:
-      UserError: that folder does not exist.
+        UserError: that folder does not exist.
     """
 
     def __init__(self, session_dir: str | Path):
@@ -104,7 +104,7 @@ class Checkpoints:
         """The step with the highest score, or the latest step if no checkpoint has a score.
 
         Raises:
-          Damaged: the score of a checkpoint cannot be read, so it may be the best.
+            Damaged: the score of a checkpoint cannot be read, so it may be the best.
         """
         scores = {step: self._score(step) for step in self.steps()}
         return max(scores, key=lambda step: (scores[step], step), default=None)
@@ -121,11 +121,11 @@ class Checkpoints:
         """The `meta` that was saved with a checkpoint.
 
         Args:
-          fields: names of `meta.py`: fields that the caller needs.
+            fields: names of `meta.py`: fields that the caller needs.
 
         Raises:
-          Damaged: it cannot be read, differs from its checksum, or lacks a field.
-          UserError: the step does not exist or has another format version.
+            Damaged: it cannot be read, differs from its checksum, or lacks a field.
+            UserError: the step does not exist or has another format version.
         """
         if step not in (steps := self.steps()):
             if not steps:
@@ -161,11 +161,11 @@ class Checkpoints:
         """Restores the arrays of a checkpoint to the devices of `target`, whatever devices they were saved from.
 
         Args:
-          target: a pytree of the saved structure, of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings.
+            target: a pytree of the saved structure, of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings.
 
         Raises:
-          Damaged: they cannot be read, or differ from their checksums.
-          UserError: as `read_meta`; the checkpoint holds other arrays than `target` (another network).
+            Damaged: they cannot be read, or differ from their checksums.
+            UserError: as `read_meta`; the checkpoint holds other arrays than `target` (another network).
         """
         meta = self.read_meta(step)
         if difference := _first_difference(meta["shapes"], array_shapes(target)):
@@ -190,11 +190,11 @@ class Checkpoints:
         """Restores the newest checkpoint that is sound.
 
         Args:
-          target: meta -> `target` of `restore`.
-          fields: as for `read_meta`.
+            target: meta -> `target` of `restore`.
+            fields: as for `read_meta`.
 
         Raises:
-          UserError: as `restore`; there is no checkpoint, or every one is damaged.
+            UserError: as `restore`; there is no checkpoint, or every one is damaged.
         """
         damaged: dict[int, Damaged] = {}
         for step in reversed(self.steps()):

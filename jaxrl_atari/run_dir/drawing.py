@@ -32,7 +32,7 @@ def save_figure(figure: Figure, directory: Path, name: str) -> list[Path]:
     """Writes NAME.png and NAME.svg, each atomically, and returns their paths.
 
     Raises:
-      UserError: the directory cannot be written to.
+        UserError: the directory cannot be written to.
     """
     paths = [directory / f"{name}.png", directory / f"{name}.svg"]
     try:

@@ -194,13 +194,13 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
     """A trial's summary, ready for JSON: an unknown value is None.
 
     The score is the mean over sessions of the final `return_ma`; `score_interval` is its 95% bootstrap interval, None
-    for a single session. `sessions` has the figures of each session; `mean`
-    and `std` are their mean and population standard deviation over sessions. `consistency` is over the log points
-    that all sessions have reached, and None for a single session.
+    for a single session. `sessions` has the figures of each session; `mean` and `std` are their mean and population
+    standard deviation over sessions. `consistency` is over the log points that all sessions have reached, and None for
+    a single session.
 
     Args:
-      session_tables: at least one table with at least one row.
-      game: provides the scores to compare with.
+        session_tables: at least one table with at least one row.
+        game: provides the scores to compare with.
     """
     sessions = [session_figures(table, game) for table in session_tables]
     spread = {name: _mean_and_std([figures[name] for figures in sessions]) for name in SESSION_FIGURES}

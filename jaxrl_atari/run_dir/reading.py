@@ -65,7 +65,7 @@ def read_metrics(session_dir: str | Path) -> Table:
     session has logged an env step again, the later row replaces all earlier rows from that env step on.
 
     Raises:
-      UserError: the file is missing, has no sound row, or lacks a column.
+        UserError: the file is missing, has no sound row, or lacks a column.
     """
     path = Path(session_dir) / "metrics.csv"
     try:
@@ -110,7 +110,7 @@ def read_sessions(run_dir: str | Path) -> dict[Path, Table]:
     """Session directory -> its metrics. Sessions without readable metrics are left out with a warning.
 
     Raises:
-      UserError: no session has readable metrics.
+        UserError: no session has readable metrics.
     """
     tables, problems = {}, []
     for session_dir in session_dirs(run_dir):

@@ -91,7 +91,7 @@ def estimate(
     """A figure of one or more suites, with the interval of its stratified bootstrap.
 
     Args:
-      figure: called with one list of games for each suite.
+        figure: called with one list of games for each suite.
     """
     games = [[np.asarray(scores, np.float64) for scores in suite.values()] for suite in suites]
     value = float(figure(*games))
@@ -109,7 +109,7 @@ def aggregate(scores: Scores, **bootstrap: Any) -> dict[str, Any]:
     """All `FIGURES` of a suite, ready for JSON: `iqm` and `iqm_interval`, and so on.
 
     Args:
-      bootstrap: `resamples`, `confidence` and `seed` of `estimate`.
+        bootstrap: `resamples`, `confidence` and `seed` of `estimate`.
     """
     summary: dict[str, Any] = {"games": len(scores), "confidence": bootstrap.get("confidence", CONFIDENCE)}
     for name, (_, figure) in FIGURES.items():

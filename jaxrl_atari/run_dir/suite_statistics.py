@@ -115,7 +115,7 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, np.ndarray]
     """Writes scores_human_normalised.npz and scores_ratio.npz: `dict(numpy.load(FILE))` is rliable's dictionary.
 
     Args:
-      suites: name -> game -> raw scores of its sessions.
+        suites: name -> game -> raw scores of its sessions.
     """
     for kind in NORMALISATIONS:
         content = io.BytesIO()
@@ -154,8 +154,8 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
     Writes comparison.md, comparison.json, suites.png, suites.svg and rliable's dictionaries into `output`.
 
     Raises:
-      UserError: the suites have no complete game in common, or one is of another protocol than the reference scores,
-        or `output` cannot be written to.
+        UserError: the suites have no complete game in common, or one is of another protocol than the reference scores,
+          or `output` cannot be written to.
     """
     suites: dict[str, dict[str, list[Table]]] = {}
     for directory in (Path(suite_dir).absolute() for suite_dir in suite_dirs):
@@ -208,7 +208,7 @@ def draw_suites(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list[P
     The files are suites.png and .svg, of human-normalised scores if there are any.
 
     Args:
-      suites: name -> result of `describe_suite`.
+        suites: name -> result of `describe_suite`.
     """
     kinds = _shared_kinds(suites)
     if not kinds:

@@ -27,7 +27,7 @@ def trial_summary(run_dir: str | Path) -> dict[str, Any]:
     to compare with are None, if the protocol is another than theirs.
 
     Raises:
-      UserError: the run has no readable config, or no session with metrics.
+        UserError: the run has no readable config, or no session with metrics.
     """
     config, tables = read_config(run_dir), read_sessions(run_dir)
     protocol = config.env.resolved_protocol
@@ -104,7 +104,7 @@ def summary_table(summary: dict[str, Any]) -> str:
     """The table printed at the end of a trial: mean and std of each figure over sessions, and reference scores.
 
     Args:
-      summary: the content of trial.json, as `write_trial_summary` returns it.
+        summary: the content of trial.json, as `write_trial_summary` returns it.
     """
     sessions = summary["sessions"]
     heading = (
