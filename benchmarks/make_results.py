@@ -23,6 +23,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.games import GAMES, Game
 from jaxrl_atari.run_dir.config_file import read_config
+from jaxrl_atari.run_dir.description import latest_text
 from jaxrl_atari.run_dir.drawing import COLOURS, GREY, env_step_axes, new_figure
 from jaxrl_atari.run_dir.files import write_file
 from jaxrl_atari.run_dir.metrics import session_figures
@@ -79,7 +80,9 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
         figures = session_figures(table, game)
         if figures["final_return_ma"] is None:
             raise UserError(f"{session_dir}: no game has ended yet; wait for the first one")
-        dtype, on_gpu = config.network.compute_dtype, figures["gpu_busy_percent"] is not None
+        on_gpu = figures["gpu_busy_percent"] is not None
+        # Runs without it in their checkpoints are older than the bfloat16 that `auto` chooses on a CPU.
+        auto = latest_text(session_dir, "compute_dtype") or ("bfloat16" if on_gpu else "float32")
         row = {
             "game": game.name,
             "seed": str(config.seed + int(session_dir.name.removeprefix("session_"))),
@@ -90,7 +93,7 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
             "reference_table": "" if game.reference_score is None else f"{game.reference_score:.10g}",
             "hours": f"{table['wall_seconds'][-1] / 3600:.2f}",
             "sps": "" if figures["sps"] is None else f"{figures['sps']:.0f}",
-            "compute_dtype": dtype if dtype != "auto" else "bfloat16" if on_gpu else "float32",
+            "compute_dtype": auto if config.network.compute_dtype == "auto" else config.network.compute_dtype,
             "hardware": hardware,
             "commit": (described.get("git_revision") or "unknown")[:7],
             "protocol": config.env.resolved_protocol,

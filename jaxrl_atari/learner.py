@@ -12,7 +12,7 @@ from jaxrl_atari import ppo
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import DataParallel, Placement, check_placement
 from jaxrl_atari.hardware.gpus import network_platform
-from jaxrl_atari.networks import make_network
+from jaxrl_atari.networks import compute_dtype, make_network
 
 
 class Learner:
@@ -26,6 +26,7 @@ class Learner:
         learner, actor = network_platform(placement.home), network_platform(placement.actors[0])
         network = make_network(config.network, num_actions, learner, actor)
         self._acting_network = make_network(config.network, num_actions, actor, learner)
+        self.compute_dtype = compute_dtype(config.network, learner, actor)
         self._actors, self._check = placement.actors, config.devices.check
         self._parallel = DataParallel(placement.learner)
         update = partial(ppo.update, apply=network.apply, config=config.ppo)

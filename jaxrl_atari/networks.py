@@ -109,7 +109,7 @@ class Network(NamedTuple):
 
 @functools.cache
 def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: str | None = None) -> Network:
-    """The network of a config in the form that suits a platform: "cpu", "gpu" or "old gpu" (`network_platform`).
+    """The network of a config in the form that suits a platform (`network_platform`).
 
     The same arguments give the same object.
 
@@ -117,7 +117,7 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
         peer: the platform of the device that learns from, or acts for, this one, if it is another: both must store
             frames in one layout.
     """
-    dtype = compute_dtype(config, platform)
+    dtype = compute_dtype(config, platform, peer)
     module = NETWORKS[config.name](num_actions, dtype)
 
     def init(key: jax.Array) -> Any:
@@ -133,16 +133,21 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
     return Network(init, apply, PLAIN, acting_params=lambda params: params)
 
 
-def compute_dtype(config: NetworkConfig, platform: str) -> Any:
-    """The arithmetic of the torso: `network.compute_dtype`, where `auto` is bfloat16 on a GPU with units for it."""
+def compute_dtype(config: NetworkConfig, platform: str, peer: str | None = None) -> Any:
+    """The arithmetic of the torso: `network.compute_dtype`, where `auto` is bfloat16 if that is faster there.
+
+    It is on a GPU with units for it, and with `cpu_conv` on a CPU that multiplies it; XLA computes plain convolutions
+    in bfloat16 by way of float32 on every CPU.
+    """
     name = config.compute_dtype
     if name == "auto":
-        name = "bfloat16" if platform == "gpu" else "float32"
+        is_faster = platform == "gpu" or (platform == "bfloat16 cpu" and uses_cpu_conv(config, platform, peer))
+        name = "bfloat16" if is_faster else "float32"
     return jnp.dtype(name)
 
 
 def uses_cpu_conv(config: NetworkConfig, platform: str, peer: str | None = None) -> bool:
     """Whether `cpu_conv` computes the convolutions: `network.conv`, where `auto` is `matmul` on CPUs alone."""
-    on_cpu = {platform, peer or platform} == {"cpu"}
+    on_cpu = {platform, peer or platform} <= {"cpu", "bfloat16 cpu"}
     conv = config.conv if config.conv != "auto" else ("matmul" if on_cpu else "plain")
     return config.name == "nature" and conv == "matmul"

@@ -13,7 +13,6 @@ from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.evaluate.during_training import Evaluator
-from jaxrl_atari.hardware.cpu import multiplies_bfloat16
 from jaxrl_atari.hardware.distributed import agree, is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory import out_of_memory_advice
@@ -187,6 +186,17 @@ class Session:
             self._saved_at = self.progress.env_steps
         self.log.draw_graphs()
 
+    def device_text(self) -> str:
+        """The devices, why they were chosen, and the arithmetic."""
+        placement = self.placement
+        text = f"{', '.join(map(str, placement.learner))} ({placement.reason})"
+        actors = list(dict.fromkeys(placement.actors))
+        if not set(actors) <= set(placement.learner):
+            text += f"; acts on {', '.join(map(str, actors))}"
+        if self.config.evaluation.every_env_steps:
+            text += f"; evaluates on {placement.evaluator}"
+        return f"{text}; computes in {self.learner.compute_dtype.name}"
+
     def _meta(self) -> dict[str, Any]:
         """Content of a checkpoint beside the arrays, as JSON values."""
         return {
@@ -194,7 +204,8 @@ class Session:
             "game": self.config.env.game_name,
             "protocol": self.config.env.resolved_protocol,
             "num_actions": self.num_actions,
-            "device": _device_text(self.config, self.placement),
+            "device": self.device_text(),
+            "compute_dtype": self.learner.compute_dtype.name,
             "seed": self.seed,
             "session": self.session,
             "env_steps": self.progress.env_steps,
@@ -256,7 +267,7 @@ def prepare(
 
         meta, env_steps, label = restored[1] if restored else None, run.progress.env_steps, f"session {session}"
         outputs: list[Writer] = []
-        notes = [f"device: {_device_text(config, placement)}", *_arithmetic_advice(config, placement)]
+        notes = [f"device: {run.device_text()}"]
         if resume:
             notes += damage
             notes.append(_resume_message(config, run.progress, meta))
@@ -322,22 +333,6 @@ def _set_aside(session_dir: Path) -> str:
     if not table.is_file() or len(table.read_bytes().splitlines()) < 2:
         return ""
     return f"; the earlier log points are in {table.rename(unused(table)).name}"
-
-
-def _device_text(config: Config, placement: Placement) -> str:
-    text = f"{', '.join(map(str, placement.learner))} ({placement.reason})"
-    actors = list(dict.fromkeys(placement.actors))
-    if not set(actors) <= set(placement.learner):
-        text += f"; acts on {', '.join(map(str, actors))}"
-    if config.evaluation.every_env_steps:
-        text += f"; evaluates on {placement.evaluator}"
-    return text
-
-
-def _arithmetic_advice(config: Config, placement: Placement) -> list[str]:
-    if config.network.compute_dtype == "auto" and placement.home.platform == "cpu" and multiplies_bfloat16():
-        return ["this CPU multiplies bfloat16: with --network.compute-dtype bfloat16 it trains faster"]
-    return []
 
 
 def _resume_message(config: Config, progress: Progress, meta: dict[str, Any] | None) -> str:

@@ -32,6 +32,7 @@ from jaxrl_atari.devices import Placement
 from jaxrl_atari.evaluate.play import play
 from jaxrl_atari.fast.frames import PLAIN
 from jaxrl_atari.hardware import distributed, gpus, jax_gpus
+from jaxrl_atari.hardware.cpu import multiplies_bfloat16
 from jaxrl_atari.hardware.distributed import gather_rows
 from jaxrl_atari.hardware.gpus import Gpu, Visible, network_platform
 from jaxrl_atari.hardware.memory import out_of_memory_advice
@@ -562,7 +563,7 @@ def test_bfloat16_is_the_choice_for_gpus_that_have_it(capability, expected):
     platform = network_platform(SimpleNamespace(platform="gpu", local_hardware_id=1), Library())
     assert compute_dtype(NetworkConfig(), platform) == expected
     assert compute_dtype(NetworkConfig(compute_dtype="bfloat16"), platform) == jnp.bfloat16
-    assert network_platform(jax.devices("cpu")[0]) == "cpu"
+    assert network_platform(jax.devices("cpu")[0]) == ("bfloat16 cpu" if multiplies_bfloat16() else "cpu")
 
 
 # --- 6. Speed --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The record of scores: its script, and that the pages show what scores.csv holds."""
 
 import importlib.util
+import json
 import shutil
 from pathlib import Path
 
@@ -92,6 +93,16 @@ def test_rows_curves_tables_and_picture_from_runs(root):
     assert "| Kaboom | v5 | 1 | 2.4M of 10M, not finished |" in readme
     assert "| Kaboom | 0 | 2.4M of 10M |" in (root / "docs/reproduce.md").read_text()
     assert "13,154" not in make_results.game_table(rows)
+
+
+def test_the_arithmetic_that_auto_chose_is_that_of_the_checkpoint(root):
+    tables = [learning_table(GAMES["Qbert"], seed, count=500, gpu=False) for seed in range(2)]
+    qbert = write_run(root / "qbert", tables, total_env_steps=BUDGET)
+    meta = qbert / "session_0" / "checkpoints" / str(BUDGET) / "meta" / "metadata"
+    meta.parent.mkdir(parents=True)
+    meta.write_text(json.dumps({"compute_dtype": "bfloat16"}))
+    make_results.add_run(root / "benchmarks", qbert, "a machine")
+    assert [row["compute_dtype"] for row in make_results.read_rows(root / "benchmarks")] == ["bfloat16", "float32"]
 
 
 def test_a_short_curve_is_kept_whole():

@@ -175,13 +175,17 @@ def test_the_impala_network(stacks):
         (NetworkConfig(), "cpu", None, ("float32", BLOCKED)),
         (NetworkConfig(), "gpu", None, ("bfloat16", PLAIN)),
         (NetworkConfig(), "cpu", "gpu", ("float32", PLAIN)),  # acting on a CPU for a GPU: one layout for both
+        (NetworkConfig(), "bfloat16 cpu", None, ("bfloat16", BLOCKED)),
+        (NetworkConfig(), "bfloat16 cpu", "gpu", ("float32", PLAIN)),  # plain convolutions are slow in bfloat16
+        (NetworkConfig(name="impala"), "bfloat16 cpu", None, ("float32", PLAIN)),
+        (NetworkConfig(compute_dtype="float32"), "bfloat16 cpu", None, ("float32", BLOCKED)),
         (NetworkConfig(), "gpu", "cpu", ("bfloat16", PLAIN)),
         (NetworkConfig(compute_dtype="bfloat16", conv="plain"), "cpu", None, ("bfloat16", PLAIN)),
         (NetworkConfig(compute_dtype="float32", conv="matmul"), "gpu", None, ("float32", BLOCKED)),
     ],
 )
 def test_form_and_arithmetic_suit_the_platform(config, platform, peer, expected):
-    assert (compute_dtype(config, platform).name, make_network(config, 6, platform, peer).layout) == expected
+    assert (compute_dtype(config, platform, peer).name, make_network(config, 6, platform, peer).layout) == expected
 
 
 # --- Frames ----------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from jaxrl_atari import session, train
 from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.evaluate.during_training import Evaluator
+from jaxrl_atari.hardware import gpus
 from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.run_dir import session_log
@@ -230,13 +231,16 @@ def test_a_stop_request_is_granted_after_the_update_with_a_last_checkpoint(who, 
     assert meta["env_steps"] == int(rows(tmp_path / "session_0")[-1]["env_steps"]) < TINY.total_env_steps
 
 
-@pytest.mark.parametrize(("has", "dtype", "times"), [(True, "auto", 1), (False, "auto", 0), (True, "float32", 0)])
-def test_a_session_advises_bfloat16_where_the_cpu_multiplies_it(has, dtype, times, tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "multiplies_bfloat16", lambda: has)
+@pytest.mark.parametrize(
+    ("has", "dtype", "used"), [(True, "auto", "bfloat16"), (False, "auto", "float32"), (True, "float32", "float32")]
+)
+def test_auto_is_bfloat16_where_the_cpu_multiplies_it(has, dtype, used, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "multiplies_bfloat16", lambda: has)
     lines = Lines()
     config = dataclasses.replace(TINY, total_env_steps=TINY.rollout_size, network=NetworkConfig(compute_dtype=dtype))
     run_session(config, tmp_path / "session_0", writers=[lines])
-    assert sum("--network.compute-dtype bfloat16" in message for message in lines.messages) == times
+    assert any(f"; computes in {used}" in message for message in lines.messages)
+    assert latest(tmp_path / "session_0")[1]["compute_dtype"] == used
 
 
 def test_resume_without_a_checkpoint_reports_the_start_at_zero(tmp_path):

@@ -20,6 +20,7 @@ import jax
 
 from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import GpuOption
+from jaxrl_atari.hardware.cpu import multiplies_bfloat16
 from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError, NoDriver
 
 SIMULATED = "JAXRL_ATARI_SIMULATED_GPUS"
@@ -107,11 +108,15 @@ def driver_gpus(names: str | None, library: Any = None) -> Visible:
 
 
 def network_platform(device: jax.Device, library: Any = None) -> str:
-    """The platform for which `make_network` makes a network: "cpu", "gpu", or "old gpu" (no bfloat16 units).
+    """The platform for which `make_network` makes a network: how fast it is in bfloat16 decides its arithmetic.
+
+    "bfloat16 cpu" (it has AVX512-BF16) or "cpu"; "gpu" (it has bfloat16 units) or "old gpu".
 
     Args:
         library: see `CudaDriver`.
     """
+    if device.platform == "cpu":
+        return "bfloat16 cpu" if multiplies_bfloat16() else "cpu"
     if device.platform != "gpu":
         return device.platform
     try:

@@ -14,7 +14,7 @@ from jaxrl_atari.plots import SESSION_PANELS, SMOOTHING
 from jaxrl_atari.report.chart import Chart, Series, draw, scale
 from jaxrl_atari.run_dir.columns import COLUMNS, TIME_COLUMNS
 from jaxrl_atari.run_dir.config_file import CONFIG_FILE, read_config
-from jaxrl_atari.run_dir.description import session_device
+from jaxrl_atari.run_dir.description import latest_text
 from jaxrl_atari.run_dir.files import read_json
 from jaxrl_atari.run_dir.metrics import SESSION_FIGURES, Table, moving_average
 from jaxrl_atari.run_dir.reading import read_sessions
@@ -64,7 +64,7 @@ def describe_run(run_dir: Path) -> dict[str, Any]:
         "options": options(config),
         "rules": _rules(config),
         "software": software(_description(run_dir / CONFIG_FILE)),
-        "devices": {path.name.replace("_", " "): device for path in tables if (device := session_device(path))},
+        "devices": {path.name.replace("_", " "): device for path in tables if (device := latest_text(path, "device"))},
         "video": _video(list(tables)),
     }
 

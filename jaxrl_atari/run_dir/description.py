@@ -75,11 +75,11 @@ def is_finished(config: Config, directory: Path) -> bool:
     return bool(steps) and config.is_spent(max(steps)) and is_sound(steps[max(steps)])
 
 
-def session_device(directory: Path) -> str:
-    """The device of a session and why, from the meta of its latest checkpoint; empty if that is unknown."""
+def latest_text(directory: Path, name: str) -> str:
+    """A text in the meta of a session's latest checkpoint, such as `device`; empty if it is unknown."""
     steps = [int(path.name) for path in (directory / "checkpoints").glob("*") if path.name.isdecimal()]
     try:
-        found = read_json(directory / "checkpoints" / str(max(steps)) / "meta" / "metadata")["device"]
+        found = read_json(directory / "checkpoints" / str(max(steps)) / "meta" / "metadata")[name]
     except (OSError, ValueError, KeyError):  # no checkpoint yet, damaged, or of an older version
         return ""
     return found if isinstance(found, str) else ""
