@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.hardware.distributed import join_processes
 from jaxrl_atari.session import prepare, train
 
@@ -28,6 +28,7 @@ if devices.distributed:
 config = Config(
     env=EnvConfig(game="Qbert", num_envs=8),
     ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=2),
+    network=NetworkConfig(compute_dtype="float32"),
     devices=devices,
     total_env_steps=640,
 )

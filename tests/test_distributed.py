@@ -69,6 +69,7 @@ SMALL = [
     "--config", "configs/qbert.py", "--total-env-steps", 1024, "--env.num-envs", 4, "--env.max-frames", 200,
     "--ppo.rollout-length", 64, "--ppo.minibatch-size", 64, "--ppo.epochs", 1, "--log.every-env-steps", 256,
     "--log.no-graphs", "--log.no-tensorboard", "--devices.gpu", "false", "--devices.data-parallel", "all",
+    "--network.compute-dtype", "float32",
 ]  # fmt: skip
 
 

@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 SMALL = Config(
     env=EnvConfig(game="Qbert", num_envs=8),
     ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=2),
+    network=NetworkConfig(compute_dtype="float32"),  # in which results of other splits differ least
     devices=DevicesConfig(gpu=False, check=True),
     total_env_steps=640,
 )
