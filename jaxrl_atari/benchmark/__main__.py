@@ -149,7 +149,8 @@ def report(job: Job, config: Config, parts: Sequence[str], repeats: int) -> dict
         result["figures"] = {name: summary(values) for name, values in known.items() if values}
         result["iteration_seconds"] = {name: summary(values) for name, values in measured["breakdown"].items()}
         result["memory"] = {name: measured[name] for name in ("peak_rss_gib", "peak_device_gib")}
-        result["process"] = {"devices": measured["devices"], "reason": measured["device_reason"], **measured["startup"]}
+        about = {"devices": measured["devices"], "reason": measured["device_reason"]}
+        result["process"] = {**about, "compute_dtype": measured["compute_dtype"], **measured["startup"]}
     _print_report(result)
     return result
 
@@ -172,7 +173,8 @@ def _print_report(result: dict[str, Any]) -> None:
         print(f"{label:<34}" + "".join(f"{number:>11}" for number in numbers) + f"   {note}".rstrip())
 
     if "process" in result:
-        print(f"on {', '.join(result['process']['devices'])}: {result['process']['reason']}\n")
+        process = result["process"]
+        print(f"on {', '.join(process['devices'])} ({process['reason']}); computes in {process['compute_dtype']}\n")
     if result["figures"]:
         line("", ("median", "min", "max"))
     for name, label, form, note in ROWS:

@@ -265,7 +265,7 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
     Returns:
         JSON values: `rates` (part -> one figure a repeat), `breakdown` (section -> seconds an iteration, one
         figure a repeat, with end_to_end), `busy` (columns of the monitor, one figure a repeat, with end_to_end),
-        `peak_rss_gib` and `peak_device_gib` of training, `startup`, `devices` and `device_reason`.
+        `peak_rss_gib` and `peak_device_gib` of training, `startup`, `devices`, `device_reason` and `compute_dtype`.
     """
     rates: dict[str, list[float]] = {part: [] for part in RATES if part in parts}
     sections: defaultdict[str, list[float]] = defaultdict(list)
@@ -306,6 +306,7 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
             "startup": startup,
             "devices": [f"{device} ({device.device_kind})" for device in training.devices],
             "device_reason": training.run.placement.reason,
+            "compute_dtype": training.run.learner.compute_dtype.name,
         }
 
 
