@@ -58,8 +58,12 @@ def sample(process: psutil.Process, run_dir: Path) -> dict[str, float]:
 
 
 def slope(hours: np.ndarray, values: np.ndarray) -> float:
-    """Growth in units an hour: the least-squares line."""
-    return float(np.polyfit(hours, values, 1)[0])
+    """Growth in units an hour: the median of the slopes between any two samples (Theil and Sen).
+
+    A leak moves it; a single step does not, as when the process first reaches its largest working set.
+    """
+    first, second = np.triu_indices(len(hours), 1)
+    return float(np.median((values[second] - values[first]) / (hours[second] - hours[first])))
 
 
 def main() -> None:

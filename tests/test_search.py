@@ -674,7 +674,7 @@ def test_trials_get_their_share_of_a_gpu_and_failures_do_not_end_the_search(tune
 
     search = small_search(resources=ResourcesConfig(gpu=0.25, cpu=1), method="random", trials=5, retries=1)
     lines = []
-    monkeypatch.setattr(tune, "show", lines.append)
+    monkeypatch.setattr(tune, "say", lines.append)
     monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray's default of 15 starves the trials on a busy machine
     config = start_search(tmp_path, search)
     monkeypatch.setattr(tune, "run_search_trial", look)

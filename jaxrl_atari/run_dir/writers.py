@@ -1,4 +1,4 @@
-"""Writers of log points: CSV, JSON lines, TensorBoard and Weights & Biases. progress.py has the terminal's.
+"""Writers of log points: CSV, JSON lines, TensorBoard and Weights & Biases. `terminal.py` has the terminal's.
 
 A session holds a list of writers and passes every log point to each of them.
 """

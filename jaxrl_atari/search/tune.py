@@ -33,8 +33,6 @@ STATUS_SECONDS = 30.0
 STOP_SECONDS = 60.0  # time for trials to write a last checkpoint
 OBJECT_STORE_BYTES = 100 * 2**20  # nothing large passes through it
 
-show = say
-
 
 # --- The end of a trial ----------------------------------------------------------------------------------------------
 
@@ -54,7 +52,7 @@ class Recorder(TrialProgressCallback):
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         fields = "  ".join(f"{name} {value_text(value)}" for name, value in trial.config["fields"].items())
-        show(f"trial {trial.config['number']}  starts: {fields}")
+        say(f"trial {trial.config['number']}  starts: {fields}")
 
     def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
         running = [trial for trial in trials if trial.status == "RUNNING"]
@@ -62,12 +60,12 @@ class Recorder(TrialProgressCallback):
         if not self._stop.requested():
             if now - self._shown_at >= STATUS_SECONDS:
                 self._shown_at = now
-                show("running: " + ("; ".join(map(_progress, running)) or "none"))
+                say("running: " + ("; ".join(map(_progress, running)) or "none"))
         elif self._stopping_at is None:
             self._stopping_at = now
-            show(f"stopping: {len(running)} trials write a last checkpoint (Ctrl-C again: stop at once)")
+            say(f"stopping: {len(running)} trials write a last checkpoint (Ctrl-C again: stop at once)")
         elif now - self._stopping_at > STOP_SECONDS:
-            show(f"{len(running)} trials have not ended within {STOP_SECONDS:.0f} s and are killed")
+            say(f"{len(running)} trials have not ended within {STOP_SECONDS:.0f} s and are killed")
             raise KeyboardInterrupt
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -76,7 +74,7 @@ class Recorder(TrialProgressCallback):
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         error = Path(trial.error_file).read_text(encoding="utf-8") if trial.error_file else ""
         number = trial.config["number"]
-        show(f"trial {number}  is tried again: {read_records(self._dir)[number].reason or failure_reason(error)}")
+        say(f"trial {number}  is tried again: {read_records(self._dir)[number].reason or failure_reason(error)}")
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         error = Path(trial.error_file).read_text(encoding="utf-8") if trial.error_file else ""
@@ -88,7 +86,7 @@ class Recorder(TrialProgressCallback):
         record = end_record(self._dir, number, self._config, failure, self._stop.requested(), tries)
         score = "no game finished" if record.score is None else f"score {value_text(record.score)}"
         status = "interrupted" if record.status == "unfinished" else record.status
-        show(f"trial {number}  {status} at {record.env_steps:,} env steps, {score}: {record.reason}")
+        say(f"trial {number}  {status} at {record.env_steps:,} env steps, {score}: {record.reason}")
         remove_checkpoints(self._dir, self._search.keep)
 
 
@@ -234,7 +232,7 @@ def resources(search: SearchConfig, cluster: Mapping[str, float]) -> tuple[float
 def fit(config: Config, search: SearchConfig, search_dir: Path, trials: int) -> None:
     """Runs `trials` trials in the Ray cluster."""
     gpu, cpu, at_once, line = resources(search, ray.cluster_resources())
-    show(line)
+    say(line)
     task = {"search_dir": str(search_dir), "gpu": gpu, "cpu": cpu}
     asha = search.early_stopping == "asha"
     tune.Tuner(
