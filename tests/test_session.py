@@ -188,7 +188,8 @@ def test_resume_is_bit_exact_for_the_learner(overlap, tmp_path):
             assert resumed.progress.optimizer_steps == straight.progress.optimizer_steps
             assert resumed.progress.statistics.to_dict() == straight.progress.statistics.to_dict()
             assert_equal(resumed.learner.state, straight.learner.state)
-            assert_equal(resumed.learner.acting_params(), [straight.learner.state.params])
+            acting = straight.learner._acting_network.acting_params(straight.learner.state.params)
+            assert_equal(resumed.learner.acting_params(), [acting])
             assert_equal(resumed.keys(2), straight.keys(2))
             key = jax.random.key(5)
             rollouts = collect(straight.groups, straight.learner.acting_params(), key).rollouts
