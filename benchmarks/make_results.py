@@ -80,9 +80,9 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
         figures = session_figures(table, game)
         if figures["final_return_ma"] is None:
             raise UserError(f"{session_dir}: no game has ended yet; wait for the first one")
-        on_gpu = figures["gpu_busy_percent"] is not None
-        # Runs without it in their checkpoints are older than the bfloat16 that `auto` chooses on a CPU.
-        auto = latest_text(session_dir, "compute_dtype") or ("bfloat16" if on_gpu else "float32")
+        dtype = latest_text(session_dir, "compute_dtype") or config.network.compute_dtype
+        if dtype == "auto":  # a run from before checkpoints named it, when `auto` was float32 on every CPU
+            dtype = "float32" if figures["gpu_busy_percent"] is None else "bfloat16"
         row = {
             "game": game.name,
             "seed": str(config.seed + int(session_dir.name.removeprefix("session_"))),
@@ -93,7 +93,7 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
             "reference_table": "" if game.reference_score is None else f"{game.reference_score:.10g}",
             "hours": f"{table['wall_seconds'][-1] / 3600:.2f}",
             "sps": "" if figures["sps"] is None else f"{figures['sps']:.0f}",
-            "compute_dtype": auto if config.network.compute_dtype == "auto" else config.network.compute_dtype,
+            "compute_dtype": dtype,
             "hardware": hardware,
             "commit": (described.get("git_revision") or "unknown")[:7],
             "protocol": config.env.resolved_protocol,

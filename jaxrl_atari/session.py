@@ -270,7 +270,7 @@ def prepare(
         notes = [f"device: {run.device_text()}"]
         if resume:
             notes += damage
-            notes.append(_resume_message(config, run.progress, meta))
+            notes.append(_resume_message(config, run.progress, meta, run.learner.compute_dtype.name))
         if leader:
             if resume and meta is None:
                 notes[-1] += _set_aside(session_dir)
@@ -335,10 +335,12 @@ def _set_aside(session_dir: Path) -> str:
     return f"; the earlier log points are in {table.rename(unused(table)).name}"
 
 
-def _resume_message(config: Config, progress: Progress, meta: dict[str, Any] | None) -> str:
+def _resume_message(config: Config, progress: Progress, meta: dict[str, Any] | None, dtype: str) -> str:
     if meta is None:
         return "there is no checkpoint to resume from yet: the session starts at 0 env steps"
     text = f"resumed at {progress.env_steps:,} env steps (update {progress.updates:,}); new games are started"
+    if (earlier := meta.get("compute_dtype", dtype)) != dtype:
+        text += f"; arithmetic {earlier} -> {dtype}: --network.compute-dtype {earlier} keeps what it was"
     before = meta["config"]["total_env_steps"]
     if before != config.total_env_steps:
         text += (

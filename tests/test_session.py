@@ -244,6 +244,17 @@ def test_auto_is_bfloat16_where_the_cpu_multiplies_it(has, dtype, used, tmp_path
     assert latest(tmp_path / "session_0")[1]["compute_dtype"] == used
 
 
+def test_a_session_that_resumes_in_another_arithmetic_says_so(tmp_path):
+    lines, session_dir = Lines(), tmp_path / "session_0"
+    for dtype, budget in (("float32", 1), ("float32", 2), ("bfloat16", 3)):
+        config = dataclasses.replace(
+            TINY, total_env_steps=budget * TINY.rollout_size, network=NetworkConfig(compute_dtype=dtype)
+        )
+        run_session(config, session_dir, resume=True, writers=[lines])
+    (change,) = [message for message in lines.messages if "arithmetic" in message]
+    assert "; arithmetic float32 -> bfloat16: --network.compute-dtype float32 keeps what it was" in change
+
+
 def test_resume_without_a_checkpoint_reports_the_start_at_zero(tmp_path):
     lines = Lines()
     run_session(dataclasses.replace(TINY, total_env_steps=32), tmp_path / "session_0", resume=True, writers=[lines])
