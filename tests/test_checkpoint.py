@@ -1,5 +1,6 @@
 """Checkpoints with real orbax: restoring, retention, and error messages."""
 
+import contextlib
 import json
 import logging
 import math
@@ -7,7 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -393,6 +396,36 @@ def test_meta_of_another_program(session, content):
     with pytest.raises(Damaged, match=r"checkpoints/20: damaged: its meta .*; other checkpoints: 10") as error:
         Checkpoints(session).read_meta(20)
     one_line(error)
+
+
+@contextlib.contextmanager
+def as_an_ordinary_user():
+    """Root may read everything; this process becomes nobody for a moment."""
+    root = os.geteuid() == 0
+    try:
+        if root:
+            os.seteuid(65534)
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("refused", ["meta/metadata", "arrays/train_state.params.policy.bias/.zarray", "arrays", "."])
+def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(session, refused):
+    with tempfile.TemporaryDirectory() as folder:  # nobody may not enter pytest's
+        os.chmod(folder, 0o755)
+        session = shutil.copytree(session, Path(folder) / "session_0")
+        session.chmod(0o755)
+        path = session / "checkpoints" / "20" / refused
+        mode = path.stat().st_mode
+        path.chmod(0)
+        with as_an_ordinary_user(), pytest.raises(UserError, match=r"checkpoints/20: cannot be read \(Perm") as error:
+            newest(session)
+        assert "move it away to use another checkpoint" in one_line(error)
+        path.chmod(mode)
+        with as_an_ordinary_user():
+            assert newest(session).step == 20
 
 
 def flips(step_dir, places):

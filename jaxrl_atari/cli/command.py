@@ -17,7 +17,7 @@ DISK_ADVICE = {
     errno.ENOSPC: "free some space, then continue the run with --resume",
     errno.EDQUOT: "free some space, then continue the run with --resume",
     errno.EROFS: "choose a writable folder",
-    errno.EACCES: "choose a writable folder",
+    errno.EACCES: "change its permissions, or choose another folder",
 }
 
 

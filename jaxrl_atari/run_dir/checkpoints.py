@@ -22,7 +22,7 @@ import jax
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.run_dir.arrays import read_arrays, reason_text, to_device
-from jaxrl_atari.run_dir.files import read_json
+from jaxrl_atari.run_dir.files import read_json, refusal
 from jaxrl_atari.run_dir.meta import (
     SESSION_FIELDS,
     array_checksums,
@@ -44,7 +44,7 @@ def _first_difference(saved: dict[str, str], wanted: dict[str, str]) -> str | No
 
 
 class Damaged(UserError):
-    """A checkpoint that cannot be read, or that differs from its checksums.
+    """A checkpoint whose files are incomplete or broken, or that differs from its checksums.
 
     Args:
         directory: of the checkpoint.
@@ -194,7 +194,8 @@ class Checkpoints:
             fields: as for `read_meta`.
 
         Raises:
-            UserError: as `restore`; there is no checkpoint, or every one is damaged.
+            UserError: as `restore`; there is no checkpoint, or every one is damaged; the system refuses to read a
+                newer one, which is therefore not skipped.
         """
         damaged: dict[int, Damaged] = {}
         for step in reversed(self.steps()):
@@ -209,5 +210,12 @@ class Checkpoints:
             "start a new run"
         )
 
-    def _damaged(self, step: int, reason: str) -> Damaged:
-        return Damaged(self.directory / str(step), reason, [other for other in self.steps() if other != step])
+    def _damaged(self, step: int, reason: str) -> UserError:
+        """The error of a checkpoint that cannot be used: `Damaged`, unless the system refuses to read its files."""
+        directory = self.directory / str(step)
+        if refused := refusal(directory):
+            return UserError(
+                f"{directory}: cannot be read ({reason_text(refused)}) and may be sound; fix the cause, or move it "
+                "away to use another checkpoint"
+            )
+        return Damaged(directory, reason, [other for other in self.steps() if other != step])

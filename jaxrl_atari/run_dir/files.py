@@ -50,6 +50,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
+def refusal(folder: Path) -> OSError | None:
+    """The error with which the system refuses to read a file in a folder: permissions, a failing disk and the like."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    try:
+        for parent, _, names in os.walk(folder, onerror=fail):
+            for name in names:
+                Path(parent, name).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return error
+    return None
+
+
 def unused(path: Path) -> Path:
     """Returns `path`, or the first of NAME_2, NAME_3, ... that does not exist if `path` does."""
     numbered = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
