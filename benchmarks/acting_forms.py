@@ -1,17 +1,17 @@
 """Forms of acting, in turns: groups of environments, pinned emulator threads, and ale-py's `xla()`.
 
-    python benchmarks/acting_forms.py --config configs/qbert.py [--env.num-envs 48 ...]
+    python benchmarks/acting_forms.py --config configs/qbert.py [--rounds 5] [--seconds 4] [--env.num-envs 48 ...]
 
-`xla()` makes the emulators' step a call inside a compiled program, so a whole rollout is one `lax.scan` and Python
-takes no part in it; the host waits for the emulators in the middle of the program. All forms should
-choose the same actions in their first rollout, up to the rounding of sums.
+With `xla()` the emulators' step is a call inside a compiled program, so a whole rollout is one `lax.scan`, and the
+program itself waits for the emulators. In their first rollout all forms choose the same actions, up to the rounding of
+sums, which the output reports.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,8 +30,6 @@ from jaxrl_atari.hardware import runtime
 from jaxrl_atari.rollout import act, begin_rollout, collect
 from jaxrl_atari.session import Session, prepare
 from jaxrl_atari.train import parse
-
-ROUNDS, SECONDS = 5, 4.0
 
 
 def host_form(run: Session) -> Callable[[jax.Array], tuple[int, jax.Array]]:
@@ -78,7 +76,11 @@ def xla_form(run: Session) -> Callable[[jax.Array], tuple[int, jax.Array]]:
 
 def main() -> None:
     """Prints env steps a second of each form, and the ratio to the first one in each round."""
-    config, _ = parse(sys.argv[1:])
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    options, rest = parser.parse_known_args()
+    config, _ = parse(rest)
     runtime.configure()
     forms = {"1 group": (1, host_form, -1), "1 group, pinned": (1, host_form, 0), "xla()": (1, xla_form, -1)}
     forms |= {f"{n} groups": (n, host_form, -1) for n in (2, 3, 4) if config.env.num_envs % n == 0}
@@ -94,11 +96,13 @@ def main() -> None:
         first_actions = {name: np.asarray(side(key)[1]) for name, side in sides.items()}
         for name, actions in first_actions.items():
             share = (actions == first_actions["1 group"]).mean()
-            print(f"{name}: {share:.1%} of the actions of the first rollout are those of 1 group", file=sys.stderr)
-        for _ in range(ROUNDS):
+            print(f"{name:16} {share:7.2%} of the first rollout's actions are those of 1 group")
+        for side in sides.values():
+            side(key)  # the first rollout's outputs, as inputs, may compile once more
+        for _ in range(options.rounds):
             for name, side in sides.items():
                 env_steps, start = 0, time.perf_counter()
-                while time.perf_counter() - start < SECONDS:
+                while time.perf_counter() - start < options.seconds:
                     taken, actions = side(key)
                     jax.block_until_ready(actions)
                     env_steps += taken

@@ -5,6 +5,9 @@ import gzip
 import itertools
 import json
 import math
+import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -534,6 +537,17 @@ def test_comparison_with_torch_in_real_processes(capsys):
         sides += ["jaxrl_atari bfloat16", "torch bfloat16"]
     assert sorted(compared["sides"]) == sorted(sides)
     assert all(side["rate"]["median"] > 0 for side in compared["sides"].values())
+
+
+@pytest.mark.slow
+def test_the_forms_of_acting_play_the_same_games():
+    root = Path(__file__).parents[1]
+    arguments = ["--config", root / "configs" / "qbert.py", "--rounds", "1", "--seconds", "0.1"]
+    arguments += ["--env.num-envs", "2", "--ppo.rollout-length", "16", "--ppo.minibatch-size", "16"]
+    command = [sys.executable, root / "benchmarks" / "acting_forms.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.findall(r"^(.+\S) +100\.00% of", done.stdout, re.M) == ["1 group", "1 group, pinned", "xla()", "2 groups"]
+    assert all(sps > 0 for (sps,) in json.loads(done.stdout.splitlines()[-1])["sps"].values())
 
 
 @pytest.mark.gpu
