@@ -128,7 +128,7 @@ AXIS = "devices"
 class DataParallel:
     """One program on one device or on several, each with its shard of the data.
 
-    On one device it is `jit`, and arrays are what they are. On several it is `pmap`: every array then has a leading
+    On one device it is `jit`, and arrays are unchanged. On several it is `pmap`: every array then has a leading
     axis, one row per device. A move to `shard_map` would change this class alone.
     """
 

@@ -242,7 +242,7 @@ def minibatch_indices(
 ) -> jax.Array:
     """Random minibatches, stratified by environment: each epoch is a fresh permutation of the samples.
 
-    The environments of all devices are cut into as many equal blocks as divide the minibatch size too (by default 16
+    The environments of all devices are cut into gcd(environments, minibatch size) equal blocks (by default 16
     blocks of one environment), and each minibatch takes equally many samples of each block. A device that holds some
     of the blocks thus draws its part of the very minibatches that one device would draw.
 

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--config", help="config file, such as configs/qbert.py")
     parser.add_argument("--repeats", type=int, default=5, help="repeats of each part, or pairs of a comparison (5)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="least seconds of each part in each repeat (3)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="minimum seconds per part and repeat (3)")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)} (all)")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(

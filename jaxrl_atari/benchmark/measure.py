@@ -170,8 +170,8 @@ class Training:
         - inference: starting the policy and waiting for its actions, with the transfer of frames and actions. Where
           actor and learner share a device and work at the same time, waiting for the learner is part of it.
         - transfer: `jax.device_put`, that is, the rewards of a rollout and small things.
-        - update: starting the update and waiting for it. Training itself does not wait here, but when it needs the
-          first action of the new parameters. With `overlap = "update"`: waiting for the update in the background.
+        - update: starting the update and waiting for it. Training itself waits later, when it needs the first
+          action of the new parameters. With `overlap = "update"`: waiting for the update in the background.
         - logging: reading metrics, progress, files, checkpoints.
         - other: bookkeeping of rewards and games, keys, joining the rollout.
         """

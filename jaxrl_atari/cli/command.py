@@ -65,7 +65,7 @@ _ended_by: list[int] = []
 
 
 def _call(main: Callable[[], object]) -> None:
-    """Calls `main`. After a signal, whatever error it ends with is that signal's: an import turns it into another."""
+    """Calls `main`. After a signal, any error counts as a stop: an import may replace the `SystemExit`."""
     try:
         main()
     except Exception:

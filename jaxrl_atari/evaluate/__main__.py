@@ -57,7 +57,7 @@ class Options:
     sessions: Literal["one", "all"] = "one"
     """all: play every session, and report the mean over sessions with its 95% interval."""
     seed: int = 0
-    """Of the games and the actions. With --sessions all, session i has seed + i."""
+    """Seed of games and actions. With --sessions all, session i has seed + i."""
     num_envs: int = 16
     """Games played at once."""
     gpu: str = "auto"

@@ -40,7 +40,7 @@ CHUNK = {jnp.dtype(jnp.float32): 32, jnp.dtype(jnp.bfloat16): 64}
 """The largest number of samples in a chunk."""
 
 UNROLLED = 8
-"""Up to as many chunks are compiled one by one, without a loop, which would copy what each keeps for its gradient."""
+"""Up to this many chunks are compiled without a loop, which would copy what each keeps for its gradient."""
 
 
 def chunk_count(samples: int, dtype: Any) -> int:

@@ -1,6 +1,6 @@
 """Content of the reports of suites and searches: tables that link the reports of their runs.
 
-Both kinds of directory are read as files: the rooms that write them lie above this one.
+Both kinds of directory are read as files: the code that writes them is a layer above.
 """
 
 import csv

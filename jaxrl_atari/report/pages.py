@@ -22,7 +22,7 @@ REPORT_FILE = "report.html"
 def write_report(directory: str | Path) -> Path:
     """Writes report.html into the directory of a run, a suite or a search; returns its path.
 
-    The runs of a suite or a search get theirs first. One that has no log point yet has none.
+    The runs of a suite or a search get theirs first. A run without a log point gets none.
 
     Raises:
         UserError: the directory is none of the three, has no log point yet, or cannot be written to.

@@ -65,7 +65,7 @@ class SessionLog:
             writer.message(text)
 
     def wall_seconds(self) -> float:
-        """Seconds of training, those before a resume included, the first iteration's not."""
+        """Seconds of training, with those before a resume, without the first iteration's."""
         return self._progress.earlier_seconds + (0.0 if self.compiling else time.monotonic() - self._start[0])
 
     def sps(self) -> float:
