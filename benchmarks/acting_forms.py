@@ -84,7 +84,7 @@ def main() -> None:
     runtime.configure()
     forms = {"1 group": (1, host_form, -1), "1 group, pinned": (1, host_form, 0), "xla()": (1, xla_form, -1)}
     forms |= {f"{n} groups": (n, host_form, -1) for n in (2, 3, 4) if config.env.num_envs % n == 0}
-    key, sides = jax.random.key(config.seed), {}
+    sides = {}
     sps: dict[str, list[float]] = {name: [] for name in forms}
     with contextlib.ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
@@ -93,6 +93,7 @@ def main() -> None:
             env = dataclasses.replace(config.env, num_groups=groups)
             grouped: Config = dataclasses.replace(config, env=env)
             sides[name] = form(exits.enter_context(prepare(grouped, folder / name, quiet=True)))
+        key = jax.random.key(config.seed)  # now that `prepare` has limited JAX to the config's devices
         first_actions = {name: np.asarray(side(key)[1]) for name, side in sides.items()}
         for name, actions in first_actions.items():
             share = (actions == first_actions["1 group"]).mean()

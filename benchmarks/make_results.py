@@ -21,7 +21,9 @@ import numpy as np
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.envs.games import GAMES, Game
+from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.envs.games import Game, comparable
+from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import latest_text
 from jaxrl_atari.run_dir.drawing import COLOURS, GREY, env_step_axes, new_figure
@@ -72,8 +74,10 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
         raise UserError(
             f"{run_dir}: total_env_steps = {config.total_env_steps:,}; expected {BUDGET:,}, as for the references"
         )
-    game = GAMES[config.env.game_name]
+    protocol = config.env.resolved_protocol
+    game = comparable(config.env.game_name, protocol)
     described = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+    revision = described.get("git_revision") or "unknown"  # of the start; + is a checkout with changes
     rows = {key(row): row for row in read_rows(folder)}
     (folder / "curves").mkdir(exist_ok=True)
     for session_dir, table in read_sessions(run_dir).items():
@@ -95,8 +99,8 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
             "sps": "" if figures["sps"] is None else f"{figures['sps']:.0f}",
             "compute_dtype": dtype,
             "hardware": hardware,
-            "commit": (described.get("git_revision") or "unknown")[:7],
-            "protocol": config.env.resolved_protocol,
+            "commit": revision[:7] + "+" * revision.endswith("+"),
+            "protocol": protocol,
             "weight_decay": f"{described['config']['ppo'].get('weight_decay', 0):g}",  # 0 before it was an option
         }
         rows[key(row)] = row
@@ -143,20 +147,23 @@ def session_table(rows: Sequence[Row]) -> str:
 
 
 def game_table(rows: Sequence[Row]) -> str:
-    """Markdown: a row for each game and protocol, over its finished sessions, or else the session that is furthest."""
+    """Markdown: a row for each game, protocol and weight decay, over its finished sessions or else the furthest one."""
     lines = [
         "| game | protocol | sessions | env steps | `return_ma` | 95% interval | tutorial | SLM Lab's table | random |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for game, protocol in dict.fromkeys((row["game"], row["protocol"]) for row in rows):
-        sessions = [row for row in rows if (row["game"], row["protocol"]) == (game, protocol)]
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["game"], row["protocol"], row["weight_decay"]), []).append(row)
+    for (game, protocol, weight_decay), sessions in groups.items():
         finished = [row for row in sessions if float(row["env_steps"]) >= ENOUGH * BUDGET]
         shown = finished or [max(sessions, key=lambda row: float(row["env_steps"]))]
         scores = [float(row["return_ma"]) for row in shown]
         interval = score_interval(scores)
-        random = GAMES[game].random_mean
+        random = comparable(game, protocol).random_mean
+        usual = float(weight_decay) == PPOConfig().weight_decay
         cells = [
-            game, protocol, str(len(shown)),
+            game, protocol if usual else f"{protocol}, weight decay {weight_decay}", str(len(shown)),
             _steps(float(shown[0]["env_steps"])) + ("" if finished else f" of {_steps(BUDGET)}, not finished"),
             score_text(float(np.mean(scores))),
             "-" if interval is None else f"{score_text(interval[0])} to {score_text(interval[1])}",
@@ -218,7 +225,8 @@ def draw(folder: Path, rows: Sequence[Row], path: Path) -> None:
                 label=label,
             )
         env_step_axes(axes, BUDGET, "" if index % columns else "raw return of a full game")
-        _draw_references(axes, GAMES[game])
+        protocols = {row["protocol"] for row in rows if row["game"] == game}
+        _draw_references(axes, comparable(game, REFERENCE_PROTOCOL if REFERENCE_PROTOCOL in protocols else ""))
         axes.set_title(game)
         axes.set_xlabel("env steps")
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), frameon=False, fontsize="small", borderaxespad=0)

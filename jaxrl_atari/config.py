@@ -148,9 +148,9 @@ class NetworkConfig:
     name: NetworkName = "nature"
     """The network: `nature` (Mnih et al. 2015) or `impala` (Espeholt et al. 2018)."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of the torso. `auto`: bfloat16 on a GPU of compute capability 8.0 or more and on a CPU with
-    AVX512-BF16, else float32. Parameters, heads and losses are always float32. On a GPU from Ampere on, `float32`
-    convolutions compute in TF32."""
+    """Arithmetic of the torso. `auto`: bfloat16 on a GPU of compute capability 8.0 or more and, where `conv` is
+    `matmul`, on a CPU with AVX512-BF16; else float32. Parameters, heads and losses are always float32. On a GPU from
+    Ampere on, `float32` convolutions compute in TF32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
     """Form of the convolutions: `plain` (cuDNN), `matmul` (fast on a CPU) or `auto`. The results are the same."""
 
@@ -286,6 +286,13 @@ class Config:
             self.overlap,
             "none with devices.distributed",
             "leave one of the two out",
+        )
+        require(
+            self.trial.parallel <= 1 or not self.devices.distributed,
+            "trial.parallel",
+            self.trial.parallel,
+            "0 or 1 with devices.distributed",
+            "its processes share one session at a time",
         )
         require(
             self.network.name != "impala" or not self.devices.deterministic,

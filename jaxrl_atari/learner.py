@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_atari import ppo
+from jaxrl_atari.cli.errors import require
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import DataParallel, Placement, check_placement
 from jaxrl_atari.hardware.gpus import network_platform
@@ -23,10 +24,15 @@ class Learner:
     """
 
     def __init__(self, config: Config, placement: Placement, num_actions: int, state: ppo.TrainState):
-        learner, actor = network_platform(placement.home), network_platform(placement.actors[0])
-        network = make_network(config.network, num_actions, learner, actor)
-        self._acting_network = make_network(config.network, num_actions, actor, learner)
-        self.compute_dtype = compute_dtype(config.network, learner, actor)
+        count, minibatch = len(placement.learner), config.ppo.minibatch_size
+        require(
+            minibatch % count == 0, "ppo.minibatch_size", minibatch, f"a multiple of {count} devices",
+            "change ppo.minibatch_size or devices.data_parallel",
+        )  # fmt: skip
+        platform, actor_platform = network_platform(placement.home), network_platform(placement.actors[0])
+        network = make_network(config.network, num_actions, platform, actor_platform)
+        self._acting_network = make_network(config.network, num_actions, actor_platform, platform)
+        self.compute_dtype = compute_dtype(config.network, platform, actor_platform)
         self._actors, self._check = placement.actors, config.devices.check
         self._parallel = DataParallel(placement.learner)
         update = partial(ppo.update, apply=network.apply, config=config.ppo)
@@ -121,20 +127,20 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         key = jax.random.key(seed)
-        state = jax.jit(partial(_first_state, config, num_actions, device.platform))(jax.random.fold_in(key, 2**31))
+        state = jax.jit(partial(_first_state, config, num_actions))(jax.random.fold_in(key, 2**31))
     return jax.device_put({"train_state": state, "key": key}, device)
 
 
 def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
     """Shapes, types and placement of `first_arrays`: the target of a restore."""
     shapes = jax.eval_shape(
-        lambda key: {"train_state": _first_state(config, num_actions, device.platform, key), "key": key},
+        lambda key: {"train_state": _first_state(config, num_actions, key), "key": key},
         jax.eval_shape(lambda: jax.random.key(0)),
     )
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
-def _first_state(config: Config, num_actions: int, platform: str, key: jax.Array) -> ppo.TrainState:
-    network = make_network(config.network, num_actions, platform)
+def _first_state(config: Config, num_actions: int, key: jax.Array) -> ppo.TrainState:
+    network = make_network(config.network, num_actions, "cpu")  # every form has the same parameters
     return ppo.init_train_state(network.init(key), config.ppo)

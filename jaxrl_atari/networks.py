@@ -68,7 +68,7 @@ class ImpalaActorCritic(nn.Module):
     """The residual network of IMPALA (Espeholt et al. 2018, arXiv:1802.01561, figure 3 right) with two heads.
 
     Three sections of 16, 32 and 32 channels, each a convolution, a max pooling and two residual blocks: 15
-    convolutions. Then 256 features. 1,088,023 parameters with 6 actions.
+    convolutions. Then 256 features. 1,091,031 parameters with 6 actions.
     """
 
     num_actions: int

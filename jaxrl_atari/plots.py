@@ -260,7 +260,7 @@ def _plot_comparison(runs: Sequence[_Run], output: Path) -> list[Path]:
 
 
 def _improvements(runs: Sequence[_Run]) -> list[str]:
-    """The probability that the first run of each game beats each further run of this game, as lines of text.
+    """The probability that the first run of each game and protocol beats each further one, as lines of text.
 
     A run with a single session is left out: one session against another shows nothing about their settings.
     """
@@ -268,7 +268,7 @@ def _improvements(runs: Sequence[_Run]) -> list[str]:
     for run in (run for run in runs if len(run.tables) > 1):
         name = run.game.name
         found = scores_at({name: list(run.tables.values())})
-        earlier, scores = first.setdefault(name, (run, found))
+        earlier, scores = first.setdefault((name, run.config.env.resolved_protocol), (run, found))
         if earlier is not run and scores and found:
             chance = estimate_text(*probability_of_improvement(scores, found))
             lines.append(f"{name}: probability of improvement of {earlier.path} over {run.path}: {chance}")

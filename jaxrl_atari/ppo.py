@@ -43,7 +43,7 @@ class Rollout(NamedTuple):
     is an auto-reset step: the emulator ignored its action, because the game before it had just ended.
     """
 
-    frames: jax.Array  # uint8 [T + 3, B, *frame]
+    frames: jax.Array  # uint8 [T + 4, B, *frame]: the last is the newest frame of step T, for the bootstrap value
     age: jax.Array  # int32 [T, B]: earlier frames of the same game, at most 3
     action: jax.Array  # int32 [T, B]
     log_prob: jax.Array  # float32 [T, B]: log pi_old(action)
@@ -71,7 +71,7 @@ class Minibatch(NamedTuple):
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
-    advantage: jax.Array  # normalised over the minibatch (ppo.normalize_advantages)
+    advantage: jax.Array  # normalised over the minibatch, unless config.normalize_advantages is false
     target: jax.Array
     weight: jax.Array  # the sample's share of a mean: the weights of a minibatch sum to 1
 
@@ -223,7 +223,7 @@ def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
     return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
         optax.scale_by_adam(eps=config.adam_epsilon),
-        optax.add_decayed_weights(config.weight_decay) if config.weight_decay else optax.identity(),
+        optax.add_decayed_weights(config.weight_decay),
     )
 
 
@@ -252,7 +252,7 @@ def minibatch_indices(
     Returns:
         int32 [epochs * T * B / minibatch_size, minibatch_size]: samples as t * B + b.
     """
-    blocks = math.gcd(num_envs * shard.count, minibatch_size * shard.count) // shard.count
+    blocks = math.gcd(num_envs, minibatch_size)  # on each of c devices: gcd(c n, c m) / c
     width = num_envs // blocks
 
     def permute(epoch: jax.Array, block: jax.Array) -> jax.Array:
@@ -286,20 +286,22 @@ def update(
     """
     rollout_length, num_envs = rollout.action.shape
     optimizer = make_optimizer(config)
-    advantage = gae(
+    advantages = gae(
         rollout.reward, rollout.value, rollout.bootstrap_value, rollout.terminated, rollout.truncated,
         hyper.gamma, hyper.gae_lambda,
     )  # fmt: skip
-    target = advantage + rollout.value
-    per_step = (rollout.action, rollout.log_prob, rollout.value, advantage, target, rollout.weight)
+    targets = advantages + rollout.value
+    per_step = (rollout.action, rollout.log_prob, rollout.value, advantages, targets, rollout.weight)
     samples = [x.reshape(-1) for x in per_step]  # [T, B] -> [T * B]
 
     def step(state: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
         """One gradient step on the samples `index`, [N]."""
-        batch = Minibatch(gather_stacks(rollout.frames, rollout.age, index), *(x[index] for x in samples))
+        stacks = gather_stacks(rollout.frames, rollout.age, index)
+        action, log_prob, value, advantage, target, weight = (x[index] for x in samples)
         if config.normalize_advantages:
-            batch = batch._replace(advantage=normalize(batch.advantage, batch.weight, shard))
-        batch = batch._replace(weight=batch.weight / jnp.maximum(shard.sum(jnp.sum(batch.weight)), 1.0))
+            advantage = normalize(advantage, weight, shard)
+        weight = weight / jnp.maximum(shard.sum(jnp.sum(weight)), 1.0)
+        batch = Minibatch(stacks, action, log_prob, value, advantage, target, weight)
         gradient = jax.grad(ppo_loss, has_aux=True)
         gradients, metrics = shard.sum(gradient(state.params, apply, batch, hyper, config.clip_value_loss))
         metrics["gradient_norm"] = optax.tree.norm(gradients)
@@ -318,7 +320,7 @@ def update(
         state, metrics = scan_epochs(step, state, epochs, config.target_kl)
     return state, {
         **metrics,
-        "explained_variance": explained_variance(target, advantage, rollout.weight, shard),
+        "explained_variance": explained_variance(targets, advantages, rollout.weight, shard),
     }
 
 

@@ -173,7 +173,7 @@ class EnvGroup:
         check: bool = False,
         rules: Rules = PROTOCOLS["v5"],
     ):
-        self._rules = rules
+        self._rules, self._first_env = rules, first_env
         self.pool, self.device, self.rollout_length = pool, device, rollout_length
         self._network, self._check = network, check
         self._packs = device.platform != "cpu"  # a CPU reads the frames where they are
@@ -226,8 +226,8 @@ class EnvGroup:
             actions = np.asarray(self._action)
         self.pool.send(actions)
 
-    def receive(self, t: int) -> list[tuple[int, float, int]]:
-        """Waits for the emulators, records step t, and returns (t, return, length) of each game that it ended."""
+    def receive(self, t: int) -> list[tuple[int, int, float, int]]:
+        """Waits for the emulators and records step t. Returns (t, env, return, length) of each game that it ended."""
         start = time.perf_counter()
         step = self._newest = self.pool.recv()
         self.waited_seconds += time.perf_counter() - start
@@ -236,7 +236,9 @@ class EnvGroup:
         self._outcome.terminated[t] = step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated
         self._outcome.truncated[t] = step.truncated
         self._outcome.weight[t] = ~step.first
-        return [(t, episode.episode_return, episode.length) for episode in self._episodes.count(step)]
+        return [
+            (t, self._first_env + each.env, each.episode_return, each.length) for each in self._episodes.count(step)
+        ]
 
     def finish(self) -> tuple[ActorState, Outcome]:
         """The full rollout. The state is still needed by the next `begin`."""
@@ -269,7 +271,7 @@ def collect(shards: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
     length = shards[0][0].rollout_length
     # The first groups of all devices take their turn together, then the second ones: devices act in lockstep.
     turns = [list(zip(groups, params, strict=True)) for groups in zip(*shards, strict=True)]
-    games, first_step_at = [], None
+    games, first_step_at = [], 0.0
     for shard in shards:
         for group in shard:
             group.begin(key)
@@ -286,15 +288,14 @@ def collect(shards: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
         for group, group_params in turn:
             games += group.receive(length - 1)
             group.choose(group_params)  # for the bootstrap value; the next rollout draws its own action
-    first_step_at = first_step_at or time.time()
     waited = sum(group.waited_seconds for shard in shards for group in shard)
     acted = time.time() - first_step_at
     env_steps = sum_over_processes(sum(group.env_steps() for shard in shards for group in shard))
-    in_order = sorted(gather_rows(np.reshape(games, (-1, 3))).tolist(), key=lambda game: game[0])
+    in_order = sorted(gather_rows(np.reshape(games, (-1, 4))).tolist())  # by step, then by environment
     return Collected(
         rollouts=[finish_rollout(*zip(*(group.finish() for group in shard), strict=True)) for shard in shards],
         env_steps=env_steps,
-        games=[(episode_return, int(episode_length)) for _, episode_return, episode_length in in_order],
+        games=[(episode_return, int(episode_length)) for *_, episode_return, episode_length in in_order],
         first_step_at=first_step_at,
         emulator_seconds=waited,
         policy_seconds=acted - waited,

@@ -49,15 +49,8 @@ def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
         raise UserError(f"--config or --resume: one is needed; for example --config configs/qbert.py{given}")
     config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.train", description=__doc__)
     if run_dir is not None and known.config and is_run(run_dir):
-        _report_changes(known.config, cli.parse(Config, rest, default=load_config_file(known.config)), config)
+        cli.report_changes(known.config, cli.parse(Config, rest, default=load_config_file(known.config)), config)
     return config, run_dir
-
-
-def _report_changes(path: str, wanted: Config, config: Config) -> None:
-    """Reports fields of a config file that differ from the run that continues: the run keeps its own values."""
-    values = [cli.flat(each.to_dict()) for each in (wanted, config)]
-    if changed := [f"{name} = {old!r}" for name, old in values[1].items() if values[0].get(name) != old]:
-        cli.say(f"{path} has changed: the run keeps its own {', '.join(changed)}; give an option to change a value")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -64,8 +64,11 @@ ERROR = "INTERNAL: no supported devices found for platform CUDA"
 
 
 def user_environment(**more):
-    """The variables of a user's shell; of those of the tests, only the compilation cache."""
-    kept = ("PATH", "HOME", "LANG", "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    """The variables of a user's shell; of those of the tests, only the compilation cache and where libraries are."""
+    kept = (
+        "PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "JAX_COMPILATION_CACHE_DIR",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    )  # fmt: skip
     return {name: os.environ[name] for name in kept if name in os.environ} | more
 
 

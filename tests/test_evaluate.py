@@ -1,5 +1,6 @@
 """Evaluation on the real emulator: which games are counted, what they score, and what the command writes and says."""
 
+import dataclasses
 import json
 import os
 import re
@@ -357,6 +358,14 @@ def test_a_session_without_a_checkpoint_is_an_error_and_not_left_out(tmp_path):
     with pytest.raises(UserError, match="session_1: holds no checkpoints"):
         main([str(tmp_path), "--sessions", "all", "--checkpoint", "latest", "--gpu", "false"])
     assert not list(tmp_path.rglob("evaluation*"))
+
+
+def test_a_session_that_has_not_begun_is_an_error_and_not_left_out(tmp_path, monkeypatch):
+    write_session(tmp_path / "session_0")
+    config = dataclasses.replace(load_policy(tmp_path, "latest", CPU).config, sessions=2)
+    monkeypatch.setattr("jaxrl_atari.evaluate.__main__.load_policy", lambda *arguments: SimpleNamespace(config=config))
+    with pytest.raises(UserError, match="1 of 2 sessions have begun; finish it first"):
+        main([str(tmp_path), "--sessions", "all", "--checkpoint", "latest", "--gpu", "false"])
 
 
 @pytest.mark.parametrize(

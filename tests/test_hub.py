@@ -1,6 +1,7 @@
 """Push and pull with the real huggingface_hub and a stand-in for the Hub on loopback."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -116,7 +117,10 @@ def test_the_card_states_score_and_protocol(run_dir):
     assert "Protocol: **v5** (sticky actions 0.25" in text
     assert "not complete" not in text
     assert "2,048 env steps per session" in text
-    assert "best one of session_1: env step 1,000" in text
+    assert "best one of session_1 at env step 1,000. It is an optimistic pick" in text
+    later = " ".join(hub.collect(run_dir, "user/breakout", "latest").card.split())
+    assert re.search(r"The checkpoint is that of session_1 at env step [\d,]+\.", later)
+    assert "optimistic" not in later
     assert "hub pull user/breakout breakout" in text
     assert "![returns](graphs/trial.png)" in text
 
@@ -128,12 +132,13 @@ def test_the_card_quotes_the_evaluation_of_all_sessions(run_dir, tmp_path):
     honest = {
         "checkpoint": "latest", "greedy": False, "episodes": 32, "sessions": ["session_0", "session_1"],
         "mean": 2.5, "interval": [1.0, 4.0], "session_means": [1.0, 4.0], "matrix": [[1.0], [4.0]],
+        "env_steps": [2000, 2000],
     }  # fmt: skip
     write_json(own / "evaluation.json", honest)
     write_json(own / "evaluation_2.json", {**honest, "checkpoint": "best", "mean": 9.0})  # later, and not to be quoted
     shared = hub.collect(own, "user/breakout")
     text = " ".join(shared.card.split())
-    assert "latest checkpoint of every session: mean return **2.5** (95% interval 1.0 to 4.0) over 2 sessions" in text
+    assert "all sessions at env step 2,000: mean return **2.5** (95% interval 1.0 to 4.0) over 2 sessions" in text
     assert "It is an optimistic pick" in text
     assert "evaluation.json" in shared.files
 
@@ -146,7 +151,7 @@ def test_the_card_of_another_protocol_names_what_differs_and_compares_nothing(tm
     write_metrics(tmp_path / "session_0", table([1.0, 2.0], [1000, 2048]))
     write_json(tmp_path / "config.json", describe(config, 0))
     summary = write_trial_summary(tmp_path)
-    _, header, text = model_card("user/x", config, summary, {}, (), "session_0", 2048).split("---\n", 2)
+    _, header, text = model_card("user/x", config, summary, {}, (), "session_0", 2048, True).split("---\n", 2)
     protocol = "machado, clip_rewards=false"
     assert yaml.safe_load(header)["model-index"][0]["results"][0]["dataset"]["type"] == f"Breakout ({protocol})"
     assert f"Protocol: **{protocol}** (sticky actions 0.25" in text
@@ -194,6 +199,7 @@ def test_errors_of_a_pull(server, tmp_path):
     (tmp_path / "full" / "mine").write_text("keep")
     fails("exists already", pull, "user/other", tmp_path / "full")
     fails("expected user/repo", pull, "user/a/b", tmp_path / "new")
+    fails("expected the name of a new directory", pull, "user/other", ".")
     server.down = True
     fails("answered 503", pull, "user/third", tmp_path / "new")
     assert not (tmp_path / "new").exists()

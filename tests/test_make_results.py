@@ -89,8 +89,9 @@ def test_rows_curves_tables_and_picture_from_runs(root):
     assert len((root / "docs/images/results.png").read_bytes()) > 10_000
     readme = (root / "README.md").read_text()
     low, high = sorted(float(row["return_ma"]) for row in rows[1:])
-    assert f"| Qbert | v5 | 2 | 10M | {(low + high) / 2:,.0f} | {low:,.0f} to {high:,.0f} | 15,094 | 15,460 |" in readme
-    assert "| Kaboom | v5 | 1 | 2.4M of 10M, not finished |" in readme
+    figures = f"{(low + high) / 2:,.0f} | {low:,.0f} to {high:,.0f} | 15,094 | 15,460"
+    assert f"| Qbert | v5, weight decay 0 | 2 | 10M | {figures} |" in readme
+    assert "| Kaboom | v5, weight decay 0 | 1 | 2.4M of 10M, not finished |" in readme
     assert "| Kaboom | 0 | 2.4M of 10M |" in (root / "docs/reproduce.md").read_text()
     assert "13,154" not in make_results.game_table(rows)
 
@@ -103,6 +104,26 @@ def test_the_arithmetic_that_auto_chose_is_that_of_the_checkpoint(root):
     meta.write_text(json.dumps({"compute_dtype": "bfloat16"}))
     make_results.add_run(root / "benchmarks", qbert, "a machine")
     assert [row["compute_dtype"] for row in make_results.read_rows(root / "benchmarks")] == ["bfloat16", "float32"]
+
+
+def test_sessions_of_another_protocol_or_weight_decay_have_rows_of_their_own_and_their_references(root):
+    folder = root / "benchmarks"
+    for seed, (protocol, decay) in enumerate([("v5", 0.01), ("v5", 0), ("machado", 0.01)]):
+        tables = [learning_table(GAMES["Qbert"], seed, count=500)]
+        run = write_run(root / str(seed), tables, protocol=protocol, total_env_steps=BUDGET)
+        described = json.loads((run / "config.json").read_text())
+        described["config"]["ppo"]["weight_decay"] = decay
+        (run / "config.json").write_text(json.dumps(described | {"git_revision": "0123456789ab+"}))
+        make_results.add_run(folder, run, "a machine")
+    make_results.make(root)
+    rows = make_results.read_rows(folder)
+    assert {row["commit"] for row in rows} == {"0123456+"}  # a checkout with changes
+    shown = [line.split(" | ") for line in make_results.game_table(rows).splitlines()[2:]]
+    assert [(cells[1], cells[2], cells[-3:]) for cells in shown] == [
+        ("machado", "1", ["-", "-", "- |"]),
+        ("v5, weight decay 0", "1", ["15,094", "15,460", "164 |"]),
+        ("v5", "1", ["15,094", "15,460", "164 |"]),
+    ]
 
 
 def test_a_short_curve_is_kept_whole():

@@ -178,7 +178,8 @@ def test_the_command_prints_the_probability_of_improvement_of_trials_of_one_game
         write_run(tmp_path / name, [table([score]) for score in scores], game=game)
         for name, game, scores in (("one", "Qbert", [3, 2]), ("two", "Qbert", [1, 2]), ("pong", "Pong", [1, 2]))
     )
-    plots.main([*map(str, (first, second, pong)), "--output", str(tmp_path / "out")])
+    classic = write_run(tmp_path / "classic", [table([9]), table([8])], protocol="classic")
+    plots.main([*map(str, (first, second, pong, classic)), "--output", str(tmp_path / "out")])
     lines = [line for line in capsys.readouterr().out.splitlines() if "probability" in line]
     assert lines == [f"Qbert: probability of improvement of {first} over {second}: 0.875 (0.500 to 1.000)"]
 

@@ -88,6 +88,7 @@ def test_the_page_of_a_run_shows_everything(tmp_path):
     write_json(run_dir / "evaluation.json", {
         "checkpoint": "latest", "sessions": ["session_0", "session_1"], "greedy": False, "episodes": 2, "mean": 2750.0,
         "interval": [2400.0, 3100.0], "session_means": [2400.0, 3100.0], "matrix": [[2300.0, 2500.0], [3000.0, 3200.0]],
+        "env_steps": [300, 400],
     })  # fmt: skip
     (run_dir / "session_1" / "video_400.mp4").write_bytes(b"moving pictures")
     path = write_report(run_dir)
@@ -99,7 +100,7 @@ def test_the_page_of_a_run_shows_everything(tmp_path):
         "95% interval 2,000 to 3,000",  # two sessions: the bootstrap's range
         "SLM Lab's PPO, 10M env steps 15,460", "human tester 13,455", "random play 164",  # beside references
         "reference-normalised 0.153",  # (2500 - 163.95) / (15460 - 163.95)
-        "evaluation 2,750, 95% interval 2,400 to 3,100",
+        "evaluation 2,750, 95% interval 2,400 to 3,100 (all sessions at env step 300, 400, 2 full games each)",
         "session 1 3,100 3,000, 3,200",  # the matrix of the evaluation
         "final return_ma 2,500 500 2,000 3,000",  # figures of each session
         "env steps per second 200",
@@ -282,15 +283,17 @@ def test_damaged_trials_of_a_search_are_an_error_of_one_line(tmp_path, content):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("value", [None, "x", [1], {"mean": "3"}, {"matrix": [["x"]]}, {"interval": [1]}])
+@pytest.mark.parametrize(
+    "value", [None, "x", [1], {"mean": "3"}, {"env_steps": "3"}, {"matrix": [["x"]]}, {"interval": [1]}]
+)
 def test_a_damaged_evaluation_is_left_out(tmp_path, value):
     run_dir = make_run(tmp_path / "run")
     sound = {"checkpoint": "latest", "sessions": ["session_0"], "greedy": False, "episodes": 1, "mean": 1.0,
-             "interval": None, "session_means": [1.0], "matrix": [[1.0]]}  # fmt: skip
+             "interval": None, "session_means": [1.0], "matrix": [[1.0]], "env_steps": [100]}  # fmt: skip
     write_json(run_dir / "evaluation.json", sound)
     assert "evaluation 1, 95% interval -" in Text(write_report(run_dir)).text
     (run_dir / "evaluation.json").write_text(json.dumps(sound | value if isinstance(value, dict) else value))
-    assert "latest checkpoint" not in Text(write_report(run_dir)).text
+    assert "Evaluation of all sessions" not in Text(write_report(run_dir)).text
 
 
 # --- The command -----------------------------------------------------------------------------------------------------

@@ -34,8 +34,11 @@ def naive_stacks(steps):
     return np.array(seen)
 
 
-def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS, rules=V5):
-    """Rollouts of pools that are groups of one session; the network and its parameters; all that was collected."""
+def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS, rules=V5, devices=1):
+    """Rollouts of pools that are groups of one session; the network and its parameters; all that was collected.
+
+    The groups are dealt to `devices` devices; the rollouts are those of the first.
+    """
     network = make_network(NetworkConfig(), pools[0].num_actions, "cpu")
     params = network.init(jax.random.key(seed))
     params["policy"]["kernel"] *= 100  # so that the actions depend on what is seen
@@ -44,7 +47,8 @@ def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS, rules=V5):
         groups.append(EnvGroup(pool, network, LENGTH, jax.devices("cpu")[0], first_env, rules=rules))
         first_env += pool.num_envs
     keys = [jax.random.fold_in(jax.random.key(seed), number) for number in range(num_rollouts)]
-    collected = [collect([groups], [params], key) for key in keys]
+    shards = np.array(groups).reshape(devices, -1).tolist()
+    collected = [collect(shards, [params] * devices, key) for key in keys]
     return [each.rollouts[0] for each in collected], (network, params), collected
 
 
@@ -137,22 +141,23 @@ def test_a_rule_changes_what_learning_sees_and_not_the_score(rule):
     assert scored.games == expected.games
 
 
+class Part(NoisePool):
+    """Some environments of a pool whose games do not depend on each other."""
+
+    def __init__(self, members):
+        super().__init__(len(members), seed=0)
+        self._each = [np.random.default_rng(100 + member) for member in members]
+
+    def _play(self, i, action):
+        self._rng = self._each[i]
+        return super()._play(i, action)
+
+    def _frame(self, i):
+        return self._each[i].integers(0, 256, (84, 84), dtype=np.uint8)
+
+
 def test_groups_play_what_one_group_plays():
     """Environments 0, 1 and 2, 3 in two groups: the same rollouts as all four in one."""
-
-    class Part(NoisePool):
-        """Some environments of a pool whose games do not depend on each other."""
-
-        def __init__(self, members):
-            super().__init__(len(members), seed=0)
-            self._each = [np.random.default_rng(100 + member) for member in members]
-
-        def _play(self, i, action):
-            self._rng = self._each[i]
-            return super()._play(i, action)
-
-        def _frame(self, i):
-            return self._each[i].integers(0, 256, (84, 84), dtype=np.uint8)
 
     together, _, collected = play([Part([0, 1, 2, 3])], num_rollouts=2)
     apart, _, collected_apart = play([Part([0, 1]), Part([2, 3])], num_rollouts=2)
@@ -162,6 +167,12 @@ def test_groups_play_what_one_group_plays():
             np.testing.assert_allclose(x, y, atol=1e-5, err_msg=name)
         np.testing.assert_array_equal(one.action, other.action)
         np.testing.assert_array_equal(one.frames, other.frames)
+
+
+def test_games_that_end_together_are_listed_in_the_order_of_their_environments():
+    *_, one = play([Part(range(8))])
+    *_, four = play([Part([i, i + 1]) for i in range(0, 8, 2)], devices=2)
+    assert [each.games for each in one] == [each.games for each in four]
 
 
 def test_same_seed_same_rollouts_bit_for_bit():

@@ -209,7 +209,7 @@ def test_an_invalid_option_is_an_error(settings, words):
         small_search(**settings)
 
 
-@pytest.mark.parametrize("gpu", [-0.5, 1.5])
+@pytest.mark.parametrize("gpu", [-0.5, -1, 1.5, math.inf])
 def test_an_invalid_share_of_a_gpu_is_an_error(gpu):
     with pytest.raises(ConfigError, match="gpu = "):
         ResourcesConfig(gpu=gpu)
@@ -274,12 +274,21 @@ def test_command_line_sets_search_and_config():
         (["--config", str(ROOT / "configs/qbert.py")], "has no get_search"),
         (["--config", str(ROOT / "configs/search_qbert.py"), "--search.trial", "4"], "search.trial"),
         (["--resume", "nowhere"], "not a search directory"),
+        (["--resume", "here", "--run-dir", "there"], "both name the search directory"),
+        (["--config", str(ROOT / "configs/search_qbert.py"), "--devices.distributed"], "false in a search"),
     ],
 )
 def test_command_line_errors_are_one_line(arguments, words):
     with pytest.raises(UserError, match=words) as caught:
         search_command.parse(arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_help_needs_no_config(capsys):
+    with pytest.raises(SystemExit) as ended:
+        search_command.parse(["--help"])
+    assert not ended.value.code
+    assert "--search.trials" in capsys.readouterr().out
 
 
 def test_resume_may_add_trials_but_not_change_the_search(tmp_path):
@@ -418,12 +427,12 @@ def test_asha_continues_with_its_comparisons_after_a_resume(algorithm, tmp_path)
 
 def test_the_record_of_an_ended_trial_follows_from_its_files(tune, tmp_path):
     search = small_search(keep=1)
-    config = start_search(tmp_path, search)
+    start_search(tmp_path, search)
     add_trial(tmp_path, 0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0])
     add_trial(tmp_path, 1, [1.0, 1.5])
     add_trial(tmp_path, 2, [7.0])
     add_trial(tmp_path, 3, [])
-    ended = [tune.end_record(tmp_path, i, config, failure) for i, failure in enumerate(["", "", "broke", ""])]
+    ended = [tune.end_record(tmp_path, i, failure) for i, failure in enumerate(["", "", "broke", ""])]
     assert [(r.status, r.score, r.env_steps) for r in ended] == [
         ("finished", 9.0, 9000),
         ("stopped", 1.5, 2000),
@@ -432,6 +441,18 @@ def test_the_record_of_an_ended_trial_follows_from_its_files(tune, tmp_path):
     ]
     assert ended[2].reason == "broke"
     assert [record.number for record in ranked(ended)] == [0, 1]
+
+
+def test_a_trial_is_finished_by_its_own_budget_and_sessions(tune, tmp_path):
+    space = {"total_env_steps": Choice((6000, 9000)), "ppo.rollout_length": Choice((128, 512))}
+    start_search(tmp_path, small_search(space=space, early_stopping="none"))
+    add_trial(tmp_path, 0, [1.0] * 6, fields={"total_env_steps": 6000})
+    add_trial(tmp_path, 1, [1.0] * 6, fields={"ppo.rollout_length": 512})  # 8,192 env steps a rollout
+    add_trial(tmp_path, 2, [1.0] * 6)
+    add_trial(tmp_path, 3, [1.0] * 9, fields={"sessions": 2})  # the second one has not begun
+    assert [tune.end_record(tmp_path, i, "", True).status for i in range(4)] == [
+        "finished", "finished", "unfinished", "unfinished",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -459,17 +480,37 @@ def test_only_the_best_trials_keep_their_checkpoints(tune, tmp_path):
         [(8.0, "stopped"), (9.0, "failed"), (7.0, "finished"), (6.0, "finished"), (1.0, "unfinished")]
     ):
         add_trial(tmp_path, number, [score], status)
-    tune.remove_checkpoints(tmp_path, keep=2)
+    tune.remove_checkpoints(tmp_path, small_search(keep=2))
     kept = {path.parent.parent.name for path in tmp_path.glob("trial_*/session_0/checkpoints")}
     assert kept == {"trial_2", "trial_3", "trial_4"}
     assert (tmp_path / "trial_0/session_0/metrics.csv").exists()
+
+
+def test_a_failed_trial_that_is_tried_again_keeps_its_checkpoints(tune, tmp_path):
+    start_search(tmp_path, small_search())
+    add_trial(tmp_path, 0, [1.0], "failed")
+    tune.remove_checkpoints(tmp_path, small_search(keep=0, retries=1))
+    assert list(tmp_path.glob("trial_0/session_0/checkpoints"))
+    tune.remove_checkpoints(tmp_path, small_search(keep=0))
+    assert not list(tmp_path.glob("trial_0/session_0/checkpoints"))
+
+
+def test_sigusr1_stays_a_stop_request_when_tune_begins(tune, tmp_path):
+    recorder, stop = tune.Recorder(tmp_path, small_search()), tune.StopFile(tmp_path)
+    with stop:
+        before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as Tune sets its own
+        recorder.setup(stop=None, num_samples=1, total_num_samples=1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.requested()
+        signal.signal(signal.SIGUSR1, before)
+    stop.clear()
 
 
 def test_checkpoints_are_kept_if_no_trial_has_a_score(tune, tmp_path):
     start_search(tmp_path, small_search())
     for number in range(2):
         add_trial(tmp_path, number, [], "finished")
-    tune.remove_checkpoints(tmp_path, keep=1)
+    tune.remove_checkpoints(tmp_path, small_search(keep=1))
     assert [path.parent.parent.name for path in tmp_path.glob("trial_*/session_0/checkpoints")] == ["trial_0"]
 
 
@@ -532,6 +573,13 @@ def test_scores_that_set_no_trials_apart_give_no_importances(algorithm, scores):
     records = [Record(n, some_fields(SPACE, n), "finished", score=score) for n, score in enumerate(scores)]
     assert field_importances(small_search(), records) == {}
     assert importance_line({}) == ""
+
+
+def test_a_record_with_other_fields_is_an_error_of_one_line(tmp_path):
+    start_search(tmp_path, small_search())
+    add_trial(tmp_path, 0, [1.0], "finished", fields={"ppo.epochs": 3})
+    with pytest.raises(UserError, match=r"trial_0/record\.json: its fields are not those of the search \(ppo"):
+        write_results(tmp_path)
 
 
 def test_results_without_a_score(tmp_path):

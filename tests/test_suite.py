@@ -75,6 +75,8 @@ def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
         (["--total-env-steps", "5000", "--report-at", "6000"], "--report-at 6000: expected env steps from 1 to"),
         (["--report-at", "0"], "--report-at 0"),
         (["--compare", "nowhere"], "--compare nowhere: not a suite directory"),
+        (["--games", "PongNoFrameskip-v4"], "expected Pong; a suite has one protocol: choose it with --env.protocol"),
+        (["--games", "Pong", "--devices.distributed"], "devices.distributed = True: expected false in a suite"),
     ],
 )
 def test_invalid_options_are_errors_before_anything_starts(arguments, words):
@@ -111,6 +113,32 @@ def test_run_dir_starts_a_suite_or_continues_the_one_it_holds(tmp_path):
     assert suite_command.parse(line)[0].sessions == 7
     with pytest.raises(UserError, match="--games = 'Qbert': expected Pong Alien, the games of"):
         suite_command.parse(["--games", "Qbert", "--run-dir", str(suite_dir)])
+
+
+def test_the_protocol_of_the_configs_game_holds_for_every_game(tmp_path, capsys):
+    path = tmp_path / "classic.py"
+    path.write_text(
+        "from jaxrl_atari.config import Config, EnvConfig\n"
+        "def get_config(): return Config(env=EnvConfig(game='QbertNoFrameskip-v4'))\n"
+    )
+    config, games, *_ = suite_command.parse(["--games", "Pong", "Alien", "--config", str(path)])
+    assert {each.env.resolved_protocol for each in suite.game_configs(config, games).values()} == {"classic"}
+    line = ["--config", str(path), "--run-dir", str(tmp_path / "suite")]
+    make_suite(tmp_path / "suite", config, games)
+    suite_command.parse(line)
+    assert "has changed" not in capsys.readouterr().out
+    path.write_text(path.read_text().replace("Config(env", "Config(seed=3, env"))
+    suite_command.parse(line)
+    assert "has changed: the run keeps its own seed = 0; give an option to change a value" in capsys.readouterr().out
+
+
+def test_a_suite_that_is_trained_longer_counts_games_of_the_new_budget_alone(tmp_path):
+    suite_dir = add_games(make_suite(tmp_path / "suite"), BETTER)
+    assert set(read_suite(suite_dir)) == {"Pong", "Breakout"}
+    suite.write_suite_file(suite_dir, dataclasses.replace(TINY, total_env_steps=640), ["Pong", "Breakout"])
+    assert not read_suite(suite_dir)
+    rows, _ = results.read_rows(suite_dir)
+    assert [row["status"] for row in rows] == ["not complete", "not complete"]
 
 
 def test_damaged_description(tmp_path):
@@ -218,6 +246,7 @@ def test_the_score_matrix_is_written_also_as_rliables_dictionary(tmp_path):
         )  # sessions x games, in alphabetical order
     with np.load(suite_dir / "scores_ratio.npz") as exported:
         assert exported["suite"].shape == (2, 2)
+    assert written["rliable_games"] == {"human-normalised": ["Breakout", "Pong"], "ratio": ["Breakout", "Pong"]}
     found = written["aggregates"]["human-normalised"]
     assert [found[name] for name in FIGURES] == pytest.approx([1.25, 1.25, 1.25, 0.125])  # mean, median, IQM, gap
     assert "| human-normalised | 2 | 1.250 (1.000 to 1.500) | 1.250 (1.000 to 1.500) |" in text
@@ -297,6 +326,7 @@ def test_two_suites_are_compared(tmp_path, capsys):
     }  # fmt: skip
     compared = json.loads((output / "comparison.json").read_text())
     assert (compared["suites"], compared["games"]) == (["better", "worse"], ["Breakout", "Pong"])
+    assert compared["rliable_games"]["human-normalised"] == ["Breakout", "Pong"]
     assert compared["human-normalised"]["probability_of_improvement"]["worse"]["value"] == 0.9375
     with np.load(output / "scores_human_normalised.npz") as exported:
         np.testing.assert_allclose(exported["better"], [[1.5, 0.5], [2.0, 1.0]])
@@ -410,3 +440,5 @@ def test_a_suite_of_another_protocol_is_compared_with_no_reference(tmp_path):
     assert row["score"] == 1.5
     for name in ("reference_score", "reference_normalised_score", "human_normalised_score"):
         assert row[name] is None
+    suite_command.plot(suite_dir, config, ["Pong"])
+    assert not list(suite_dir.glob("**/suites.*"))

@@ -16,6 +16,7 @@ import pytest
 
 from jaxrl_atari import ppo, rollout, session
 from jaxrl_atari import train as command
+from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import PlacementError, check_placement, place
 from jaxrl_atari.envs import make_pool
@@ -169,6 +170,13 @@ def test_parameters_are_the_same_on_all_devices(open_run):
 def test_a_number_of_devices_that_does_not_divide_is_refused():
     with pytest.raises(ValueError, match=r"devices\.data_parallel = 3: expected a divisor of env\.num_envs = 8"):
         small(data_parallel=3)
+
+
+def test_all_devices_that_do_not_divide_the_minibatch_are_refused(open_run):
+    config = small(data_parallel="all")  # of 4 simulated devices, of which the default allows each
+    config = dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, minibatch_size=2))
+    with pytest.raises(ConfigError, match=r"ppo\.minibatch_size = 2: expected a multiple of \d devices; change"):
+        open_run(config)
 
 
 # --- Overlap ---------------------------------------------------------------------------------------------------------

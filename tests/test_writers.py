@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, LogConfig
+from jaxrl_atari.run_dir import writers as writers_module
 from jaxrl_atari.run_dir.columns import COLUMNS
 from jaxrl_atari.run_dir.reading import read_metrics
 from jaxrl_atari.run_dir.terminal import Pace, ProgressWriter
@@ -89,6 +91,26 @@ def test_resumed_csv_drops_damaged_rows_and_keeps_the_file(tmp_path):
     assert (tmp_path / "metrics_damaged.csv").read_bytes() == damaged
     assert [(r["env_steps"], r["return_ma"]) for r in read_csv(path)] == [("10240", "1.5"), ("20480", "2.5")]
     assert list(read_metrics(tmp_path)) == list(COLUMNS)
+
+
+def test_resumed_csv_with_a_damaged_header_is_kept_beside_the_new_one(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text(damaged := "env_stfps,return_ma\n10240,1.5\n20480,2.5\n")
+    writer = CsvWriter(path, start_env_steps=50_000)
+    writer.close()
+    assert "2 lines are damaged" in writer.note
+    assert (tmp_path / "metrics_damaged.csv").read_text() == damaged
+    assert read_csv(path) == []
+
+
+def test_resumed_jsonl_drops_damaged_lines_and_keeps_the_file(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(damaged := '{"env_steps": 10}\n{"env_st\n{"env_steps": 20}\n')
+    writer = JsonLinesWriter(path, start_env_steps=50)
+    writer.close()
+    assert writer.note.startswith("metrics.jsonl: line 2 is damaged and was left out; the file as it was is now")
+    assert (tmp_path / "metrics_damaged.jsonl").read_text() == damaged
+    assert path.read_text() == '{"env_steps": 10}\n{"env_steps": 20}\n'
 
 
 def test_jsonl_is_valid_json_and_a_resumed_one_drops_later_rows(tmp_path):
@@ -218,6 +240,22 @@ def test_wandb_offline_run_stays_in_the_session_directory(tmp_path, monkeypatch)
         assert text.encode() in content
     assert b"losses/entropy" not in content  # NaN at each point
     assert "wandb sync" in result.stdout
+
+
+@pytest.mark.parametrize(("marker", "trial"), [("suite.json", "suite_a-Breakout"), ("", "Breakout")])
+def test_runs_of_equal_names_in_two_suites_are_two_wandb_runs(tmp_path, monkeypatch, marker, trial):
+    asked = {}
+    wandb = SimpleNamespace(
+        init=lambda **options: asked.update(options) or SimpleNamespace(offline=False, url="", dir="x"),
+        Settings=lambda **options: None,
+        Error=Exception,
+    )
+    monkeypatch.setattr(writers_module, "import_wandb", lambda: wandb)
+    (tmp_path / "suite_a").mkdir()
+    if marker:
+        (tmp_path / "suite_a" / marker).write_text("{}")
+    writers_module.WandbWriter(config(wandb=True), tmp_path / "suite_a" / "Breakout" / "session_0")
+    assert (asked["group"], asked["id"]) == (trial, f"{trial}-session_0")
 
 
 class Clock:

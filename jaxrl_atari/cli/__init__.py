@@ -1,7 +1,7 @@
 """Options, errors and output of every command."""
 
 from jaxrl_atari.cli.command import INTERRUPTED, drop_output, is_command, run, say, write
-from jaxrl_atari.cli.options import Parser, call_config_file, flat, parse
+from jaxrl_atari.cli.options import Parser, call_config_file, flat, parse, report_changes
 
 __all__ = [
     "INTERRUPTED",
@@ -11,6 +11,7 @@ __all__ = [
     "flat",
     "is_command",
     "parse",
+    "report_changes",
     "run",
     "say",
     "write",

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import tyro
 
+from jaxrl_atari.cli.command import say
 from jaxrl_atari.cli.errors import UserError
 
 Options = TypeVar("Options")
@@ -23,6 +24,18 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in values.items():
         items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return items
+
+
+def report_changes(path: str, wanted: Any, kept: Any) -> None:
+    """Reports the fields of a config file that differ from the run that continues: the run keeps its own values.
+
+    Args:
+        path: of the config file.
+        wanted, kept: the two configs; both have `to_dict`.
+    """
+    values = flat(wanted.to_dict())
+    if changed := [f"{name} = {value!r}" for name, value in flat(kept.to_dict()).items() if values.get(name) != value]:
+        say(f"{path} has changed: the run keeps its own {', '.join(changed)}; give an option to change a value")
 
 
 class Parser(argparse.ArgumentParser):

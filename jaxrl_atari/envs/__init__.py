@@ -18,10 +18,10 @@ actions both give the same frames and rewards in the games that the tests replay
 import numpy as np
 
 from jaxrl_atari.cli.errors import ConfigError
-from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, EnvStep, Episode, EpisodeCounter, PoolSpec
+from jaxrl_atari.envs.pool import FRAME_SKIP, EnvPool, EnvStep, Episode, EpisodeCounter, PoolSpec
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 
-__all__ = ["FRAME_SIZE", "EnvPool", "EnvStep", "Episode", "EpisodeCounter", "env_seeds", "make_pool"]
+__all__ = ["EnvPool", "EnvStep", "Episode", "EpisodeCounter", "env_seeds", "make_pool"]
 
 BACKENDS = ("ale", "envpool")
 

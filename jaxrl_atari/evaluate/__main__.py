@@ -121,7 +121,8 @@ def _evaluate_all(options: Options, device: jax.Device) -> None:
     """Plays every session of a run; writes and prints the mean over sessions, its interval and the matrix of returns.
 
     Raises:
-        UserError: a session has no such checkpoint: the mean would be over other sessions than those of the run.
+        UserError: a session has not begun or has no such checkpoint: the mean would be over other sessions than those
+            of the run.
     """
     if options.session is not None:
         raise UserError(f"--session {options.session}: --sessions all plays every session; leave one of the two out")
@@ -132,6 +133,11 @@ def _evaluate_all(options: Options, device: jax.Device) -> None:
         _check_writable(directory)
     numbers = [int(directory.name.removeprefix("session_")) for directory in directories]
     policies = [load_policy(options.run_dir, options.checkpoint, device, number) for number in numbers]
+    planned = max(policy.config.sessions for policy in policies)
+    if len(directories) < planned:
+        raise UserError(
+            f"{options.run_dir}: {len(directories)} of {planned} sessions have begun; finish it first (train --resume)"
+        )
     results = [
         _evaluate_session(policy, "each session is played", dataclasses.replace(options, seed=options.seed + number))
         for number, policy in zip(numbers, policies, strict=True)

@@ -43,7 +43,7 @@ class Evaluator:
         self._table = session_dir / FILE
         kept = []
         if self._table.exists():
-            with self._table.open(newline="", encoding="utf-8") as file:
+            with self._table.open(newline="", encoding="utf-8", errors="replace") as file:
                 rows = [row for row in csv.reader(file) if len(row) == len(HEADER) and row[0].isdecimal()]
             kept = [row for row in rows if int(row[0]) <= env_steps]
         with self._table.open("w", newline="", encoding="utf-8") as file:

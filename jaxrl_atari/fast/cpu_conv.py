@@ -63,8 +63,8 @@ def apply(params: Any, blocks: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Ar
     dense, policy, value = params["dense"], params["policy"], params["value"]
     hidden = _dense(features, dense["kernel"]) + dense["bias"].astype(dtype)
     hidden = nn.relu(hidden).astype(jnp.float32)
-    logits = hidden @ policy["kernel"] + policy["bias"]
-    return logits, (hidden @ value["kernel"] + value["bias"])[:, 0]
+    head = partial(jnp.matmul, hidden, precision="highest")  # on a GPU, float32 and not TF32
+    return head(policy["kernel"]) + policy["bias"], (head(value["kernel"]) + value["bias"])[:, 0]
 
 
 def acting_params(params: Any, dtype: Any) -> Any:

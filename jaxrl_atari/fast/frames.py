@@ -53,7 +53,7 @@ def gather_stacks(frames: jax.Array, age: jax.Array, index: jax.Array) -> jax.Ar
     """The frame stacks of chosen samples of a rollout.
 
     Args:
-        frames: uint8 `[T + 3, B, H, W, C]`; `frames[t + 3]` is the newest frame of step t.
+        frames: uint8 `[T + 3 or more, B, H, W, C]`; `frames[t + 3]` is the newest frame of step t.
         age: int32 `[T, B]`, the age of the newest frame of each step.
         index: int `[N]`, samples as `t * B + b`.
 

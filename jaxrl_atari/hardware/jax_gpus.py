@@ -113,8 +113,10 @@ def _by_index(devices: Sequence[jax.Device]) -> dict[int, jax.Device]:
 
 @contextlib.contextmanager
 def _plugin_failures() -> Iterator[list[str]]:
-    """Collects why JAX could not load a plugin; JAX would log a traceback."""
+    """Collects why JAX could not load a plugin. JAX would log a traceback; the CUDA plugin warns, and is not there."""
     logger, failures = logging.getLogger("jax._src.xla_bridge"), []
+    plugins, warnings = logging.getLogger("jax_plugins"), logging.StreamHandler()
+    warnings.addFilter(lambda record: not failures.append(" ".join(record.getMessage().split())))
 
     def keep(record: logging.LogRecord) -> bool:
         if record.exc_info:
@@ -122,10 +124,12 @@ def _plugin_failures() -> Iterator[list[str]]:
         return not record.exc_info
 
     logger.addFilter(keep)
+    plugins.addHandler(warnings)  # it also prints them: the plugin may work all the same
     try:
         yield failures
     finally:
         logger.removeFilter(keep)
+        plugins.removeHandler(warnings)
 
 
 def _simulated_gpus(count: int) -> list[jax.Device]:

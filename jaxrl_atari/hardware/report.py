@@ -17,7 +17,7 @@ from jaxrl_atari.config import Config, GpuOption, load_config_file
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.jax_gpus import visible_gpus
 from jaxrl_atari.hardware.memory import estimate, format_bytes, report
-from jaxrl_atari.hardware.memory_share import FRACTION, OLD_FRACTION, do_not_preallocate
+from jaxrl_atari.hardware.memory_share import FRACTION, OLD_FRACTION, apply_memory_fraction, do_not_preallocate
 from jaxrl_atari.hardware.monitor import GpuReader, GpuUnknown
 from jaxrl_atari.hardware.rotation import check_devices, cuda_offset, rotate
 
@@ -125,6 +125,7 @@ def main(pick_device: PickDevice, arguments: Sequence[str] | None = None) -> Non
     if options.config:
         config = cli.parse(Config, overrides, default=load_config_file(options.config), prog=prog)
         check_devices(config.devices)
+        apply_memory_fraction(config.devices)
     # The report must not take memory that other processes on the GPU need.
     do_not_preallocate()
     text, problems = lines(pick_device)

@@ -14,8 +14,8 @@ from jax._src import xla_bridge  # JAX has no public way to ask whether its back
 
 from jaxrl_atari.cli.errors import ConfigError
 
-DETERMINISTIC = ("--xla_gpu_deterministic_ops=true", "--xla_gpu_autotune_level=0")
-"""XLA's flags for the same bits in every run on a GPU: no atomic additions, and no kernels chosen by timing them."""
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+"""XLA's flag for the same bits in every run on a GPU: no atomic additions, and the first such kernel, untimed."""
 
 # glibc's <malloc.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
@@ -89,13 +89,15 @@ def use_deterministic_kernels() -> None:
     """Adds `DETERMINISTIC` to XLA_FLAGS; of two values of a flag, the later one holds. Call before JAX starts.
 
     Raises:
-        ConfigError: JAX has already started on a GPU, without these flags.
+        ConfigError: JAX has already started on a GPU, without this flag.
     """
+    # XLA's cache of timed choices is read before the flag is, and has it in no key.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     flags = os.environ.get("XLA_FLAGS", "").split()
-    if flags[-len(DETERMINISTIC) :] == list(DETERMINISTIC):
+    if flags[-1:] == [DETERMINISTIC]:
         return
     if not jax_has_started():
-        os.environ["XLA_FLAGS"] = " ".join([*flags, *DETERMINISTIC])
+        os.environ["XLA_FLAGS"] = " ".join([*flags, DETERMINISTIC])
     elif jax.default_backend() != "cpu":
         raise ConfigError(
             "devices.deterministic", True, "to be set before JAX starts", "train in a fresh process, or leave it out"

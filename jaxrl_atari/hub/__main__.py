@@ -67,7 +67,10 @@ def collect(run_dir: str | Path, repo_id: str, checkpoint: Literal["best", "late
     if videos:
         files["replay.mp4"] = videos[-1]  # the Hub shows a video of this name
     description = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
-    card = model_card(repo_id, config, summary, description, files, best_session.name, step, newest_evaluation(run_dir))
+    card = model_card(
+        repo_id, config, summary, description, files, best_session.name, step, checkpoint == "best",
+        newest_evaluation(run_dir),
+    )  # fmt: skip
     return Upload(files, card, step)
 
 
@@ -221,6 +224,8 @@ def pull(repo_id: str, directory: str | Path | None = None, endpoint: str | None
             path that leaves the directory, or beyond the limits.
     """
     directory = Path("data") / repo_id.rpartition("/")[2] if directory is None else Path(directory)
+    if directory.name in ("", ".."):
+        raise UserError(f"{directory}: expected the name of a new directory; leave it out for data/REPO")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory}: exists already; choose another directory, or remove it")
     library = _library()

@@ -6,6 +6,7 @@ from string import Template
 from typing import Any
 
 from jaxrl_atari.config import Config
+from jaxrl_atari.run_dir.summary import evaluated_at
 
 
 def model_card(
@@ -16,6 +17,7 @@ def model_card(
     files: Collection[str],
     session: str,
     step: int,
+    is_best: bool,
     evaluation: dict[str, Any] | None = None,
 ) -> str:
     """Fills in the template. The card starts with the metadata that the Hub reads (YAML).
@@ -27,6 +29,7 @@ def model_card(
         files: names of the files that are pushed with the card.
         session: the session whose checkpoint is pushed.
         step: env steps of that checkpoint.
+        is_best: whether it was chosen as the best one.
         evaluation: the latest checkpoints of all sessions, as `evaluate --sessions all` writes it; None: not evaluated.
     """
     template = resources.files("jaxrl_atari.hub").joinpath("model_card.md").read_text(encoding="utf-8")
@@ -62,8 +65,8 @@ def model_card(
         comparison=comparison,
         session_rows="\n".join(rows),
         evaluation=_evaluation_text(evaluation),
-        session=session,
-        step=f"{step:,}",
+        checkpoint=f"{'the best one' if is_best else 'that'} of {session} at env step {step:,}",
+        optimistic="It is an optimistic pick: the scores of other seeds are usually lower." if is_best else "",
         repo_id=repo_id,
         repo_name=repo_name,
         graph="\n![returns](graphs/trial.png)\n" if "graphs/trial.png" in files else "",
@@ -75,7 +78,7 @@ def model_card(
 
 
 def _evaluation_text(evaluation: dict[str, Any] | None) -> str:
-    """The score of the latest checkpoints of all sessions as a paragraph."""
+    """The score of an evaluation of all sessions as a paragraph."""
     if evaluation is None:
         return ""
     interval, count = evaluation["interval"], len(evaluation["sessions"])
@@ -84,8 +87,9 @@ def _evaluation_text(evaluation: dict[str, Any] | None) -> str:
     )
     actions = ", greedy actions" if evaluation["greedy"] else ""
     return (
-        f"\nEvaluated with the latest checkpoint of every session: mean return **{evaluation['mean']:,.1f}** "
-        f"({bounds}) over {count} session{'s' if count > 1 else ''} of {evaluation['episodes']} full games{actions}.\n"
+        f"\nEvaluated with the checkpoints of all sessions at env step {evaluated_at(evaluation)}: mean return "
+        f"**{evaluation['mean']:,.1f}** ({bounds}) over {count} session{'s' if count > 1 else ''} of "
+        f"{evaluation['episodes']} full games{actions}.\n"
     )
 
 

@@ -18,7 +18,7 @@ from jaxrl_atari.run_dir.description import latest_text
 from jaxrl_atari.run_dir.files import read_json
 from jaxrl_atari.run_dir.metrics import SESSION_FIGURES, Table, moving_average
 from jaxrl_atari.run_dir.reading import read_sessions
-from jaxrl_atari.run_dir.summary import newest_evaluation, number_text, score_text, trial_summary
+from jaxrl_atari.run_dir.summary import evaluated_at, newest_evaluation, number_text, score_text, trial_summary
 
 REFERENCES = {
     "reference_score": "SLM Lab's PPO, 10M env steps",
@@ -106,6 +106,7 @@ def _evaluation(run_dir: Path) -> dict[str, Any] | None:
     return {
         "mean": score_text(found["mean"]),
         "interval": interval_text(found["interval"]),
+        "env_steps": evaluated_at(found),
         "episodes": found["episodes"],
         "greedy": found["greedy"],
         "rows": [

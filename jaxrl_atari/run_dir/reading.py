@@ -31,10 +31,11 @@ def parse_metrics(path: Path) -> MetricsFile:
     # Only a line feed completes a row: without it, the last cell may lack digits even if all cells are present.
     cut_short = bool(lines.pop())
     header, *rows = map(_cells, lines or [""])
-    is_sound = [bool(header) and len(row) == len(header) and all(map(_is_number, row)) for row in rows]
-    if "env_steps" in header:
-        column = header.index("env_steps")
-        is_sound = [sound and row[column] != "" for sound, row in zip(is_sound, rows, strict=True)]
+    column = header.index("env_steps") if "env_steps" in header else None
+    is_sound = [
+        column is not None and len(row) == len(header) and all(map(_is_number, row)) and row[column] != ""
+        for row in rows
+    ]
     numbered = list(zip(range(2, len(rows) + 2), rows, is_sound, strict=True))
     return MetricsFile(
         header,

@@ -12,9 +12,9 @@ from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL, comparison_note
 from jaxrl_atari.run_dir import statistics
-from jaxrl_atari.run_dir.config_file import SUITE_FILE, read_config
+from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict, read_config
 from jaxrl_atari.run_dir.drawing import COLOURS, env_step_axes, new_figure, open_axes, save_figure
-from jaxrl_atari.run_dir.files import write_file, write_json
+from jaxrl_atari.run_dir.files import read_json, write_file, write_json
 from jaxrl_atari.run_dir.metrics import Table, human_normalised, reference_normalised, score_at
 from jaxrl_atari.run_dir.reading import read_sessions
 from jaxrl_atari.run_dir.statistics import Estimate
@@ -38,15 +38,19 @@ def is_suite(directory: str | Path) -> bool:
 
 
 def read_suite(suite_dir: str | Path) -> dict[str, list[Table]]:
-    """Reads the complete games of a suite: those whose sessions have all spent their budgets."""
+    """Reads the complete games of a suite: those whose sessions have all spent the suite's budget."""
+    try:  # a suite that is trained longer has games that still name the budget before
+        planned = config_from_dict(read_json(Path(suite_dir) / SUITE_FILE)["config"])
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        planned = None
     suite = {}
     for run_dir in suite_runs(suite_dir):
         try:
             config, tables = read_config(run_dir), list(read_sessions(run_dir).values())
         except UserError:
             continue  # no log point yet
-        spent = [config.is_spent(int(table["env_steps"][-1])) for table in tables]
-        if len(spent) >= config.sessions and all(spent):
+        budget = planned or config
+        if len(tables) >= budget.sessions and all(budget.is_spent(int(table["env_steps"][-1])) for table in tables):
             suite[config.env.game_name] = tables
     return suite
 
@@ -111,17 +115,23 @@ def rliable_scores(suites: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, 
     }
 
 
-def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, list[str]]:
     """Writes scores_human_normalised.npz and scores_ratio.npz: `dict(numpy.load(FILE))` is rliable's dictionary.
 
     Args:
         suites: name -> game -> raw scores of its sessions.
+
+    Returns:
+        The games in the order of the columns, for each normalisation: those that have the scores to compare with.
     """
+    columns = {}
     for kind in NORMALISATIONS:
-        content = io.BytesIO()
-        arrays: Any = rliable_scores({name: normalise(scores, kind) for name, scores in suites.items()})
+        content, normalised = io.BytesIO(), {name: normalise(scores, kind) for name, scores in suites.items()}
+        arrays: Any = rliable_scores(normalised)
         np.savez(content, **arrays)
         write_file(directory / f"scores_{kind.replace('-', '_')}.npz", content.getvalue())
+        columns[kind] = sorted(set.intersection(*map(set, normalised.values())))
+    return columns
 
 
 def estimate_text(value: float, interval: Sequence[float] | None) -> str:
@@ -192,7 +202,7 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
         lines += [""] if others else []
     text = "\n".join([*lines, INTERVALS, ""])
     draw_suites(described, output)
-    write_rliable(output, raw)
+    compared["rliable_games"] = write_rliable(output, raw)
     write_json(output / "comparison.json", compared)
     write_file(output / "comparison.md", text)
     return text

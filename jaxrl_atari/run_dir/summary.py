@@ -70,13 +70,18 @@ def _is_evaluation(found: dict[str, Any]) -> bool:
     return (
         isinstance(names, list)
         and all(isinstance(name, str) for name in names)
-        and numbers([found["mean"], found["episodes"], *found["session_means"]])
+        and numbers([found["mean"], found["episodes"], *found["session_means"], *found["env_steps"]])
         and (found["interval"] is None or (numbers(found["interval"]) and len(found["interval"]) == 2))
         and isinstance(matrix, list)
         and all(map(numbers, matrix))
         and len(names) == len(matrix) == len(found["session_means"])
         and isinstance(found["greedy"], bool)
     )
+
+
+def evaluated_at(evaluation: dict[str, Any]) -> str:
+    """The env steps of the checkpoints of an evaluation of all sessions, each once: they may not be the latest now."""
+    return ", ".join(f"{env_steps:,}" for env_steps in dict.fromkeys(evaluation["env_steps"]))
 
 
 def score_text(score: float) -> str:

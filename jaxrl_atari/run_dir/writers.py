@@ -12,13 +12,14 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.run_dir.columns import COLUMNS
+from jaxrl_atari.run_dir.config_file import SUITE_FILE
 from jaxrl_atari.run_dir.files import unused, write_file
 from jaxrl_atari.run_dir.reading import damaged_lines, parse_metrics
 from jaxrl_atari.run_dir.terminal import ProgressWriter
@@ -34,7 +35,7 @@ class Writer(Protocol):
         """Writes a log point."""
 
     def progress(self, env_steps: int, row: Row) -> None:
-        """Called after each update, up to 20 times a second; `row` is the newest log point, empty before the first."""
+        """Called after each update; `row` is the newest log point, empty before the first."""
 
     def message(self, text: str) -> None:
         """Shows a line to the user."""
@@ -59,17 +60,19 @@ def make_writers(config: Config, session_dir: Path, *, label: str, start_env_ste
     session_dir.mkdir(parents=True, exist_ok=True)
     terminal = ProgressWriter(config.total_env_steps, label=label)
     table = CsvWriter(session_dir / "metrics.csv", start_env_steps)
-    if table.note:
-        terminal.message(table.note)
     writers: list[Writer] = [terminal, table]
+    notes = [table.note]
     if config.log.tensorboard:
         writers.append(TensorBoardWriter(session_dir, start_env_steps))
     if config.log.jsonl:
-        writers.append(JsonLinesWriter(session_dir / "metrics.jsonl", start_env_steps))
+        writers.append(lines := JsonLinesWriter(session_dir / "metrics.jsonl", start_env_steps))
+        notes.append(lines.note)
     if config.log.wandb:
         wandb_writer = WandbWriter(config, session_dir)
-        terminal.message(f"Weights & Biases: {wandb_writer.where}")
+        notes.append(f"Weights & Biases: {wandb_writer.where}")
         writers.append(wandb_writer)
+    for note in filter(None, notes):
+        terminal.message(note)
     return writers
 
 
@@ -106,6 +109,14 @@ def _csv_line(values: Iterable[Any]) -> str:
     return text.getvalue()
 
 
+def _keep_whole(path: Path, damaged: Sequence[int]) -> str:
+    """Copies a file with damaged lines, before they are dropped, to NAME_damaged; returns a line about it."""
+    if not damaged:
+        return ""
+    shutil.copyfile(path, whole := unused(path.with_stem(f"{path.stem}_damaged")))
+    return f"{path.name}: {damaged_lines(damaged)}; the file as it was is now {whole.name}"
+
+
 class CsvWriter(Writer):
     """metrics.csv: a header, and a row for each log point, flushed at once. An unknown value is an empty cell.
 
@@ -116,16 +127,13 @@ class CsvWriter(Writer):
         kept, self.note = [], ""
         if path.exists():
             header, rows, damaged, _ = parse_metrics(path)
-            named = [dict(zip(header, row, strict=True)) for row in rows if "env_steps" in header]
+            named = [dict(zip(header, row, strict=True)) for row in rows]
             kept = [
                 _csv_line(row.get(name) for name in COLUMNS)
                 for row in named
                 if float(row["env_steps"]) <= start_env_steps
             ]
-            if damaged:
-                whole = unused(path.with_stem(f"{path.stem}_damaged"))
-                shutil.copyfile(path, whole)
-                self.note = f"{path.name}: {damaged_lines(damaged)}; the file as it was is now {whole.name}"
+            self.note = _keep_whole(path, damaged)
         write_file(path, "".join([_csv_line(COLUMNS), *kept]))
         self._file = path.open("a", encoding="utf-8", newline="")
 
@@ -139,16 +147,20 @@ class CsvWriter(Writer):
 
 
 class JsonLinesWriter(Writer):
-    """metrics.jsonl: a JSON object for each log point, flushed at once. An unknown value is null."""
+    """metrics.jsonl: a JSON object for each log point, flushed at once. An unknown value is null.
+
+    A resumed session treats damaged lines as `CsvWriter` does.
+    """
 
     def __init__(self, path: Path, start_env_steps: int = 0):
-        kept = []
-        for line in _whole_lines(path) if path.exists() else ():
+        kept, damaged = [], []
+        for number, line in enumerate(_whole_lines(path) if path.exists() else (), 1):
             try:
                 if json.loads(line)["env_steps"] <= start_env_steps:
                     kept.append(line)
-            except (KeyError, TypeError, ValueError, RecursionError):  # a damaged line
-                continue
+            except (KeyError, TypeError, ValueError, RecursionError):
+                damaged.append(number)
+        self.note = _keep_whole(path, damaged)
         write_file(path, "".join(kept))
         self._file = path.open("a", encoding="utf-8", newline="")
 
@@ -236,7 +248,10 @@ class WandbWriter(Writer):
     def __init__(self, config: Config, session_dir: Path):
         wandb = import_wandb()
         session_dir = session_dir.resolve()
-        trial = session_dir.parent.name
+        run_dir, group_dir = session_dir.parent, session_dir.parents[1]
+        # The runs of suites have the same names, those of the games, and so have the trials of searches.
+        nested = any((group_dir / name).is_file() for name in (SUITE_FILE, "search.json"))
+        trial = f"{group_dir.name}-{run_dir.name}" if nested else run_dir.name
         name = f"{trial}-{session_dir.name}"
         try:
             self._run = wandb.init(

@@ -68,9 +68,13 @@ def parse(arguments: Sequence[str]) -> tuple[Config, SearchConfig, Path | None]:
     first.add_argument("--resume")
     first.add_argument("--run-dir")
     known, rest = first.parse_known_args(arguments)
+    about: dict[str, Any] = {"prog": "python -m jaxrl_atari.search", "description": __doc__}
+    if known.config is None and known.resume is None and {"-h", "--help"} & set(rest):
+        cli.parse(Options, rest, default=Options(SearchConfig(), Config()), **about)
     if (known.config is None) == (known.resume is None):
         raise UserError("--config or --resume: expected one of the two, such as --config configs/search_qbert.py")
-    about: dict[str, Any] = {"prog": "python -m jaxrl_atari.search", "description": __doc__}
+    if known.resume and known.run_dir:
+        raise UserError("--resume and --run-dir: both name the search directory; give one of the two")
     if known.config is not None:
         config, search = call_config_file(known.config, get_config=Config, get_search=SearchConfig)
         options = cli.parse(Options, rest, default=Options(search, config), **about)

@@ -92,6 +92,8 @@ def _read_record(path: Path) -> Record:
             raise ValueError("not the record of this trial")
         if not isinstance(record.score, int | float | None) or not isinstance(record.env_steps, int | float):
             raise ValueError("score and env_steps are not numbers")
+        if not isinstance(record.reason, str) or not isinstance(record.tries, int):
+            raise ValueError("reason is not a text, or tries not a whole number")
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path}: damaged ({type(error).__name__}: {error}); restore it from a copy") from error
     return record

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari import cli
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.run_dir.files import write_file, write_json
 from jaxrl_atari.run_dir.summary import score_text
-from jaxrl_atari.search.files import Record, ranked, read_records, read_search, value_text
+from jaxrl_atari.search.files import Record, ranked, read_records, read_search, trial_dir, value_text
 from jaxrl_atari.search.space import SearchConfig, set_fields
 
 
@@ -27,7 +28,7 @@ def write_results(search_dir: Path) -> str:
         The content of trials.md: a table, and a line with the importance of each field.
 
     Raises:
-        UserError: the directory is not a search directory, or cannot be written to.
+        UserError: the directory is not a search directory, a record is damaged, or it cannot be written to.
     """
     from jaxrl_atari.search.plots import plot_search
 
@@ -36,6 +37,12 @@ def write_results(search_dir: Path) -> str:
     best_first = ranked(records)
     order = [*best_first, *(record for record in records if record not in best_first)]
     names = list(search.space)
+    for record in records:
+        if set(record.fields) != set(names):
+            path = trial_dir(search_dir, record.number) / "record.json"
+            raise UserError(
+                f"{path}: its fields are not those of the search ({', '.join(names)}); restore it from a copy"
+            )
     with (search_dir / "trials.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["trial", *names, "score", "env_steps", "status", "reason"])
@@ -93,7 +100,7 @@ def config_file(config: Config, search: SearchConfig, best: Record, trials: int)
     fields = "".join(f"    {field} = {value_text(value)}\n" for field, value in best.fields.items())
     return (
         f'"""{best_config.env.game_name}: the best of {trials} trials of a search (trial {best.number}).\n\n'
-        f"    python -m jaxrl_atari.train --config configs/{name}.py --sessions 4\n\n{fields}\n"
+        f"    python -m jaxrl_atari.train --config SEARCH_DIR/{name}.py --sessions 4\n\n{fields}\n"
         f"Score: {score_text(best.score or 0.0)} after {best.env_steps:,} env steps; confirm it with other seeds.\n"
         f'"""\n\nfrom jaxrl_atari.config import {", ".join(sorted(used))}\n\n\n'
         f"def get_config() -> Config:\n    return {body}\n"

@@ -73,14 +73,14 @@ SAME_FOR_ALL_TRIALS = {"name", "seed", "sessions", "output_dir", "devices", "tri
 class ResourcesConfig:
     """Resources of each trial."""
 
-    gpu: float = 1.0
+    gpu: Annotated[float, Limits(0.0, 4_096.0)] = 1.0
     """GPUs of a trial: 0.5, 0.25, 0.125 for 2, 4, 8 trials on each GPU. With 0, or without a GPU, trials run on CPU."""
     cpu: Annotated[int, Limits(0, 4_096)] = 0
     """CPU cores of a trial. 0: an equal share where there are GPUs, 1 on a CPU."""
 
     def __post_init__(self) -> None:
         check_fields(self, "search.resources.")
-        if not (0 <= self.gpu <= 1 or self.gpu == int(self.gpu)):
+        if self.gpu > 1 and self.gpu != int(self.gpu):
             raise ConfigError("search.resources.gpu", self.gpu, "a share from 0 to 1, or a whole number of GPUs")
 
 
@@ -163,6 +163,7 @@ def check_space(config: Config, search: SearchConfig) -> None:
     if search.early_stopping == "asha" and grace >= budget:
         advice = "lower it, or use --search.early-stopping none"
         raise ConfigError("search.grace_env_steps", grace, f"less than total_env_steps = {budget:,}", advice)
+    require(not config.devices.distributed, "devices.distributed", True, "false in a search", "use search.address")
     devices, gpu = config.devices.data_parallel, search.resources.gpu
     if devices != "all" and devices > max(gpu, 1):
         raise ConfigError("search.resources.gpu", gpu, f"at least devices.data_parallel = {devices}")

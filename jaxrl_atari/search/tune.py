@@ -40,12 +40,16 @@ OBJECT_STORE_BYTES = 100 * 2**20  # nothing large passes through it
 class Recorder(TrialProgressCallback):
     """Records how each trial ends, removes checkpoints that are not kept, and replaces Ray's display of progress."""
 
-    def __init__(self, search_dir: Path, config: Config, search: SearchConfig):
+    def __init__(self, search_dir: Path, search: SearchConfig):
         super().__init__()
-        self._dir, self._config, self._search = search_dir, config, search
+        self._dir, self._search = search_dir, search
         self._stop = StopFile(search_dir)
         self._shown_at = time.monotonic()
         self._stopping_at: float | None = None
+
+    def setup(self, *arguments: Any, **info: Any) -> None:
+        """Makes SIGUSR1 a stop request again: Tune has just set a handler of its own, which drops the trials."""
+        signal.signal(signal.SIGUSR1, signal.getsignal(signal.SIGTERM))
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
         """Shows nothing."""
@@ -83,11 +87,11 @@ class Recorder(TrialProgressCallback):
 
     def _end(self, number: int, failure: str = "") -> None:
         tries = self._search.retries + 1
-        record = end_record(self._dir, number, self._config, failure, self._stop.requested(), tries)
+        record = end_record(self._dir, number, failure, self._stop.requested(), tries)
         score = "no game finished" if record.score is None else f"score {value_text(record.score)}"
         status = "interrupted" if record.status == "unfinished" else record.status
         say(f"trial {number}  {status} at {record.env_steps:,} env steps, {score}: {record.reason}")
-        remove_checkpoints(self._dir, self._search.keep)
+        remove_checkpoints(self._dir, self._search)
 
 
 def _progress(trial: Any) -> str:
@@ -110,9 +114,7 @@ def failure_reason(error: str) -> str:
     return lines[-1][:300]
 
 
-def end_record(
-    search_dir: Path, number: int, config: Config, failure: str = "", interrupted: bool = False, tries: int = 1
-) -> Record:
+def end_record(search_dir: Path, number: int, failure: str = "", interrupted: bool = False, tries: int = 1) -> Record:
     """Writes and returns the record of a trial that has ended.
 
     Args:
@@ -123,14 +125,14 @@ def end_record(
     record = read_records(search_dir)[number]
     try:
         summary = write_trial_summary(trial_dir(search_dir, number))
-        score, env_steps = summary["score"], round(summary["mean"]["env_steps"])
+        score, env_steps, spent = summary["score"], round(summary["mean"]["env_steps"]), summary["complete"]
     except UserError:  # no log point
-        score, env_steps = None, 0
+        score, env_steps, spent = None, 0, False
     if record.status == "failed":
         status, reason = "failed", record.reason
     elif failure:
         status, reason = "failed", failure
-    elif config.is_spent(env_steps):
+    elif spent:
         status, reason = "finished", "budget spent"
     elif interrupted:
         status, reason = "unfinished", "continues when the search is resumed"
@@ -142,13 +144,13 @@ def end_record(
     return record
 
 
-def remove_checkpoints(search_dir: Path, keep: int) -> None:
-    """Removes the checkpoints of all trials that have ended, except the best `keep`."""
+def remove_checkpoints(search_dir: Path, search: SearchConfig) -> None:
+    """Removes the checkpoints of the trials that have ended, except the best `search.keep`."""
     records = list(read_records(search_dir).values())
     unscored = [record for record in records if record.status == "finished" and record.score is None]
-    kept = {record.number for record in [*ranked(records), *unscored][:keep]}
+    kept = {record.number for record in [*ranked(records), *unscored][: search.keep]}
     for record in records:
-        if record.status != "unfinished" and record.number not in kept:
+        if not record.is_open(search.retries) and record.number not in kept:
             for checkpoints in trial_dir(search_dir, record.number).glob("session_*/checkpoints"):
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
@@ -204,16 +206,17 @@ def own_process_groups() -> Iterator[None]:
         subprocess.Popen.__init__ = start
 
 
-def resources(search: SearchConfig, cluster: Mapping[str, float]) -> tuple[float, int, int, str]:
+def resources(search: SearchConfig, cluster: Mapping[str, float], use_gpus: bool = True) -> tuple[float, int, int, str]:
     """GPUs and CPU cores of each trial, the number of trials at a time, and a line that describes all three.
 
     Args:
         cluster: numbers of "GPU" and "CPU" in the Ray cluster.
+        use_gpus: False with devices.gpu = false.
 
     Raises:
         UserError: a trial needs more than there is.
     """
-    gpus, cores = cluster.get("GPU", 0.0), int(cluster.get("CPU", 1))
+    gpus, cores = cluster.get("GPU", 0.0) if use_gpus else 0.0, int(cluster.get("CPU", 1))
     gpu = search.resources.gpu if gpus else 0.0
     slots = int(gpus / gpu) if gpu else cores
     cpu = search.resources.cpu or max(1, cores // max(slots, 1))
@@ -225,13 +228,14 @@ def resources(search: SearchConfig, cluster: Mapping[str, float]) -> tuple[float
     if gpu:
         where = f"{gpus:g} GPUs, {gpu:g} for each trial with {memory_share(gpu):.1%} of its memory"
     else:
-        where = f"trials run on the CPU ({'search.resources.gpu = 0' if gpus else 'there is no GPU'})"
+        why = "search.resources.gpu = 0" if gpus else "there is no GPU" if use_gpus else "devices.gpu = false"
+        where = f"trials run on the CPU ({why})"
     return gpu, cpu, at_once, f"{where}: {cpu} of {cores} cores each, {at_once} at a time"
 
 
 def fit(config: Config, search: SearchConfig, search_dir: Path, trials: int) -> None:
     """Runs `trials` trials in the Ray cluster."""
-    gpu, cpu, at_once, line = resources(search, ray.cluster_resources())
+    gpu, cpu, at_once, line = resources(search, ray.cluster_resources(), config.devices.gpu is not False)
     say(line)
     task = {"search_dir": str(search_dir), "gpu": gpu, "cpu": cpu}
     asha = search.early_stopping == "asha"
@@ -248,7 +252,7 @@ def fit(config: Config, search: SearchConfig, search_dir: Path, trials: int) -> 
             name="ray",
             storage_path=str(search_dir),
             verbose=0,
-            callbacks=[Recorder(search_dir, config, search)],
+            callbacks=[Recorder(search_dir, search)],
             failure_config=tune.FailureConfig(max_failures=search.retries),
         ),
     ).fit()
@@ -264,15 +268,20 @@ def run(config: Config, search: SearchConfig, search_dir: Path) -> bool:
         return True
     stop = StopFile(search_dir)
     stop.clear()  # left by a search that crashed
+    terminate = signal.getsignal(signal.SIGTERM)
     try:
-        connect(search)
-        with stop:  # after `connect`, in which Ray sets signal handlers of its own
+        try:
+            connect(search)
+        finally:
+            signal.signal(signal.SIGTERM, terminate)  # Ray has set a handler of its own, which exits with status 15
+        with stop:
             fit(config, search, search_dir, missing())
-    except KeyboardInterrupt:  # a second Ctrl-C, or a trial needed too long for its last checkpoint
+    except (KeyboardInterrupt, SystemExit):
+        # A second Ctrl-C, a trial that needed too long for its last checkpoint, or SIGTERM while Ray starts.
         pass
     finally:
         ray.shutdown()
         stop.clear()
         shutil.rmtree(search_dir / "ray", ignore_errors=True)
-        remove_checkpoints(search_dir, search.keep)
+        remove_checkpoints(search_dir, search)
     return missing() <= 0

@@ -25,8 +25,12 @@ from jaxrl_atari.trial.stopping import StopRequest
 
 
 def memory_share(gpu: float) -> float:
-    """Share of a GPU's memory for a trial with `gpu` GPUs."""
-    return equal_share(1.0 / min(gpu, 1.0), min((found.memory for found in visible().gpus), default=0))
+    """Share of a GPU's memory for a trial with `gpu` GPUs. Raises `ConfigError` if it is too small to train in."""
+    total = min((found.memory for found in visible().gpus), default=0)
+    try:
+        return equal_share(1.0 / min(gpu, 1.0), total)
+    except ConfigError as error:
+        raise ConfigError("search.resources.gpu", gpu, f"a larger share of {total / 2**30:.0f} GiB") from error
 
 
 def trial_config(config: Config, search: SearchConfig, fields: Fields, gpu: float, cpu: int) -> Config:

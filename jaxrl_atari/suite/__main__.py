@@ -18,8 +18,10 @@ from typing import NamedTuple
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import say
-from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
+from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError, require
 from jaxrl_atari.config import Config, load_config_file
+from jaxrl_atari.envs.games import parse_game
+from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.hardware.rotation import place_session
 from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.description import make_run_dir
@@ -74,16 +76,27 @@ def parse(arguments: Sequence[str]) -> Command:
         report_at = saved if known.report_at is None else report_at
         if known.games is not None and list(game_configs(default, known.games)) != games:
             raise ConfigError("--games", " ".join(known.games), f"{' '.join(games)}, the games of {suite_dir}")
+        wanted = _named_suite(load_config_file(known.config)) if known.config else None
     else:
-        default = dataclasses.replace(load_config_file(known.config) if known.config else Config(), name="suite")
+        default, wanted = _named_suite(load_config_file(known.config) if known.config else Config()), None
         games = default_games() if known.games is None else known.games
     config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.suite", description=__doc__)
+    if wanted is not None:
+        cli.report_changes(known.config, cli.parse(Config, rest, default=wanted), config)
+    require(not config.devices.distributed, "devices.distributed", True, "false in a suite", "leave it out")
     for point in report_at:
         if not 0 < point <= config.total_env_steps:
             raise UserError(f"--report-at {point}: expected env steps from 1 to the budget, {config.total_env_steps}")
     if known.compare is not None and not is_suite(known.compare):
         raise UserError(f"--compare {known.compare}: not a suite directory; expected data/suite_TIMESTAMP")
     return Command(config, list(game_configs(config, games)), suite_dir, sorted(set(report_at)), known.compare)
+
+
+def _named_suite(config: Config) -> Config:
+    """The config of a suite: the protocol that the name of its game implies holds for every game."""
+    protocol = parse_game(config.env.game)[1] or config.env.protocol
+    env = dataclasses.replace(config.env, game=config.env.game_name, protocol=protocol)
+    return dataclasses.replace(config, name="suite", env=env)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -98,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         failures = run_suite(suite_dir, config, games)
         say("\n" + write_results(suite_dir, failures))
     if config.log.graphs:
-        plot(suite_dir, games)
+        plot(suite_dir, config, games)
         try_report(suite_dir)
     if other is not None and not failures:
         print("\n" + compare_suites([suite_dir, other], suite_dir / "comparison"), flush=True)
@@ -109,15 +122,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
 
 
-def plot(suite_dir: Path, games: Sequence[str]) -> None:
-    """Draws the learning curves so far, a panel for each game, and the statistics of the complete games."""
+def plot(suite_dir: Path, config: Config, games: Sequence[str]) -> None:
+    """Draws the learning curves so far, a panel for each game, and the statistics of the complete games, if any."""
     from jaxrl_atari.plots import plot_comparison
 
     runs = [suite_dir / game for game in games if (suite_dir / game / "trial.json").is_file()]
     if runs:
         say("\n".join(map(str, plot_comparison(runs, suite_dir / "graphs"))))
-        described = {suite_dir.absolute().name: describe_suite(read_suite(suite_dir))}
-        say("\n".join(map(str, draw_suites(described, suite_dir / "graphs"))))
+        if not comparison_note(config.env.resolved_protocol):
+            described = {suite_dir.absolute().name: describe_suite(read_suite(suite_dir))}
+            say("\n".join(map(str, draw_suites(described, suite_dir / "graphs"))))
 
 
 if __name__ == "__main__":

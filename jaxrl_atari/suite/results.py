@@ -81,7 +81,8 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         row["sessions"] = len(summary["sessions"])
         row["score_std"] = summary["score_std"] if row["sessions"] > 1 else None
         row["env_steps"], row["hours"] = summary["mean"]["env_steps"], summary["mean"]["wall_hours"]
-        row["status"] = "complete" if summary["complete"] else "not complete"
+        spent = [game_config.is_spent(int(session["env_steps"])) for session in summary["sessions"]]
+        row["status"] = "complete" if len(spent) >= config.sessions and all(spent) else "not complete"
         scores[name] = [session["final_return_ma"] for session in summary["sessions"]]
         row["score_low"], row["score_high"] = summary["score_interval"] or (None, None)
     sessions = max(map(len, scores.values()), default=0)
@@ -208,7 +209,7 @@ def write_results(suite_dir: Path, failures: Mapping[str, str] | None = None) ->
     write_file(suite_dir / "results.md", text)
     write_file(suite_dir / "results.csv", table.getvalue())
     results = {"protocol": protocol, "games": rows, "scores": matrix, "aggregates": aggregates, "report_at": report}
-    write_json(suite_dir / "results.json", results)
     if not comparison_note(protocol):
-        write_rliable(suite_dir, {suite_dir.absolute().name: scores_at(complete)})
+        results["rliable_games"] = write_rliable(suite_dir, {suite_dir.absolute().name: scores_at(complete)})
+    write_json(suite_dir / "results.json", results)
     return text

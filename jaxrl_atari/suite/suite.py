@@ -37,6 +37,8 @@ def game_configs(config: Config, games: Sequence[str]) -> dict[str, Config]:
         env = dataclasses.replace(config.env, game=game)
         if env.game_name in configs:
             raise ConfigError("games", game, "each game once")
+        if dataclasses.replace(env, game=env.game_name).resolved_protocol != env.resolved_protocol:
+            raise ConfigError("games", game, env.game_name, "a suite has one protocol: choose it with --env.protocol")
         configs[env.game_name] = dataclasses.replace(config, name=env.game_name, env=env)
     if not configs:
         raise ConfigError("games", "", "at least one game", "leave --games out for all with a reference score")
@@ -74,7 +76,7 @@ def read_suite_file(suite_dir: Path) -> tuple[Config, list[str], list[int]]:
             raise ValueError("games is not a list of names")
         game_configs(config, games)
         return config, games, [int(point) for point in values.get("report_at", [])]
-    except (OSError, ValueError, KeyError, TypeError, UserError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, UserError) as error:
         reason = str(error) if isinstance(error, UserError) else type(error).__name__
         raise UserError(f"{path}: damaged ({reason}); expected the games and config of a suite") from error
 
@@ -116,7 +118,7 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
         waiting[name] = run_dir
     if not waiting:
         return {}
-    gpus = visible().gpus
+    gpus = visible().gpus if config.devices.gpu is not False else ()
     shares = share_gpus(config, len(waiting), len(gpus))
     tasks = []
     for index, (name, run_dir) in enumerate(waiting.items()):
