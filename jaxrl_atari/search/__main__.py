@@ -69,7 +69,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, SearchConfig, Path | None]:
     first.add_argument("--run-dir")
     known, rest = first.parse_known_args(arguments)
     about: dict[str, Any] = {"prog": "python -m jaxrl_atari.search", "description": __doc__}
-    if known.config is None and known.resume is None and {"-h", "--help"} & set(rest):
+    if not (known.config or known.resume) and {"-h", "--help"} & set(rest):
         cli.parse(Options, rest, default=Options(SearchConfig(), Config()), **about)
     if (known.config is None) == (known.resume is None):
         raise UserError("--config or --resume: expected one of the two, such as --config configs/search_qbert.py")
