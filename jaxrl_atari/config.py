@@ -288,7 +288,7 @@ class Config:
             "leave one of the two out",
         )
         require(
-            self.trial.parallel <= 1 or not self.devices.distributed,
+            min(self.trial.parallel, self.sessions) <= 1 or not self.devices.distributed,
             "trial.parallel",
             self.trial.parallel,
             "0 or 1 with devices.distributed",

@@ -129,7 +129,7 @@ def test_the_rules_are_options_of_the_command_line():
         (lambda: Config(seed=-1), r"seed = -1"),
         (lambda: Config(overlap="acting"), r"overlap = 'acting': expected one of none, update"),
         (
-            lambda: Config(trial=TrialConfig(parallel=2), devices=DevicesConfig(distributed=True)),
+            lambda: Config(sessions=2, trial=TrialConfig(parallel=2), devices=DevicesConfig(distributed=True)),
             r"trial\.parallel = 2: expected 0 or 1 with devices\.distributed; its processes share one session",
         ),
         (

@@ -100,7 +100,7 @@ def test_the_page_of_a_run_shows_everything(tmp_path):
         "95% interval 2,000 to 3,000",  # two sessions: the bootstrap's range
         "SLM Lab's PPO, 10M env steps 15,460", "human tester 13,455", "random play 164",  # beside references
         "reference-normalised 0.153",  # (2500 - 163.95) / (15460 - 163.95)
-        "evaluation 2,750, 95% interval 2,400 to 3,100 (all sessions at env step 300, 400, 2 full games each)",
+        "evaluation 2,750, 95% interval 2,400 to 3,100 (all sessions at env step 300 to 400, 2 full games each)",
         "session 1 3,100 3,000, 3,200",  # the matrix of the evaluation
         "final return_ma 2,500 500 2,000 3,000",  # figures of each session
         "env steps per second 200",

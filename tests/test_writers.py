@@ -85,7 +85,7 @@ def test_resumed_csv_drops_damaged_rows_and_keeps_the_file(tmp_path):
     writer = CsvWriter(path, start_env_steps=50_000)
     writer.close()
     assert writer.note == (
-        "metrics.csv: 2 lines are damaged and were left out; the first is line 3; the file as it was is now "
+        "metrics.csv: 3 lines are damaged and were left out; the first is line 1; the file as it was is now "
         "metrics_damaged.csv"
     )
     assert (tmp_path / "metrics_damaged.csv").read_bytes() == damaged
@@ -95,12 +95,15 @@ def test_resumed_csv_drops_damaged_rows_and_keeps_the_file(tmp_path):
 
 def test_resumed_csv_with_a_damaged_header_is_kept_beside_the_new_one(tmp_path):
     path = tmp_path / "metrics.csv"
-    path.write_text(damaged := "env_stfps,return_ma\n10240,1.5\n20480,2.5\n")
-    writer = CsvWriter(path, start_env_steps=50_000)
-    writer.close()
-    assert "2 lines are damaged" in writer.note
-    assert (tmp_path / "metrics_damaged.csv").read_text() == damaged
-    assert read_csv(path) == []
+    for header, kept, note in (("env_stfps,return_ma", [], "3 lines"), ("env_steps,retwrn_ma", ["10240"], "line 1 is")):
+        path.write_text(damaged := f"{header}\n10240,1.5\n90480,2.5\n")
+        writer = CsvWriter(path, start_env_steps=50_000)
+        writer.close()
+        assert note in writer.note
+        whole = tmp_path / "metrics_damaged.csv"
+        assert whole.read_text() == damaged
+        whole.unlink()
+        assert [row["env_steps"] for row in read_csv(path)] == kept
 
 
 def test_resumed_jsonl_drops_damaged_lines_and_keeps_the_file(tmp_path):

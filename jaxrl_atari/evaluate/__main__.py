@@ -34,6 +34,7 @@ from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory_share import do_not_preallocate
 from jaxrl_atari.report.pages import REPORT_FILE, try_report
+from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.files import unused, write_json
 from jaxrl_atari.run_dir.reading import session_dirs
 
@@ -133,7 +134,10 @@ def _evaluate_all(options: Options, device: jax.Device) -> None:
         _check_writable(directory)
     numbers = [int(directory.name.removeprefix("session_")) for directory in directories]
     policies = [load_policy(options.run_dir, options.checkpoint, device, number) for number in numbers]
-    planned = max(policy.config.sessions for policy in policies)
+    try:
+        planned = read_config(options.run_dir).sessions  # as the last resume has it
+    except UserError:  # only the sessions are here
+        planned = max(policy.config.sessions for policy in policies)
     if len(directories) < planned:
         raise UserError(
             f"{options.run_dir}: {len(directories)} of {planned} sessions have begun; finish it first (train --resume)"

@@ -96,13 +96,13 @@ def gpus_by_index() -> tuple[dict[int, jax.Device], str]:
         try:
             return _by_index(jax.devices("gpu")), ""
         except RuntimeError as error:  # raised if JAX has no such back end, or if it cannot be started
-            text = " ".join(failures or [" ".join(str(error).split())])
-            if is_out_of_memory(text):
+            causes = [*failures, " ".join(str(error).split())]  # a plugin may warn and work all the same
+            if text := next(filter(is_out_of_memory, causes), None):
                 raise UserError(
                     f"JAX cannot start on the GPU ({text[:160]}): other processes hold its memory; wait for them, lower"
                     " their devices.memory_fraction, or choose another GPU with devices.gpu"
                 ) from error
-            forbid_gpu(f"JAX cannot start on a GPU: {text}")
+            forbid_gpu(f"JAX cannot start on a GPU: {' '.join(causes)}")
             return {}, gpus.forbidden_because
 
 

@@ -69,7 +69,7 @@ def describe_suite_page(suite_dir: Path, written: set[str]) -> dict[str, Any]:
         "config": config,
         "protocol": protocol,
         "note": note,
-        "games": [_game_row(suite_dir, name, written, statuses.get(name, "waiting")) for name in names],
+        "games": [_game_row(suite_dir, config, name, written, statuses.get(name, "waiting")) for name in names],
         "aggregates": _aggregates(described),
         "charts": _suite_charts(described),
         "options": options(config),
@@ -86,7 +86,7 @@ def _statuses(suite_dir: Path) -> dict[str, str]:
         return {}
 
 
-def _game_row(suite_dir: Path, name: str, written: set[str], status: str) -> dict[str, Any]:
+def _game_row(suite_dir: Path, config: Config, name: str, written: set[str], status: str) -> dict[str, Any]:
     row = {"name": name, "link": link(name, written), "status": status, "curve": None, "summary": None}
     try:
         summary, tables = trial_summary(suite_dir / name), read_sessions(suite_dir / name)
@@ -94,7 +94,8 @@ def _game_row(suite_dir: Path, name: str, written: set[str], status: str) -> dic
         return row
     curves = [Series(table["env_steps"], table["return_ma"], i) for i, table in enumerate(tables.values())]
     if not status.startswith("failed"):
-        row["status"] = "complete" if summary["complete"] else "not complete"
+        spent = [config.is_spent(int(table["env_steps"][-1])) for table in tables.values()]
+        row["status"] = "complete" if len(spent) >= config.sessions and all(spent) else "not complete"
     return row | {
         "summary": summary,
         "curve": draw(name, curves),

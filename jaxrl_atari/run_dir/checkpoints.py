@@ -105,6 +105,7 @@ class Checkpoints:
 
         Raises:
             Damaged: the score of a checkpoint cannot be read, so it may be the best.
+            UserError: the system refuses to read a checkpoint.
         """
         scores = {step: self._score(step) for step in self.steps()}
         return max(scores, key=lambda step: (scores[step], step), default=None)
@@ -125,7 +126,7 @@ class Checkpoints:
 
         Raises:
             Damaged: it cannot be read, differs from its checksum, or lacks a field.
-            UserError: the step does not exist or has another format version.
+            UserError: the step does not exist or has another format version, or the system refuses to read it.
         """
         if step not in (steps := self.steps()):
             if not steps:

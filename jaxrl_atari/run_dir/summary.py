@@ -74,14 +74,15 @@ def _is_evaluation(found: dict[str, Any]) -> bool:
         and (found["interval"] is None or (numbers(found["interval"]) and len(found["interval"]) == 2))
         and isinstance(matrix, list)
         and all(map(numbers, matrix))
-        and len(names) == len(matrix) == len(found["session_means"])
+        and 0 < len(names) == len(matrix) == len(found["session_means"]) == len(found["env_steps"])
         and isinstance(found["greedy"], bool)
     )
 
 
 def evaluated_at(evaluation: dict[str, Any]) -> str:
-    """The env steps of the checkpoints of an evaluation of all sessions, each once: they may not be the latest now."""
-    return ", ".join(f"{env_steps:,}" for env_steps in dict.fromkeys(evaluation["env_steps"]))
+    """The env steps of the checkpoints of an evaluation of all sessions: they may not be the latest now."""
+    low, high = min(evaluation["env_steps"]), max(evaluation["env_steps"])
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def score_text(score: float) -> str:

@@ -67,12 +67,12 @@ def make_writers(config: Config, session_dir: Path, *, label: str, start_env_ste
     if config.log.jsonl:
         writers.append(lines := JsonLinesWriter(session_dir / "metrics.jsonl", start_env_steps))
         notes.append(lines.note)
-    if config.log.wandb:
-        wandb_writer = WandbWriter(config, session_dir)
-        notes.append(f"Weights & Biases: {wandb_writer.where}")
-        writers.append(wandb_writer)
     for note in filter(None, notes):
         terminal.message(note)
+    if config.log.wandb:
+        wandb_writer = WandbWriter(config, session_dir)
+        terminal.message(f"Weights & Biases: {wandb_writer.where}")
+        writers.append(wandb_writer)
     return writers
 
 
@@ -133,7 +133,8 @@ class CsvWriter(Writer):
                 for row in named
                 if float(row["env_steps"]) <= start_env_steps
             ]
-            self.note = _keep_whole(path, damaged)
+            unknown = [1] if set(header) - set(COLUMNS) else []
+            self.note = _keep_whole(path, [*unknown, *damaged])
         write_file(path, "".join([_csv_line(COLUMNS), *kept]))
         self._file = path.open("a", encoding="utf-8", newline="")
 

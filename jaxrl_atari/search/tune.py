@@ -23,6 +23,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
+from jaxrl_atari.run_dir.files import refusal
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.search.algorithm import ResumableAsha, TrialSampler
 from jaxrl_atari.search.files import Record, StopFile, ranked, read_records, trial_dir, value_text, write_record
@@ -152,7 +153,8 @@ def remove_checkpoints(search_dir: Path, search: SearchConfig) -> None:
     for record in records:
         if not record.is_open(search.retries) and record.number not in kept:
             for checkpoints in trial_dir(search_dir, record.number).glob("session_*/checkpoints"):
-                shutil.rmtree(checkpoints, ignore_errors=True)
+                if not refusal(checkpoints):  # what cannot be read now may be sound
+                    shutil.rmtree(checkpoints, ignore_errors=True)
 
 
 # --- Running ---------------------------------------------------------------------------------------------------------

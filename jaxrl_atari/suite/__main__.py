@@ -83,7 +83,9 @@ def parse(arguments: Sequence[str]) -> Command:
     config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.suite", description=__doc__)
     if wanted is not None:
         cli.report_changes(known.config, cli.parse(Config, rest, default=wanted), config)
-    require(not config.devices.distributed, "devices.distributed", True, "false in a suite", "leave it out")
+    require(
+        not config.devices.distributed, "devices.distributed", True, "false in a suite", "use --devices.no-distributed"
+    )
     for point in report_at:
         if not 0 < point <= config.total_env_steps:
             raise UserError(f"--report-at {point}: expected env steps from 1 to the budget, {config.total_env_steps}")
