@@ -32,7 +32,7 @@ from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
 
 def get_config():
     return Config(
-        env=EnvConfig(num_envs=4, num_groups=2, num_threads=1),
+        env=EnvConfig(game="Breakout", num_envs=4, num_groups=2, num_threads=1),
         ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=1),
     )
 """

@@ -307,6 +307,10 @@ def test_another_network_names_the_first_difference(session):
     target["train_state"].params["memory"] = jnp.zeros(2)
     with pytest.raises(UserError, match=r"params/memory is not there, expected float32\[2\]"):
         reader.restore(20, target)
+    target = small_arrays(0)
+    del target["train_state"].params["value"]
+    with pytest.raises(UserError, match=r"params/value/bias is float32\[1\], expected none"):
+        reader.restore(20, target)
 
 
 def edit_meta(session, step, **changes):
@@ -530,6 +534,9 @@ def test_changed_arrays_are_found_though_they_can_be_read(session):
     shutil.copytree(session / "checkpoints" / "10" / "arrays", session / "checkpoints" / "20" / "arrays")
     with pytest.raises(Damaged, match=r"checkpoints/20: damaged: its array \S+ differs from its checksum"):
         Checkpoints(session).restore(20, small_arrays(0))
+    shutil.copytree(session / "checkpoints" / "10", session / "checkpoints" / "30")
+    with pytest.raises(Damaged, match="checkpoints/30: damaged: its meta is that of env step 10"):
+        Checkpoints(session).read_meta(30)
 
 
 def test_the_newest_sound_checkpoint_is_restored_and_the_damaged_one_set_aside(session):

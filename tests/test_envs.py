@@ -355,13 +355,15 @@ def test_a_pool_can_be_a_part_of_a_larger_one(backend):
 
 @both
 def test_reset_starts_new_games_and_drops_a_step_in_flight(backend):
-    pool = make_pool(backend, "Breakout", 2, seed=0)
-    pool.reset()
-    pool.send(np.zeros(2, np.int64))
-    step = pool.reset()
-    assert step.first.all()
-    assert not pool.step(np.zeros(2, np.int64)).first.any()
+    pool, still, games = make_pool(backend, "Breakout", 8, seed=0), np.zeros(8, np.int64), []
+    for _ in range(2):
+        steps = [pool.reset(), *(pool.step(still) for _ in range(3))]
+        assert steps[0].first.all()
+        assert not steps[1].first.any()
+        games.append(np.stack([step.frame for step in steps]))
+        pool.send(still)  # in flight at the next reset
     pool.close()
+    assert (games[0] != games[1]).any()
 
 
 @both
@@ -544,3 +546,6 @@ def test_an_end_and_a_cut_off_together_are_an_end():
     pool._mark(RawStep(frame, no, no, no, np.array([1])))
     step = pool._mark(RawStep(frame, no, yes, yes, np.array([0])))
     assert (step.terminated[0], step.truncated[0]) == (True, False)
+    pool._mark(RawStep(frame, no, no, no, np.array([3])))
+    step = pool._mark(RawStep(frame, no, no, yes, np.array([2])))
+    assert (step.truncated[0], step.life_lost[0]) == (True, False)

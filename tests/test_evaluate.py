@@ -428,6 +428,8 @@ def test_every_step_draws_with_a_key_of_its_own():
     module.play(stand_in, ScriptedPool(), np.array([2, 1]), seed=0, greedy=True, on_step=lambda env, game: None)
     assert len(set(keys)) == len(keys) == 40
     assert all(options)
+    module.play(stand_in, ScriptedPool(), np.array([1, 0]), seed=1, greedy=True, on_step=lambda env, game: None)
+    assert len(set(keys)) == len(keys) > 40  # another seed, other keys
 
 
 def test_the_command_applies_its_options(run_dir, monkeypatch):

@@ -604,12 +604,19 @@ def test_packed_frames_give_the_same_rollouts(monkeypatch):
     assert EnvGroup(NoisePool(1, seed=0), LINEAR, 2, SimpleNamespace(platform="gpu"))._packs
 
 
-def test_devices_act_in_lockstep(monkeypatch):
-    calls = []
+def test_devices_act_in_lockstep_and_their_groups_take_turns(monkeypatch):
+    calls, clock = [], SimpleNamespace(now=1.0)
+    monkeypatch.setattr(rollout, "time", SimpleNamespace(time=lambda: clock.now, perf_counter=lambda: clock.now))
+
+    class Pool(NoisePool):
+        def recv(self):
+            clock.now += 10
+            return super().recv()
 
     class Group(EnvGroup):
         def choose(self, params):
             calls.append("choose")
+            clock.now += 1
             super().choose(params)
 
         def send(self):
@@ -617,10 +624,15 @@ def test_devices_act_in_lockstep(monkeypatch):
             super().send()
 
     on = jax.devices("cpu")[1:4]
-    shards = [[Group(NoisePool(2, seed=i), LINEAR, 2, device, 2 * i)] for i, device in enumerate(on)]
+    shards = [
+        [Group(Pool(2, seed=2 * i + j), LINEAR, 2, device, 4 * i + 2 * j) for j in range(2)]
+        for i, device in enumerate(on)
+    ]
     params = [jax.device_put(np.eye(4, dtype=np.float32), device) for device in on]
-    collect(shards, params, jax.random.key(0))
-    assert calls == [*["choose"] * 3, *["send"] * 3] * 2 + ["choose"] * 3
+    collected = collect(shards, params, jax.random.key(0))
+    assert calls == [*["choose"] * 3, *["send"] * 3] * 4 + ["choose"] * 6
+    # 12 times 10 s of waiting; of 18 choices of 1 s, 6 come before the emulators had all their first actions.
+    assert (collected.emulator_seconds, collected.policy_seconds) == (120, 12)
 
 
 def test_groups_follow_the_platform_that_acts(monkeypatch):
@@ -630,6 +642,13 @@ def test_groups_follow_the_platform_that_acts(monkeypatch):
     with pytest.raises(ConfigError, match="a multiple of 1 devices x 3 groups"):
         make_groups(Config(env=EnvConfig(num_envs=16)), Placement((learner,), (actor,), actor, ""), 0)
     assert asked == ["cpu"]
+    # The actor stores frames as the learner's network takes them.
+    monkeypatch.setattr(rollout, "network_platform", lambda device: device.platform)
+    monkeypatch.setattr(rollout, "make_pool", lambda *_, **__: NoisePool(2, seed=0))
+    monkeypatch.setattr(rollout, "EnvGroup", lambda pool, network, *_: network.layout)
+    placement = Placement((learner,), (actor,), actor, "")
+    learner.process_index = actor.process_index = 0
+    assert make_groups(Config(env=EnvConfig(num_envs=6)), placement, 0) == [[PLAIN] * 3]
 
 
 def small_config(folder, **fields):

@@ -83,7 +83,7 @@ def test_normalised_scores():
 
 
 def test_session_figures_skip_log_points_before_the_first_game_ends():
-    session = table([NAN, 10, 20, 30, 20], gpu_busy_percent=[NAN, 90, 80, 70, 80])
+    session = table([NAN, 10, 20, 30, 20], gpu_busy_percent=[NAN, 100, 80, 70, 70])
     figures = metrics.session_figures(session, GAME)
     # Strengths 0, 10, 20, 10 at env steps 200, 300, 400, 500 and optimiser steps 8, 12, 16, 20.
     assert figures["strength"] == 10

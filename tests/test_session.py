@@ -20,6 +20,7 @@ import pytest
 from jaxrl_atari import session, train
 from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.evaluate import during_training
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
@@ -278,20 +279,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     assert_equal(kept, good)
 
 
-def test_optimizer_steps_continue_where_an_update_has_other_minibatches(tmp_path):
-    session_dir = tmp_path / "session_0"
-    run_session(TINY, session_dir)
-    first = [(int(row["updates"]), int(row["optimizer_steps"])) for row in rows(session_dir)]
-    assert all(steps == 2 * updates for updates, steps in first)
-    other = dataclasses.replace(TINY, total_env_steps=288, ppo=dataclasses.replace(TINY.ppo, epochs=3))
-    run_session(other, session_dir, resume=True)
-    after = [(int(row["updates"]), int(row["optimizer_steps"])) for row in rows(session_dir)][len(first) :]
-    updates, steps = first[-1]
-    assert after
-    assert all(step == steps + 6 * (update - updates) for update, step in after)
-    assert latest(session_dir)[0]["train_state"].optimizer_steps == after[-1][1]
-
-
 def test_a_second_process_is_refused_and_disturbs_nothing(tmp_path):
     held = []
 
@@ -321,17 +308,27 @@ def test_the_last_checkpoint_is_on_disk_before_signals_count_again(tmp_path, mon
     assert not any("tmp" in name for name in there)
 
 
-def test_closing_an_evaluator_drops_what_it_plays(tmp_path):
+def test_closing_an_evaluator_drops_what_it_plays(tmp_path, monkeypatch):
+    asked, play = [], during_training.run_evaluation
+
+    def spy(policy, *options, cancelled):
+        asked.append(options)
+        return play(policy, *options, cancelled=cancelled)
+
+    monkeypatch.setattr(during_training, "run_evaluation", spy)
     config = dataclasses.replace(TINY, env=EnvConfig(game="Pong", num_envs=4, num_threads=1))  # thousands of steps
-    config = dataclasses.replace(config, evaluation=EvaluationConfig(every_env_steps=64, episodes=1, num_envs=1))
+    config = dataclasses.replace(
+        config, evaluation=EvaluationConfig(every_env_steps=64, episodes=16, num_envs=1, greedy=True)
+    )
     device = jax.devices("cpu")[0]
-    evaluator = Evaluator(config, 0, 6, device, tmp_path, 0, print)
+    evaluator = Evaluator(config, 3, 6, device, tmp_path, 0, print)
     evaluator.start(first_arrays(config, 6, 0, device)["train_state"].params, 64)
     time.sleep(1.0)
     assert evaluator.busy
     start = time.monotonic()
     evaluator.close()
     assert time.monotonic() - start < 10
+    assert asked == [(16, 3, True, 1)]  # episodes, seed, greedy, environments
     assert (tmp_path / "evaluations.csv").read_text().split() == ["env_steps,episodes,mean,std"]
 
 
@@ -441,7 +438,7 @@ def steady_session(config, session_dir, monkeypatch, writers=(), games=None, res
         The session, and a list that receives (env_steps, meta) of each checkpoint.
     """
     saved, numbers, games = [], itertools.count(1), iter(games or itertools.repeat([]))
-    monkeypatch.setattr(session, "collect", lambda *_: Collected([], 300, next(games), 0.0))
+    monkeypatch.setattr(session, "collect", lambda *_: Collected([], 300, next(games), 0.0, 1.0, 2.0))
     monkeypatch.setattr(Learner, "update", lambda *_: {"policy_loss": float(next(numbers))})
     monkeypatch.setattr(
         CheckpointWriter, "save", lambda self, env_steps, arrays, meta, score: saved.append((env_steps, meta))
@@ -460,6 +457,10 @@ def test_log_points_checkpoints_and_evaluations_come_at_their_intervals(tmp_path
     with steady_session(config, tmp_path / "session_0", monkeypatch, [lines]) as (run, saved):
         start = lambda params, env_steps: evaluated.append(env_steps)  # noqa: E731
         run.evaluator = SimpleNamespace(busy=False, poll=lambda: None, settle=lambda stop_requested: None, start=start)
+        keys, settled, act, learn = [], [], session.collect, Learner.update
+        monkeypatch.setattr(session, "collect", lambda *given: keys.append(given[2]) or act(*given))
+        monkeypatch.setattr(Learner, "update", lambda *given: keys.append(given[3]) or learn(*given))
+        monkeypatch.setattr(Learner, "settle", lambda self: settled.append(run.progress.env_steps))
         list(itertools.islice(session.train(run), 7))
         run.finish()
     assert [row["env_steps"] for row in lines.rows] == [600, 1200, 1800, 2100]
@@ -469,6 +470,9 @@ def test_log_points_checkpoints_and_evaluations_come_at_their_intervals(tmp_path
     counts = np.diff([row["updates"] for row in lines.rows])
     assert counts.tolist() == [2, 2, 1]
     assert [row["policy_loss"] for row in lines.rows] == [1.0, 2.5, 4.5, 6.5]
+    assert lines.rows[-1]["policy_percent"] == pytest.approx(2 * lines.rows[-1]["emulators_percent"])
+    assert len({tuple(jax.random.key_data(key).tolist()) for key in keys}) == 14  # two for each update
+    assert 1500 in settled  # an evaluation without a checkpoint waits for the update, too
 
 
 def test_an_evaluation_that_is_due_waits_for_the_one_that_is_running(tmp_path, monkeypatch):
@@ -512,19 +516,29 @@ def test_where_the_time_since_the_log_point_before_went(tmp_path, monkeypatch):
     np.testing.assert_allclose(shares[1:], [[30, 30, 40], [10, 80, 10]])
 
 
-def test_the_best_score_and_the_hours_go_on_with_a_resumed_session(tmp_path, monkeypatch):
-    config = dataclasses.replace(TINY, log=dataclasses.replace(TINY.log, checkpoint_every_env_steps=300))
+def test_a_resumed_session_continues_what_it_counted(tmp_path, monkeypatch):
+    """Best score, hours, gradient steps (now 6 an update), intervals, evaluations."""
+    config = dataclasses.replace(
+        TINY, ppo=dataclasses.replace(TINY.ppo, epochs=3), evaluation=EvaluationConfig(every_env_steps=10**6),
+        log=LogConfig(every_env_steps=500, checkpoint_every_env_steps=500, graphs=False),
+    )  # fmt: skip
     meta = {
         "config": TINY.to_dict(), "env_steps": 600, "updates": 2, "statistics": EpisodeStatistics().to_dict(),
         "best_score": 7.0, "wall_seconds": 100.0,
     }  # fmt: skip
     arrays = first_arrays(config, 4, 0, jax.devices("cpu")[0])
+    arrays["train_state"] = arrays["train_state"].replace(optimizer_steps=jax.numpy.int32(50))
     monkeypatch.setattr(session, "_restore", lambda *_: ((arrays, meta), []))
-    games = [[(5.0, 1)], [(13.0, 1)], [(0.0, 1)]]  # mean returns 5, 9, 6
-    with steady_session(config, tmp_path / "session_0", monkeypatch, games=games, resume=True) as (run, saved):
-        list(itertools.islice(session.train(run), 3))
+    session_dir, lines = tmp_path / "session_0", Lines()
+    session_dir.mkdir()
+    (session_dir / "evaluations.csv").write_text("env_steps,episodes,mean,std\n300,2,1.5,0.5\n900,2,2.5,0.5\n")
+    games = [[(5.0, 1)], [(5.0, 1)], [(17.0, 1)], [(1.0, 1)], [(0.0, 1)]]  # means 5, 5, 9, 7, 5.6
+    with steady_session(config, session_dir, monkeypatch, [lines], games, resume=True) as (run, saved):
+        list(itertools.islice(session.train(run), 5))
     assert [meta["best_score"] for _, meta in saved] == [7.0, 9.0, 9.0]
-    assert [meta["env_steps"] for _, meta in saved] == [900, 1200, 1500]
+    assert [meta["env_steps"] for _, meta in saved] == [1200, 1500, 2100]
+    assert [(row["env_steps"], row["optimizer_steps"]) for row in lines.rows] == [(1200, 62), (1500, 68), (2100, 80)]
+    assert (session_dir / "evaluations.csv").read_text().split() == ["env_steps,episodes,mean,std", "300,2,1.5,0.5"]
     assert 100.0 <= saved[0][1]["wall_seconds"] < 160.0
 
 
@@ -541,10 +555,18 @@ def test_a_checkpoint_waits_for_the_update_under_way(tmp_path, monkeypatch):
     assert not saved
 
 
-def test_session_i_has_the_seed_of_the_trial_plus_i(tmp_path):
-    config = dataclasses.replace(TINY, total_env_steps=32, seed=5)
-    run_session(config, tmp_path / "session_2", 2)
-    assert latest(tmp_path / "session_2")[1]["seed"] == 7
+def test_session_i_has_the_seed_of_the_trial_plus_i(tmp_path, monkeypatch):
+    """In everything that is random: parameters, keys, games."""
+    make_groups, games, found = session.make_groups, [], []
+    monkeypatch.setattr(session, "make_groups", lambda *given: games.append(given[2]) or make_groups(*given))
+    for seed, number in ((5, 2), (7, 0), (5, 0)):
+        folder = tmp_path / str(seed) / f"session_{number}"
+        with prepare(dataclasses.replace(TINY, seed=seed), folder, number, quiet=True) as run:
+            assert run._meta()["seed"] == seed + number
+            found.append((run.learner.state.params, jax.tree.map(jax.random.key_data, run.keys(0))))
+    jax.tree.map(np.testing.assert_array_equal, found[0], found[1])
+    assert games[0] == games[1] != games[2]
+    assert not np.array_equal(*(params["dense"]["kernel"] for params, _ in found[1:]))
 
 
 def test_evaluations_run_where_they_are_placed_and_report_their_env_step(tmp_path, monkeypatch):

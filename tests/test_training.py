@@ -45,6 +45,21 @@ def small(num_groups=1, overlap="none", **devices):
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _weights_that_differ():
+    """Environments 0 to 3 have weight in every other step only: devices differ in it, as where a game ends."""
+    receive = rollout.EnvGroup.receive
+
+    def with_gaps(group, t):
+        games = receive(group, t)
+        group._outcome.weight[t, group._first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
+        return games
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollout.EnvGroup, "receive", with_gaps)
+        yield
+
+
 @pytest.fixture
 def open_run(tmp_path_factory):
     """Prepares sessions, each in a folder of its own, and closes them at the end."""
@@ -290,6 +305,12 @@ def test_the_checker_sees_arrays_on_the_host():
         check_placement("learning", {"x": np.zeros(2)}, [jax.devices("cpu")[0]])
 
 
+def test_the_checker_sees_an_array_on_one_of_two_devices():
+    here, there = jax.devices("cpu")[:2]
+    with pytest.raises(PlacementError, match=f"x is on {here}; expected on {here}, {there}"):
+        check_placement("learning", {"x": jax.device_put(0.0, here)}, [here, there])
+
+
 def test_the_steady_loop_makes_no_implicit_transfers(open_run, monkeypatch):
     """`devices.check` guards it; a transfer planted in the loop is refused."""
     run = iterate(open_run(), 3)  # the guard is on from the second iteration
@@ -340,7 +361,10 @@ def test_the_config_reaches_the_update_and_the_games(open_run, monkeypatch, tmp_
         return make_pool(*arguments, **options)
 
     monkeypatch.setattr(rollout, "make_pool", spy)
+    monkeypatch.setattr(session, "collect", lambda *_: rollout.Collected([], 64, [], 0.0))  # nothing is compiled
+    monkeypatch.setattr("jaxrl_atari.learner.Learner.update", lambda *_: {"loss": 0.0})
     with prepare(config, tmp_path / "session_0", quiet=True) as run:
+        assert run.groups[0][0]._rules == config.env.rules != PROTOCOLS["v5"]
         next(train(run))
         run.finish()
     (arguments, options) = asked[0]

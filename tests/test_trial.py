@@ -31,7 +31,7 @@ def get_config():
         name="small", sessions={sessions}, total_env_steps={steps}, output_dir={output!r},
         env=EnvConfig(num_envs=2, num_threads=1),
         ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=1),
-        log=LogConfig(every_env_steps=16, checkpoint_every_env_steps=64, tensorboard=False),
+        log=LogConfig(every_env_steps=16, checkpoint_every_env_steps=64, graphs=False, tensorboard=False),
     )
 """
 
