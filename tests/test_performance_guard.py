@@ -75,8 +75,10 @@ def test_nothing_is_compiled_or_traced_after_two_iterations(overlap, open_run):
         iterate(run, 2)
         assert compilations.count[Compilations.COMPILE] > 0  # the counter does see them
         compilations.count.clear()
+        before = jax.tree.leaves(run.learner._state.params)
         iterate(run, 3)
         assert not compilations.count
+        assert all(x.is_deleted() for x in before)  # an update reuses the memory of the state
 
 
 # --- Transfers -------------------------------------------------------------------------------------------------------
