@@ -14,7 +14,7 @@ from jaxrl_atari.cli import call_config_file
 from jaxrl_atari.cli.checks import Limits, check_fields
 from jaxrl_atari.cli.errors import require
 from jaxrl_atari.cli.values import one_word, parse_count, parse_gpu, parse_switch
-from jaxrl_atari.envs.games import parse_game, tuned_gae_lambda
+from jaxrl_atari.envs.games import GAMES, parse_game
 from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP, PROTOCOLS, Rules, protocol_text
 
 GpuOption = bool | int | Literal["auto"]
@@ -343,7 +343,7 @@ class Config:
     def gae_lambda(self) -> float:
         """The lambda in force: the one chosen, else the one tuned for the game."""
         chosen = self.ppo.gae_lambda
-        return tuned_gae_lambda(self.env.game_name) if chosen is None else chosen
+        return GAMES[self.env.game_name].gae_lambda if chosen is None else chosen
 
     def is_spent(self, env_steps: int) -> bool:
         """True once another rollout would end farther from the budget than `env_steps` is."""

@@ -78,11 +78,8 @@ def pick_device(gpu: GpuOption, here: bool = False) -> Choice:
             )  # fmt: skip
         raise gpus.no_such_gpu(gpu, [d.device_kind for d in devices.values()], problem)
     reason = "devices.gpu = auto, and there is a GPU" if gpu == "auto" else f"devices.gpu = {str(gpu).lower()}"
-    return Choice(devices[index], reason + _if_simulated())
-
-
-def _if_simulated() -> str:
-    return "" if gpus.simulated_count() is None else ", simulated by a CPU device"
+    simulated = "" if gpus.simulated_count() is None else ", simulated by a CPU device"
+    return Choice(devices[index], reason + simulated)
 
 
 def place(config: DevicesConfig) -> Placement:

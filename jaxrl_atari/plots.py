@@ -26,7 +26,7 @@ from jaxrl_atari.run_dir.columns import COLUMNS
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.drawing import COLOURS, GREY, LINE_STYLES, env_step_axes, new_figure, save_figure
 from jaxrl_atari.run_dir.metrics import Table, aggregate_trial, align_sessions, moving_average
-from jaxrl_atari.run_dir.reading import read_metrics, read_sessions, session_dirs
+from jaxrl_atari.run_dir.reading import read_sessions, session_dirs
 from jaxrl_atari.run_dir.statistics import probability_of_improvement
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, estimate_text, is_suite, scores_at, suite_runs
 from jaxrl_atari.run_dir.summary import score_text
@@ -106,18 +106,6 @@ def _draw_reference_lines(axes: Axes, game: Game) -> None:
             color=GREY,
             fontsize="small",
         )
-
-
-def plot_session(session_dir: str | Path) -> list[Path]:
-    """Draws a session's returns and learning metrics against env steps; returns the files.
-
-    The files are graphs/session.png and .svg in `session_dir`. Names and scores come from the run's config.json.
-
-    Raises:
-        UserError: the session or its run's config cannot be read, or the graphs cannot be written.
-    """
-    path = Path(session_dir).absolute()
-    return _plot_session(_Run(path.parent, read_config(path.parent), {path: read_metrics(path)}), path)
 
 
 def _plot_session(run: _Run, session_dir: Path) -> list[Path]:

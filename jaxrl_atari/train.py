@@ -8,7 +8,6 @@
 Every field of the config is an option; --help after --config shows them with the config's values.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import is_run
 
 
-def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
+def parse(arguments: Sequence[str] | None) -> tuple[Config, Path | None]:
     """Command line -> config, and the run directory; None for a new one.
 
     Raises:
@@ -55,7 +54,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, Path | None]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    config, run_dir = parse(sys.argv[1:] if arguments is None else arguments)
+    config, run_dir = parse(arguments)
     for line in runtime.configure():
         cli.say(line)
     from jaxrl_atari.trial.trial import run_training  # after the settings, which must come before JAX starts

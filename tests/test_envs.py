@@ -17,7 +17,7 @@ from fake_pools import NoisePool
 
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.envs import env_seeds, make_pool
-from jaxrl_atari.envs.pool import BasePool, EnvStep, Episode, EpisodeCounter, RawStep
+from jaxrl_atari.envs.pool import EnvPool, EnvStep, Episode, EpisodeCounter, RawStep
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 
 needs_envpool = pytest.mark.skipif(
@@ -213,7 +213,7 @@ def test_life_marks_equal_an_independent_count_of_lives(backend):
 
 def test_zero_lives_in_a_running_game_is_not_a_lost_life():
     """The death scene of the last life, written by hand: six random games did not contain it."""
-    pool = BasePool(1, num_actions=1)
+    pool = EnvPool(1, num_actions=1)
     lives = [2, 1, 0, 0]
     game_over = [False, False, False, True]
     frame, no = np.zeros((1, 84, 84), np.uint8), np.array([False])
@@ -541,7 +541,7 @@ def test_screens_that_are_not_210_lines_high(backend):
 
 def test_an_end_and_a_cut_off_together_are_an_end():
     """Tested without envpool, which reports both, because it may not be installed."""
-    pool = BasePool(1, num_actions=1)
+    pool = EnvPool(1, num_actions=1)
     frame, no, yes = np.zeros((1, 84, 84), np.uint8), np.array([False]), np.array([True])
     pool._mark(RawStep(frame, no, no, no, np.array([1])))
     step = pool._mark(RawStep(frame, no, yes, yes, np.array([0])))

@@ -4,7 +4,7 @@ import pytest
 
 from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.envs.ale import rom_ids
-from jaxrl_atari.envs.games import DEFAULT_GAE_LAMBDA, GAMES, comparable, parse_game, tuned_gae_lambda
+from jaxrl_atari.envs.games import DEFAULT_GAE_LAMBDA, GAMES, comparable, parse_game
 
 
 def test_every_game_of_the_emulator_has_a_row():
@@ -29,8 +29,8 @@ def test_the_default_lambda_is_the_most_frequent_tuned_one():
     tuned = Counter(game.gae_lambda for game in GAMES.values() if game.reference_score is not None)
     assert tuned.most_common(1)[0][0] == DEFAULT_GAE_LAMBDA
     assert set(tuned) == {0.95, 0.85, 0.7}
-    assert tuned_gae_lambda("Kaboom") == DEFAULT_GAE_LAMBDA
-    assert tuned_gae_lambda("Breakout") == 0.7
+    assert GAMES["Kaboom"].gae_lambda == DEFAULT_GAE_LAMBDA
+    assert GAMES["Breakout"].gae_lambda == 0.7
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,12 @@ def qbert(tmp_path_factory):
     return write_run(run_dir, tables, name="qbert", total_env_steps=10_000_000)
 
 
+def plot_session(session_dir):
+    return plots._plot_session(plots._read_run(session_dir.parent), session_dir)
+
+
 def test_a_session_graph_shows_every_panel_with_its_unit(qbert):
-    png, svg = checked(plots.plot_session(qbert / "session_1"), "session", qbert / "session_1" / "graphs")
+    png, svg = checked(plot_session(qbert / "session_1"), "session", qbert / "session_1" / "graphs")
     shown = texts(svg)
     for text in (
         "qbert: Qbert, protocol v5, session 1",
@@ -137,7 +141,7 @@ def test_more_trials_than_colours_differ_in_line_style(tmp_path):
 )
 def test_the_first_log_points_can_be_drawn(tmp_path, returns, game):
     run_dir = write_run(tmp_path / "run", [table(returns), table(returns)], game=game)
-    plots.plot_session(run_dir / "session_0")
+    plot_session(run_dir / "session_0")
     shown = texts(plots.plot_trial(run_dir)[1])
     assert ("no finished game yet" in shown) == bool(np.isnan(returns[-1]))
 
@@ -242,14 +246,14 @@ def test_the_functions_raise_the_errors_that_the_command_prints(tmp_path):
     with pytest.raises(UserError, match="not a run directory"):
         plots.plot_trial(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"it has no config\.json"):
-        plots.plot_session(tmp_path)
+        plot_session(tmp_path)
 
 
 def test_without_a_gpu_no_panel_is_empty(tmp_path):
     columns = learning_table(GAMES["Pong"], 0, count=20, gpu=False)
     columns["gpu_busy_percent"] = np.full(20, NAN)  # the monitor writes NaN
     run_dir = write_run(tmp_path / "run", [columns], game="Pong")
-    shown = texts(plots.plot_session(run_dir / "session_0")[1])
+    shown = texts(plot_session(run_dir / "session_0")[1])
     assert "GPU busy" not in shown
     assert "learning rate" in shown
 
@@ -285,7 +289,7 @@ def test_a_session_graph_draws_log_points_and_their_moving_average(tmp_path, mon
     noise = np.random.default_rng(0).normal(size=50)
     session = table(np.arange(50.0), policy_loss=noise, learning_rate=noise)
     run_dir = write_run(tmp_path / "run", [session])
-    first, *small = drawn(monkeypatch, plots.plot_session, run_dir / "session_0").axes
+    first, *small = drawn(monkeypatch, plot_session, run_dir / "session_0").axes
     assert lines(first)[plots.RETURN_MEAN] == session["return_mean"].tolist()
     assert lines(first)[plots.RETURN_MA] == session["return_ma"].tolist()
     panels = {axes.get_title(): [line.get_ydata(orig=False) for line in axes.lines] for axes in small}

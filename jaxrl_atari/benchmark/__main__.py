@@ -15,7 +15,6 @@ machine: whatever else computes is measured too.
 import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...], Config]:
+def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[str, ...], Config]:
     """Command line -> the benchmark's own options, the config's options, and the config with them.
 
     Raises:
@@ -204,7 +203,7 @@ def _print_report(result: dict[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    options, overrides, config = parse(sys.argv[1:] if arguments is None else arguments)
+    options, overrides, config = parse(arguments)
     for usage, text in (("--scale", options.scale), ("--compare", options.compare)):
         if text and text not in NAMED_COMPARISONS:
             field, values = parse_range(text, usage)

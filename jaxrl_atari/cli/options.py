@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; --help shows all options")
 
 
-def parse(options: type[Options], arguments: Sequence[str], **settings: Any) -> Options:
+def parse(options: type[Options], arguments: Sequence[str] | None, **settings: Any) -> Options:
     """`tyro.cli` that raises errors instead of drawing them.
 
     Args:

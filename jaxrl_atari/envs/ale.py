@@ -8,7 +8,7 @@ from ale_py import roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
-from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, BasePool, PoolSpec, RawStep
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, PoolSpec, RawStep
 
 SCREEN_SHAPE = (210, 160, 3)
 MULTIPLAYER_ONLY = {"combat", "joust", "maze_craze", "warlords"}
@@ -28,7 +28,7 @@ def rom_path(rom_id: str) -> Path:
     return path
 
 
-class AlePool(BasePool):
+class AlePool(EnvPool):
     """A pool on ale-py's `AtariVectorEnv`, which returns new arrays at every step: nothing needs to be copied."""
 
     def __init__(self, spec: PoolSpec):

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.envs.ale import rom_path
-from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, BasePool, PoolSpec, RawStep
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, PoolSpec, RawStep
 from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP
 
 
@@ -38,7 +38,7 @@ def _import_envpool() -> Any:
         del sys.modules["envpool.entry"]
 
 
-class EnvpoolPool(BasePool):
+class EnvpoolPool(EnvPool):
     """A pool on envpool, which also returns new arrays at every step: nothing needs to be copied."""
 
     def __init__(self, spec: PoolSpec):

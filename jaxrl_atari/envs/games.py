@@ -119,8 +119,3 @@ def comparable(name: str, protocol: str) -> Game:
     if protocol == REFERENCE_PROTOCOL:
         return game
     return replace(game, reference_score=None, tutorial_score=None, random_mean=None, dqn_random=None, human=None)
-
-
-def tuned_gae_lambda(name: str) -> float:
-    """The lambda tuned for a game, else `DEFAULT_GAE_LAMBDA`; `name` as `parse_game` returns it."""
-    return GAMES[name].gae_lambda

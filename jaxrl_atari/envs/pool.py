@@ -3,7 +3,7 @@
 No emulator is imported in this file; the back ends are `ale.py` and `envpool.py`.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,19 +22,6 @@ class EnvStep(NamedTuple):
     truncated: np.ndarray  # bool [n], the game was cut off at `max_frames`; never together with `terminated`
     life_lost: np.ndarray  # bool [n], a life was lost and the game continues
     first: np.ndarray  # bool [n], an auto-reset step: `frame` starts a new game, and the action was ignored
-
-
-class EnvPool(Protocol):
-    """`num_envs` copies of one game. The step after the end of a game starts a new one."""
-
-    num_envs: int
-    num_actions: int
-
-    def reset(self) -> EnvStep: ...
-    def send(self, actions: np.ndarray) -> None: ...
-    def recv(self) -> EnvStep: ...
-    def step(self, actions: np.ndarray) -> EnvStep: ...
-    def close(self) -> None: ...
 
 
 class Episode(NamedTuple):
@@ -74,7 +61,7 @@ class PoolSpec(NamedTuple):
 
 
 class RawStep(NamedTuple):
-    """The part of a step on which the back ends agree; `BasePool` derives the rest of `EnvStep` from it."""
+    """The part of a step on which the back ends agree; `EnvPool` derives the rest of `EnvStep` from it."""
 
     frame: np.ndarray  # uint8 [n, 84, 84]
     reward: np.ndarray  # [n], raw
@@ -83,8 +70,11 @@ class RawStep(NamedTuple):
     lives: np.ndarray  # int [n]
 
 
-class BasePool:
-    """Common code of the back ends: argument checks, and the marks `life_lost` and `first`."""
+class EnvPool:
+    """`num_envs` copies of one game. The step after the end of a game starts a new one.
+
+    A back end provides `_reset`, `_send`, `_recv` and `_free`.
+    """
 
     def __init__(self, num_envs: int, num_actions: int):
         self.num_envs = num_envs

@@ -11,7 +11,6 @@ From Python: `load_policy` and `run_evaluation` of `jaxrl_atari`.
 
 import dataclasses
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -83,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = cli.parse(
         Options,
-        sys.argv[1:] if arguments is None else arguments,
+        arguments,
         prog="python -m jaxrl_atari.evaluate",
         config=(tyro.conf.FlagCreatePairsOff,),
     )

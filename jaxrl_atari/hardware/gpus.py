@@ -26,7 +26,6 @@ from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError, NoDriver
 SIMULATED = "JAXRL_ATARI_SIMULATED_GPUS"
 forbidden_because = ""  # set by `jax_gpus.forbid_gpu`
 BFLOAT16_CAPABILITY = (8, 0)  # Ampere
-INSTALL = "pip install 'jaxrl_atari[cuda12]'"
 
 
 class Gpu(NamedTuple):
@@ -54,7 +53,8 @@ def visible() -> Visible:
         return Visible((), forbidden_because or f"JAX may use only the platform {platforms} (JAX_PLATFORMS)")
     found = driver_gpus(names)
     if found.gpus and not _has_plugin():
-        return Visible((), f"the driver shows {len(found.gpus)}, but JAX's CUDA plugin is not installed; {INSTALL}")
+        problem = f"the driver shows {len(found.gpus)}, but JAX's CUDA plugin is not installed"
+        return Visible((), f"{problem}; pip install 'jaxrl_atari[cuda12]'")
     return found
 
 

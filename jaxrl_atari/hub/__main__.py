@@ -9,10 +9,8 @@ run directory of it, for `evaluate` and `plots`. HF_TOKEN and HF_ENDPOINT are re
 """
 
 import contextlib
-import json
 import re
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,6 +23,7 @@ from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.hardware.jax_gpus import forbid_gpu
 from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.run_dir.config_file import read_config
+from jaxrl_atari.run_dir.files import read_json
 from jaxrl_atari.run_dir.reading import session_dirs
 from jaxrl_atari.run_dir.summary import newest_evaluation, write_trial_summary
 
@@ -66,7 +65,7 @@ def collect(run_dir: str | Path, repo_id: str, checkpoint: Literal["best", "late
     videos = sorted(best_session.glob("video_*.mp4"), key=lambda path: path.stat().st_mtime)
     if videos:
         files["replay.mp4"] = videos[-1]  # the Hub shows a video of this name
-    description = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+    description = read_json(run_dir / "config.json")
     card = model_card(
         repo_id, config, summary, description, files, best_session.name, step, checkpoint == "best",
         newest_evaluation(run_dir),
@@ -173,15 +172,6 @@ def push(
     return str(url)
 
 
-def _check_listing(api: Any, repo_id: str) -> str:
-    """The commit to download. Raises `UserError` if its listing has an unsafe path or is beyond the limits."""
-    revision = api.model_info(repo_id).sha
-    entries = api.list_repo_tree(repo_id, recursive=True, revision=revision)
-    sizes = {entry.path: entry.size for entry in entries if hasattr(entry, "size")}
-    _check_sizes(repo_id, sizes)
-    return revision
-
-
 def _check_sizes(repo_id: str, sizes: Mapping[str, int]) -> None:
     """Raises `UserError` unless these files may be downloaded: name in the repository -> bytes."""
     for name, size in sizes.items():
@@ -229,8 +219,11 @@ def pull(repo_id: str, directory: str | Path | None = None, endpoint: str | None
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(f"{directory}: exists already; choose another directory, or remove it")
     library = _library()
-    with _errors_in_one_line(repo_id, library.HfApi(endpoint=endpoint).endpoint):
-        revision = _check_listing(library.HfApi(endpoint=endpoint), repo_id)
+    api = library.HfApi(endpoint=endpoint)
+    with _errors_in_one_line(repo_id, api.endpoint):
+        revision = api.model_info(repo_id).sha
+        entries = api.list_repo_tree(repo_id, recursive=True, revision=revision)
+        _check_sizes(repo_id, {entry.path: entry.size for entry in entries if hasattr(entry, "size")})
         # The library's cache resumes an interrupted download and checks that it is complete.
         snapshot = Path(library.snapshot_download(repo_id, revision=revision, endpoint=endpoint))
     files = _checked_files(repo_id, snapshot)
@@ -286,4 +279,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(lambda: main(sys.argv[1:]))
+    cli.run(main)

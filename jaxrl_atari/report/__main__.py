@@ -5,7 +5,6 @@
 The report of a suite or a search links those of its runs, which are written too.
 """
 
-import sys
 from collections.abc import Sequence
 
 from jaxrl_atari import cli
@@ -16,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = cli.Parser(prog="python -m jaxrl_atari.report", description="Writes report.html into each directory.")
     parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run, a suite or a search")
-    options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(arguments)
     for run_dir in options.run_dirs:
         cli.say(str(write_report(run_dir)))
 

@@ -115,8 +115,8 @@ def draw(
     return Chart(
         title=title,
         shapes=[shape for shape in shapes if shape.d],
-        x_ticks=[(float(across(t)) / 10, along(t)) for t in _ticks(left, right, 5)],
-        y_ticks=[(float(down(t)) / 10, plain(t)) for t in _ticks(low, high, 5)],
+        x_ticks=[(float(across(t)) / 10, along(t)) for t in _ticks(left, right)],
+        y_ticks=[(float(down(t)) / 10, plain(t)) for t in _ticks(low, high)],
         rules=[(float(down(height)) / 10, text) for height, text in near],
         x_label=x_label,
     )
@@ -137,9 +137,9 @@ def _path(pieces: Sequence[Sequence[tuple[float, float]]]) -> str:
     return "".join("M" + "L".join(f"{a:.0f} {b:.0f}" for a, b in piece) for piece in pieces)
 
 
-def _ticks(low: float, high: float, count: int) -> list[float]:
+def _ticks(low: float, high: float) -> list[float]:
     """Round numbers from low to high."""
-    values = MaxNLocator(count, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    values = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
     slack = 1e-9 * (high - low)
     return [float(value) + 0.0 for value in values if low - slack <= value <= high + slack]
 

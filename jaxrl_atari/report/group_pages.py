@@ -20,14 +20,12 @@ from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.report.chart import Series, draw
 from jaxrl_atari.report.run_page import interval_text, options, software, text_or_dash
 from jaxrl_atari.run_dir import statistics
-from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict
+from jaxrl_atari.run_dir.config_file import SEARCH_FILE, SUITE_FILE, config_from_dict
 from jaxrl_atari.run_dir.files import read_json
 from jaxrl_atari.run_dir.metrics import align_sessions
 from jaxrl_atari.run_dir.reading import read_sessions
-from jaxrl_atari.run_dir.suite_statistics import describe_suite, read_suite, suite_runs
+from jaxrl_atari.run_dir.suite_statistics import describe_suite, estimate_text, read_suite, suite_runs
 from jaxrl_atari.run_dir.summary import number_text, trial_summary
-
-SEARCH_FILE, TRIALS_FILE = "search.json", "trials.csv"
 
 
 def link(name: str, written: set[str]) -> str | None:
@@ -120,11 +118,7 @@ def _aggregates(described: Mapping[str, Any]) -> list[list[str]]:
         return []
     rows = [["over the complete games", "games", *(title for title, _ in statistics.FIGURES.values())]]
     for kind, found in described.items():
-        cells = []
-        for figure in statistics.FIGURES:
-            interval = found[f"{figure}_interval"]
-            bounds = "-" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
-            cells.append(f"{found[figure]:.3f} ({bounds})")
+        cells = [estimate_text(found[figure], found[f"{figure}_interval"]) for figure in statistics.FIGURES]
         rows.append([kind, str(found["games"]), *cells])
     return rows
 
@@ -150,11 +144,6 @@ def _suite_charts(described: Mapping[str, Any]) -> list[Any]:
 # Searches
 
 
-def is_search(directory: Path) -> bool:
-    """Whether a directory is that of a search."""
-    return (directory / SEARCH_FILE).is_file()
-
-
 def describe_search(search_dir: Path, written: set[str]) -> dict[str, Any]:
     """The content of a search's page, its trials in the order of trials.csv: best first.
 
@@ -165,7 +154,7 @@ def describe_search(search_dir: Path, written: set[str]) -> dict[str, Any]:
         UserError: search.json or trials.csv cannot be used.
     """
     values, config = _read_group(search_dir / SEARCH_FILE)
-    header, rows = _read_trials(search_dir / TRIALS_FILE)
+    header, rows = _read_trials(search_dir / "trials.csv")
     fields = header[1 : header.index("score")]
     trials = [
         {

@@ -11,8 +11,9 @@ from typing import Any
 
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.report.group_pages import describe_search, describe_suite_page, is_search
+from jaxrl_atari.report.group_pages import describe_search, describe_suite_page
 from jaxrl_atari.report.run_page import describe_run
+from jaxrl_atari.run_dir.config_file import is_search
 from jaxrl_atari.run_dir.files import write_file
 from jaxrl_atari.run_dir.suite_statistics import is_suite, suite_runs
 

@@ -14,8 +14,12 @@ from jaxrl_atari.run_dir.reading import session_dirs
 
 _log = logging.getLogger(__name__)
 
-CONFIG_FILE = "config.json"
-SUITE_FILE = "suite.json"
+CONFIG_FILE, SUITE_FILE, SEARCH_FILE = "config.json", "suite.json", "search.json"
+
+
+def is_search(directory: str | Path) -> bool:
+    """Whether a directory is that of a search."""
+    return (Path(directory) / SEARCH_FILE).is_file()
 
 
 def read_config(run_dir: str | Path) -> Config:

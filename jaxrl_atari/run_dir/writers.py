@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.run_dir.columns import COLUMNS
-from jaxrl_atari.run_dir.config_file import SUITE_FILE
+from jaxrl_atari.run_dir.config_file import SEARCH_FILE, SUITE_FILE
 from jaxrl_atari.run_dir.files import unused, write_file
 from jaxrl_atari.run_dir.reading import damaged_lines, parse_metrics
 from jaxrl_atari.run_dir.terminal import ProgressWriter
@@ -109,6 +109,16 @@ def _csv_line(values: Iterable[Any]) -> str:
     return text.getvalue()
 
 
+class _FileWriter(Writer):
+    """A writer whose `write` flushes its file."""
+
+    _file: Any
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # `write` has raised what a full disk says
+            self._file.close()
+
+
 def _keep_whole(path: Path, damaged: Sequence[int]) -> str:
     """Copies a file with damaged lines, before they are dropped, to NAME_damaged; returns a line about it."""
     if not damaged:
@@ -117,7 +127,7 @@ def _keep_whole(path: Path, damaged: Sequence[int]) -> str:
     return f"{path.name}: {damaged_lines(damaged)}; the file as it was is now {whole.name}"
 
 
-class CsvWriter(Writer):
+class CsvWriter(_FileWriter):
     """metrics.csv: a header, and a row for each log point, flushed at once. An unknown value is an empty cell.
 
     A resumed session keeps the sound rows; a file with damaged ones is kept beside it, and `note` is a line about it.
@@ -142,12 +152,8 @@ class CsvWriter(Writer):
         self._file.write(_csv_line(cells(row).values()))
         self._file.flush()
 
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # `write` has flushed, and has raised what a full disk says
-            self._file.close()
 
-
-class JsonLinesWriter(Writer):
+class JsonLinesWriter(_FileWriter):
     """metrics.jsonl: a JSON object for each log point, flushed at once. An unknown value is null.
 
     A resumed session treats damaged lines as `CsvWriter` does.
@@ -169,10 +175,6 @@ class JsonLinesWriter(Writer):
         self._file.write(json.dumps(cells(row)) + "\n")
         self._file.flush()
 
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # `write` has flushed, and has raised what a full disk says
-            self._file.close()
-
 
 def _stamp(path: Path) -> int:
     """The time in the name of an event file of this package in nanoseconds; 0 for another file."""
@@ -180,7 +182,7 @@ def _stamp(path: Path) -> int:
     return int(match[1] + match[2]) if match else 0
 
 
-class TensorBoardWriter(Writer):
+class TensorBoardWriter(_FileWriter):
     """A TensorBoard event file; a resumed session starts a new one.
 
     This uses TensorBoard's record format and messages only: its `EventFileWriter` imports TensorFlow if it is
@@ -218,10 +220,6 @@ class TensorBoardWriter(Writer):
                 summary.value.add(tag=_tag(name), simple_value=value)
         self._add(self._event(step=values["env_steps"], summary=summary))
 
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # `write` has flushed, and has raised what a full disk says
-            self._file.close()
-
 
 # --- Weights & Biases ------------------------------------------------------------------------------------------------
 
@@ -251,7 +249,7 @@ class WandbWriter(Writer):
         session_dir = session_dir.resolve()
         run_dir, group_dir = session_dir.parent, session_dir.parents[1]
         # The runs of suites have the same names, those of the games, and so have the trials of searches.
-        nested = any((group_dir / name).is_file() for name in (SUITE_FILE, "search.json"))
+        nested = any((group_dir / name).is_file() for name in (SUITE_FILE, SEARCH_FILE))
         trial = f"{group_dir.name}-{run_dir.name}" if nested else run_dir.name
         name = f"{trial}-{session_dir.name}"
         try:

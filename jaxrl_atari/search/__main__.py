@@ -10,7 +10,6 @@ Every field of the config and of the search is an option; docs/search.md explain
 
 import dataclasses
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,10 @@ from jaxrl_atari.cli import call_config_file, say
 from jaxrl_atari.cli.errors import SessionsFailed, UserError, require
 from jaxrl_atari.config import Config
 from jaxrl_atari.report.pages import try_report
+from jaxrl_atari.run_dir.config_file import is_search
 from jaxrl_atari.run_dir.description import make_run_dir
 from jaxrl_atari.run_dir.files import only_writer
-from jaxrl_atari.search.files import is_search, read_records, read_search, write_search
+from jaxrl_atari.search.files import read_records, read_search, write_search
 from jaxrl_atari.search.results import write_results
 from jaxrl_atari.search.space import SearchConfig, check_space
 
@@ -56,7 +56,7 @@ class Options(ResumeOptions):
     config: Annotated[Config, tyro.conf.arg(name="")]
 
 
-def parse(arguments: Sequence[str]) -> tuple[Config, SearchConfig, Path | None]:
+def parse(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path | None]:
     """Command line -> config, search options, and the directory of the search; None for a new one.
 
     Raises:
@@ -159,7 +159,7 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command."""
-    search(*parse(sys.argv[1:] if arguments is None else arguments))
+    search(*parse(arguments))
 
 
 if __name__ == "__main__":

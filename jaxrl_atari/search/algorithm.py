@@ -70,9 +70,6 @@ class TrialSampler(Searcher):
     def save(self, checkpoint_path: str) -> None:
         """Does nothing: the records hold all state."""
 
-    def restore(self, checkpoint_path: str) -> None:
-        """Does nothing: Ray never calls it in a search."""
-
 
 class ResumableAsha(ASHAScheduler):
     """Ray's ASHA (Li et al. 2018, arXiv:1810.05934) that continues with the comparisons made before a resume."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.run_dir.config_file import config_from_dict
+from jaxrl_atari.run_dir.config_file import SEARCH_FILE, config_from_dict
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.search.space import Fields, SearchConfig, search_from_dict
 from jaxrl_atari.trial.stopping import StopRequest
@@ -40,14 +40,9 @@ class Record:
         return self.status == "unfinished" or (self.status == "failed" and self.tries <= retries)
 
 
-def is_search(directory: Path) -> bool:
-    """Whether the directory is a search directory."""
-    return (directory / "search.json").is_file()
-
-
 def write_search(search_dir: Path, config: Config, search: SearchConfig) -> None:
     """Writes search.json."""
-    write_json(search_dir / "search.json", {"config": config.to_dict(), "search": search.to_dict()})
+    write_json(search_dir / SEARCH_FILE, {"config": config.to_dict(), "search": search.to_dict()})
 
 
 def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
@@ -56,7 +51,7 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     Raises:
         UserError: the directory has none, or it is damaged.
     """
-    path = Path(search_dir) / "search.json"
+    path = Path(search_dir) / SEARCH_FILE
     try:
         values = read_json(path)
         return config_from_dict(values["config"]), search_from_dict(values["search"])

@@ -11,7 +11,6 @@ scores at these env steps to the results. --compare OTHER_SUITE compares the sui
 """
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError, require
 from jaxrl_atari.config import Config, load_config_file
-from jaxrl_atari.envs.games import parse_game
+from jaxrl_atari.envs.games import GAMES, parse_game
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.hardware.rotation import place_session
 from jaxrl_atari.report.pages import try_report
@@ -29,8 +28,6 @@ from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, is_suite, read_suite
 from jaxrl_atari.suite.results import write_results
 from jaxrl_atari.suite.suite import (
-    SUITE_FILE,
-    default_games,
     game_configs,
     read_suite_file,
     run_suite,
@@ -48,7 +45,7 @@ class Command(NamedTuple):
     compare: Path | None  # directory of another suite
 
 
-def parse(arguments: Sequence[str]) -> Command:
+def parse(arguments: Sequence[str] | None) -> Command:
     """Parses the command line.
 
     Raises:
@@ -71,7 +68,7 @@ def parse(arguments: Sequence[str]) -> Command:
     named = known.resume or known.run_dir
     suite_dir = Path(named).expanduser() if named else None
     report_at = known.report_at or []
-    if suite_dir is not None and (known.resume or (suite_dir / SUITE_FILE).is_file()):
+    if suite_dir is not None and (known.resume or is_suite(suite_dir)):
         default, games, saved = read_suite_file(suite_dir)
         report_at = saved if known.report_at is None else report_at
         if known.games is not None and list(game_configs(default, known.games)) != games:
@@ -79,7 +76,8 @@ def parse(arguments: Sequence[str]) -> Command:
         wanted = _named_suite(load_config_file(known.config)) if known.config else None
     else:
         default, wanted = _named_suite(load_config_file(known.config) if known.config else Config()), None
-        games = default_games() if known.games is None else known.games
+        scored = [name for name, game in GAMES.items() if game.reference_score is not None]
+        games = scored if known.games is None else known.games
     config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.suite", description=__doc__)
     if wanted is not None:
         cli.report_changes(known.config, cli.parse(Config, rest, default=wanted), config)
@@ -103,9 +101,9 @@ def _named_suite(config: Config) -> Config:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command."""
-    config, games, suite_dir, report_at, other = parse(sys.argv[1:] if arguments is None else arguments)
+    config, games, suite_dir, report_at, other = parse(arguments)
     place_session(config, 0)  # raises an error for missing devices before anything is created
-    if suite_dir is None or not (suite_dir / SUITE_FILE).is_file():
+    if suite_dir is None or not is_suite(suite_dir):
         suite_dir = make_run_dir(config, suite_dir)
     with only_writer(suite_dir):
         write_suite_file(suite_dir, config, games, report_at)

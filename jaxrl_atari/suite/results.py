@@ -13,7 +13,6 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.run_dir.files import write_file, write_json
-from jaxrl_atari.run_dir.metrics import score_at
 from jaxrl_atari.run_dir.reading import read_sessions
 from jaxrl_atari.run_dir.statistics import aggregate, score_interval
 from jaxrl_atari.run_dir.suite_statistics import (
@@ -104,13 +103,13 @@ def read_report(suite_dir: Path) -> dict[str, Any]:
             continue  # no log point yet
     report = {}
     for point in points:
-        reached = {
-            name: np.array([score_at(table, point) for table in tables])
+        far = {
+            name: tables
             for name, tables in suite.items()
             if len(tables) >= config.sessions
             and all(table["env_steps"][-1] >= point or config.is_spent(int(table["env_steps"][-1])) for table in tables)
         }
-        reached = {name: scores for name, scores in reached.items() if np.isfinite(scores).all()}
+        reached = scores_at(far, point)
         comparable_kinds = () if comparison_note(config.env.resolved_protocol) else NORMALISATIONS
         kinds = {kind: normalise(reached, kind) for kind in comparable_kinds}
         report[str(point)] = {

@@ -13,17 +13,11 @@ from pathlib import Path
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict
 from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.trial.processes import Task, run_processes
-
-
-def default_games() -> list[str]:
-    """Games with a reference score."""
-    return [name for name, game in GAMES.items() if game.reference_score is not None]
 
 
 def game_configs(config: Config, games: Sequence[str]) -> dict[str, Config]:
@@ -81,11 +75,6 @@ def read_suite_file(suite_dir: Path) -> tuple[Config, list[str], list[int]]:
         raise UserError(f"{path}: damaged ({reason}); expected the games and config of a suite") from error
 
 
-def is_done(config: Config, run_dir: Path) -> bool:
-    """Whether all sessions of a game have spent their budgets."""
-    return all(is_finished(config, session_dir(run_dir, i)) for i in range(config.sessions))
-
-
 def share_gpus(config: Config, games: int, gpus: int) -> list[tuple[int, ...]]:
     """GPUs of each game that runs at the same time; `[()]` is one game at a time on all visible GPUs.
 
@@ -111,7 +100,7 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
     waiting = {}
     for name, game_config in game_configs(config, games).items():
         run_dir = suite_dir / name
-        if is_done(game_config, run_dir):
+        if all(is_finished(game_config, session_dir(run_dir, i)) for i in range(config.sessions)):
             say(f"game {name}  finished already")
             continue
         run_dir.mkdir(exist_ok=True)
