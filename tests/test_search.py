@@ -938,12 +938,12 @@ def test_out_of_memory_and_a_non_finite_loss_do_not_end_a_search(tune, algorithm
 
 
 def test_optuna_learns_from_the_scores(algorithm, tmp_path, monkeypatch):
+    import optuna
+
     search = small_search()
     start_search(tmp_path, search)
-    studies, create_study = [], algorithm.optuna.create_study
-    monkeypatch.setattr(
-        algorithm.optuna, "create_study", lambda **how: studies.append(create_study(**how)) or studies[-1]
-    )
+    studies, create_study = [], optuna.create_study
+    monkeypatch.setattr(optuna, "create_study", lambda **how: studies.append(create_study(**how)) or studies[-1])
     for number, (score, status) in enumerate([(10.0, "finished"), (30.0, "stopped"), (99.0, "failed")]):
         add_trial(tmp_path, number, [score], status)
     sampler = algorithm.TrialSampler(tmp_path, search, {})
@@ -953,7 +953,7 @@ def test_optuna_learns_from_the_scores(algorithm, tmp_path, monkeypatch):
     sampler.suggest("id1")
     assert studies[-1].best_value == 50.0
     assert studies[-1].best_trial.params == fields
-    assert studies[-1].direction == algorithm.optuna.study.StudyDirection.MAXIMIZE
+    assert studies[-1].direction == optuna.study.StudyDirection.MAXIMIZE
 
 
 def test_asha_keeps_the_configured_share_of_the_trials(algorithm, tmp_path):
