@@ -22,13 +22,12 @@ from jaxrl_atari.search.files import Record, ranked, trial_dir, value_text
 from jaxrl_atari.search.space import LogUniform, SearchConfig
 
 LOOKS: dict[str, dict[str, Any]] = {
-    "finished": {"color": COLOURS[0], "marker": "o"},
-    "stopped": {"color": COLOURS[1], "marker": "s"},
-    "failed": {"color": GREY, "marker": "x"},
-    "unfinished": {"color": COLOURS[2], "marker": "^"},
+    "finished": {"color": COLOURS[0], "marker": "o", "label": "finished"},
+    "stopped": {"color": COLOURS[1], "marker": "s", "label": "stopped early"},
+    "failed": {"color": GREY, "marker": "x", "label": "failed"},
+    "unfinished": {"color": COLOURS[2], "marker": "^", "label": "not finished"},
 }
-"""Colour and marker of a trial, by its status."""
-NAMES = {"stopped": "stopped early", "unfinished": "not finished"}
+"""Colour, marker and legend of a trial, by its status."""
 RETURN = "score: last return_ma (raw return of a full game)"
 
 
@@ -97,14 +96,14 @@ def _plot_fields(search: SearchConfig, records: Sequence[Record], graphs: Path) 
             axes.scatter(x, score, s=45, zorder=3, **LOOKS[record.status])
             number = str(record.number)
             axes.annotate(number, (x, score), (5, 4), textcoords="offset points", fontsize="small", color=GREY)
-        env_step_axes(axes, 1.0)
-        axes.autoscale(axis="x")
+        open_axes(axes)
+        axes.yaxis.set_major_formatter(plain_numbers())
         _format_field_axis(axes, name, labels, isinstance(search.space[name], LogUniform))
         if not known:
             axes.set_yticks([])
     figure.supylabel(RETURN if known else "no trial has a score yet", fontsize="medium")
     shown = [status for status in LOOKS if any(record.status == status for record in records)]
-    handles = [Line2D([], [], ls="", ms=7, label=NAMES.get(status, status), **LOOKS[status]) for status in shown]
+    handles = [Line2D([], [], ls="", ms=7, **LOOKS[status]) for status in shown]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     return save_figure(figure, graphs, "fields")
 
@@ -181,8 +180,8 @@ def _plot_curves(search_dir: Path, search: SearchConfig, records: Sequence[Recor
             continue
         env_steps, mean = env_steps[known], np.nanmean(values[:, known], axis=0)
         last = max(last, float(env_steps[-1]))
-        color, marker = LOOKS[record.status].values()
-        label = "_" if record.status in shown else NAMES.get(record.status, record.status)
+        color, marker, label = LOOKS[record.status].values()
+        label = "_" if record.status in shown else label
         shown.add(record.status)
         width, text = (2.8, f"{record.number} (best)") if record.number in best else (1.3, f"{record.number}")
         axes.plot(env_steps, mean, color=color, linewidth=width, label=label)
