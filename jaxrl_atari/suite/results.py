@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,7 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         row["status"] = "complete" if len(spent) >= config.sessions and all(spent) else "not complete"
         scores[name] = [session["final_return_ma"] for session in summary["sessions"]]
         row["score_low"], row["score_high"] = summary["score_interval"] or (None, None)
-    sessions = max(map(len, scores.values()), default=0)
-    matrix = [[found[i] if i < len(found) else None for found in scores.values()] for i in range(sessions)]
-    return rows, {"games": list(scores), "matrix": matrix}
+    return rows, {"games": list(scores), "matrix": list(itertools.zip_longest(*scores.values()))}
 
 
 def read_report(suite_dir: Path) -> dict[str, Any]:
