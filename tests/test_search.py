@@ -391,13 +391,6 @@ def test_a_resumed_search_starts_with_unfinished_trials_and_repeats_nothing(algo
         assert distribution.low <= new["fields"][name] <= distribution.high
 
 
-def test_optuna_samples_every_point_of_a_grid(algorithm, tmp_path):
-    search = small_search(space={**SPACE, "ppo.epochs": Grid((1, 2, 3))})
-    start_search(tmp_path, search)
-    sampler = algorithm.TrialSampler(tmp_path, search, {})
-    assert [sampler.suggest(f"id{i}")["fields"]["ppo.epochs"] for i in range(6)] == [1, 2, 3, 1, 2, 3]
-
-
 class FakeTrial:
     def __init__(self, number):
         self.trial_id, self.config = f"new{number}", {"number": number}

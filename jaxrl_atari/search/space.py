@@ -113,7 +113,7 @@ class SearchConfig:
     def to_dict(self) -> dict[str, Any]:
         """Converts to nested dicts of JSON values."""
         space = {name: {type(d).__name__: dataclasses.asdict(d)} for name, d in self.space.items()}
-        return {**dataclasses.asdict(dataclasses.replace(self, space={})), "space": space}
+        return {**dataclasses.asdict(self), "space": space}
 
 
 def search_from_dict(values: dict[str, Any]) -> SearchConfig:
