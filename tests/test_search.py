@@ -320,6 +320,17 @@ def test_failed_trials_are_tried_again_as_often_as_asked(algorithm, tmp_path):
     assert algorithm.TrialSampler(tmp_path, small_search(retries=1), {}).suggest("id")["number"] == 0
 
 
+@pytest.mark.parametrize("status", ["unfinished", "failed"])
+def test_a_trial_that_starts_again_has_no_reason_of_an_earlier_end(tmp_path, monkeypatch, status):
+    start_search(tmp_path, small_search())
+    add_trial(tmp_path, 0, [1.0])
+    record = read_records(tmp_path)[0]
+    write_record(tmp_path, dataclasses.replace(record, status=status, reason="why it ended before"))
+    monkeypatch.setattr(worker, "run_session", lambda *arguments, **how: None)
+    worker.run_search_trial({"search_dir": str(tmp_path), "number": 0, "fields": record.fields, "gpu": 0, "cpu": 1})
+    assert read_records(tmp_path)[0] == record
+
+
 def test_a_resumed_trial_keeps_the_software_that_began_it(tmp_path, monkeypatch):
     start_search(tmp_path, small_search())
     add_trial(tmp_path, 0, [1.0])
