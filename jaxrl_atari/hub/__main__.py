@@ -19,7 +19,7 @@ import jax
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.evaluate.policy import find_session, load_policy
+from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hardware.jax_gpus import forbid_gpu
 from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.run_dir.reading import session_dirs
@@ -52,9 +52,9 @@ def collect(run_dir: str | Path, repo_id: str, checkpoint: Literal["best", "late
     run_dir = Path(run_dir)
     if (run_dir / "checkpoints").is_dir():
         raise UserError(f"{run_dir}: the directory of a session; expected that of the run, {run_dir.resolve().parent}")
-    best_session, _ = find_session(run_dir)
+    policy = load_policy(run_dir, checkpoint, jax.devices("cpu")[0])  # of the best session; verifies the checkpoint
+    best_session, step = policy.session_dir, policy.env_steps
     summary = write_trial_summary(run_dir)
-    step = load_policy(best_session, checkpoint, jax.devices("cpu")[0]).env_steps  # verifies the checkpoint
     chosen = [path for pattern in RUN_FILES for path in sorted(run_dir.glob(pattern))]
     for session_dir in session_dirs(run_dir):
         chosen += [path for pattern in SESSION_FILES for path in sorted(session_dir.glob(pattern))]
