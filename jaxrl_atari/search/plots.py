@@ -33,8 +33,8 @@ RETURN = "score: last return_ma (raw return of a full game)"
 
 def plot_search(
     search_dir: Path, search: SearchConfig, records: Sequence[Record], importances: dict[str, float]
-) -> list[Path]:
-    """Draws graphs/fields, curves, parallel and importances in `search_dir`, as PNG and SVG; returns the files.
+) -> None:
+    """Draws graphs/fields, curves, parallel and importances in `search_dir`, as PNG and SVG.
 
     Args:
         importances: share of each field, largest first; empty if it is not known.
@@ -43,16 +43,15 @@ def plot_search(
         UserError: the graphs cannot be written.
     """
     graphs = search_dir / "graphs"
-    paths = _plot_fields(search, records, graphs)
-    paths += _plot_curves(search_dir, search, records, graphs)
+    _plot_fields(search, records, graphs)
+    _plot_curves(search_dir, search, records, graphs)
     if ranked(records):
-        paths += _plot_parallel(search, records, graphs)
+        _plot_parallel(search, records, graphs)
     if importances:
-        paths += _plot_importances(importances, graphs)
-    return paths
+        _plot_importances(importances, graphs)
 
 
-def _plot_importances(importances: dict[str, float], graphs: Path) -> list[Path]:
+def _plot_importances(importances: dict[str, float], graphs: Path) -> None:
     """A bar for the importance of each field."""
     figure = new_figure("Importance of each field for the score", 7, 0.55 * len(importances) + 1.6)
     axes = figure.add_subplot()
@@ -63,7 +62,7 @@ def _plot_importances(importances: dict[str, float], graphs: Path) -> list[Path]
     axes.tick_params(axis="y", length=0)
     open_axes(axes)
     axes.grid(visible=False, axis="y")
-    return save_figure(figure, graphs, "importances")
+    save_figure(figure, graphs, "importances")
 
 
 def _positions(records: Sequence[Record], name: str) -> tuple[np.ndarray, list[str]]:
@@ -80,7 +79,7 @@ def _scores(records: Sequence[Record]) -> np.ndarray:
     return np.array([np.nan if r.score is None or r.status == "failed" else r.score for r in records], float)
 
 
-def _plot_fields(search: SearchConfig, records: Sequence[Record], graphs: Path) -> list[Path]:
+def _plot_fields(search: SearchConfig, records: Sequence[Record], graphs: Path) -> None:
     """Score against each searched field. Trials without a score, and failed ones, are on the lower edge."""
     columns = min(len(search.space), 3)
     rows = -(-len(search.space) // columns)
@@ -105,7 +104,7 @@ def _plot_fields(search: SearchConfig, records: Sequence[Record], graphs: Path) 
     shown = [status for status in LOOKS if any(record.status == status for record in records)]
     handles = [Line2D([], [], ls="", ms=7, **LOOKS[status]) for status in shown]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
-    return save_figure(figure, graphs, "fields")
+    save_figure(figure, graphs, "fields")
 
 
 def _format_field_axis(axes: Axes, name: str, labels: list[str], log: bool) -> None:
@@ -119,7 +118,7 @@ def _format_field_axis(axes: Axes, name: str, labels: list[str], log: bool) -> N
         axes.set_xticks(range(len(labels)), labels)
 
 
-def _plot_parallel(search: SearchConfig, records: Sequence[Record], graphs: Path) -> list[Path]:
+def _plot_parallel(search: SearchConfig, records: Sequence[Record], graphs: Path) -> None:
     """A line for each trial over the fields, each scaled to the values tried, coloured by score.
 
     The line of a failed trial or one without a score is grey and ends at the last field.
@@ -160,10 +159,10 @@ def _plot_parallel(search: SearchConfig, records: Sequence[Record], graphs: Path
     norm = Normalize(low, high if high > low else None)
     bar = figure.colorbar(ScalarMappable(norm, colours), ax=axes, pad=0.02, label=RETURN)
     bar.ax.yaxis.set_major_formatter(plain_numbers())
-    return save_figure(figure, graphs, "parallel")
+    save_figure(figure, graphs, "parallel")
 
 
-def _plot_curves(search_dir: Path, search: SearchConfig, records: Sequence[Record], graphs: Path) -> list[Path]:
+def _plot_curves(search_dir: Path, search: SearchConfig, records: Sequence[Record], graphs: Path) -> None:
     """return_ma of every trial, the mean over its sessions, against env steps; the best has a thick line."""
     figure = new_figure("Learning curves of all trials", 9, 5.5)
     axes = figure.add_subplot()
@@ -198,4 +197,4 @@ def _plot_curves(search_dir: Path, search: SearchConfig, records: Sequence[Recor
         rung *= search.reduction
     if axes.get_legend_handles_labels()[1]:
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=5, frameon=False, borderaxespad=0)
-    return save_figure(figure, graphs, "curves")
+    save_figure(figure, graphs, "curves")

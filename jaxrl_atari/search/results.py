@@ -18,6 +18,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.run_dir.files import write_file, write_json
 from jaxrl_atari.run_dir.summary import score_text
 from jaxrl_atari.search.files import Record, ranked, read_records, read_search, trial_dir, value_text
+from jaxrl_atari.search.plots import plot_search
 from jaxrl_atari.search.space import SearchConfig, set_fields
 
 
@@ -30,8 +31,6 @@ def write_results(search_dir: Path) -> str:
     Raises:
         UserError: the directory is not a search directory, a record is damaged, or it cannot be written to.
     """
-    from jaxrl_atari.search.plots import plot_search
-
     config, search = read_search(search_dir)
     records = list(read_records(search_dir).values())
     best_first = ranked(records)

@@ -135,24 +135,25 @@ def _report_table(report: Mapping[str, Any]) -> list[str]:
         "|---|" + "---:|" * len(report),
     ]
     for game in dict.fromkeys(game for found in report.values() for game in found["scores"]):
-        cells = []
-        for found in report.values():
-            scores = found["scores"].get(game)
-            cells.append("-" if scores is None else _score_cell(scores))
+        cells = [_score_cell(found["scores"].get(game)) for found in report.values()]
         lines.append(f"| {game} | {' | '.join(cells)} |")
     for kind in NORMALISATIONS:
         if any(kind in found["aggregates"] for found in report.values()):
-            cells = []
-            for found in report.values():
-                figures = found["aggregates"].get(kind)
-                text = figures and estimate_text(figures["iqm"], figures["iqm_interval"])
-                count = figures and f"{figures['games']} game{'' if figures['games'] == 1 else 's'}"
-                cells.append(f"{text}, {count}" if figures else "-")
+            cells = [_iqm_cell(found["aggregates"].get(kind)) for found in report.values()]
             lines.append(f"| IQM, {kind} | {' | '.join(cells)} |")
     return lines
 
 
-def _score_cell(scores: Sequence[float]) -> str:
+def _iqm_cell(figures: Mapping[str, Any] | None) -> str:
+    if figures is None:
+        return "-"
+    games = f"{figures['games']} game{'' if figures['games'] == 1 else 's'}"
+    return f"{estimate_text(figures['iqm'], figures['iqm_interval'])}, {games}"
+
+
+def _score_cell(scores: Sequence[float] | None) -> str:
+    if scores is None:
+        return "-"
     interval = score_interval(scores)
     bounds = "-" if interval is None else f"{_cell('', interval[0])} to {_cell('', interval[1])}"
     return f"{_cell('', float(np.mean(scores)))} ({bounds})"
