@@ -151,7 +151,7 @@ def test_the_card_of_another_protocol_names_what_differs_and_compares_nothing(tm
     write_metrics(tmp_path / "session_0", table([1.0, 2.0], [1000, 2048]))
     write_json(tmp_path / "config.json", describe(config, 0))
     summary = write_trial_summary(tmp_path)
-    _, header, text = model_card("user/x", config, summary, {}, (), "session_0", 2048, True).split("---\n", 2)
+    _, header, text = model_card("user/x", tmp_path, summary, "session_0", 2048, True).split("---\n", 2)
     protocol = "machado, clip_rewards=false"
     assert yaml.safe_load(header)["model-index"][0]["results"][0]["dataset"]["type"] == f"Breakout ({protocol})"
     assert f"Protocol: **{protocol}** (sticky actions 0.25" in text

@@ -213,7 +213,7 @@ def make_search(search_dir):
     write_record(search_dir, Record(1, {"ppo.learning_rate": 1e-3}, "finished", "budget spent", 225.0, 200))
     write_record(search_dir, Record(2, {"ppo.learning_rate": 1e-2}, "failed", "the loss became nan"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxrl_atari.search.plots.plot_search", lambda *_: None)  # seconds
+        patch.setattr("jaxrl_atari.search.results.plot_search", lambda *_: None)  # seconds
         write_search_results(search_dir)
     return search_dir
 
@@ -333,7 +333,7 @@ def test_a_suite_and_a_search_write_their_reports_at_the_end(tmp_path, monkeypat
     suite_dir, search_dir = make_suite(tmp_path / "suite"), make_search(tmp_path / "search")
     monkeypatch.setattr(suite, "run_processes", lambda *_: {})
     monkeypatch.setattr(suite_command, "plot", lambda *_: None)
-    monkeypatch.setattr("jaxrl_atari.search.plots.plot_search", lambda *_: None)
+    monkeypatch.setattr("jaxrl_atari.search.results.plot_search", lambda *_: None)
     monkeypatch.setattr(search_command, "load_tune", lambda _: SimpleNamespace(run=lambda *_: True))
     config, options = read_search(search_dir)
     suite_command.main(["--resume", str(suite_dir), "--log.no-graphs"])

@@ -19,13 +19,11 @@ import jax
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.evaluate.policy import find_session, load_policy
+from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hardware.jax_gpus import forbid_gpu
 from jaxrl_atari.hub.card import model_card
-from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.files import read_json
 from jaxrl_atari.run_dir.reading import session_dirs
-from jaxrl_atari.run_dir.summary import newest_evaluation, write_trial_summary
+from jaxrl_atari.run_dir.summary import write_trial_summary
 
 SESSION_FILES = ("config.json", "metrics.csv", "graphs/*.png", "graphs/*.svg", "evaluation_*.json")
 RUN_FILES = ("config.json", "trial.json", "evaluation*.json", "graphs/*.png", "graphs/*.svg")
@@ -54,9 +52,9 @@ def collect(run_dir: str | Path, repo_id: str, checkpoint: Literal["best", "late
     run_dir = Path(run_dir)
     if (run_dir / "checkpoints").is_dir():
         raise UserError(f"{run_dir}: the directory of a session; expected that of the run, {run_dir.resolve().parent}")
-    best_session, _ = find_session(run_dir)
-    config, summary = read_config(run_dir), write_trial_summary(run_dir)
-    step = load_policy(best_session, checkpoint, jax.devices("cpu")[0]).env_steps  # verifies the checkpoint
+    policy = load_policy(run_dir, checkpoint, jax.devices("cpu")[0])  # of the best session; verifies the checkpoint
+    best_session, step = policy.session_dir, policy.env_steps
+    summary = write_trial_summary(run_dir)
     chosen = [path for pattern in RUN_FILES for path in sorted(run_dir.glob(pattern))]
     for session_dir in session_dirs(run_dir):
         chosen += [path for pattern in SESSION_FILES for path in sorted(session_dir.glob(pattern))]
@@ -65,11 +63,7 @@ def collect(run_dir: str | Path, repo_id: str, checkpoint: Literal["best", "late
     videos = sorted(best_session.glob("video_*.mp4"), key=lambda path: path.stat().st_mtime)
     if videos:
         files["replay.mp4"] = videos[-1]  # the Hub shows a video of this name
-    description = read_json(run_dir / "config.json")
-    card = model_card(
-        repo_id, config, summary, description, files, best_session.name, step, checkpoint == "best",
-        newest_evaluation(run_dir),
-    )  # fmt: skip
+    card = model_card(repo_id, run_dir, summary, best_session.name, step, is_best=checkpoint == "best")
     return Upload(files, card, step)
 
 
@@ -260,11 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     push_parser.add_argument("repo_id", metavar="USER/REPO", help="model repository, created if it does not exist")
     push_parser.add_argument("--private", action="store_true", help="create a private repository")
     push_parser.add_argument(
-        "--checkpoint",
-        type=_checkpoint,
-        default="best",
-        help="best, latest or an env step [best]",
-        metavar="CHECKPOINT",
+        "--checkpoint", type=_checkpoint, default="best", help="best, latest or an env step [best]"
     )
     pull_parser = commands.add_parser("pull", help="download a run, to evaluate it")
     pull_parser.add_argument("repo_id", metavar="USER/REPO")

@@ -1,38 +1,26 @@
 """Model card of a run: README.md of its repository, from the template model_card.md."""
 
-from collections.abc import Collection
 from importlib import resources
+from pathlib import Path
 from string import Template
 from typing import Any
 
-from jaxrl_atari.config import Config
-from jaxrl_atari.run_dir.summary import evaluated_at
+from jaxrl_atari.run_dir.config_file import read_config
+from jaxrl_atari.run_dir.files import read_json
+from jaxrl_atari.run_dir.summary import evaluated_at, newest_evaluation
 
 
-def model_card(
-    repo_id: str,
-    config: Config,
-    summary: dict[str, Any],
-    description: dict[str, Any],
-    files: Collection[str],
-    session: str,
-    step: int,
-    is_best: bool,
-    evaluation: dict[str, Any] | None = None,
-) -> str:
+def model_card(repo_id: str, run_dir: Path, summary: dict[str, Any], session: str, step: int, is_best: bool) -> str:
     """Fills in the template. The card starts with the metadata that the Hub reads (YAML).
 
     Args:
-        config: the run's config.
         summary: the result of `write_trial_summary`.
-        description: contents of the run's config.json.
-        files: names of the files that are pushed with the card.
         session: the session whose checkpoint is pushed.
         step: env steps of that checkpoint.
         is_best: whether it was chosen as the best one.
-        evaluation: the latest checkpoints of all sessions, as `evaluate --sessions all` writes it; None: not evaluated.
     """
     template = resources.files("jaxrl_atari.hub").joinpath("model_card.md").read_text(encoding="utf-8")
+    config, description = read_config(run_dir), read_json(run_dir / "config.json")
     rules = config.env.rules
     mean, std, count = summary["score"], summary["score_std"], len(summary["sessions"])
     score = "unknown" if mean is None else f"{mean:.2f} +/- {std or 0.0:.2f}"
@@ -64,12 +52,12 @@ def model_card(
         budget=f"{summary['planned_env_steps']:,}",
         comparison=comparison,
         session_rows="\n".join(rows),
-        evaluation=_evaluation_text(evaluation),
+        evaluation=_evaluation_text(newest_evaluation(run_dir)),
         checkpoint=f"{'the best one' if is_best else 'that'} of {session} at env step {step:,}",
         optimistic="It is an optimistic pick: the scores of other seeds are usually lower." if is_best else "",
         repo_id=repo_id,
         repo_name=repo_name,
-        graph="\n![returns](graphs/trial.png)\n" if "graphs/trial.png" in files else "",
+        graph="\n![returns](graphs/trial.png)\n" if (run_dir / "graphs" / "trial.png").is_file() else "",
         seed=summary["seed"],
         gae_lambda=description.get("gae_lambda"),
         num_envs=config.env.num_envs,
@@ -78,7 +66,7 @@ def model_card(
 
 
 def _evaluation_text(evaluation: dict[str, Any] | None) -> str:
-    """The score of an evaluation of all sessions as a paragraph."""
+    """The score of an evaluation of all sessions as a paragraph; no text if there is none."""
     if evaluation is None:
         return ""
     interval, count = evaluation["interval"], len(evaluation["sessions"])

@@ -80,26 +80,19 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path |
         options = cli.parse(Options, rest, default=Options(search, config), **about)
         config, search = options.config, options.search
         search_dir = Path(known.run_dir).expanduser() if known.run_dir else None
-        if search_dir is not None and is_search(search_dir):
-            saved, before = read_search(search_dir)
-            _require_same(search, before)
-            values, old = cli.flat(config.to_dict()), cli.flat(saved.to_dict())
-            for name, value in values.items():
-                require(value == old[name], name, value, f"{old[name]!r}, its value in this search", "leave it at that")
+        saved, before = read_search(search_dir) if search_dir and is_search(search_dir) else (config, search)
+        old = cli.flat(saved.to_dict())
+        for name, value in cli.flat(config.to_dict()).items():
+            require(value == old[name], name, value, f"{old[name]!r}, its value in this search", "leave it at that")
     else:
         search_dir = Path(known.resume).expanduser()
         config, before = read_search(search_dir)
         search = cli.parse(ResumeOptions, rest, default=ResumeOptions(before), **about).search
-        _require_same(search, before)
+    for name in (f.name for f in dataclasses.fields(SearchConfig) if f.name not in CHANGED_BY_RESUME):
+        value, was = getattr(search, name), getattr(before, name)
+        require(value == was, f"search.{name}", value, f"{was!r}, its value in this search", "leave it out")
     check_space(config, search)
     return config, search, search_dir
-
-
-def _require_same(search: SearchConfig, before: SearchConfig) -> None:
-    """Raises `ConfigError` for an option that a resume cannot change."""
-    for name in (f.name for f in dataclasses.fields(SearchConfig) if f.name not in CHANGED_BY_RESUME):
-        value, old = getattr(search, name), getattr(before, name)
-        require(value == old, f"search.{name}", value, f"{old!r}, its value in this search", "leave it out")
 
 
 def load_tune(address: str = "") -> ModuleType:

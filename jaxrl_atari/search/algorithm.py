@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import optuna
+from optuna.samplers import RandomSampler, TPESampler
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import Searcher
 
@@ -30,15 +30,11 @@ def sample(search: SearchConfig, number: int, records: Iterable[Record] = ()) ->
     Args:
         records: earlier trials, from whose scores Optuna's TPE learns; `random` ignores them.
     """
-    distributions = optuna_distributions(search)
     seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
-    if search.method == "random":
-        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed))
-    else:
-        study = past_study(search, records, optuna.samplers.TPESampler(seed=seed))
+    sampler = RandomSampler(seed) if search.method == "random" else TPESampler(seed=seed)
+    study = past_study(search, records, sampler)
     study.enqueue_trial(grid_point(search.space, number))
-    params = study.ask(distributions).params
-    return {name: params[name] for name in distributions}
+    return study.ask(optuna_distributions(search)).params
 
 
 class TrialSampler(Searcher):

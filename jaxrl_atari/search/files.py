@@ -11,16 +11,15 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from jaxrl_atari.cli.checks import check_fields
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.run_dir.config_file import SEARCH_FILE, config_from_dict
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.search.space import Fields, SearchConfig, search_from_dict
 from jaxrl_atari.trial.stopping import StopRequest
-
-Status = Literal["unfinished", "finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Record:
 
     number: int
     fields: Fields
-    status: Status = "unfinished"
+    status: Literal["unfinished", "finished", "stopped", "failed"] = "unfinished"
     reason: str = ""  # why the trial ended
     score: float | None = None  # mean over sessions of the last return_ma; None before the first finished game
     env_steps: int = 0  # mean over sessions
@@ -51,7 +50,7 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     Raises:
         UserError: the directory has none, or it is damaged.
     """
-    path = Path(search_dir) / SEARCH_FILE
+    path = search_dir / SEARCH_FILE
     try:
         values = read_json(path)
         return config_from_dict(values["config"]), search_from_dict(values["search"])
@@ -75,23 +74,17 @@ def write_record(search_dir: Path, record: Record) -> None:
 
 def read_records(search_dir: Path) -> dict[int, Record]:
     """The records of all trials, by number. Raises `UserError` for a damaged one."""
-    records = [_read_record(path) for path in search_dir.glob("trial_*/record.json")]
-    return {record.number: record for record in sorted(records, key=lambda record: record.number)}
-
-
-def _read_record(path: Path) -> Record:
-    try:
-        record = Record(**read_json(path))
-        number = int(path.parent.name.removeprefix("trial_"))
-        if record.number != number or not isinstance(record.fields, dict) or record.status not in get_args(Status):
-            raise ValueError("not the record of this trial")
-        if not isinstance(record.score, int | float | None) or not isinstance(record.env_steps, int | float):
-            raise ValueError("score and env_steps are not numbers")
-        if not isinstance(record.reason, str) or not isinstance(record.tries, int):
-            raise ValueError("reason is not a text, or tries not a whole number")
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: damaged ({type(error).__name__}: {error}); restore it from a copy") from error
-    return record
+    records = {}
+    for path in search_dir.glob("trial_*/record.json"):
+        try:
+            record = Record(**read_json(path))
+            check_fields(record)
+            if path.parent != trial_dir(search_dir, record.number):
+                raise ValueError("not the record of this trial")
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{path}: damaged ({type(error).__name__}: {error}); restore it from a copy") from error
+        records[record.number] = record
+    return dict(sorted(records.items()))
 
 
 def ranked(records: Sequence[Record]) -> list[Record]:

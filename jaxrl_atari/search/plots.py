@@ -22,20 +22,19 @@ from jaxrl_atari.search.files import Record, ranked, trial_dir, value_text
 from jaxrl_atari.search.space import LogUniform, SearchConfig
 
 LOOKS: dict[str, dict[str, Any]] = {
-    "finished": {"color": COLOURS[0], "marker": "o"},
-    "stopped": {"color": COLOURS[1], "marker": "s"},
-    "failed": {"color": GREY, "marker": "x"},
-    "unfinished": {"color": COLOURS[2], "marker": "^"},
+    "finished": {"color": COLOURS[0], "marker": "o", "label": "finished"},
+    "stopped": {"color": COLOURS[1], "marker": "s", "label": "stopped early"},
+    "failed": {"color": GREY, "marker": "x", "label": "failed"},
+    "unfinished": {"color": COLOURS[2], "marker": "^", "label": "not finished"},
 }
-"""Colour and marker of a trial, by its status."""
-NAMES = {"stopped": "stopped early", "unfinished": "not finished"}
+"""Colour, marker and legend of a trial, by its status."""
 RETURN = "score: last return_ma (raw return of a full game)"
 
 
 def plot_search(
     search_dir: Path, search: SearchConfig, records: Sequence[Record], importances: dict[str, float]
-) -> list[Path]:
-    """Draws graphs/fields, curves, parallel and importances in `search_dir`, as PNG and SVG; returns the files.
+) -> None:
+    """Draws graphs/fields, curves, parallel and importances in `search_dir`, as PNG and SVG.
 
     Args:
         importances: share of each field, largest first; empty if it is not known.
@@ -44,16 +43,15 @@ def plot_search(
         UserError: the graphs cannot be written.
     """
     graphs = search_dir / "graphs"
-    paths = _plot_fields(search, records, graphs)
-    paths += _plot_curves(search_dir, search, records, graphs)
+    _plot_fields(search, records, graphs)
+    _plot_curves(search_dir, search, records, graphs)
     if ranked(records):
-        paths += _plot_parallel(search, records, graphs)
+        _plot_parallel(search, records, graphs)
     if importances:
-        paths += _plot_importances(importances, graphs)
-    return paths
+        _plot_importances(importances, graphs)
 
 
-def _plot_importances(importances: dict[str, float], graphs: Path) -> list[Path]:
+def _plot_importances(importances: dict[str, float], graphs: Path) -> None:
     """A bar for the importance of each field."""
     figure = new_figure("Importance of each field for the score", 7, 0.55 * len(importances) + 1.6)
     axes = figure.add_subplot()
@@ -64,7 +62,7 @@ def _plot_importances(importances: dict[str, float], graphs: Path) -> list[Path]
     axes.tick_params(axis="y", length=0)
     open_axes(axes)
     axes.grid(visible=False, axis="y")
-    return save_figure(figure, graphs, "importances")
+    save_figure(figure, graphs, "importances")
 
 
 def _positions(records: Sequence[Record], name: str) -> tuple[np.ndarray, list[str]]:
@@ -81,7 +79,7 @@ def _scores(records: Sequence[Record]) -> np.ndarray:
     return np.array([np.nan if r.score is None or r.status == "failed" else r.score for r in records], float)
 
 
-def _plot_fields(search: SearchConfig, records: Sequence[Record], graphs: Path) -> list[Path]:
+def _plot_fields(search: SearchConfig, records: Sequence[Record], graphs: Path) -> None:
     """Score against each searched field. Trials without a score, and failed ones, are on the lower edge."""
     columns = min(len(search.space), 3)
     rows = -(-len(search.space) // columns)
@@ -97,16 +95,16 @@ def _plot_fields(search: SearchConfig, records: Sequence[Record], graphs: Path) 
             axes.scatter(x, score, s=45, zorder=3, **LOOKS[record.status])
             number = str(record.number)
             axes.annotate(number, (x, score), (5, 4), textcoords="offset points", fontsize="small", color=GREY)
-        env_step_axes(axes, 1.0)
-        axes.autoscale(axis="x")
+        open_axes(axes)
+        axes.yaxis.set_major_formatter(plain_numbers())
         _format_field_axis(axes, name, labels, isinstance(search.space[name], LogUniform))
         if not known:
             axes.set_yticks([])
     figure.supylabel(RETURN if known else "no trial has a score yet", fontsize="medium")
     shown = [status for status in LOOKS if any(record.status == status for record in records)]
-    handles = [Line2D([], [], ls="", ms=7, label=NAMES.get(status, status), **LOOKS[status]) for status in shown]
+    handles = [Line2D([], [], ls="", ms=7, **LOOKS[status]) for status in shown]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
-    return save_figure(figure, graphs, "fields")
+    save_figure(figure, graphs, "fields")
 
 
 def _format_field_axis(axes: Axes, name: str, labels: list[str], log: bool) -> None:
@@ -120,7 +118,7 @@ def _format_field_axis(axes: Axes, name: str, labels: list[str], log: bool) -> N
         axes.set_xticks(range(len(labels)), labels)
 
 
-def _plot_parallel(search: SearchConfig, records: Sequence[Record], graphs: Path) -> list[Path]:
+def _plot_parallel(search: SearchConfig, records: Sequence[Record], graphs: Path) -> None:
     """A line for each trial over the fields, each scaled to the values tried, coloured by score.
 
     The line of a failed trial or one without a score is grey and ends at the last field.
@@ -161,10 +159,10 @@ def _plot_parallel(search: SearchConfig, records: Sequence[Record], graphs: Path
     norm = Normalize(low, high if high > low else None)
     bar = figure.colorbar(ScalarMappable(norm, colours), ax=axes, pad=0.02, label=RETURN)
     bar.ax.yaxis.set_major_formatter(plain_numbers())
-    return save_figure(figure, graphs, "parallel")
+    save_figure(figure, graphs, "parallel")
 
 
-def _plot_curves(search_dir: Path, search: SearchConfig, records: Sequence[Record], graphs: Path) -> list[Path]:
+def _plot_curves(search_dir: Path, search: SearchConfig, records: Sequence[Record], graphs: Path) -> None:
     """return_ma of every trial, the mean over its sessions, against env steps; the best has a thick line."""
     figure = new_figure("Learning curves of all trials", 9, 5.5)
     axes = figure.add_subplot()
@@ -181,8 +179,8 @@ def _plot_curves(search_dir: Path, search: SearchConfig, records: Sequence[Recor
             continue
         env_steps, mean = env_steps[known], np.nanmean(values[:, known], axis=0)
         last = max(last, float(env_steps[-1]))
-        color, marker = LOOKS[record.status].values()
-        label = "_" if record.status in shown else NAMES.get(record.status, record.status)
+        color, marker, label = LOOKS[record.status].values()
+        label = "_" if record.status in shown else label
         shown.add(record.status)
         width, text = (2.8, f"{record.number} (best)") if record.number in best else (1.3, f"{record.number}")
         axes.plot(env_steps, mean, color=color, linewidth=width, label=label)
@@ -199,4 +197,4 @@ def _plot_curves(search_dir: Path, search: SearchConfig, records: Sequence[Recor
         rung *= search.reduction
     if axes.get_legend_handles_labels()[1]:
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=5, frameon=False, borderaxespad=0)
-    return save_figure(figure, graphs, "curves")
+    save_figure(figure, graphs, "curves")

@@ -18,6 +18,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.run_dir.files import write_file, write_json
 from jaxrl_atari.run_dir.summary import score_text
 from jaxrl_atari.search.files import Record, ranked, read_records, read_search, trial_dir, value_text
+from jaxrl_atari.search.plots import plot_search
 from jaxrl_atari.search.space import SearchConfig, set_fields
 
 
@@ -30,8 +31,6 @@ def write_results(search_dir: Path) -> str:
     Raises:
         UserError: the directory is not a search directory, a record is damaged, or it cannot be written to.
     """
-    from jaxrl_atari.search.plots import plot_search
-
     config, search = read_search(search_dir)
     records = list(read_records(search_dir).values())
     best_first = ranked(records)
@@ -48,31 +47,23 @@ def write_results(search_dir: Path) -> str:
         writer.writerow(["trial", *names, "score", "env_steps", "status", "reason"])
         for r in order:
             writer.writerow([r.number, *(r.fields[name] for name in names), r.score, r.env_steps, r.status, r.reason])
-    shares = field_importances(search, records)
+    try:
+        from jaxrl_atari.search.study import importances
+
+        shares = importances(search, records)
+    except ImportError:  # Optuna is not installed, as on a machine that only shows the results
+        shares = {}
     write_json(search_dir / "importances.json", shares)
-    text = markdown(order, names) + importance_line(shares)
+    text = markdown(order, names)
+    if shares:
+        shown = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
+        text += f"\nimportance for the score: {shown}\n"
     write_file(search_dir / "trials.md", text)
     if records:
         plot_search(search_dir, search, records, shares)
     if best_first:
         write_file(search_dir / f"{config.name}_best.py", config_file(config, search, best_first[0], len(records)))
     return text
-
-
-def field_importances(search: SearchConfig, records: Sequence[Record]) -> dict[str, float]:
-    """`study.importances`; empty if Optuna is not installed, as on a machine that only shows the results."""
-    try:
-        from jaxrl_atari.search.study import importances
-    except ImportError:
-        return {}
-    return importances(search, records)
-
-
-def importance_line(shares: dict[str, float]) -> str:
-    """The importance of each field in one line, after an empty one; no text if there is none."""
-    if not shares:
-        return ""
-    return "\nimportance for the score: " + ", ".join(f"{name} {share:.2f}" for name, share in shares.items()) + "\n"
 
 
 def markdown(records: Sequence[Record], names: Sequence[str]) -> str:

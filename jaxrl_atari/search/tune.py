@@ -77,14 +77,13 @@ class Recorder(TrialProgressCallback):
         self._end(trial.config["number"])
 
     def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        error = Path(trial.error_file).read_text(encoding="utf-8") if trial.error_file else ""
         number = trial.config["number"]
-        say(f"trial {number}  is tried again: {read_records(self._dir)[number].reason or failure_reason(error)}")
+        reason = read_records(self._dir)[number].reason or failure_reason(trial.error_file)
+        say(f"trial {number}  is tried again: {reason}")
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        error = Path(trial.error_file).read_text(encoding="utf-8") if trial.error_file else ""
         # A killed process is no failure in an interruption: whoever sent the signal may have sent it to all processes.
-        self._end(trial.config["number"], "" if self._stop.requested() else failure_reason(error))
+        self._end(trial.config["number"], "" if self._stop.requested() else failure_reason(trial.error_file))
 
     def _end(self, number: int, failure: str = "") -> None:
         tries = self._search.retries + 1
@@ -104,8 +103,9 @@ def _progress(trial: Any) -> str:
     return f"trial {trial.config['number']} {result['env_steps']:,} env steps, return_ma {score}"
 
 
-def failure_reason(error: str) -> str:
-    """Why a process failed that did not record the reason itself, in one line, from Ray's error message."""
+def failure_reason(error_file: str | None) -> str:
+    """Why a process failed that did not record the reason itself, in one line, from the file with Ray's message."""
+    error = Path(error_file).read_text(encoding="utf-8") if error_file else ""
     if "running low on memory" in error:  # Ray's memory monitor
         used = re.search(r"\S+ used / \S+ limit", error)
         return "Ray killed its process because the machine was low on memory" + (f" ({used[0]})" if used else "")

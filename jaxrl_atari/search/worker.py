@@ -90,8 +90,7 @@ def run_search_trial(task: dict[str, Any]) -> dict[str, Any] | None:
     search_dir, cpu = Path(task["search_dir"]), task["cpu"]
     run_dir = trial_dir(search_dir, task["number"])
     record = read_records(search_dir)[task["number"]]
-    if record.status == "failed":  # it is tried again
-        write_record(search_dir, dataclasses.replace(record, status="unfinished", reason=""))
+    write_record(search_dir, dataclasses.replace(record, status="unfinished", reason=""))  # of an earlier end
     with output_and_failure_recorded(search_dir, task["number"]):
         config = trial_config(*read_search(search_dir), task["fields"], task["gpu"], cpu)
         if task["gpu"] == 0:

@@ -26,17 +26,13 @@ from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.envs.games import GAMES, parse_game
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.hardware.rotation import place_session
+from jaxrl_atari.plots import plot_comparison
 from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.description import make_run_dir
 from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, is_suite, read_suite
 from jaxrl_atari.suite.results import write_results
-from jaxrl_atari.suite.suite import (
-    game_configs,
-    read_suite_file,
-    run_suite,
-    write_suite_file,
-)
+from jaxrl_atari.suite.suite import game_configs, read_suite_file, run_suite, write_suite_file
 
 
 class Command(NamedTuple):
@@ -71,19 +67,17 @@ def parse(arguments: Sequence[str] | None) -> Command:
         raise UserError("--env.game and --name: each game of a suite has its own; choose with --games Pong Breakout")
     named = known.resume or known.run_dir
     suite_dir = Path(named).expanduser() if named else None
-    report_at = known.report_at or []
+    wanted = _named_suite(load_config_file(known.config) if known.config else Config())
     if suite_dir is not None and (known.resume or is_suite(suite_dir)):
-        default, games, saved = read_suite_file(suite_dir)
-        report_at = saved if known.report_at is None else report_at
+        default, games, report_at = read_suite_file(suite_dir)
         if known.games is not None and list(game_configs(default, known.games)) != games:
             raise ConfigError("--games", " ".join(known.games), f"{' '.join(games)}, the games of {suite_dir}")
-        wanted = _named_suite(load_config_file(known.config)) if known.config else None
     else:
-        default, wanted = _named_suite(load_config_file(known.config) if known.config else Config()), None
         scored = [name for name, game in GAMES.items() if game.reference_score is not None]
-        games = scored if known.games is None else known.games
+        default, games, report_at = wanted, scored if known.games is None else known.games, []
+    report_at = report_at if known.report_at is None else known.report_at
     config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.suite", description=__doc__)
-    if wanted is not None:
+    if known.config and default is not wanted:
         cli.report_changes(known.config, cli.parse(Config, rest, default=wanted), config)
     require(
         not config.devices.distributed, "devices.distributed", True, "false in a suite", "use --devices.no-distributed"
@@ -128,8 +122,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def plot(suite_dir: Path, config: Config, games: Sequence[str]) -> None:
     """Draws the learning curves so far, a panel for each game, and the statistics of the complete games, if any."""
-    from jaxrl_atari.plots import plot_comparison
-
     runs = [suite_dir / game for game in games if (suite_dir / game / "trial.json").is_file()]
     if runs:
         say("\n".join(map(str, plot_comparison(runs, suite_dir / "graphs"))))

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,7 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         row["status"] = "complete" if len(spent) >= config.sessions and all(spent) else "not complete"
         scores[name] = [session["final_return_ma"] for session in summary["sessions"]]
         row["score_low"], row["score_high"] = summary["score_interval"] or (None, None)
-    sessions = max(map(len, scores.values()), default=0)
-    matrix = [[found[i] if i < len(found) else None for found in scores.values()] for i in range(sessions)]
-    return rows, {"games": list(scores), "matrix": matrix}
+    return rows, {"games": list(scores), "matrix": list(itertools.zip_longest(*scores.values()))}
 
 
 def read_report(suite_dir: Path) -> dict[str, Any]:
@@ -136,24 +135,25 @@ def _report_table(report: Mapping[str, Any]) -> list[str]:
         "|---|" + "---:|" * len(report),
     ]
     for game in dict.fromkeys(game for found in report.values() for game in found["scores"]):
-        cells = []
-        for found in report.values():
-            scores = found["scores"].get(game)
-            cells.append("-" if scores is None else _score_cell(scores))
+        cells = [_score_cell(found["scores"].get(game)) for found in report.values()]
         lines.append(f"| {game} | {' | '.join(cells)} |")
     for kind in NORMALISATIONS:
         if any(kind in found["aggregates"] for found in report.values()):
-            cells = []
-            for found in report.values():
-                figures = found["aggregates"].get(kind)
-                text = figures and estimate_text(figures["iqm"], figures["iqm_interval"])
-                count = figures and f"{figures['games']} game{'' if figures['games'] == 1 else 's'}"
-                cells.append(f"{text}, {count}" if figures else "-")
+            cells = [_iqm_cell(found["aggregates"].get(kind)) for found in report.values()]
             lines.append(f"| IQM, {kind} | {' | '.join(cells)} |")
     return lines
 
 
-def _score_cell(scores: Sequence[float]) -> str:
+def _iqm_cell(figures: Mapping[str, Any] | None) -> str:
+    if figures is None:
+        return "-"
+    games = f"{figures['games']} game{'' if figures['games'] == 1 else 's'}"
+    return f"{estimate_text(figures['iqm'], figures['iqm_interval'])}, {games}"
+
+
+def _score_cell(scores: Sequence[float] | None) -> str:
+    if scores is None:
+        return "-"
     interval = score_interval(scores)
     bounds = "-" if interval is None else f"{_cell('', interval[0])} to {_cell('', interval[1])}"
     return f"{_cell('', float(np.mean(scores)))} ({bounds})"

@@ -47,7 +47,7 @@ def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str], repo
     """
     described = {
         "games": list(games),
-        "report_at": sorted(set(report_at)),
+        "report_at": list(report_at),
         **describe_resumed(config, suite_dir, SUITE_FILE),
     }
     del described["game"], described["gae_lambda"]  # each game has its own
