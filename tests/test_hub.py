@@ -24,7 +24,7 @@ from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.description import describe
 from jaxrl_atari.run_dir.files import write_json
-from jaxrl_atari.run_dir.summary import write_trial_summary
+from jaxrl_atari.run_dir.summary import read_run, write_trial_summary
 
 library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 from hub_server import LFS_BYTES, TOKEN, serve  # noqa: E402
@@ -97,7 +97,7 @@ def test_a_pushed_run_is_pulled_and_plays(server, run_dir, tmp_path, monkeypatch
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), policy.params, original.params))
     frames = np.random.default_rng(0).integers(0, 255, (8, 84, 84, 4), np.uint8)
     assert policy.act(frames, jax.random.key(1)).tolist() == original.act(frames, jax.random.key(1)).tolist()
-    assert plots.plot_trial(back)
+    assert plots.plot_trial(read_run(back))
     assert not list(tmp_path.glob("*.partial"))
 
 

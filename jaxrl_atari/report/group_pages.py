@@ -25,7 +25,7 @@ from jaxrl_atari.run_dir.files import read_json
 from jaxrl_atari.run_dir.metrics import align_sessions
 from jaxrl_atari.run_dir.reading import read_sessions
 from jaxrl_atari.run_dir.suite_statistics import describe_suite, estimate_text, read_suite, suite_runs
-from jaxrl_atari.run_dir.summary import number_text, trial_summary
+from jaxrl_atari.run_dir.summary import number_text, read_run, trial_summary
 
 
 def link(name: str, written: set[str]) -> str | None:
@@ -87,13 +87,14 @@ def _statuses(suite_dir: Path) -> dict[str, str]:
 def _game_row(suite_dir: Path, config: Config, name: str, written: set[str], status: str) -> dict[str, Any]:
     row = {"name": name, "link": link(name, written), "status": status, "curve": None, "summary": None}
     try:
-        summary, tables = trial_summary(suite_dir / name), read_sessions(suite_dir / name)
+        run = read_run(suite_dir / name)
     except UserError:  # waiting, or no log point yet
         return row
-    curves = [Series(table["env_steps"], table["return_ma"], i) for i, table in enumerate(tables.values())]
+    summary, tables = trial_summary(run), run.tables.values()
+    curves = [Series(table["env_steps"], table["return_ma"], i) for i, table in enumerate(tables)]
     if not status.startswith("failed"):
-        spent = [config.is_spent(int(table["env_steps"][-1])) for table in tables.values()]
-        row["status"] = "complete" if len(spent) >= config.sessions and all(spent) else "not complete"
+        complete = config.is_complete([table["env_steps"][-1] for table in tables])
+        row["status"] = "complete" if complete else "not complete"
     return row | {
         "summary": summary,
         "curve": draw(name, curves),

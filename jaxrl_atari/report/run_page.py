@@ -13,12 +13,18 @@ from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.plots import SESSION_PANELS, SMOOTHING
 from jaxrl_atari.report.chart import Chart, Series, draw, scale
 from jaxrl_atari.run_dir.columns import COLUMNS, TIME_COLUMNS
-from jaxrl_atari.run_dir.config_file import CONFIG_FILE, read_config
+from jaxrl_atari.run_dir.config_file import CONFIG_FILE
 from jaxrl_atari.run_dir.description import latest_text
 from jaxrl_atari.run_dir.files import read_json
 from jaxrl_atari.run_dir.metrics import SESSION_FIGURES, Table, moving_average
-from jaxrl_atari.run_dir.reading import read_sessions
-from jaxrl_atari.run_dir.summary import evaluated_at, newest_evaluation, number_text, score_text, trial_summary
+from jaxrl_atari.run_dir.summary import (
+    evaluated_at,
+    newest_evaluation,
+    number_text,
+    read_run,
+    score_text,
+    trial_summary,
+)
 
 REFERENCES = {
     "reference_score": "SLM Lab's PPO, 10M env steps",
@@ -43,7 +49,8 @@ def describe_run(run_dir: Path) -> dict[str, Any]:
     Raises:
         UserError: not a run directory, or no session has a log point.
     """
-    config, summary, tables = read_config(run_dir), trial_summary(run_dir), read_sessions(run_dir)
+    run = read_run(run_dir)
+    config, tables, summary = run.config, run.tables, trial_summary(run)
     sessions = {path.name.replace("_", " "): table for path, table in tables.items()}
     return {
         "title": "" if config.name == summary["game"] else config.name,

@@ -16,8 +16,8 @@ from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict, read_c
 from jaxrl_atari.run_dir.drawing import COLOURS, env_step_axes, new_figure, open_axes, save_figure
 from jaxrl_atari.run_dir.files import read_json, write_file, write_json
 from jaxrl_atari.run_dir.metrics import Table, human_normalised, reference_normalised, score_at
-from jaxrl_atari.run_dir.reading import read_sessions
 from jaxrl_atari.run_dir.statistics import Estimate
+from jaxrl_atari.run_dir.summary import read_run
 
 Suite = Mapping[str, Sequence[Table]]
 """Game -> the metrics of its sessions, of the complete games only."""
@@ -46,12 +46,12 @@ def read_suite(suite_dir: str | Path) -> dict[str, list[Table]]:
     suite = {}
     for run_dir in suite_runs(suite_dir):
         try:
-            config, tables = read_config(run_dir), list(read_sessions(run_dir).values())
+            run = read_run(run_dir)
         except UserError:
             continue  # no log point yet
-        budget = planned or config
-        if len(tables) >= budget.sessions and all(budget.is_spent(int(table["env_steps"][-1])) for table in tables):
-            suite[config.env.game_name] = tables
+        tables = list(run.tables.values())
+        if (planned or run.config).is_complete([table["env_steps"][-1] for table in tables]):
+            suite[run.game.name] = tables
     return suite
 
 
