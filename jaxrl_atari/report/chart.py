@@ -103,7 +103,7 @@ def draw(
             edge += [*zip(across(one.x), down(one.low), strict=True)][::-1]
             shapes.append(Shape(_path([edge]) + "Z", colour, "band"))
         points = [*zip(across(x), down(y), strict=True)]
-        pieces = _pieces(points)
+        pieces = [points[run] for run in np.ma.clump_unmasked(np.ma.masked_invalid(y))]  # without the gaps
         dots = one.look == "dots" or sum(map(len, pieces)) <= 3
         if one.look != "dots":
             shapes.append(Shape(_path(pieces), colour, one.look))
@@ -120,17 +120,6 @@ def draw(
         rules=[(float(down(height)) / 10, text) for height, text in near],
         x_label=x_label,
     )
-
-
-def _pieces(points: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """The runs of known points."""
-    pieces: list[list[tuple[float, float]]] = [[]]
-    for a, b in points:
-        if np.isfinite(b):
-            pieces[-1].append((a, b))
-        elif pieces[-1]:
-            pieces.append([])
-    return [piece for piece in pieces if piece]
 
 
 def _path(pieces: Sequence[Sequence[tuple[float, float]]]) -> str:

@@ -18,14 +18,13 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.report.chart import Series, draw
-from jaxrl_atari.report.run_page import interval_text, options, software, text_or_dash
-from jaxrl_atari.run_dir import statistics
+from jaxrl_atari.report.run_page import interval_text, options, software
 from jaxrl_atari.run_dir.config_file import SEARCH_FILE, SUITE_FILE, config_from_dict
 from jaxrl_atari.run_dir.files import read_json
 from jaxrl_atari.run_dir.metrics import align_sessions
 from jaxrl_atari.run_dir.reading import read_sessions
-from jaxrl_atari.run_dir.suite_statistics import describe_suite, estimate_text, read_suite, suite_runs
-from jaxrl_atari.run_dir.summary import number_text, read_run, trial_summary
+from jaxrl_atari.run_dir.suite_statistics import aggregate_rows, describe_suite, read_suite, suite_runs
+from jaxrl_atari.run_dir.summary import number_text, read_run, score_text, trial_summary
 
 
 def link(name: str, written: set[str]) -> str | None:
@@ -68,7 +67,7 @@ def describe_suite_page(suite_dir: Path, written: set[str]) -> dict[str, Any]:
         "protocol": protocol,
         "note": note,
         "games": [_game_row(suite_dir, config, name, written, statuses.get(name, "waiting")) for name in names],
-        "aggregates": _aggregates(described),
+        "aggregates": aggregate_rows(described, "over the complete games") if described else [],
         "charts": _suite_charts(described),
         "options": options(config),
         "software": software(values),
@@ -98,10 +97,10 @@ def _game_row(suite_dir: Path, config: Config, name: str, written: set[str], sta
     return row | {
         "summary": summary,
         "curve": draw(name, curves),
-        "score": text_or_dash(summary["score"]),
+        "score": score_text(summary["score"]),
         "interval": interval_text(summary["score_interval"]),
-        "sessions": ", ".join(text_or_dash(session["final_return_ma"]) for session in summary["sessions"]),
-        "reference": text_or_dash(summary["reference_score"]),
+        "sessions": ", ".join(score_text(session["final_return_ma"]) for session in summary["sessions"]),
+        "reference": score_text(summary["reference_score"]),
         "ratio": _fraction(summary["reference_normalised_score"]),
         "human": _fraction(summary["human_normalised_score"]),
         "hours": number_text(summary["mean"]["wall_hours"]),
@@ -111,17 +110,6 @@ def _game_row(suite_dir: Path, config: Config, name: str, written: set[str], sta
 
 def _fraction(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _aggregates(described: Mapping[str, Any]) -> list[list[str]]:
-    """The table of aggregates over the complete games; empty if there are none."""
-    if not described:
-        return []
-    rows = [["over the complete games", "games", *(title for title, _ in statistics.FIGURES.values())]]
-    for kind, found in described.items():
-        cells = [estimate_text(found[figure], found[f"{figure}_interval"]) for figure in statistics.FIGURES]
-        rows.append([kind, str(found["games"]), *cells])
-    return rows
 
 
 def _suite_charts(described: Mapping[str, Any]) -> list[Any]:
@@ -162,7 +150,7 @@ def describe_search(search_dir: Path, written: set[str]) -> dict[str, Any]:
             "number": row["trial"],
             "link": link(f"trial_{row['trial']}", written),
             "fields": [_short(row[name]) for name in fields],
-            "score": text_or_dash(_number(row["score"])),
+            "score": score_text(_number(row["score"])),
             "env_steps": number_text(_number(row["env_steps"])),
             "status": row["status"],
             "reason": row["reason"],

@@ -145,14 +145,19 @@ INTERVALS = (
 )
 
 
-def aggregates_table(rows: Mapping[str, Mapping[str, Any]], heading: str) -> list[str]:
-    """Markdown table of `statistics.aggregate` results: a row for each name."""
-    titles = [title for title, _ in statistics.FIGURES.values()]
-    lines = [f"| {heading} | games | {' | '.join(titles)} |", "|---|" + "---:|" * (1 + len(titles))]
-    for name, found in rows.items():
+def aggregate_rows(results: Mapping[str, Mapping[str, Any]], heading: str) -> list[list[str]]:
+    """Table of `statistics.aggregate` results: its header, and a row for each name."""
+    rows = [[heading, "games", *(title for title, _ in statistics.FIGURES.values())]]
+    for name, found in results.items():
         cells = [estimate_text(found[figure], found[f"{figure}_interval"]) for figure in statistics.FIGURES]
-        lines.append(f"| {name} | {found['games']} | {' | '.join(cells)} |")
-    return lines
+        rows.append([name, str(found["games"]), *cells])
+    return rows
+
+
+def aggregates_table(results: Mapping[str, Mapping[str, Any]], heading: str) -> list[str]:
+    """`aggregate_rows` as lines of Markdown."""
+    header, *lines = [f"| {' | '.join(row)} |" for row in aggregate_rows(results, heading)]
+    return [header, "|---|" + "---:|" * (1 + len(statistics.FIGURES)), *lines]
 
 
 # Comparison.

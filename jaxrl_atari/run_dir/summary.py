@@ -99,8 +99,10 @@ def evaluated_at(evaluation: dict[str, Any]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def score_text(score: float) -> str:
-    """A score as text: 14,482 or 1.44."""
+def score_text(score: float | None) -> str:
+    """A score as text: 14,482 or 1.44; `-` where there is none."""
+    if score is None:
+        return "-"
     return f"{score:,.0f}" if abs(score) >= 1000 else f"{score:.2f}".removesuffix(".00")
 
 
@@ -120,6 +122,16 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(formats).format(*row).rstrip() for row in rows]
 
 
+def figure_rows(summary: dict[str, Any]) -> list[list[str]]:
+    """The table of figures: title, mean, std and value of each session; known figures, then the consistency."""
+    rows = []
+    for name, title in SESSION_FIGURES.items():
+        if summary["mean"][name] is not None:
+            values = [summary["mean"][name], summary["std"][name], *(session[name] for session in summary["sessions"])]
+            rows.append([title, *map(number_text, values)])
+    return [*rows, ["consistency", number_text(summary["consistency"]), *[""] * (1 + len(summary["sessions"]))]]
+
+
 def summary_table(summary: dict[str, Any]) -> str:
     """The table printed at the end of a trial: mean and std of each figure over sessions, and reference scores.
 
@@ -133,12 +145,7 @@ def summary_table(summary: dict[str, Any]) -> str:
     )
     if not summary["complete"]:
         heading += " (not complete)"
-    figures = [["figure", "mean", "std", *(session["session"] for session in sessions)]]
-    for name, title in SESSION_FIGURES.items():
-        if summary["mean"][name] is not None:
-            values = [summary["mean"][name], summary["std"][name], *(session[name] for session in sessions)]
-            figures.append([title, *map(number_text, values)])
-    figures.append(["consistency", number_text(summary["consistency"]), *[""] * (1 + len(sessions))])
+    figures = [["figure", "mean", "std", *(session["session"] for session in sessions)], *figure_rows(summary)]
     scores = [["score", number_text(summary["score"])]]
     sources = [f"± {number_text(summary['score_std'])} over sessions; return_ma at the end"]
     low, high = summary["score_interval"] or (None, None)
