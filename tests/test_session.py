@@ -74,7 +74,7 @@ def rows(session_dir):
 
 def latest(session_dir, config=TINY):
     checkpoints = Checkpoints(session_dir)
-    step = checkpoints.latest_step()
+    step = checkpoints.steps()[-1]
     meta = checkpoints.read_meta(step)
     place = jax.devices("cpu")[0]
     return jax.device_get(checkpoints.restore(step, abstract_arrays(config, meta["num_actions"], place))), meta
