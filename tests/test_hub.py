@@ -52,7 +52,7 @@ def run_dir(tmp_path_factory):
             meta = {"config": CONFIG.to_dict(), "num_actions": NUM_ACTIONS, "best_score": best}
             checkpoints.save(step, {"train_state": state, "key": jax.random.key(0)}, meta, score)
         checkpoints.close()
-    write_json(path / "config.json", describe(CONFIG, 0))
+    write_json(path / "config.json", describe(CONFIG))
     (path / "graphs").mkdir()
     (path / "graphs" / "trial.png").write_bytes(b"a picture")
     (path / "session_1" / "video_1000.mp4").write_bytes(b"a film")
@@ -149,7 +149,7 @@ def test_the_card_of_another_protocol_names_what_differs_and_compares_nothing(tm
     env = EnvConfig(game="Breakout", protocol="machado", clip_rewards=False)
     config = Config(name="breakout", total_env_steps=2048, env=env)
     write_metrics(tmp_path / "session_0", table([1.0, 2.0], [1000, 2048]))
-    write_json(tmp_path / "config.json", describe(config, 0))
+    write_json(tmp_path / "config.json", describe(config))
     summary = write_trial_summary(tmp_path)
     _, header, text = model_card("user/x", config, summary, {}, (), "session_0", 2048, True).split("---\n", 2)
     protocol = "machado, clip_rewards=false"

@@ -714,7 +714,7 @@ def test_whether_a_session_is_finished_is_asked_without_starting_jax(trained):
 def test_the_config_of_a_run_is_restored_from_any_session(tmp_path, caplog):
     """Session 1 has the seed of the run plus 1."""
     config = dataclasses.replace(TINY, seed=5, sessions=2)
-    write_description(tmp_path / "session_1", describe(dataclasses.replace(config, seed=6), 6))
+    write_description(tmp_path / "session_1", describe(dataclasses.replace(config, seed=6)))
     (tmp_path / "session_0").mkdir()
     assert read_config(tmp_path) == config
     assert read_config(tmp_path) == config, "now from the file"

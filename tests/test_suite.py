@@ -40,7 +40,7 @@ def add_session(suite_dir, game, session, returns, config=TINY):
     """Writes the files of a finished session with the given returns."""
     run_dir = suite_dir / game
     run_dir.mkdir(exist_ok=True)
-    write_json(run_dir / "config.json", describe(suite.game_configs(config, [game])[game], 0))
+    write_json(run_dir / "config.json", describe(suite.game_configs(config, [game])[game]))
     steps = [config.total_env_steps * (i + 1) / len(returns) for i in range(len(returns))]
     write_metrics(run_dir / f"session_{session}", table(returns, steps))
     write_checkpoint(run_dir / f"session_{session}", config.total_env_steps)

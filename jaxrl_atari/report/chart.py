@@ -104,10 +104,9 @@ def draw(
             shapes.append(Shape(_path([edge]) + "Z", colour, "band"))
         points = [*zip(across(x), down(y), strict=True)]
         pieces = [points[run] for run in np.ma.clump_unmasked(np.ma.masked_invalid(y))]  # without the gaps
-        dots = one.look == "dots" or sum(map(len, pieces)) <= 3
         if one.look != "dots":
             shapes.append(Shape(_path(pieces), colour, one.look))
-        if dots:
+        if one.look == "dots" or sum(map(len, pieces)) <= 3:
             shapes.append(Shape("".join(f"M{a:.0f} {b:.0f}h0" for piece in pieces for a, b in piece), colour, "dots"))
     shapes.sort(key=lambda shape: ("band", "faint", "strong", "dots").index(shape.look))
     plain = plain_numbers()

@@ -127,7 +127,7 @@ def _suite_charts(described: Mapping[str, Any]) -> list[Any]:
         curve = found[name]
         series = Series(curve["x"], curve["value"], low=curve["low"], high=curve["high"])
         charts.append(draw(title, [series], x_label))
-    return [chart for chart in charts if chart is not None]
+    return charts
 
 
 # Searches
@@ -227,4 +227,4 @@ def _scatters(fields: list[str], rows: list[dict[str, str]]) -> list[Any]:
         x = [math.log10(value) if log else value for value in values]
         drawn = Series(x, [y for _, y in known], look="dots")
         charts.append(draw(f"score against {name}", [drawn], f"log10 of {name}" if log else name, x_from=None))
-    return [chart for chart in charts if chart is not None]
+    return charts
