@@ -102,21 +102,11 @@ def _curve(x: np.ndarray, estimates: Sequence[Estimate]) -> dict[str, Any]:
     return {"x": x.tolist(), "value": [value for value, _ in estimates], "low": low, "high": high}
 
 
-def rliable_scores(suites: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """rliable's dictionary, algorithm -> scores `[sessions, games]`, of the games that all suites have, in order.
-
-    A game with more sessions than another of its suite gives only its first ones: the array is rectangular.
-    """
-    games = sorted(set.intersection(*(set(scores) for scores in suites.values())))
-    sessions = {name: min((len(scores[game]) for game in games), default=0) for name, scores in suites.items()}
-    return {
-        name: np.array([scores[game][: sessions[name]] for game in games]).reshape(len(games), sessions[name]).T
-        for name, scores in suites.items()
-    }
-
-
 def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, list[str]]:
     """Writes scores_human_normalised.npz and scores_ratio.npz: `dict(numpy.load(FILE))` is rliable's dictionary.
+
+    It is algorithm -> scores `[sessions, games]`, of the games that all suites have. A game with more sessions than
+    another of its suite gives only its first ones: the array is rectangular.
 
     Args:
         suites: name -> game -> raw scores of its sessions.
@@ -126,11 +116,14 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, np.ndarray]
     """
     columns = {}
     for kind in NORMALISATIONS:
-        content, normalised = io.BytesIO(), {name: normalise(scores, kind) for name, scores in suites.items()}
-        arrays: Any = rliable_scores(normalised)
+        normalised = {name: normalise(scores, kind) for name, scores in suites.items()}
+        columns[kind] = games = sorted(set.intersection(*map(set, normalised.values())))
+        content, arrays = io.BytesIO(), {}
+        for name, scores in normalised.items():
+            sessions = min((len(scores[game]) for game in games), default=0)
+            arrays[name] = np.array([scores[game][:sessions] for game in games]).reshape(len(games), sessions).T
         np.savez(content, **arrays)
         write_file(directory / f"scores_{kind.replace('-', '_')}.npz", content.getvalue())
-        columns[kind] = sorted(set.intersection(*map(set, normalised.values())))
     return columns
 
 
