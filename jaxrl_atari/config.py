@@ -6,6 +6,7 @@ published PPO-Atari spec (Schulman et al. 2017, in SLM Lab's per-game tuning of 
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -346,9 +347,13 @@ class Config:
         chosen = self.ppo.gae_lambda
         return GAMES[self.env.game_name].gae_lambda if chosen is None else chosen
 
-    def is_spent(self, env_steps: int) -> bool:
+    def is_spent(self, env_steps: float) -> bool:
         """True once another rollout would end farther from the budget than `env_steps` is."""
         return self.total_env_steps - env_steps < self.rollout_size / 2
+
+    def is_complete(self, env_steps: Sequence[float]) -> bool:
+        """True once every session has spent its budget; `env_steps` has those of each session so far."""
+        return len(env_steps) >= self.sessions and all(map(self.is_spent, env_steps))
 
     def to_dict(self) -> dict[str, Any]:
         """This config as nested dicts of JSON values."""

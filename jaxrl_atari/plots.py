@@ -12,24 +12,22 @@ compares suites: learning curves of each game, and statistics over the games tha
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.config import Config
-from jaxrl_atari.envs.games import Game, comparable
+from jaxrl_atari.envs.games import Game
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL
 from jaxrl_atari.run_dir.columns import COLUMNS
-from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.drawing import COLOURS, GREY, LINE_STYLES, env_step_axes, new_figure, save_figure
-from jaxrl_atari.run_dir.metrics import Table, aggregate_trial, align_sessions, moving_average
-from jaxrl_atari.run_dir.reading import read_sessions, session_dirs
+from jaxrl_atari.run_dir.metrics import Table, align_sessions, moving_average
+from jaxrl_atari.run_dir.reading import session_dirs
 from jaxrl_atari.run_dir.statistics import probability_of_improvement
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, estimate_text, is_suite, scores_at, suite_runs
-from jaxrl_atari.run_dir.summary import score_text
+from jaxrl_atari.run_dir.summary import Run, read_run, score_text, trial_summary
 
 SESSION_PANELS = {
     "policy_loss": "policy loss",
@@ -50,22 +48,6 @@ RETURN_MA = "return_ma (mean of the last 100 log points)"
 THIN_LINES = " (thin: not all sessions have come so far)"
 SMOOTHING = 20
 """Log points in the moving average of a session's small panels."""
-
-
-class _Run(NamedTuple):
-    path: Path
-    config: Config
-    tables: dict[Path, Table]  # session directory -> its metrics
-
-    @property
-    def game(self) -> Game:
-        """The game, with the scores that this run's protocol is comparable with."""
-        return comparable(self.config.env.game_name, self.config.env.resolved_protocol)
-
-
-def _read_run(run_dir: str | Path) -> _Run:
-    path = Path(run_dir)
-    return _Run(path, read_config(path), read_sessions(path))
 
 
 def _marker(points: Sequence[float] | np.ndarray) -> str:
@@ -108,7 +90,12 @@ def _draw_reference_lines(axes: Axes, game: Game) -> None:
         )
 
 
-def _plot_session(run: _Run, session_dir: Path) -> list[Path]:
+def plot_session(run: Run, session_dir: Path) -> list[Path]:
+    """Draws the returns and the learning metrics of a session into its graphs/session.png and .svg; returns the files.
+
+    Raises:
+        UserError: the graphs cannot be written.
+    """
     table = run.tables[session_dir]
     env_steps, last = table["env_steps"], table["env_steps"][-1]
     panels = [column for column in SESSION_PANELS if np.isfinite(table.get(column, np.nan)).any()][:9]
@@ -157,42 +144,38 @@ def _legend_below(axes: Axes) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), frameon=False, borderaxespad=0)
 
 
-def _sessions_and_score(run: _Run) -> str:
+def _sessions_and_score(run: Run) -> str:
     """The score and its standard deviation over sessions: `4 sessions, score 14,482 ± 41`."""
     count = f"{len(run.tables)} session{'' if len(run.tables) == 1 else 's'}"
-    trial = aggregate_trial(list(run.tables.values()), run.game)
+    trial = trial_summary(run)
     if trial["score"] is None:
         return f"{count}, no finished game yet"
     spread = f" ± {score_text(trial['score_std'])}" if len(run.tables) > 1 else ""
     return f"{count}, score {score_text(trial['score'])}{spread}"
 
 
-def _title(run: _Run) -> str:
+def _title(run: Run) -> str:
     return f"{run.config.name}: {run.game.name}, protocol {run.config.env.resolved_protocol}"
 
 
-def _last_env_step(run: _Run) -> float:
+def _last_env_step(run: Run) -> float:
     return max(float(table["env_steps"][-1]) for table in run.tables.values())
 
 
-def _lags(run: _Run) -> bool:
+def _lags(run: Run) -> bool:
     """Whether a session is behind another by more than `align_sessions` bridges."""
     _, values = align_sessions(list(run.tables.values()), "env_steps")
     return bool(np.isnan(values[:, -1]).any())
 
 
-def plot_trial(run_dir: str | Path) -> list[Path]:
+def plot_trial(run: Run) -> list[Path]:
     """Draws return_mean, with a band of one std, and return_ma, both as means over sessions; returns the files.
 
-    The files are graphs/trial.png and .svg in `run_dir`.
+    The files are graphs/trial.png and .svg in the run's directory.
 
     Raises:
-        UserError: the run cannot be read, or the graphs cannot be written.
+        UserError: the graphs cannot be written.
     """
-    return _plot_trial(_read_run(run_dir))
-
-
-def _plot_trial(run: _Run) -> list[Path]:
     tables = list(run.tables.values())
     figure = new_figure(f"{_title(run)}, {_sessions_and_score(run)}", 9, 5.5)
     axes = figure.add_subplot()
@@ -206,21 +189,17 @@ def _plot_trial(run: _Run) -> list[Path]:
     return save_figure(figure, run.path / "graphs", "trial")
 
 
-def plot_comparison(run_dirs: Sequence[str | Path], output: str | Path) -> list[Path]:
+def plot_comparison(runs: Sequence[Run], output: Path) -> list[Path]:
     """Draws the return_ma of several runs, with one panel for each game; returns the files.
 
     The files are comparison.png and .svg in `output`. A line is the mean over a trial's sessions, and its band one
     standard deviation. Runs are named after their directories.
 
     Raises:
-        UserError: a run cannot be read, or the graphs cannot be written.
+        UserError: the graphs cannot be written.
     """
-    return _plot_comparison([_read_run(run_dir) for run_dir in run_dirs], Path(output))
-
-
-def _plot_comparison(runs: Sequence[_Run], output: Path) -> list[Path]:
     names = [run.path.absolute().name for run in runs]
-    panels: dict[str, list[_Run]] = {}
+    panels: dict[str, list[Run]] = {}
     for run in runs:
         panels.setdefault(run.game.name, []).append(run)
     columns = min(len(panels), 3)
@@ -247,7 +226,7 @@ def _plot_comparison(runs: Sequence[_Run], output: Path) -> list[Path]:
     return save_figure(figure, output, "comparison")
 
 
-def _improvements(runs: Sequence[_Run]) -> list[str]:
+def _improvements(runs: Sequence[Run]) -> list[str]:
     """The probability that the first run of each game and protocol beats each further one, as lines of text.
 
     A run with a single session is left out: one session against another shows nothing about their settings.
@@ -278,16 +257,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runs = [run for suite in suites for run in suite_runs(suite) if session_dirs(run)]
         if not runs:
             raise UserError(f"{suites[0]}: no game has a session yet; wait for the first one")
-        print(*plot_comparison(runs, options.output), sep="\n")
+        print(*plot_comparison(list(map(read_run, runs)), Path(options.output)), sep="\n")
         print("\n" + compare_suites(suites, Path(options.output)))
         return
-    runs = [_read_run(run_dir) for run_dir in options.run_dirs]
+    runs = list(map(read_run, options.run_dirs))
     for run in runs:
         for session_dir in run.tables:
-            print(*_plot_session(run, session_dir), sep="\n")
-        print(*_plot_trial(run), sep="\n")
+            print(*plot_session(run, session_dir), sep="\n")
+        print(*plot_trial(run), sep="\n")
     if len(runs) > 1:
-        print(*_plot_comparison(runs, Path(options.output)), *_improvements(runs), sep="\n")
+        print(*plot_comparison(runs, Path(options.output)), *_improvements(runs), sep="\n")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def test_run_dir_starts_a_run_or_continues_the_one_it_holds(tmp_path, capsys, mo
     assert (config.name, config.sessions, run_dir) == ("qbert", 2, tmp_path / "run")
     assert not tmp_path.joinpath("run").exists()
     saved = dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, gamma=0.5))
-    write_description(make_run_dir(config, run_dir), describe(saved, 0))
+    write_description(make_run_dir(config, run_dir), describe(saved))
     assert train.parse(line) == (saved, run_dir)
     assert "has changed: the run keeps its own ppo.gamma = 0.5; give an option" in capsys.readouterr().out
     assert train.parse(["--run-dir", str(run_dir), "--total-env-steps", "5000000"])[0].total_env_steps == 5_000_000

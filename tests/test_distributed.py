@@ -99,7 +99,7 @@ def test_two_processes_fall_back_together_from_a_damaged_checkpoint(tmp_path):
     assert f"session 0  resumed at {before:,} env steps" in leader
     assert "damaged" not in follower, "only process 0 logs"
     assert (checkpoints / f"damaged_{last}").is_dir()
-    assert Checkpoints(run_dir / "session_0").latest_step() > 1_400
+    assert Checkpoints(run_dir / "session_0").steps()[-1] > 1_400
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_the_command_in_two_processes(tmp_path):
     written = read_metrics(two)
     steps = [int(row["env_steps"]) for row in written]
     assert steps == sorted(set(steps))
-    assert Checkpoints(two / "session_0").latest_step() == int(written[-1]["env_steps"])
+    assert Checkpoints(two / "session_0").steps()[-1] == int(written[-1]["env_steps"])
     assert load_policy(two).env_steps > 0
 
 

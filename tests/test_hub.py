@@ -24,7 +24,7 @@ from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.description import describe
 from jaxrl_atari.run_dir.files import write_json
-from jaxrl_atari.run_dir.summary import write_trial_summary
+from jaxrl_atari.run_dir.summary import read_run, write_trial_summary
 
 library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 from hub_server import LFS_BYTES, TOKEN, serve  # noqa: E402
@@ -52,7 +52,7 @@ def run_dir(tmp_path_factory):
             meta = {"config": CONFIG.to_dict(), "num_actions": NUM_ACTIONS, "best_score": best}
             checkpoints.save(step, {"train_state": state, "key": jax.random.key(0)}, meta, score)
         checkpoints.close()
-    write_json(path / "config.json", describe(CONFIG, 0))
+    write_json(path / "config.json", describe(CONFIG))
     (path / "graphs").mkdir()
     (path / "graphs" / "trial.png").write_bytes(b"a picture")
     (path / "session_1" / "video_1000.mp4").write_bytes(b"a film")
@@ -97,7 +97,7 @@ def test_a_pushed_run_is_pulled_and_plays(server, run_dir, tmp_path, monkeypatch
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), policy.params, original.params))
     frames = np.random.default_rng(0).integers(0, 255, (8, 84, 84, 4), np.uint8)
     assert policy.act(frames, jax.random.key(1)).tolist() == original.act(frames, jax.random.key(1)).tolist()
-    assert plots.plot_trial(back)
+    assert plots.plot_trial(read_run(back))
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -149,7 +149,7 @@ def test_the_card_of_another_protocol_names_what_differs_and_compares_nothing(tm
     env = EnvConfig(game="Breakout", protocol="machado", clip_rewards=False)
     config = Config(name="breakout", total_env_steps=2048, env=env)
     write_metrics(tmp_path / "session_0", table([1.0, 2.0], [1000, 2048]))
-    write_json(tmp_path / "config.json", describe(config, 0))
+    write_json(tmp_path / "config.json", describe(config))
     summary = write_trial_summary(tmp_path)
     _, header, text = model_card("user/x", tmp_path, summary, "session_0", 2048, True).split("---\n", 2)
     protocol = "machado, clip_rewards=false"

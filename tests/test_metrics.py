@@ -260,11 +260,6 @@ def test_a_bad_config_is_a_one_line_error(tmp_path, content, message):
         read_config(tmp_path)
 
 
-def test_a_missing_run_directory_is_a_one_line_error(tmp_path):
-    with pytest.raises(UserError, match="not a run directory"):
-        write_trial_summary(tmp_path / "nowhere")
-
-
 @pytest.mark.parametrize(
     ("game", "protocol", "expected"),
     [

@@ -105,7 +105,7 @@ DEEP = b"[" * 100_000
 
 
 @fuzz
-@given(content=hostile_files(describe(CONFIG, 0)))
+@given(content=hostile_files(describe(CONFIG)))
 @example(content=DEEP)
 @example(content=b'{"config": {"env": 3}}')
 @example(content=b'{"config": {"name": "../../elsewhere"}}')
@@ -167,7 +167,7 @@ few = settings(fuzz, max_examples=25)
 
 
 @few
-@given(content=hostile_files(describe(CONFIG, 0) | {"resumed": [{"date": "2026-11-22"}]}))
+@given(content=hostile_files(describe(CONFIG) | {"resumed": [{"date": "2026-11-22"}]}))
 @example(content=DEEP)
 def test_the_report_of_a_run(content, tmp_path):
     if not (tmp_path / "session_0").exists():

@@ -74,7 +74,7 @@ def rows(session_dir):
 
 def latest(session_dir, config=TINY):
     checkpoints = Checkpoints(session_dir)
-    step = checkpoints.latest_step()
+    step = checkpoints.steps()[-1]
     meta = checkpoints.read_meta(step)
     place = jax.devices("cpu")[0]
     return jax.device_get(checkpoints.restore(step, abstract_arrays(config, meta["num_actions"], place))), meta
@@ -714,7 +714,7 @@ def test_whether_a_session_is_finished_is_asked_without_starting_jax(trained):
 def test_the_config_of_a_run_is_restored_from_any_session(tmp_path, caplog):
     """Session 1 has the seed of the run plus 1."""
     config = dataclasses.replace(TINY, seed=5, sessions=2)
-    write_description(tmp_path / "session_1", describe(dataclasses.replace(config, seed=6), 6))
+    write_description(tmp_path / "session_1", describe(dataclasses.replace(config, seed=6)))
     (tmp_path / "session_0").mkdir()
     assert read_config(tmp_path) == config
     assert read_config(tmp_path) == config, "now from the file"

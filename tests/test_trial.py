@@ -312,7 +312,7 @@ def test_a_signal_is_a_stop_request_to_the_session_in_this_process(tmp_path, sta
 def test_a_worker_writes_the_descriptions_once_training_has_begun(tmp_path, monkeypatch):
     """The process of a session, without its process: it reads them from standard input."""
     config = make_config(tmp_path, sessions=3)
-    descriptions = [describe(config, 0), describe(config, 2)]
+    descriptions = [describe(config), describe(make_config(tmp_path, sessions=3, seed=2))]
     written = [tmp_path / "config.json", tmp_path / "session_2" / "config.json"]
 
     def run_session(config, folder, session, *, resume, stop_requested, on_update):

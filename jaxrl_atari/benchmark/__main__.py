@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("warning: other programs are computing on this machine, or were a minute ago: figures may be low")
     print()
     job = Job(options.config, overrides, options.seconds, options.compared)
-    about = {"seconds": job.seconds, "repeats": options.repeats, **describe(config, config.seed), "hardware": machine}
+    about = {"seconds": job.seconds, "repeats": options.repeats, **describe(config), "hardware": machine}
     if options.compare:
         result = {"compare": options.compare, **compare(job, config, options.compare, options.repeats)}
     elif options.scale:

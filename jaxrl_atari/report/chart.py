@@ -103,11 +103,10 @@ def draw(
             edge += [*zip(across(one.x), down(one.low), strict=True)][::-1]
             shapes.append(Shape(_path([edge]) + "Z", colour, "band"))
         points = [*zip(across(x), down(y), strict=True)]
-        pieces = _pieces(points)
-        dots = one.look == "dots" or sum(map(len, pieces)) <= 3
+        pieces = [points[run] for run in np.ma.clump_unmasked(np.ma.masked_invalid(y))]  # without the gaps
         if one.look != "dots":
             shapes.append(Shape(_path(pieces), colour, one.look))
-        if dots:
+        if one.look == "dots" or sum(map(len, pieces)) <= 3:
             shapes.append(Shape("".join(f"M{a:.0f} {b:.0f}h0" for piece in pieces for a, b in piece), colour, "dots"))
     shapes.sort(key=lambda shape: ("band", "faint", "strong", "dots").index(shape.look))
     plain = plain_numbers()
@@ -120,17 +119,6 @@ def draw(
         rules=[(float(down(height)) / 10, text) for height, text in near],
         x_label=x_label,
     )
-
-
-def _pieces(points: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """The runs of known points."""
-    pieces: list[list[tuple[float, float]]] = [[]]
-    for a, b in points:
-        if np.isfinite(b):
-            pieces[-1].append((a, b))
-        elif pieces[-1]:
-            pieces.append([])
-    return [piece for piece in pieces if piece]
 
 
 def _path(pieces: Sequence[Sequence[tuple[float, float]]]) -> str:

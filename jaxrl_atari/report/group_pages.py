@@ -18,14 +18,13 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.report.chart import Series, draw
-from jaxrl_atari.report.run_page import interval_text, options, software, text_or_dash
-from jaxrl_atari.run_dir import statistics
+from jaxrl_atari.report.run_page import interval_text, options, software
 from jaxrl_atari.run_dir.config_file import SEARCH_FILE, SUITE_FILE, config_from_dict
 from jaxrl_atari.run_dir.files import read_json
 from jaxrl_atari.run_dir.metrics import align_sessions
 from jaxrl_atari.run_dir.reading import read_sessions
-from jaxrl_atari.run_dir.suite_statistics import describe_suite, estimate_text, read_suite, suite_runs
-from jaxrl_atari.run_dir.summary import number_text, trial_summary
+from jaxrl_atari.run_dir.suite_statistics import aggregate_rows, describe_suite, read_suite, suite_runs
+from jaxrl_atari.run_dir.summary import number_text, read_run, score_text, trial_summary
 
 
 def link(name: str, written: set[str]) -> str | None:
@@ -68,7 +67,7 @@ def describe_suite_page(suite_dir: Path, written: set[str]) -> dict[str, Any]:
         "protocol": protocol,
         "note": note,
         "games": [_game_row(suite_dir, config, name, written, statuses.get(name, "waiting")) for name in names],
-        "aggregates": _aggregates(described),
+        "aggregates": aggregate_rows(described, "over the complete games") if described else [],
         "charts": _suite_charts(described),
         "options": options(config),
         "software": software(values),
@@ -87,20 +86,21 @@ def _statuses(suite_dir: Path) -> dict[str, str]:
 def _game_row(suite_dir: Path, config: Config, name: str, written: set[str], status: str) -> dict[str, Any]:
     row = {"name": name, "link": link(name, written), "status": status, "curve": None, "summary": None}
     try:
-        summary, tables = trial_summary(suite_dir / name), read_sessions(suite_dir / name)
+        run = read_run(suite_dir / name)
     except UserError:  # waiting, or no log point yet
         return row
-    curves = [Series(table["env_steps"], table["return_ma"], i) for i, table in enumerate(tables.values())]
+    summary, tables = trial_summary(run), run.tables.values()
+    curves = [Series(table["env_steps"], table["return_ma"], i) for i, table in enumerate(tables)]
     if not status.startswith("failed"):
-        spent = [config.is_spent(int(table["env_steps"][-1])) for table in tables.values()]
-        row["status"] = "complete" if len(spent) >= config.sessions and all(spent) else "not complete"
+        complete = config.is_complete([table["env_steps"][-1] for table in tables])
+        row["status"] = "complete" if complete else "not complete"
     return row | {
         "summary": summary,
         "curve": draw(name, curves),
-        "score": text_or_dash(summary["score"]),
+        "score": score_text(summary["score"]),
         "interval": interval_text(summary["score_interval"]),
-        "sessions": ", ".join(text_or_dash(session["final_return_ma"]) for session in summary["sessions"]),
-        "reference": text_or_dash(summary["reference_score"]),
+        "sessions": ", ".join(score_text(session["final_return_ma"]) for session in summary["sessions"]),
+        "reference": score_text(summary["reference_score"]),
         "ratio": _fraction(summary["reference_normalised_score"]),
         "human": _fraction(summary["human_normalised_score"]),
         "hours": number_text(summary["mean"]["wall_hours"]),
@@ -110,17 +110,6 @@ def _game_row(suite_dir: Path, config: Config, name: str, written: set[str], sta
 
 def _fraction(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _aggregates(described: Mapping[str, Any]) -> list[list[str]]:
-    """The table of aggregates over the complete games; empty if there are none."""
-    if not described:
-        return []
-    rows = [["over the complete games", "games", *(title for title, _ in statistics.FIGURES.values())]]
-    for kind, found in described.items():
-        cells = [estimate_text(found[figure], found[f"{figure}_interval"]) for figure in statistics.FIGURES]
-        rows.append([kind, str(found["games"]), *cells])
-    return rows
 
 
 def _suite_charts(described: Mapping[str, Any]) -> list[Any]:
@@ -138,7 +127,7 @@ def _suite_charts(described: Mapping[str, Any]) -> list[Any]:
         curve = found[name]
         series = Series(curve["x"], curve["value"], low=curve["low"], high=curve["high"])
         charts.append(draw(title, [series], x_label))
-    return [chart for chart in charts if chart is not None]
+    return charts
 
 
 # Searches
@@ -161,7 +150,7 @@ def describe_search(search_dir: Path, written: set[str]) -> dict[str, Any]:
             "number": row["trial"],
             "link": link(f"trial_{row['trial']}", written),
             "fields": [_short(row[name]) for name in fields],
-            "score": text_or_dash(_number(row["score"])),
+            "score": score_text(_number(row["score"])),
             "env_steps": number_text(_number(row["env_steps"])),
             "status": row["status"],
             "reason": row["reason"],
@@ -238,4 +227,4 @@ def _scatters(fields: list[str], rows: list[dict[str, str]]) -> list[Any]:
         x = [math.log10(value) if log else value for value in values]
         drawn = Series(x, [y for _, y in known], look="dots")
         charts.append(draw(f"score against {name}", [drawn], f"log10 of {name}" if log else name, x_from=None))
-    return [chart for chart in charts if chart is not None]
+    return charts

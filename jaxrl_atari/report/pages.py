@@ -52,8 +52,10 @@ def _write_runs(run_dirs: list[Path]) -> set[str]:
 
 def _write(directory: Path, template: str, content: dict[str, Any]) -> Path:
     path = directory / REPORT_FILE
+    about = {"package_version": version("jaxrl_atari"), "written": time.strftime("%Y-%m-%d %H:%M")}
+    page = _templates().get_template(template).render(content | about)
     try:
-        write_file(path, render(template, content))
+        write_file(path, page)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); copy the directory elsewhere first") from error
     return path
@@ -66,12 +68,6 @@ def try_report(directory: str | Path) -> None:
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split()).removeprefix("UserError: ")
         say(f"no report: {reason}; python -m jaxrl_atari.report {directory} tries again")
-
-
-def render(template: str, content: dict[str, Any]) -> str:
-    """A page from a template of this package. Every value is escaped."""
-    about = {"package_version": version("jaxrl_atari"), "written": time.strftime("%Y-%m-%d %H:%M")}
-    return _templates().get_template(template).render(content | about)
 
 
 @cache

@@ -13,12 +13,18 @@ from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.plots import SESSION_PANELS, SMOOTHING
 from jaxrl_atari.report.chart import Chart, Series, draw, scale
 from jaxrl_atari.run_dir.columns import COLUMNS, TIME_COLUMNS
-from jaxrl_atari.run_dir.config_file import CONFIG_FILE, read_config
+from jaxrl_atari.run_dir.config_file import CONFIG_FILE
 from jaxrl_atari.run_dir.description import latest_text
 from jaxrl_atari.run_dir.files import read_json
-from jaxrl_atari.run_dir.metrics import SESSION_FIGURES, Table, moving_average
-from jaxrl_atari.run_dir.reading import read_sessions
-from jaxrl_atari.run_dir.summary import evaluated_at, newest_evaluation, number_text, score_text, trial_summary
+from jaxrl_atari.run_dir.metrics import Table, moving_average
+from jaxrl_atari.run_dir.summary import (
+    evaluated_at,
+    figure_rows,
+    newest_evaluation,
+    read_run,
+    score_text,
+    trial_summary,
+)
 
 REFERENCES = {
     "reference_score": "SLM Lab's PPO, 10M env steps",
@@ -43,14 +49,15 @@ def describe_run(run_dir: Path) -> dict[str, Any]:
     Raises:
         UserError: not a run directory, or no session has a log point.
     """
-    config, summary, tables = read_config(run_dir), trial_summary(run_dir), read_sessions(run_dir)
+    run = read_run(run_dir)
+    config, tables, summary = run.config, run.tables, trial_summary(run)
     sessions = {path.name.replace("_", " "): table for path, table in tables.items()}
     return {
         "title": "" if config.name == summary["game"] else config.name,
         "summary": summary,
         "config": config,
-        "score": text_or_dash(summary["score"]),
-        "score_std": text_or_dash(summary["score_std"]),
+        "score": score_text(summary["score"]),
+        "score_std": score_text(summary["score_std"]),
         "interval": interval_text(summary["score_interval"]),
         "progress": _progress(summary),
         "marks": _marks(summary),
@@ -67,11 +74,6 @@ def describe_run(run_dir: Path) -> dict[str, Any]:
         "devices": {path.name.replace("_", " "): device for path in tables if (device := latest_text(path, "device"))},
         "video": _video(list(tables)),
     }
-
-
-def text_or_dash(value: float | None) -> str:
-    """A score as text."""
-    return "-" if value is None else score_text(value)
 
 
 def interval_text(interval: Sequence[float] | None) -> str:
@@ -144,17 +146,11 @@ def _panels(sessions: Mapping[str, Table]) -> list[Chart]:
     return charts[:9]
 
 
-def _figures(summary: Mapping[str, Any]) -> list[list[str]]:
+def _figures(summary: dict[str, Any]) -> list[list[str]]:
     """The table of figures: its header, and a row for each figure that is known."""
-    names = [session["session"].replace("_", " ") for session in summary["sessions"]]
-    rows = [["", "mean", "std", *names]]
-    for name, title in SESSION_FIGURES.items():
-        if summary["mean"][name] is not None:
-            values = [summary["mean"][name], summary["std"][name], *(session[name] for session in summary["sessions"])]
-            rows.append([title, *map(number_text, values)])
-    if summary["consistency"] is not None:
-        rows.append(["consistency", number_text(summary["consistency"]), *[""] * (1 + len(names))])
-    return rows
+    header = ["", "mean", "std", *(session["session"].replace("_", " ") for session in summary["sessions"])]
+    rows = figure_rows(summary)
+    return [header, *(rows[:-1] if summary["consistency"] is None else rows)]
 
 
 def _time(tables: Any) -> list[tuple[str, float]]:

@@ -2,8 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +65,14 @@ def hide_closed_loops() -> None:
     that, in threads of tensorstore, which call the closed loop: Python would print a traceback for each, beside our
     one-line error. A save fails in the background, so the hook stays until the process ends.
     """
-    sys.unraisablehook = partial(_hide_closed_loop, sys.unraisablehook)
+    hook = sys.unraisablehook
 
+    def hide_closed_loop(unraisable: Any) -> None:
+        # An exception in a callback of Python has an object: the function.
+        if unraisable.object is not None or str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
 
-def _hide_closed_loop(hook: Callable[[Any], object], unraisable: Any) -> None:
-    # An exception in a callback of Python has an object: the function.
-    if unraisable.object is not None or str(unraisable.exc_value) != "Event loop is closed":
-        hook(unraisable)
+    sys.unraisablehook = hide_closed_loop
 
 
 def reason_text(error: Exception) -> str:

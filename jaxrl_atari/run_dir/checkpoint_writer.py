@@ -123,7 +123,7 @@ class CheckpointWriter(Checkpoints):
         except Exception as error:  # orbax and the file system raise many types
             raise self._not_written(error) from error
         if not saved:
-            raise RuntimeError(f"orbax refused to save step {env_steps} after step {self.latest_step()}")
+            raise RuntimeError(f"orbax refused to save step {env_steps} beside {self.steps()}")
 
     def wait(self) -> None:
         """Waits until everything is on disk. Raises `UserError` if writing failed."""

@@ -13,7 +13,7 @@ Formats: 3 has checksums; 2 has none, and its score is in a file of its own.
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,21 +44,11 @@ def _first_difference(saved: dict[str, str], wanted: dict[str, str]) -> str | No
 
 
 class Damaged(UserError):
-    """A checkpoint whose files are incomplete or broken, or that differs from its checksums.
+    """A checkpoint whose files are incomplete or broken, or that differs from its checksums."""
 
-    Args:
-        directory: of the checkpoint.
-        reason: completes "damaged: ...".
-        others: env steps of the other checkpoints.
-    """
-
-    def __init__(self, directory: Path, reason: str, others: Sequence[int] = ()):
-        self.directory, self.reason, self.others = directory, reason, others
-        there = f"other checkpoints: {', '.join(map(str, others))}" if others else "there is no other checkpoint"
-        super().__init__(f"{directory}: damaged: {reason}; {there}")
-
-    def __reduce__(self):
-        return type(self), (self.directory, self.reason, self.others)
+    def __init__(self, message: str, reason: str = ""):  # pickle passes the message alone
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -95,10 +85,6 @@ class Checkpoints:
         """Env steps of the complete checkpoints, in ascending order."""
         names = (path.name for path in self.directory.iterdir() if path.is_dir())
         return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,17}", name))
-
-    def latest_step(self) -> int | None:
-        """The last of `steps()`, or None if there is none."""
-        return max(self.steps(), default=None)
 
     def best_step(self) -> int | None:
         """The step with the highest score, or the latest step if no checkpoint has a score.
@@ -219,4 +205,6 @@ class Checkpoints:
                 f"{directory}: cannot be read ({reason_text(refused)}) and may be sound; fix the cause, or move it "
                 "away to use another checkpoint"
             )
-        return Damaged(directory, reason, [other for other in self.steps() if other != step])
+        others = ", ".join(str(other) for other in self.steps() if other != step)
+        there = f"other checkpoints: {others}" if others else "there is no other checkpoint"
+        return Damaged(f"{directory}: damaged: {reason}; {there}", reason)

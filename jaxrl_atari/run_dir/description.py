@@ -85,11 +85,11 @@ def latest_text(directory: Path, name: str) -> str:
     return found if isinstance(found, str) else ""
 
 
-def describe(config: Config, seed: int) -> dict[str, Any]:
+def describe(config: Config) -> dict[str, Any]:
     """The content of a new config.json: config, seed, protocol, versions, git revision, machine."""
     return {
         "config": config.to_dict(),
-        "seed": seed,
+        "seed": config.seed,
         "game": config.env.game_name,
         "protocol": config.env.resolved_protocol,
         "gae_lambda": config.gae_lambda,
@@ -103,7 +103,7 @@ def describe_resumed(config: Config, directory: Path, file: str = CONFIG_FILE) -
     Args:
         file: name of the file in `directory` that has the history.
     """
-    path, described = directory / file, describe(config, config.seed)
+    path, described = directory / file, describe(config)
     if not path.is_file() or not any(directory.rglob("checkpoints/*")):
         return described
     try:

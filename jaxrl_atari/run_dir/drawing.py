@@ -7,7 +7,6 @@ import io
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
@@ -23,7 +22,6 @@ GREY = "#555555"
 def new_figure(title: str, width: float, height: float) -> Figure:
     """A figure with a title; its size is in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize="large", fontweight="bold")
     return figure
 

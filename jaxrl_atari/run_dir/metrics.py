@@ -185,11 +185,6 @@ def score_at(table: Table, points: ArrayLike, along: str = "env_steps") -> np.nd
     return np.interp(points, table[along][known], table["return_ma"][known], left=np.nan)
 
 
-def _mean_and_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    known = [value for value in values if value is not None]
-    return (float(np.mean(known)), float(np.std(known))) if known else (None, None)
-
-
 def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, Any]:
     """A trial's summary, ready for JSON: an unknown value is None.
 
@@ -203,9 +198,10 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
         game: provides the scores to compare with.
     """
     sessions = [session_figures(table, game) for table in session_tables]
-    spread = {name: _mean_and_std([figures[name] for figures in sessions]) for name in SESSION_FIGURES}
-    score, score_std = spread["final_return_ma"]
-    scores = [figures["final_return_ma"] for figures in sessions if figures["final_return_ma"] is not None]
+    known = {name: [value for each in sessions if (value := each[name]) is not None] for name in SESSION_FIGURES}
+    means = {name: float(np.mean(values)) if values else None for name, values in known.items()}
+    stds = {name: float(np.std(values)) if values else None for name, values in known.items()}
+    score, scores = means["final_return_ma"], known["final_return_ma"]
     interval = score_interval(scores) if scores else None
     similarity = None
     if len(session_tables) > 1 and game.random_mean is not None:
@@ -216,7 +212,7 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
     return {
         "game": game.name,
         "score": score,
-        "score_std": score_std,
+        "score_std": stds["final_return_ma"],
         "score_interval": None if interval is None else list(interval),
         "reference_score": game.reference_score,
         "tutorial_score": game.tutorial_score,
@@ -225,7 +221,7 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
         "reference_normalised_score": None if score is None else reference_normalised(score, game),
         "human_normalised_score": None if score is None else human_normalised(score, game),
         "consistency": similarity,
-        "mean": {name: mean for name, (mean, _) in spread.items()},
-        "std": {name: std for name, (_, std) in spread.items()},
+        "mean": means,
+        "std": stds,
         "sessions": sessions,
     }

@@ -30,19 +30,15 @@ def parse_metrics(path: Path) -> MetricsFile:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     # Only a line feed completes a row: without it, the last cell may lack digits even if all cells are present.
     cut_short = bool(lines.pop())
-    header, *rows = map(_cells, lines or [""])
+    header, *others = map(_cells, lines or [""])
     column = header.index("env_steps") if "env_steps" in header else None
-    is_sound = [
-        column is not None and len(row) == len(header) and all(map(_is_number, row)) and row[column] != ""
-        for row in rows
-    ]
-    numbered = list(zip(range(2, len(rows) + 2), rows, is_sound, strict=True))
-    return MetricsFile(
-        header,
-        [row for _, row, sound in numbered if sound],
-        [number for number, _, sound in numbered if not sound],
-        cut_short,
-    )
+    rows, damaged = [], []
+    for number, row in enumerate(others, 2):
+        if column is not None and len(row) == len(header) and all(map(_is_number, row)) and row[column] != "":
+            rows.append(row)
+        else:
+            damaged.append(number)
+    return MetricsFile(header, rows, damaged, cut_short)
 
 
 def _cells(line: str) -> list[str]:

@@ -4,7 +4,7 @@ The figures are those of Agarwal et al. 2021, "Deep RL at the Edge of the Statis
 for scores x_mn of game m = 1..M and session n = 1..N_m, which are normalised by game before they are aggregated.
 
 The stratified bootstrap resamples the sessions of each game with replacement and keeps the games. An interval lies
-between the quantiles (1 - confidence) / 2 and (1 + confidence) / 2 of the resampled figures. A game with a single
+between the quantiles (1 - CONFIDENCE) / 2 and (1 + CONFIDENCE) / 2 of the resampled figures. A game with a single
 session has no spread to resample: where there is one, the interval is None.
 """
 
@@ -49,9 +49,9 @@ def interquartile_mean(games: Sequence[np.ndarray]) -> np.ndarray:
     return scores[..., cut : scores.shape[-1] - cut].mean(axis=-1)
 
 
-def optimality_gap(games: Sequence[np.ndarray], target: float = 1.0) -> np.ndarray:
-    """target - mean of min(x_mn, target) over all scores: the distance from the target, 0 if all scores reach it."""
-    return target - np.minimum(np.concatenate(games, axis=-1), target).mean(axis=-1)
+def optimality_gap(games: Sequence[np.ndarray]) -> np.ndarray:
+    """1 - mean of min(x_mn, 1) over all scores: the distance from the target 1, 0 if all scores reach it."""
+    return 1.0 - np.minimum(np.concatenate(games, axis=-1), 1.0).mean(axis=-1)
 
 
 def share_above(games: Sequence[np.ndarray], threshold: float) -> np.ndarray:
@@ -81,13 +81,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[np.ndarray]], np.ndarray]]] = {
 # Estimates: figures with intervals.
 
 
-def estimate(
-    figure: Callable[..., np.ndarray],
-    *suites: Scores,
-    resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
-    seed: int = 0,
-) -> Estimate:
+def estimate(figure: Callable[..., np.ndarray], *suites: Scores) -> Estimate:
     """A figure of one or more suites, with the interval of its stratified bootstrap.
 
     Args:
@@ -97,23 +91,19 @@ def estimate(
     value = float(figure(*games))
     if any(scores.size < 2 for suite in games for scores in suite):
         return Estimate(value, None)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     resampled = [
-        [scores[rng.integers(scores.size, size=(resamples, scores.size))] for scores in suite] for suite in games
+        [scores[rng.integers(scores.size, size=(RESAMPLES, scores.size))] for scores in suite] for suite in games
     ]
-    low, high = np.quantile(figure(*resampled), [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(figure(*resampled), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Estimate(value, (float(low), float(high)))
 
 
-def aggregate(scores: Scores, **bootstrap: Any) -> dict[str, Any]:
-    """All `FIGURES` of a suite, ready for JSON: `iqm` and `iqm_interval`, and so on.
-
-    Args:
-        bootstrap: `resamples`, `confidence` and `seed` of `estimate`.
-    """
-    summary: dict[str, Any] = {"games": len(scores), "confidence": bootstrap.get("confidence", CONFIDENCE)}
+def aggregate(scores: Scores) -> dict[str, Any]:
+    """All `FIGURES` of a suite, ready for JSON: `iqm` and `iqm_interval`, and so on."""
+    summary: dict[str, Any] = {"games": len(scores), "confidence": CONFIDENCE}
     for name, (_, figure) in FIGURES.items():
-        value, interval = estimate(figure, scores, **bootstrap)
+        value, interval = estimate(figure, scores)
         summary |= {name: value, f"{name}_interval": None if interval is None else list(interval)}
     return summary
 

@@ -16,8 +16,8 @@ from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict, read_c
 from jaxrl_atari.run_dir.drawing import COLOURS, env_step_axes, new_figure, open_axes, save_figure
 from jaxrl_atari.run_dir.files import read_json, write_file, write_json
 from jaxrl_atari.run_dir.metrics import Table, human_normalised, reference_normalised, score_at
-from jaxrl_atari.run_dir.reading import read_sessions
 from jaxrl_atari.run_dir.statistics import Estimate
+from jaxrl_atari.run_dir.summary import read_run
 
 Suite = Mapping[str, Sequence[Table]]
 """Game -> the metrics of its sessions, of the complete games only."""
@@ -46,12 +46,12 @@ def read_suite(suite_dir: str | Path) -> dict[str, list[Table]]:
     suite = {}
     for run_dir in suite_runs(suite_dir):
         try:
-            config, tables = read_config(run_dir), list(read_sessions(run_dir).values())
+            run = read_run(run_dir)
         except UserError:
             continue  # no log point yet
-        budget = planned or config
-        if len(tables) >= budget.sessions and all(budget.is_spent(int(table["env_steps"][-1])) for table in tables):
-            suite[config.env.game_name] = tables
+        tables = list(run.tables.values())
+        if (planned or run.config).is_complete([table["env_steps"][-1] for table in tables]):
+            suite[run.game.name] = tables
     return suite
 
 
@@ -102,21 +102,11 @@ def _curve(x: np.ndarray, estimates: Sequence[Estimate]) -> dict[str, Any]:
     return {"x": x.tolist(), "value": [value for value, _ in estimates], "low": low, "high": high}
 
 
-def rliable_scores(suites: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """rliable's dictionary, algorithm -> scores `[sessions, games]`, of the games that all suites have, in order.
-
-    A game with more sessions than another of its suite gives only its first ones: the array is rectangular.
-    """
-    games = sorted(set.intersection(*(set(scores) for scores in suites.values())))
-    sessions = {name: min((len(scores[game]) for game in games), default=0) for name, scores in suites.items()}
-    return {
-        name: np.array([scores[game][: sessions[name]] for game in games]).reshape(len(games), sessions[name]).T
-        for name, scores in suites.items()
-    }
-
-
 def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, list[str]]:
     """Writes scores_human_normalised.npz and scores_ratio.npz: `dict(numpy.load(FILE))` is rliable's dictionary.
+
+    It is algorithm -> scores `[sessions, games]`, of the games that all suites have. A game with more sessions than
+    another of its suite gives only its first ones: the array is rectangular.
 
     Args:
         suites: name -> game -> raw scores of its sessions.
@@ -126,11 +116,14 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, np.ndarray]
     """
     columns = {}
     for kind in NORMALISATIONS:
-        content, normalised = io.BytesIO(), {name: normalise(scores, kind) for name, scores in suites.items()}
-        arrays: Any = rliable_scores(normalised)
+        normalised = {name: normalise(scores, kind) for name, scores in suites.items()}
+        columns[kind] = games = sorted(set.intersection(*map(set, normalised.values())))
+        content, arrays = io.BytesIO(), {}
+        for name, scores in normalised.items():
+            sessions = min((len(scores[game]) for game in games), default=0)
+            arrays[name] = np.array([scores[game][:sessions] for game in games]).reshape(len(games), sessions).T
         np.savez(content, **arrays)
         write_file(directory / f"scores_{kind.replace('-', '_')}.npz", content.getvalue())
-        columns[kind] = sorted(set.intersection(*map(set, normalised.values())))
     return columns
 
 
@@ -145,14 +138,19 @@ INTERVALS = (
 )
 
 
-def aggregates_table(rows: Mapping[str, Mapping[str, Any]], heading: str) -> list[str]:
-    """Markdown table of `statistics.aggregate` results: a row for each name."""
-    titles = [title for title, _ in statistics.FIGURES.values()]
-    lines = [f"| {heading} | games | {' | '.join(titles)} |", "|---|" + "---:|" * (1 + len(titles))]
-    for name, found in rows.items():
+def aggregate_rows(results: Mapping[str, Mapping[str, Any]], heading: str) -> list[list[str]]:
+    """Table of `statistics.aggregate` results: its header, and a row for each name."""
+    rows = [[heading, "games", *(title for title, _ in statistics.FIGURES.values())]]
+    for name, found in results.items():
         cells = [estimate_text(found[figure], found[f"{figure}_interval"]) for figure in statistics.FIGURES]
-        lines.append(f"| {name} | {found['games']} | {' | '.join(cells)} |")
-    return lines
+        rows.append([name, str(found["games"]), *cells])
+    return rows
+
+
+def aggregates_table(results: Mapping[str, Mapping[str, Any]], heading: str) -> list[str]:
+    """`aggregate_rows` as lines of Markdown."""
+    header, *lines = [f"| {' | '.join(row)} |" for row in aggregate_rows(results, heading)]
+    return [header, "|---|" + "---:|" * (1 + len(statistics.FIGURES)), *lines]
 
 
 # Comparison.

@@ -2,37 +2,51 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxrl_atari.envs.games import comparable
+from jaxrl_atari.config import Config
+from jaxrl_atari.envs.games import Game, comparable
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.files import read_json, write_json
-from jaxrl_atari.run_dir.metrics import SESSION_FIGURES, aggregate_trial
+from jaxrl_atari.run_dir.metrics import SESSION_FIGURES, Table, aggregate_trial
 from jaxrl_atari.run_dir.reading import read_sessions
 
 
+class Run(NamedTuple):
+    """A run directory and what it holds."""
+
+    path: Path
+    config: Config
+    tables: dict[Path, Table]  # session directory -> its metrics
+
+    @property
+    def game(self) -> Game:
+        """The game, with the scores that this run's protocol is comparable with."""
+        return comparable(self.config.env.game_name, self.config.env.resolved_protocol)
+
+
+def read_run(run_dir: str | Path) -> Run:
+    """Reads a run. Raises `UserError` if it has no readable config, or no session with metrics."""
+    path = Path(run_dir)
+    return Run(path, read_config(path), read_sessions(path))
+
+
 def write_trial_summary(run_dir: str | Path) -> dict[str, Any]:
-    """Writes the summary of a run to `run_dir/trial.json` and returns it. Raises `UserError` as `trial_summary`."""
-    summary = trial_summary(run_dir)
+    """Writes the summary of a run to `run_dir/trial.json` and returns it. Raises `UserError` as `read_run`."""
+    summary = trial_summary(read_run(run_dir))
     write_json(Path(run_dir) / "trial.json", summary)
     return summary
 
 
-def trial_summary(run_dir: str | Path) -> dict[str, Any]:
+def trial_summary(run: Run) -> dict[str, Any]:
     """Aggregates the sessions of a run, ready for JSON.
 
     The content is that of `metrics.aggregate_trial` plus the config's name, protocol, seed, `planned_sessions` and
     `planned_env_steps`, `complete`: whether every session has spent its budget, and `comparison_note`: why the scores
     to compare with are None, if the protocol is another than theirs.
-
-    Raises:
-        UserError: the run has no readable config, or no session with metrics.
     """
-    config, tables = read_config(run_dir), read_sessions(run_dir)
-    protocol = config.env.resolved_protocol
-    figures = aggregate_trial(list(tables.values()), comparable(config.env.game_name, protocol))
-    finished = [config.is_spent(int(table["env_steps"][-1])) for table in tables.values()]
+    config, tables, protocol = run.config, list(run.tables.values()), run.config.env.resolved_protocol
     summary = {
         "name": config.name,
         "protocol": protocol,
@@ -40,10 +54,10 @@ def trial_summary(run_dir: str | Path) -> dict[str, Any]:
         "seed": config.seed,
         "planned_sessions": config.sessions,
         "planned_env_steps": config.total_env_steps,
-        "complete": len(finished) >= config.sessions and all(finished),
-        **figures,
+        "complete": config.is_complete([table["env_steps"][-1] for table in tables]),
+        **aggregate_trial(tables, run.game),
     }
-    for session, session_dir in zip(summary["sessions"], tables, strict=True):
+    for session, session_dir in zip(summary["sessions"], run.tables, strict=True):
         session["session"] = session_dir.name
     return summary
 
@@ -85,8 +99,10 @@ def evaluated_at(evaluation: dict[str, Any]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def score_text(score: float) -> str:
-    """A score as text: 14,482 or 1.44."""
+def score_text(score: float | None) -> str:
+    """A score as text: 14,482 or 1.44; `-` where there is none."""
+    if score is None:
+        return "-"
     return f"{score:,.0f}" if abs(score) >= 1000 else f"{score:.2f}".removesuffix(".00")
 
 
@@ -106,6 +122,16 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(formats).format(*row).rstrip() for row in rows]
 
 
+def figure_rows(summary: dict[str, Any]) -> list[list[str]]:
+    """The table of figures: title, mean, std and value of each session; known figures, then the consistency."""
+    rows = []
+    for name, title in SESSION_FIGURES.items():
+        if summary["mean"][name] is not None:
+            values = [summary["mean"][name], summary["std"][name], *(session[name] for session in summary["sessions"])]
+            rows.append([title, *map(number_text, values)])
+    return [*rows, ["consistency", number_text(summary["consistency"]), *[""] * (1 + len(summary["sessions"]))]]
+
+
 def summary_table(summary: dict[str, Any]) -> str:
     """The table printed at the end of a trial: mean and std of each figure over sessions, and reference scores.
 
@@ -119,12 +145,7 @@ def summary_table(summary: dict[str, Any]) -> str:
     )
     if not summary["complete"]:
         heading += " (not complete)"
-    figures = [["figure", "mean", "std", *(session["session"] for session in sessions)]]
-    for name, title in SESSION_FIGURES.items():
-        if summary["mean"][name] is not None:
-            values = [summary["mean"][name], summary["std"][name], *(session[name] for session in sessions)]
-            figures.append([title, *map(number_text, values)])
-    figures.append(["consistency", number_text(summary["consistency"]), *[""] * (1 + len(sessions))])
+    figures = [["figure", "mean", "std", *(session["session"] for session in sessions)], *figure_rows(summary)]
     scores = [["score", number_text(summary["score"])]]
     sources = [f"± {number_text(summary['score_std'])} over sessions; return_ma at the end"]
     low, high = summary["score_interval"] or (None, None)

@@ -105,15 +105,12 @@ class ProgressWriter:
         self._line = ""
 
     def _print(self, text: str) -> None:
-        self._write(text + "\n")
+        write(text + "\n", self._stream)
 
     def _draw(self, line: str) -> None:
         if self._live and (line or self._line):
-            self._write(f"\r{line}\x1b[K")  # \x1b[K clears the rest of the old line
+            write(f"\r{line}\x1b[K", self._stream)  # \x1b[K clears the rest of the old line
             self._line = line
-
-    def _write(self, text: str) -> None:
-        write(text, self._stream)  # after the reader of `train ... | head` is gone, training continues
 
     def _eta(self, env_steps: int) -> str:
         sps = self._pace.sps

@@ -94,12 +94,6 @@ def _tag(name: str) -> str:
 # --- Files -----------------------------------------------------------------------------------------------------------
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """The complete lines of a file. A last line without a line feed was cut short by a crash."""
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        return [line for line in file if line.endswith("\n")]
-
-
 def _csv_line(values: Iterable[Any]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(
@@ -161,10 +155,11 @@ class JsonLinesWriter(_FileWriter):
 
     def __init__(self, path: Path, start_env_steps: int = 0):
         kept, damaged = [], []
-        for number, line in enumerate(_whole_lines(path) if path.exists() else (), 1):
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        for number, line in enumerate(text.split("\n")[:-1], 1):  # without a last line that a crash cut short
             try:
                 if json.loads(line)["env_steps"] <= start_env_steps:
-                    kept.append(line)
+                    kept.append(f"{line}\n")
             except (KeyError, TypeError, ValueError, RecursionError):
                 damaged.append(number)
         self.note = _keep_whole(path, damaged)

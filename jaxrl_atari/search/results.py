@@ -71,7 +71,7 @@ def markdown(records: Sequence[Record], names: Sequence[str]) -> str:
     rows = [["trial", *names, "score", "env steps", "status", "why it ended"]]
     for record in records:
         fields = [value_text(record.fields[name]) for name in names]
-        score = "-" if record.score is None else score_text(record.score)
+        score = score_text(record.score)
         reason = record.reason.replace("|", "/")
         rows.append([str(record.number), *fields, score, f"{record.env_steps:,}", record.status, reason])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

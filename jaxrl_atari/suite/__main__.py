@@ -31,6 +31,7 @@ from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.description import make_run_dir
 from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, is_suite, read_suite
+from jaxrl_atari.run_dir.summary import read_run
 from jaxrl_atari.suite.results import write_results
 from jaxrl_atari.suite.suite import game_configs, read_suite_file, run_suite, write_suite_file
 
@@ -122,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def plot(suite_dir: Path, config: Config, games: Sequence[str]) -> None:
     """Draws the learning curves so far, a panel for each game, and the statistics of the complete games, if any."""
-    runs = [suite_dir / game for game in games if (suite_dir / game / "trial.json").is_file()]
+    runs = [read_run(suite_dir / game) for game in games if (suite_dir / game / "trial.json").is_file()]
     if runs:
         say("\n".join(map(str, plot_comparison(runs, suite_dir / "graphs"))))
         if not comparison_note(config.env.resolved_protocol):

@@ -81,8 +81,8 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         row["sessions"] = len(summary["sessions"])
         row["score_std"] = summary["score_std"] if row["sessions"] > 1 else None
         row["env_steps"], row["hours"] = summary["mean"]["env_steps"], summary["mean"]["wall_hours"]
-        spent = [game_config.is_spent(int(session["env_steps"])) for session in summary["sessions"]]
-        row["status"] = "complete" if len(spent) >= config.sessions and all(spent) else "not complete"
+        complete = game_config.is_complete([session["env_steps"] for session in summary["sessions"]])
+        row["status"] = "complete" if complete else "not complete"
         scores[name] = [session["final_return_ma"] for session in summary["sessions"]]
         row["score_low"], row["score_high"] = summary["score_interval"] or (None, None)
     return rows, {"games": list(scores), "matrix": list(itertools.zip_longest(*scores.values()))}

@@ -32,7 +32,7 @@ from jaxrl_atari.run_dir.description import (
     write_description,
 )
 from jaxrl_atari.run_dir.files import only_writer
-from jaxrl_atari.run_dir.summary import summary_table, write_trial_summary
+from jaxrl_atari.run_dir.summary import read_run, summary_table, write_trial_summary
 from jaxrl_atari.session import run_session
 from jaxrl_atari.trial.processes import Task, run_processes
 from jaxrl_atari.trial.stopping import SessionStop
@@ -90,7 +90,7 @@ def _is_complete(config: Config, run_dir: Path) -> bool:
 def _summarise(config: Config, run_dir: Path) -> None:
     """Writes trial.json, the trial's graphs and its report, and prints a table."""
     summary = write_trial_summary(run_dir)
-    graphs = plot_trial(run_dir) if config.log.graphs else []
+    graphs = plot_trial(read_run(run_dir)) if config.log.graphs else []
     say("\n".join(["", summary_table(summary), *map(str, graphs)]))
     if config.log.graphs:
         try_report(run_dir)

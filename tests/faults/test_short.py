@@ -373,4 +373,4 @@ def test_a_stop_request_during_an_evaluation(tmp_path, capfd):
         session.run_session(config, tmp_path / "session_0", stop_requested=stop_requested)
     assert time.monotonic() - began < 60
     assert "given up, because the session is asked to stop" in capfd.readouterr().out
-    assert Checkpoints(tmp_path / "session_0").latest_step() >= 48
+    assert Checkpoints(tmp_path / "session_0").steps()[-1] >= 48
