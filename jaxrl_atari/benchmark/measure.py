@@ -293,7 +293,7 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
                     with Monitor(training.devices, say=lambda line: None) as monitor:
                         rates[part].append(training.end_to_end(seconds))
                         monitor.sample()
-                        _append(busy, monitor.summary())
+                        _append(busy, monitor.read())
                     memory = memory or _memory(training)
                     _append(sections, training.breakdown(seconds))
                 else:
