@@ -20,7 +20,7 @@ from fake_pools import FakePool
 
 from jaxrl_atari.benchmark import __main__ as benchmark
 from jaxrl_atari.benchmark import comparison, instruments, measure
-from jaxrl_atari.benchmark.comparison import Job, Side, compare, option_of, run_for_json, summary, verdict
+from jaxrl_atari.benchmark.comparison import Job, compare, option_of, run_for_json, summary, verdict
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.hardware import gpus
@@ -247,9 +247,9 @@ def test_sides_take_turns_and_ratios_are_of_neighbours(monkeypatch, capsys):
             order.append(name)
             return {"rate": float(next(speed)), "peak_rss_gib": 0.5}
 
-        return Side(name, run)
+        return run
 
-    sides = ([side("a"), side("b"), side("c")], [("b", "a"), ("c", "a")])
+    sides = ({name: side(name) for name in "abc"}, [("b", "a"), ("c", "a")])
     monkeypatch.setattr(comparison, "make_sides", lambda *_: sides)
     result = compare(Job("x.py", (), 1.0), Config(), "anything", repeats=2)
     assert order == ["a", "b", "c", "c", "b", "a"]
@@ -444,7 +444,7 @@ def test_the_whole_command(tiny, overlap, capsys):
     result = json.loads(lines[-1])
 
     figures = result["figures"]
-    for name in benchmark.FIGURES.values():
+    for name in measure.RATES.values():
         assert len(figures[name]["values"]) == 2
         assert 0 < figures[name]["min"] <= figures[name]["median"] <= figures[name]["max"] < math.inf
     shares = [a / b for a, b in zip(figures["end_to_end_sps"]["values"], figures["env_sps"]["values"], strict=True)]
@@ -482,7 +482,7 @@ def test_a_trace_shows_updates_of_the_steady_state_and_no_compilation(tiny, tmp_
     sections = ("update", "env_wait", "inference")
     named = {name: [event for event in events if event["name"] == name] for name in ("iteration", *sections)}
     assert len(named["iteration"]) == len(named["update"]) == 2
-    assert len(named["env_wait"]) == 2 * 8 * 2  # iterations x steps x groups
+    assert len(named["env_wait"]) == 2 * 8 * 2 * 2  # iterations x steps x groups x send and receive
     for inner in sections:
         for event in named[inner]:
             spans = [(e["ts"], e["ts"] + e["dur"]) for e in named["iteration"]]
@@ -566,7 +566,7 @@ def test_on_a_gpu(capsys):
 def test_the_yardstick_trains_about_as_long_as_asked(monkeypatch):
     calls = []
     monkeypatch.setattr(comparison, "run_for_json", fake_run(calls))
-    comparison._torch_side(Job("c.py", (), 16.0), Config(), "plain").run()
+    comparison._run_torch(Job("c.py", (), 16.0), Config(), "plain")
     assert "--iterations=4" in calls[0][0]  # 16 s at 500 env steps a second, rollouts of 2,048
 
 
