@@ -48,7 +48,6 @@ DOORS = {
         "hardware.distributed",
         "hardware.gpus",
         "hardware.jax_gpus",
-        "hardware.machine",
         "hardware.memory",
         "hardware.memory_share",
         "hardware.monitor",
