@@ -603,10 +603,10 @@ def test_the_yardstick_trains_in_every_mode(mode, tmp_path):
 
 def test_the_scale_graph_shows_median_and_range(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(comparison.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    monkeypatch.setattr(comparison, "save_figure", lambda figure, *_: drawn.append(figure) or [tmp_path])
     figures = {name: summary([1.0, 2.0, 9.0]) for name in ("env_sps", "acting_sps", "end_to_end_sps")}
     rows = {value: figures | {"peak_rss_gib": value / 8, "peak_device_gib": None} for value in (8, 16)}
-    comparison.draw_scale("num_envs", rows, tmp_path / "scale.png")
+    comparison.draw_scale("num_envs", rows, tmp_path)
     speed, memory = drawn[0].axes
     assert [line.get_ydata(orig=False).tolist() for line in speed.lines] == [[2.0, 2.0]] * 3
     assert [line.get_ydata(orig=False).tolist() for line in memory.lines] == [[1.0, 2.0]]

@@ -15,15 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from jaxrl_atari.benchmark.measure import RATES
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import multiplies_bfloat16, usable_cores
+from jaxrl_atari.run_dir.drawing import new_figure, open_axes, plain_numbers, save_figure
 
 YARDSTICK = Path(__file__).parents[2] / "benchmarks" / "torch_ppo.py"
 YARDSTICK_SPEC = {
@@ -294,16 +293,14 @@ def scale(job: Job, text: str, repeats: int, folder: Path) -> dict[str, Any]:
         rss, device = (rows[int(value)][name] for name in ("peak_rss_gib", "peak_device_gib"))
         speed = f"{env:>12,.0f}{acting:>12,.0f}{sps:>10,.0f}{share:>10.0%}"
         print(f"{value:>16}{speed}{rss:>10.2f}" + ("-" if device is None else f"{device:.2f}").rjust(12), flush=True)
-    path = folder / f"scale_{field.rpartition('.')[2].replace('-', '_')}.png"
-    draw_scale(field, rows, path)
+    path = draw_scale(field, rows, folder)
     print(f"\n{path}")
     return {"field": option[2:].replace("-", "_"), "rows": rows, "plot": str(path)}
 
 
-def draw_scale(field: str, rows: Mapping[int, Mapping[str, Any]], path: Path) -> None:
-    """Draws speed and memory against a field of the config to a PNG file."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
+def draw_scale(field: str, rows: Mapping[int, Mapping[str, Any]], folder: Path) -> Path:
+    """Draws speed and memory against a field of the config; returns the PNG file."""
+    figure = new_figure(f"speed and memory against {field}", 10, 4)
     speed, memory = figure.subplots(1, 2)
     x = sorted(rows)
     for name, label in (("env_sps", "emulator alone"), ("acting_sps", "acting"), ("end_to_end_sps", "training")):
@@ -318,15 +315,10 @@ def draw_scale(field: str, rows: Mapping[int, Mapping[str, Any]], path: Path) ->
         axes.set_xticks(x)
         axes.xaxis.set_minor_locator(NullLocator())
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            axis.set_major_formatter(plain_numbers())
         axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
         axes.set_xlabel(field)
         axes.set_title(title)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+        open_axes(axes)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, frameon=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --output-dir") from error
+    return save_figure(figure, folder, f"scale_{field.rpartition('.')[2].replace('-', '_')}")[0]
