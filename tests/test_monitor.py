@@ -94,22 +94,19 @@ def make_monitor(devices, said):
     return Monitor(devices, said.append, seconds=3600.0)
 
 
-@pytest.mark.usefixtures("nvml")
-def test_the_gpu_is_the_one_that_cuda_shows():
+def test_the_gpu_is_the_one_that_cuda_shows(nvml):
     read = GpuReader([gpu(0)]).read()
     assert list(read) == list(GPU_COLUMNS)
     assert read == {"gpu_busy_percent": 20, "gpu_memory_gib": 2, "gpu_power_watts": 200, "gpu_temperature_c": 32}
 
 
-@pytest.mark.usefixtures("nvml")
-def test_several_gpus_and_the_same_one_twice():
+def test_several_gpus_and_the_same_one_twice(nvml):
     read = GpuReader([gpu(1), gpu(0), gpu(1), CPU]).read()
     # GPUs 0 and 2: busy is a mean, memory and power are sums, temperature is the hottest.
     assert read == {"gpu_busy_percent": 10, "gpu_memory_gib": 2, "gpu_power_watts": 200, "gpu_temperature_c": 32}
 
 
-@pytest.mark.usefixtures("nvml")
-def test_only_the_gpus_of_this_process_are_asked_for(monkeypatch):
+def test_only_the_gpus_of_this_process_are_asked_for(nvml, monkeypatch):
     def uuid_of(ordinal):
         assert ordinal == 0  # the other process's device 1 may be on another machine
         return UUID_OF(ordinal)
@@ -122,8 +119,7 @@ def test_only_the_gpus_of_this_process_are_asked_for(monkeypatch):
         GpuReader([elsewhere])
 
 
-@pytest.mark.usefixtures("nvml")
-def test_mig_slice_has_its_own_memory_and_its_boards_power():
+def test_mig_slice_has_its_own_memory_and_its_boards_power(nvml):
     read = GpuReader([gpu(2)]).read()
     assert math.isnan(read.pop("gpu_busy_percent"))
     assert read == {"gpu_memory_gib": 0.5, "gpu_power_watts": 300, "gpu_temperature_c": 33}
@@ -250,8 +246,7 @@ def test_real_gpu():
     assert 10 < row["gpu_temperature_c"] < 110
 
 
-@pytest.mark.usefixtures("nvml")
-def test_memory_and_power_of_several_gpus_add_up(monkeypatch):
+def test_memory_and_power_of_several_gpus_add_up(nvml, monkeypatch):
     monkeypatch.setattr(module, "cuda_uuid", ["uuid-2", "uuid-3"].__getitem__)
     read = GpuReader([gpu(0), gpu(1)]).read()
     assert read == {"gpu_busy_percent": 25, "gpu_memory_gib": 5, "gpu_power_watts": 500, "gpu_temperature_c": 33}
