@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,19 +221,9 @@ class Training:
         """
         jax.block_until_ready(self.iterate())
         before, known = self.compilations.count[Compilations.COMPILE], set(folder.rglob("*"))
-
-        def named(section: str) -> Callable[[Callable], Callable]:
-            def wrap(function: Callable) -> Callable:
-                def annotated(*args: Any, **kwargs: Any) -> Any:
-                    with jax.profiler.TraceAnnotation(section):
-                        return function(*args, **kwargs)
-
-                return annotated
-
-            return wrap
-
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # without every call of Python, which would be most of the file
+        named = lambda section: partial(jax.profiler.annotate_function, name=section)  # noqa: E731
         with self._sections(named), jax.profiler.trace(folder, profiler_options=options):
             for number in range(iterations):
                 with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
