@@ -38,8 +38,8 @@ class EnvConfig:
     backend: Literal["ale", "envpool"] = "ale"
     """Emulator pool: `ale` (ale-py's AtariVectorEnv) or `envpool` (pip install 'jaxrl_atari[envpool]')."""
     protocol: Literal["auto", "v5", "classic", "machado"] = "auto"
-    """`v5`: sticky actions 0.25; `classic` (NoFrameskip-v4): none; `machado`: as Machado et al. 2018 recommend;
-    `auto`: as the game's name implies, else v5."""
+    """`v5`: sticky actions 0.25; `classic`: NoFrameskip-v4, no sticky actions; `machado`: as Machado et al. 2018
+    recommend; `auto`: as the game's name implies, else v5."""
     sticky_actions: Annotated[float | None, Limits(0.0, 1.0)] = None
     """Probability that an emulator frame repeats the action of the frame before."""
     full_action_space: Switch = None
@@ -47,7 +47,7 @@ class EnvConfig:
     life_loss_terminal: Switch = None
     """A lost life is a terminal for learning; the game continues."""
     noop_max: Annotated[int | None, Limits(0, 1_000)] = None
-    """Limit of the random number of no-ops that start a game."""
+    """Maximum of the random number of no-ops at the start of a game."""
     fire_on_reset: Switch = None
     """Press FIRE at the start of a game, if it is in the action set."""
     max_frames: Annotated[int | None, Limits(8, 10_000_000)] = None
@@ -152,7 +152,7 @@ class NetworkConfig:
     `matmul`, on a CPU with AVX512-BF16; else float32. Parameters, heads and losses are always float32. On a GPU from
     Ampere on, `float32` convolutions compute in TF32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
-    """Form of the convolutions: `plain` (cuDNN), `matmul` (fast on a CPU) or `auto`. The results are the same."""
+    """Form of the convolutions: `plain` (cuDNN), `matmul` (fast on a CPU) or `auto`. Results agree up to rounding."""
 
     def __post_init__(self) -> None:
         check_fields(self, "network.")
@@ -176,7 +176,8 @@ class DevicesConfig:
     """Every run with the same seed, GPU and software gives the same bits: XLA uses deterministic kernels only and picks
     them without timing. Slower. A CPU needs no such option."""
     distributed: bool = False
-    """Several processes, on one host or several, share the learning of one session: start the same command in each."""
+    """Several processes share the learning of one session: start the same command once per process, on one host or
+    several."""
     coordinator: str | None = None
     """HOST:PORT of process 0. None: read from the cluster's environment (SLURM, Open MPI, Kubernetes, TPU pods)."""
     num_processes: Annotated[int | None, Limits(1, 65_536)] = None
@@ -212,7 +213,7 @@ class LogConfig:
     checkpoint_every_env_steps: Annotated[int, Limits(1, 10**12)] = 250_000
     """Env steps between two checkpoints (the end of training writes one more)."""
     graphs: bool = True
-    """Draw the graphs of the sessions and the trial at every checkpoint, and write report.html at the end."""
+    """Draw graphs at every checkpoint, and write report.html at the end."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
     jsonl: bool = False
@@ -259,7 +260,7 @@ class Config:
     output_dir: str = "data"
     """Parent folder of the run directories."""
     overlap: Literal["none", "update"] = "none"
-    """`none`: strictly on-policy; `update`: acting continues during the update, one update behind."""
+    """`none`: strictly on-policy; `update`: acting continues during the update, with parameters one update old."""
     env: EnvConfig = field(default_factory=EnvConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)

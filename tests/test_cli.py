@@ -135,7 +135,12 @@ QBERT = ["--config", "configs/qbert.py"]
             " --help shows all options",
         ),
         (["--seed"], "Missing value for argument '--seed'. Expected 1 values; --help shows all options"),
-        (["--log.graphs", "no"], "Unrecognized options: no; --help shows all options"),
+        (
+            ["--log.graphs=False"],
+            "False follows an option that takes no value; --log.graphs, for example, turns graphs on, --log.no-graphs"
+            " off; --help shows all options",
+        ),
+        (["--log.graphs", "2"], "Unrecognized options: 2; --help shows all options"),
         (["--sed", "1"], "Unrecognized options: --sed, 1; did you mean --seed?; --help shows all options"),
         (["--xyzzy"], "Unrecognized options: --xyzzy; --help shows all options"),
         # Errors of the config itself, raised by its root, by one of its sections, and by the parser of an option.

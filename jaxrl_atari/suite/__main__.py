@@ -4,10 +4,14 @@
     python -m jaxrl_atari.suite --resume data/suite_20260101_120000
     python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
 
---run-dir names the suite's directory: the command starts the suite there, or continues the one that it holds.
-Without --games, the suite has all games with a reference score. --config names a config file. Every field of the config
-is an option; ppo.gae_lambda is the value tuned for each game unless it is given. --report-at 1000000 2500000 adds the
-scores at these env steps to the results. --compare OTHER_SUITE compares the suite with another one at the end.
+    --games GAME...      games to train; by default all with a reference score
+    --config FILE        config file to start from
+    --run-dir DIR        start the suite in this directory, or continue the one that it holds
+    --resume DIR         continue the suite in this directory
+    --report-at N...     add the scores at these env steps to the results
+    --compare DIR        compare with the suite in another directory at the end
+
+Every field of the config is an option too; ppo.gae_lambda is the value tuned for each game unless it is given.
 """
 
 import dataclasses
