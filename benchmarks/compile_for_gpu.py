@@ -87,14 +87,10 @@ def count_kernels(hlo: str) -> int:
 
 def rollout_shapes(network: Network, length: int, num_envs: int) -> ppo.Rollout:
     """The shapes of a rollout's arrays."""
-    shape = jax.ShapeDtypeStruct
-    number, whole, mark = (shape((length, num_envs), dtype) for dtype in (jnp.float32, jnp.int32, jnp.bool_))
-    return ppo.Rollout(
-        frames=shape((length + 4, num_envs, *network.layout.shape), jnp.uint8), age=whole, action=whole,
-        log_prob=number,
-        value=number, reward=number, terminated=mark, truncated=mark, weight=number,
-        bootstrap_value=shape((num_envs,), jnp.float32),
-    )  # fmt: skip
+    state = jax.eval_shape(lambda: rollout.empty_state(length, num_envs, network.layout.shape))
+    number, mark = (jax.ShapeDtypeStruct((length, num_envs), dtype) for dtype in (jnp.float32, jnp.bool_))
+    outcome = rollout.Outcome(reward=number, terminated=mark, truncated=mark, weight=number)
+    return jax.eval_shape(rollout.finish_rollout, (state,), (outcome,))
 
 
 def main() -> None:

@@ -215,15 +215,8 @@ def draw(folder: Path, rows: Sequence[Row], path: Path) -> None:
                 axes.plot(values["env_steps"], values["return_ma"], color=colour, linewidth=2)
             else:
                 label += " (the end: no curve was kept)"
-            axes.plot(
-                float(row["env_steps"]),
-                float(row["return_ma"]),
-                "o",
-                color=colour,
-                clip_on=False,
-                zorder=3,
-                label=label,
-            )
+            end = float(row["env_steps"]), float(row["return_ma"])
+            axes.plot(*end, "o", color=colour, clip_on=False, zorder=3, label=label)
         env_step_axes(axes, BUDGET, "" if index % columns else "raw return of a full game")
         protocols = {row["protocol"] for row in rows if row["game"] == game}
         _draw_references(axes, comparable(game, REFERENCE_PROTOCOL if REFERENCE_PROTOCOL in protocols else ""))

@@ -57,11 +57,6 @@ def sample(process: psutil.Process, run_dir: Path) -> dict[str, float]:
     return figures | {"files": files, "logs_mib": logs / 2**20, "other_mib": other / 2**20}
 
 
-def slope(hours: np.ndarray, values: np.ndarray) -> float:
-    """Growth in units an hour: the least-squares line."""
-    return float(np.polyfit(hours, values, 1)[0])
-
-
 def main() -> None:
     """The command."""
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -74,10 +69,12 @@ def main() -> None:
     run_dir = Path(tempfile.mkdtemp(prefix="soak_", dir=options.output_dir)) / "run"
     command = [sys.executable, "-m", "jaxrl_atari.train", *OPTIONS, "--run-dir", str(run_dir), *overrides]
     rows = []
-    with open(run_dir.parent / "output.txt", "w") as output:
+    with (
+        open(run_dir.parent / "output.txt", "w") as output,
+        open(run_dir.parent / "soak.csv", "w", newline="", buffering=1) as table,
+    ):
         training = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         process, start = psutil.Process(training.pid), time.monotonic()
-        table = open(run_dir.parent / "soak.csv", "w", newline="", buffering=1)  # noqa: SIM115
         writer = None
         try:
             while (elapsed := time.monotonic() - start) < options.hours * 3600 and training.poll() is None:
@@ -92,7 +89,6 @@ def main() -> None:
         finally:
             training.terminate()
             training.wait()
-            table.close()
     if ended_early is not None:
         raise SessionsFailed(f"training ended with status {ended_early}; see {run_dir.parent / 'output.txt'}")
     report(rows, run_dir)
@@ -112,7 +108,7 @@ def report(rows: list[dict[str, float]], run_dir: Path) -> None:
         name: {
             "min": float(values.min()),
             "max": float(values.max()),
-            "per_hour": slope(hours, values),
+            "per_hour": float(np.polyfit(hours, values, 1)[0]),  # the least-squares line
             "growth": float(values[half:].max() / values[:half].max()),
         }
         for name, values in columns.items()

@@ -125,8 +125,8 @@ AXIS = "devices"
 class DataParallel:
     """One program on one device or on several, each with its shard of the data.
 
-    On one device it is `jit`, and arrays are unchanged. On several it is `pmap`: every array then has a leading
-    axis, one row per device. A move to `shard_map` would change this class alone.
+    On one device it is `jit`, and arrays are unchanged. On several it is `pmap`, which JAX makes of `jit(shard_map)`:
+    every array then has a leading axis, one row per device.
     """
 
     def __init__(self, devices: Sequence[jax.Device]):

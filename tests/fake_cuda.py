@@ -3,6 +3,8 @@
 The plugin writes down that JAX starts it and with which settings, and then fails, as CUDA does on a broken machine.
 """
 
+import ctypes
+import inspect
 import json
 import os
 import subprocess
@@ -11,29 +13,61 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-DRIVER = """
-import ctypes
 
 class Library:
+    """A stand-in for libcuda.
+
+    Args:
+        models: of its GPUs.
+        error: what it gives when it starts.
+        capabilities: ordinal -> compute capability.
+    """
+
+    def __init__(self, models, error=0, capabilities=None):
+        self.models, self.error, self.capabilities = models, error, capabilities
+
     def cuInit(self, flags):
-        open({called!r}, "w").close()
-        return 0
+        return self.error
+
     def cuDeviceGetCount(self, count):
-        count._obj.value = {gpus}
+        count._obj.value = len(self.models)
         return 0
+
     def cuDeviceGet(self, device, ordinal):
         device._obj.value = ordinal
         return 0
+
     def cuDeviceGetName(self, name, size, device):
-        name.value = b"H100"
+        name.value = self.models[device.value].encode()
         return 0
+
     def cuDeviceTotalMem_v2(self, memory, device):
-        memory._obj.value = 24 << 30
+        assert isinstance(memory._obj, ctypes.c_size_t)
+        memory._obj.value = 80 << 30
+        return 0
+
+    def cuDeviceGetUuid_v2(self, uuid, device):
+        uuid._obj[:] = range(device.value, device.value + 16)
+        return 0
+
+    def cuDeviceGetAttribute(self, number, attribute, device):
+        number._obj.value = dict(zip((75, 76), self.capabilities[device.value], strict=True))[attribute]
+        return 0
+
+
+DRIVER = """
+import ctypes
+
+{library}
+
+class Started(Library):
+    def cuInit(self, flags):
+        open({called!r}, "w").close()
         return 0
 
 class CDLL(ctypes.CDLL):
     def __new__(cls, name=None, *arguments, **options):
-        return Library() if name == "libcuda.so.1" else super().__new__(cls)
+        return Started(["H100"] * {gpus}) if name == "libcuda.so.1" else super().__new__(cls)
 
 ctypes.CDLL = CDLL
 """
@@ -95,7 +129,8 @@ class FakeCuda:
         plugin.mkdir(parents=True)
         code = PLUGIN.format(record=str(self._record), error=error, initialize=initialize)
         (plugin / "__init__.py").write_text(code)
-        (folder / "sitecustomize.py").write_text(DRIVER.format(gpus=gpus, called=str(self._called)))
+        driver = DRIVER.format(library=inspect.getsource(Library), gpus=gpus, called=str(self._called))
+        (folder / "sitecustomize.py").write_text(driver)
 
     def python(self, *arguments, **variables):
         return python(*arguments, PYTHONPATH=str(self.folder), **variables)

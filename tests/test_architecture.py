@@ -48,7 +48,6 @@ DOORS = {
         "hardware.distributed",
         "hardware.gpus",
         "hardware.jax_gpus",
-        "hardware.machine",
         "hardware.memory",
         "hardware.memory_share",
         "hardware.monitor",
@@ -211,8 +210,10 @@ def test_only_devices_spreads_work():
     assert found == {"devices"}
 
 
-def test_only_hardware_loads_the_cuda_driver():
-    assert {room(path) for path in FILES if "libcuda.so" in path.read_text(encoding="utf-8")} == {"hardware"}
+def test_one_file_loads_the_cuda_driver():
+    assert [name_of(path) for path in FILES if "libcuda.so" in path.read_text(encoding="utf-8")] == [
+        "hardware.cuda_driver"
+    ]
 
 
 def test_the_package_is_imported_lazily():

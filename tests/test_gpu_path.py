@@ -5,6 +5,7 @@ GPUs.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_cuda import ROOT, FakeCuda, python, user_environment
+from fake_cuda import ROOT, FakeCuda, Library, python, user_environment
 from fake_pools import NoisePool
 
 from jaxrl_atari import learner, rollout
@@ -547,21 +548,9 @@ def test_handles_and_contexts_without_memory_end_in_advice(message, monkeypatch)
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), "float32"), ((8, 0), "bfloat16"), ((10, 0), "bfloat16")])
-def test_bfloat16_is_the_choice_for_gpus_that_have_it(capability, expected):
-    class Library:
-        def cuInit(self, flags):
-            return 0
-
-        def cuDeviceGet(self, device, ordinal):
-            device._obj.value = ordinal
-            return 0
-
-        def cuDeviceGetAttribute(self, number, attribute, device):
-            assert device.value == 1
-            number._obj.value = dict(zip((75, 76), capability, strict=True))[attribute]
-            return 0
-
-    platform = network_platform(SimpleNamespace(platform="gpu", local_hardware_id=1), Library())
+def test_bfloat16_is_the_choice_for_gpus_that_have_it(capability, expected, monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(["a GPU"] * 2, capabilities={1: capability}))
+    platform = network_platform(SimpleNamespace(platform="gpu", local_hardware_id=1))
     assert compute_dtype(NetworkConfig(), platform) == expected
     assert compute_dtype(NetworkConfig(compute_dtype="bfloat16"), platform) == jnp.bfloat16
     assert network_platform(jax.devices("cpu")[0]) == ("bfloat16 cpu" if multiplies_bfloat16() else "cpu")

@@ -89,6 +89,7 @@ def test_parts_of_the_estimate():
     assert one.weights == 4 * 1_687_719  # the published number of parameters
     assert one.optimizer == 2 * one.weights
     assert 1 <= one.rollout / (128 * 16 * 84 * 84) < 1.1  # each frame once
+    assert one.overhead >= 128 * 16 * 84 * 84  # the rollout being filled
     assert one.total == one.update + one.overhead
     halves = estimate(make_config(16, 128, 256, data_parallel=2), "cpu", 6)
     assert one.minibatch / 2 < halves.minibatch < 0.7 * one.minibatch  # each device has chunks of its own
@@ -118,7 +119,3 @@ def test_out_of_memory_becomes_advice(backend, more, monkeypatch):
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), out_of_memory_advice(Config()):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
-
-
-def test_the_rollout_being_filled_is_counted():
-    assert estimate(make_config(16, 128, 256), "cpu", 6).overhead >= 128 * 16 * 84 * 84

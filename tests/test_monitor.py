@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
+from jaxrl_atari.hardware import monitor as module
 from jaxrl_atari.hardware.monitor import (
     GIB,
     GPU_COLUMNS,
@@ -80,44 +81,53 @@ def gpu(ordinal):
 CPU = SimpleNamespace(platform="cpu", local_hardware_id=0, process_index=0)
 
 
-def make_monitor(devices, nvml, said, **kwargs):
+@pytest.fixture
+def nvml(monkeypatch):
+    fake = FakeNvml()
+    monkeypatch.setattr(module, "nvml", fake)
+    monkeypatch.setattr(module, "cuda_uuid", UUID_OF)
+    return fake
+
+
+def make_monitor(devices, said):
     """A monitor that takes no samples by itself."""
-    return Monitor(devices, said.append, seconds=3600.0, nvml=nvml, uuid_of=UUID_OF, **kwargs)
+    return Monitor(devices, said.append, seconds=3600.0)
 
 
-def test_the_gpu_is_the_one_that_cuda_shows():
-    read = GpuReader([gpu(0)], FakeNvml(), UUID_OF).read()
+def test_the_gpu_is_the_one_that_cuda_shows(nvml):
+    read = GpuReader([gpu(0)]).read()
     assert list(read) == list(GPU_COLUMNS)
     assert read == {"gpu_busy_percent": 20, "gpu_memory_gib": 2, "gpu_power_watts": 200, "gpu_temperature_c": 32}
 
 
-def test_several_gpus_and_the_same_one_twice():
-    read = GpuReader([gpu(1), gpu(0), gpu(1), CPU], FakeNvml(), UUID_OF).read()
+def test_several_gpus_and_the_same_one_twice(nvml):
+    read = GpuReader([gpu(1), gpu(0), gpu(1), CPU]).read()
     # GPUs 0 and 2: busy is a mean, memory and power are sums, temperature is the hottest.
     assert read == {"gpu_busy_percent": 10, "gpu_memory_gib": 2, "gpu_power_watts": 200, "gpu_temperature_c": 32}
 
 
-def test_only_the_gpus_of_this_process_are_asked_for():
+def test_only_the_gpus_of_this_process_are_asked_for(nvml, monkeypatch):
     def uuid_of(ordinal):
         assert ordinal == 0  # the other process's device 1 may be on another machine
         return UUID_OF(ordinal)
 
+    monkeypatch.setattr(module, "cuda_uuid", uuid_of)
     elsewhere = SimpleNamespace(platform="gpu", local_hardware_id=1, process_index=1)
-    read = GpuReader([elsewhere, gpu(0)], FakeNvml(), uuid_of).read()
+    read = GpuReader([elsewhere, gpu(0)]).read()
     assert read["gpu_memory_gib"] == 2
     with pytest.raises(GpuUnknown, match="no GPU in use"):
-        GpuReader([elsewhere], FakeNvml(), uuid_of)
+        GpuReader([elsewhere])
 
 
-def test_mig_slice_has_its_own_memory_and_its_boards_power():
-    read = GpuReader([gpu(2)], FakeNvml(), UUID_OF).read()
+def test_mig_slice_has_its_own_memory_and_its_boards_power(nvml):
+    read = GpuReader([gpu(2)]).read()
     assert math.isnan(read.pop("gpu_busy_percent"))
     assert read == {"gpu_memory_gib": 0.5, "gpu_power_watts": 300, "gpu_temperature_c": 33}
 
 
-def test_read_is_the_mean_since_the_last_read_and_summary_over_the_run():
-    nvml, said = FakeNvml(), []
-    with make_monitor([gpu(0)], nvml, said) as monitor:
+def test_read_is_the_mean_since_the_last_read(nvml):
+    said = []
+    with make_monitor([gpu(0)], said) as monitor:
         nvml.busy[2] = 80
         assert monitor.read()["gpu_busy_percent"] == 80  # takes the first sample itself
         for busy in (10, 20, 90):
@@ -129,7 +139,6 @@ def test_read_is_the_mean_since_the_last_read_and_summary_over_the_run():
         monitor.sample()
         row = monitor.read()
         assert row["gpu_busy_percent"] == 0
-    assert monitor.summary()["gpu_busy_percent"] == 40
     assert list(row) == list(MONITOR_COLUMNS)
     assert row["rss_gib"] > 0.01
     assert said == []
@@ -140,9 +149,9 @@ def test_columns_are_those_of_the_log_points():
     assert [name for name, column in COLUMNS.items() if column.group == "system"] == list(MONITOR_COLUMNS)
 
 
-def test_without_a_gpu_one_line_reports_it_and_the_host_is_recorded():
-    nvml, said = FakeNvml(), []
-    with make_monitor([CPU], nvml, said) as monitor:
+def test_without_a_gpu_one_line_reports_it_and_the_host_is_recorded(nvml):
+    said = []
+    with make_monitor([CPU], said) as monitor:
         monitor.sample()
         monitor.sample()
         row = monitor.read()
@@ -152,9 +161,9 @@ def test_without_a_gpu_one_line_reports_it_and_the_host_is_recorded():
     assert nvml.started == 0
 
 
-def test_a_broken_driver_does_not_stop_training():
-    nvml, said = FakeNvml(), []
-    with make_monitor([gpu(0)], nvml, said) as monitor:
+def test_a_broken_driver_does_not_stop_training(nvml):
+    said = []
+    with make_monitor([gpu(0)], said) as monitor:
         monitor.sample()
         nvml.broken = True
         monitor.sample()
@@ -163,14 +172,13 @@ def test_a_broken_driver_does_not_stop_training():
         assert monitor.read()["gpu_busy_percent"] == 20
         monitor.read()
     assert said == ["monitor: NVML: GPU is lost; only the CPU and memory of this process are recorded"]
-    assert monitor.summary()["gpu_busy_percent"] == 20
     assert nvml.started == 0
 
 
 @pytest.mark.parametrize("ordinal", [None, 7])
-def test_a_gpu_without_an_identity(ordinal):
-    nvml, said = FakeNvml(), []
-    with make_monitor([gpu(ordinal)], nvml, said) as monitor:
+def test_a_gpu_without_an_identity(ordinal, nvml):
+    said = []
+    with make_monitor([gpu(ordinal)], said) as monitor:
         monitor.sample()
     assert len(said) == 1
     assert nvml.started == 0
@@ -238,6 +246,7 @@ def test_real_gpu():
     assert 10 < row["gpu_temperature_c"] < 110
 
 
-def test_memory_and_power_of_several_gpus_add_up():
-    read = GpuReader([gpu(0), gpu(1)], FakeNvml(), ["uuid-2", "uuid-3"].__getitem__).read()
+def test_memory_and_power_of_several_gpus_add_up(nvml, monkeypatch):
+    monkeypatch.setattr(module, "cuda_uuid", ["uuid-2", "uuid-3"].__getitem__)
+    read = GpuReader([gpu(0), gpu(1)]).read()
     assert read == {"gpu_busy_percent": 25, "gpu_memory_gib": 5, "gpu_power_watts": 500, "gpu_temperature_c": 33}

@@ -33,24 +33,15 @@ from jaxrl_atari.benchmark.comparison import (
     scale,
     summary,
 )
-from jaxrl_atari.benchmark.measure import RATES, SECTIONS, measure, write_trace
+from jaxrl_atari.benchmark.measure import RATES, SECTIONS, measure, open_training
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.hardware import gpus, runtime
 from jaxrl_atari.hardware.cpu import read_cpu
-from jaxrl_atari.hardware.machine import describe_machine
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.run_dir.description import describe
 
 PARTS = (*RATES, "startup")
-FIGURES = {
-    "env": "env_sps",
-    "acting": "acting_sps",
-    "update": "update_samples_per_second",
-    "end_to_end": "end_to_end_sps",
-}
-"""The name of each part's rate in the output."""
-
 ROWS = (
     ("env_sps", "raw env SPS", "{:,.0f}", "emulators alone, random actions: the limit"),
     ("acting_sps", "acting SPS", "{:,.0f}", "policy and emulators"),
@@ -60,14 +51,6 @@ ROWS = (
     ("gpu_busy_percent", "GPU busy %", "{:.0f}", "while training"),
     ("cpu_percent", "CPU %", "{:.0f}", "while training; 100 is one core"),
 )
-SECTION_NOTES = {
-    "env_wait": "waiting for the emulators",
-    "inference": "the policy: frames to the device, actions back",
-    "transfer": "rewards to the device",
-    "update": "waiting for the learner",
-    "logging": "metrics, files, checkpoints",
-    "other": "bookkeeping",
-}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -124,11 +107,6 @@ def _config(default: Config, overrides: Sequence[str]) -> Config:
     return cli.parse(Config, overrides, default=default, prog="python -m jaxrl_atari.benchmark")
 
 
-def hardware() -> dict[str, Any]:
-    """The machine, the libraries of its GPUs, and its load."""
-    return describe_machine() | {"libraries": gpus.library_versions(), "load_average": psutil.getloadavg()[0]}
-
-
 def report(job: Job, config: Config, parts: Sequence[str], repeats: int) -> dict[str, Any]:
     """Measures the parts, prints them as a table and returns them as JSON values."""
     result: dict[str, Any] = {"figures": {}, "iteration_seconds": {}}
@@ -137,19 +115,15 @@ def report(job: Job, config: Config, parts: Sequence[str], repeats: int) -> dict
     timed = [part for part in parts if part in RATES]
     if timed:
         with out_of_memory_advice(config):
-            measured = measure(config, timed, repeats, job.seconds)
-        figures = {FIGURES[part]: values for part, values in measured["rates"].items()}
+            result |= measure(config, timed, repeats, job.seconds)
+        figures = result["figures"]
         if {"env", "end_to_end"} <= set(timed):
             figures["share_of_limit"] = [
                 sps / limit for sps, limit in zip(figures["end_to_end_sps"], figures["env_sps"], strict=True)
             ]
-        figures |= measured["busy"]
         known = {name: [v for v in values if math.isfinite(v)] for name, values in figures.items()}
         result["figures"] = {name: summary(values) for name, values in known.items() if values}
-        result["iteration_seconds"] = {name: summary(values) for name, values in measured["breakdown"].items()}
-        result["memory"] = {name: measured[name] for name in ("peak_rss_gib", "peak_device_gib")}
-        about = {"devices": measured["devices"], "reason": measured["device_reason"]}
-        result["process"] = {**about, "compute_dtype": measured["compute_dtype"], **measured["startup"]}
+        result["iteration_seconds"] = {n: summary(values) for n, values in result["iteration_seconds"].items()}
     _print_report(result)
     return result
 
@@ -160,8 +134,9 @@ def trace(config: Config, folder: Path, iterations: int) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--trace {folder}: {error.strerror}; choose a folder that can be written to") from error
-    with out_of_memory_advice(config):
-        result = write_trace(config, folder, iterations)
+    with out_of_memory_advice(config), open_training(config) as training:
+        training.warm_up()
+        result = training.trace(folder, iterations)
     print(f"{iterations} iterations in the steady state, {result['compiled']} programs compiled meanwhile:")
     print("\n".join(result["trace"]))
     return result
@@ -181,11 +156,11 @@ def _print_report(result: dict[str, Any]) -> None:
             line(label, [form.format(result["figures"][name][key]) for key in ("median", "min", "max")], note)
     sections = result["iteration_seconds"]
     if sections:
-        total = sum(sections[name]["median"] for name in SECTIONS)
+        total = sum(section["median"] for section in sections.values())
         print(f"\n{'one iteration takes':<34}{total * 1000:>8,.0f} ms")
-        for name in SECTIONS:
+        for name, note in SECTIONS.items():
             milliseconds = [f"{sections[name][key] * 1000:,.1f}" for key in ("median", "min", "max")]
-            line(f"  {name:<22}{sections[name]['median'] / total:>7.1%}", milliseconds, SECTION_NOTES[name])
+            line(f"  {name:<22}{sections[name]['median'] / total:>7.1%}", milliseconds, note)
     print()
     for name, start in result.get("startup", {}).items():
         hits = f"{start['cache_hits']:.0f} of {start['programs']:.0f} programs from the cache"
@@ -211,19 +186,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 _config(config, (option_of(field), value))
     for line in runtime.configure():
         print(line)
-    machine = hardware()
+    about = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
+    machine = about["hardware"]
+    machine |= {"libraries": gpus.library_versions(), "load_average": psutil.getloadavg()[0]}
     env, ppo = config.env, config.ppo
     print(
         f"{env.game_name} ({env.resolved_protocol}), {env.num_envs} envs x {ppo.rollout_length} steps, {ppo.epochs}"
         f" epochs x {config.num_minibatches} minibatches of {ppo.minibatch_size}, overlap {config.overlap}\n"
-        f"{read_cpu()}\nGPUs: {', '.join(machine['gpus']) or 'none'}; load average {machine['load_average']:.1f}",
+        f"{read_cpu()}\nGPUs: {', '.join(machine['gpus'] or ['none'])}; load average {machine['load_average']:.1f}",
         flush=True,
     )
     if machine["load_average"] > 0.5:
         print("warning: other programs are computing on this machine, or were a minute ago: figures may be low")
     print()
     job = Job(options.config, overrides, options.seconds, options.compared)
-    about = {"seconds": job.seconds, "repeats": options.repeats, **describe(config), "hardware": machine}
     if options.compare:
         result = {"compare": options.compare, **compare(job, config, options.compare, options.repeats)}
     elif options.scale:

@@ -10,18 +10,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
+from jaxrl_atari.benchmark.measure import RATES
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import multiplies_bfloat16, usable_cores
+from jaxrl_atari.run_dir.drawing import new_figure, open_axes, plain_numbers, save_figure
 
 YARDSTICK = Path(__file__).parents[2] / "benchmarks" / "torch_ppo.py"
 YARDSTICK_SPEC = {
@@ -33,11 +34,8 @@ YARDSTICK_FIGURES = ("peak_rss_gib", "framework", "arithmetic", "compiled", "tri
 """Fields of the yardstick's JSON that a comparison keeps beside the rate."""
 
 NAMED_COMPARISONS = ("torch", "cpu,gpu", "gpu,cpu")
-COMPARED = {
-    "end_to_end": ("end_to_end_sps", "end-to-end SPS"),
-    "update": ("update_samples_per_second", "update samples/s"),
-}
-"""Parts that can be compared: the name of the figure in JSON, and its heading in a table."""
+COMPARED = {"end_to_end": "end-to-end SPS", "update": "update samples/s"}
+"""Parts that can be compared: the heading of their rate in a table."""
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
@@ -156,45 +154,28 @@ def parse_range(text: str, usage: str) -> tuple[str, list[str]]:
 # --- Comparisons -----------------------------------------------------------------------------------------------------
 
 
-class Side(NamedTuple):
-    """One side of a comparison. `run` returns its `rate` and further figures as JSON values."""
-
-    name: str
-    run: Callable[[], dict[str, Any]]
+Sides = dict[str, partial[dict[str, Any]]]
+"""Name -> a call that runs this side of a comparison and returns its `rate` and further figures as JSON values."""
 
 
-def _training_side(
-    job: Job, name: str, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
-) -> Side:
-    def run() -> dict[str, Any]:
-        result = job.run(job.compared, 1, overrides, environment)
-        return {
-            "rate": result["figures"][COMPARED[job.compared][0]]["median"],
-            "peak_rss_gib": result["memory"]["peak_rss_gib"],
-            "peak_device_gib": result["memory"]["peak_device_gib"],
-            "devices": result["process"]["devices"],
-        }
-
-    return Side(name, run)
+def _run_training(
+    job: Job, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    result = job.run(job.compared, 1, overrides, environment)
+    rate = result["figures"][RATES[job.compared]]["median"]
+    return {"rate": rate, **result["memory"], "devices": result["process"]["devices"]}
 
 
-def _torch_side(job: Job, config: Config, mode: str) -> Side:
-    iterations = max(
-        1, math.ceil(job.seconds * 500 / config.rollout_size)
-    )  # PyTorch trains at about 500 SPS on two cores
-    arguments = [
+def _run_torch(job: Job, config: Config, mode: str) -> dict[str, Any]:
+    iterations = math.ceil(job.seconds * 500 / config.rollout_size)  # it trains at about 500 SPS on two cores
+    result = run_for_json([
         str(YARDSTICK), f"--what={job.compared}", f"--mode={mode}", f"--iterations={iterations}",
         f"--game={config.env.game_name}", f"--threads={usable_cores()}",
-    ]  # fmt: skip
-
-    def run() -> dict[str, Any]:
-        result = run_for_json(arguments)
-        return {"rate": result["median"], **{name: result[name] for name in YARDSTICK_FIGURES}}
-
-    return Side(f"torch {mode}", run)
+    ])  # fmt: skip
+    return {"rate": result["median"], **{name: result[name] for name in YARDSTICK_FIGURES}}
 
 
-def _torch_sides(job: Job, config: Config) -> tuple[list[Side], list[tuple[str, str]]]:
+def _torch_sides(job: Job, config: Config) -> tuple[Sides, list[tuple[str, str]]]:
     """jaxrl_atari and the modes of the yardstick, paired by their arithmetic: that of the config, or both for `auto`.
 
     `best` is paired with bfloat16 where the CPU multiplies it; elsewhere `auto` leaves bfloat16 out.
@@ -205,8 +186,8 @@ def _torch_sides(job: Job, config: Config) -> tuple[list[Side], list[tuple[str, 
     dtype = config.network.compute_dtype
     compared = dict.fromkeys(("float32", fast)) if dtype == "auto" else (dtype,)
     pairs = [(f"jaxrl_atari {each}", mode) for each in compared for mode in modes[each]]
-    sides = [_training_side(job, f"jaxrl_atari {each}", ("--network.compute-dtype", each)) for each in compared]
-    sides += [_torch_side(job, config, mode) for _, mode in pairs]
+    sides = {f"jaxrl_atari {each}": partial(_run_training, job, ("--network.compute-dtype", each)) for each in compared}
+    sides |= {f"torch {mode}": partial(_run_torch, job, config, mode) for _, mode in pairs}
     return sides, [(ours, f"torch {mode}") for ours, mode in pairs]
 
 
@@ -223,7 +204,7 @@ def _check_yardstick(config: Config) -> None:
             raise UserError(f"--compare torch: {field} = {mine!r}: expected {value!r}, the yardstick's; leave it out")
 
 
-def make_sides(job: Job, config: Config, text: str) -> tuple[list[Side], list[tuple[str, str]]]:
+def make_sides(job: Job, config: Config, text: str) -> tuple[Sides, list[tuple[str, str]]]:
     """The sides of `--compare TEXT`, and the pairs (a, b) whose ratio a / b is reported.
 
     Raises:
@@ -235,16 +216,17 @@ def make_sides(job: Job, config: Config, text: str) -> tuple[list[Side], list[tu
     if text in NAMED_COMPARISONS:
         if not gpus.visible().gpus:
             raise UserError(f"--compare {text}: no GPU to compare with: {gpus.visible().problem}")
-        names = text.split(",")
-        sides = [_training_side(job, name, ("--devices.gpu", str(name == "gpu").lower())) for name in names]
+        chosen = {name: ("--devices.gpu", str(name == "gpu").lower()) for name in text.split(",")}
+        sides = {name: partial(_run_training, job, options) for name, options in chosen.items()}
     else:
         field, values = parse_range(text, "--compare")
         if field.isupper():  # a variable of the environment
-            sides = [_training_side(job, f"{field}={value}", environment={field: value}) for value in values]
+            sides = {f"{field}={value}": partial(_run_training, job, (), {field: value}) for value in values}
         else:
             option = option_of(field)
-            sides = [_training_side(job, f"{field}={value}", (option, value)) for value in values]
-    return sides, [(side.name, sides[0].name) for side in sides[1:]]
+            sides = {f"{field}={value}": partial(_run_training, job, (option, value)) for value in values}
+    first, *others = sides
+    return sides, [(other, first) for other in others]
 
 
 def compare(job: Job, config: Config, text: str, repeats: int) -> dict[str, Any]:
@@ -255,17 +237,17 @@ def compare(job: Job, config: Config, text: str, repeats: int) -> dict[str, Any]
         for each round).
     """
     sides, pairs = make_sides(job, config, text)
-    runs: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     for turn in range(repeats):
-        for side in sides if turn % 2 == 0 else reversed(sides):
-            result = side.run()
-            runs[side.name].append(result)
+        for name in sides if turn % 2 == 0 else reversed(sides):
+            result = sides[name]()
+            runs[name].append(result)
             chosen = f" ({result['arithmetic']}{', compiled' * result['compiled']})" if "arithmetic" in result else ""
-            print(f"round {turn + 1} of {repeats}: {side.name} {result['rate']:,.0f}{chosen}", flush=True)
+            print(f"round {turn + 1} of {repeats}: {name} {result['rate']:,.0f}{chosen}", flush=True)
     rates = {name: [run["rate"] for run in side_runs] for name, side_runs in runs.items()}
     ratios = {f"{a} / {b}": [x / y for x, y in zip(rates[a], rates[b], strict=True)] for a, b in pairs}
 
-    print(f"\n{COMPARED[job.compared][1]:<36}{'median':>10}{'min':>10}{'max':>10}{'RSS GiB':>10}")
+    print(f"\n{COMPARED[job.compared]:<36}{'median':>10}{'min':>10}{'max':>10}{'RSS GiB':>10}")
     for name, values in rates.items():
         rss = statistics.median(run["peak_rss_gib"] for run in runs[name])  # the first one may have compiled
         print(f"{name:<36}{statistics.median(values):>10,.0f}{min(values):>10,.0f}{max(values):>10,.0f}{rss:>10.2f}")
@@ -311,16 +293,14 @@ def scale(job: Job, text: str, repeats: int, folder: Path) -> dict[str, Any]:
         rss, device = (rows[int(value)][name] for name in ("peak_rss_gib", "peak_device_gib"))
         speed = f"{env:>12,.0f}{acting:>12,.0f}{sps:>10,.0f}{share:>10.0%}"
         print(f"{value:>16}{speed}{rss:>10.2f}" + ("-" if device is None else f"{device:.2f}").rjust(12), flush=True)
-    path = folder / f"scale_{field.rpartition('.')[2].replace('-', '_')}.png"
-    draw_scale(field, rows, path)
+    path = draw_scale(field, rows, folder)
     print(f"\n{path}")
     return {"field": option[2:].replace("-", "_"), "rows": rows, "plot": str(path)}
 
 
-def draw_scale(field: str, rows: Mapping[int, Mapping[str, Any]], path: Path) -> None:
-    """Draws speed and memory against a field of the config to a PNG file."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
+def draw_scale(field: str, rows: Mapping[int, Mapping[str, Any]], folder: Path) -> Path:
+    """Draws speed and memory against a field of the config; returns the PNG file."""
+    figure = new_figure(f"speed and memory against {field}", 10, 4)
     speed, memory = figure.subplots(1, 2)
     x = sorted(rows)
     for name, label in (("env_sps", "emulator alone"), ("acting_sps", "acting"), ("end_to_end_sps", "training")):
@@ -335,15 +315,10 @@ def draw_scale(field: str, rows: Mapping[int, Mapping[str, Any]], path: Path) ->
         axes.set_xticks(x)
         axes.xaxis.set_minor_locator(NullLocator())
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            axis.set_major_formatter(plain_numbers())
         axes.set_ylim(0, 1.08 * axes.dataLim.ymax)
         axes.set_xlabel(field)
         axes.set_title(title)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+        open_axes(axes)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3, frameon=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another --output-dir") from error
+    return save_figure(figure, folder, f"scale_{field.rpartition('.')[2].replace('-', '_')}")[0]

@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 
@@ -46,18 +46,9 @@ class Compilations:
         jax.monitoring.unregister_event_listener(self._on_event)
 
 
-@contextlib.contextmanager
-def wrapped(owner: Any, name: str, wrap: Callable[[Callable], Callable]) -> Iterator[None]:
-    """Replaces `owner.name` by `wrap(owner.name)` inside the block."""
-    function, was_own = getattr(owner, name), name in vars(owner)
-    setattr(owner, name, wraps(function)(wrap(function)))
-    try:
-        yield
-    finally:
-        if was_own:
-            setattr(owner, name, function)
-        else:
-            delattr(owner, name)
+def wrapped(owner: Any, name: str, wrap: Callable[[Callable], Callable]) -> contextlib.AbstractContextManager:
+    """Replaces `owner.name` by `wrap(owner.name)` inside a `with` block."""
+    return mock.patch.object(owner, name, wrap(getattr(owner, name)))
 
 
 class SectionTimer:

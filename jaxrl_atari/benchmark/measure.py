@@ -19,7 +19,8 @@ import dataclasses
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,45 +34,44 @@ from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.pool import EnvPool
 from jaxrl_atari.hardware.monitor import Monitor
 from jaxrl_atari.rollout import Collected, collect
-from jaxrl_atari.session import hyperparameters, prepare, train
+from jaxrl_atari.session import Session, hyperparameters, prepare, train
 
-RATES = ("end_to_end", "env", "acting", "update")
-"""The parts, in the order of a repeat: training first, so that the peak memory is its own."""
+RATES = {
+    "end_to_end": "end_to_end_sps",
+    "env": "env_sps",
+    "acting": "acting_sps",
+    "update": "update_samples_per_second",
+}
+"""Part -> the name of its rate, in the order of a repeat: training first, so that the peak memory is its own."""
 
-SECTIONS = ("env_wait", "inference", "transfer", "update", "logging", "other")
+SECTIONS = {
+    "env_wait": "waiting for the emulators",
+    "inference": "the policy: frames to the device, actions back",
+    "transfer": "rewards to the device",
+    "update": "waiting for the learner",
+    "logging": "metrics, files, checkpoints",
+    "other": "bookkeeping",
+}
 """The sections of an iteration, see `breakdown`."""
 
 MAX_WARM_UP = 20  # iterations
 
 
 class Training:
-    """A session that trains in a folder of its own, one iteration at a time.
+    """A session that trains one iteration at a time; `open_training` makes it."""
 
-    Args:
-        compilations: listens to JAX already.
-    """
-
-    def __init__(self, config: Config, folder: Path, compilations: Compilations):
-        self.config = config = dataclasses.replace(config, total_env_steps=10**12)  # so that it never ends
-        self._compilations = compilations
-        self._exits = contextlib.ExitStack()
-        self.run = self._exits.enter_context(prepare(config, folder, quiet=True))
-        self._iterations = train(self.run)
-        self.overlap = config.overlap == "update"
-        self._groups = [group for shard in self.run.groups for group in shard]
-        self._pools: list[EnvPool] = []
-        self._rng = np.random.default_rng(config.seed)
+    def __init__(self, run: Session, compilations: Compilations):
+        self.run, self.config, self.compilations = run, run.config, compilations
+        self._iterations = train(run)
+        self.overlap = run.config.overlap == "update"
+        self._groups = [group for shard in run.groups for group in shard]
+        self.pools: list[EnvPool] = []  # of `env`
+        self._rng = np.random.default_rng(run.config.seed)
 
     @property
     def devices(self) -> list[jax.Device]:
         """All devices that learn or act."""
         return sorted({*self.run.placement.learner, *self.run.placement.actors}, key=str)
-
-    def close(self) -> None:
-        """Frees emulators and files."""
-        self._exits.close()
-        for pool in self._pools:
-            pool.close()
 
     def iterate(self) -> Any:
         """One iteration of training with its log; returns the newest metrics, being computed."""
@@ -98,9 +98,9 @@ class Training:
     def warm_up(self) -> None:
         """Iterates until nothing is compiled any more."""
         for _ in range(MAX_WARM_UP):
-            before = self._compilations.count[Compilations.COMPILE]
+            before = self.compilations.count[Compilations.COMPILE]
             jax.block_until_ready(self.iterate())
-            if self._compilations.count[Compilations.COMPILE] == before and not self.run.log.compiling:
+            if self.compilations.count[Compilations.COMPILE] == before and not self.run.log.compiling:
                 return
         raise RuntimeError(f"after {MAX_WARM_UP} iterations something is still compiled in each")
 
@@ -118,17 +118,17 @@ class Training:
     def env(self, seconds: float) -> float:
         """Env steps a second of the emulators alone."""
         env = self.config.env
-        if not self._pools:
+        if not self.pools:
             first_env = 0
             for group in self._groups:
-                self._pools.append(make_pool(
+                self.pools.append(make_pool(
                     env.backend, env.game_name, group.pool.num_envs,
                     seed=self.config.seed, first_env=first_env, num_threads=env.num_threads,
                     rules=env.rules,
                 ))  # fmt: skip
                 first_env += group.pool.num_envs
-                self._pools[-1].reset()
-        return random_play(self._pools, seconds, self._rng)
+                self.pools[-1].reset()
+        return random_play(self.pools, seconds, self._rng)
 
     def _key(self) -> jax.Array:
         with jax.default_device(self.run.placement.home):
@@ -176,28 +176,12 @@ class Training:
         - other: bookkeeping of rewards and games, keys, joining the rollout.
         """
         jax.block_until_ready(self.iterate())
-        learner, log, timer = self.run.learner, self.run.log, SectionTimer()
+        timer = SectionTimer()
 
         def until_done(update: Callable) -> Callable:
             return lambda *args: jax.block_until_ready(update(*args))
 
-        with contextlib.ExitStack() as probes:
-
-            def time_calls(owner: Any, name: str, section: str) -> None:
-                probes.enter_context(wrapped(owner, name, timer.timed(section)))
-
-            for group in self._groups:
-                time_calls(group.pool, "send", "env_wait")
-                time_calls(group.pool, "recv", "env_wait")
-                time_calls(group, "choose", "inference")
-                time_calls(group, "send", "inference")
-            time_calls(jax, "device_put", "transfer")
-            probes.enter_context(wrapped(learner, "update", until_done))
-            time_calls(learner, "update", "update")
-            time_calls(learner, "settle", "update")
-            time_calls(log, "after_update", "logging")
-            time_calls(self.run, "checkpoint_if_due", "logging")
-
+        with wrapped(self.run.learner, "update", until_done), self._sections(timer.timed):
             timer.seconds.clear()
             iterations, start = 0, time.perf_counter()
             timer.enter("other")
@@ -207,34 +191,64 @@ class Training:
             timer.enter("other")
         return {section: timer.seconds[section] / iterations for section in SECTIONS}
 
-    def trace(self, folder: Path, iterations: int) -> None:
-        """Writes a trace of some iterations with `jax.profiler`; its events are named after the sections above."""
+    @contextlib.contextmanager
+    def _sections(self, wrap: Callable[[str], Callable[[Callable], Callable]]) -> Iterator[None]:
+        """Wraps the calls of each section by `wrap(section)` inside the block."""
+        calls: list[tuple[Any, str, str]] = [
+            (jax, "device_put", "transfer"),
+            (self.run.learner, "update", "update"),
+            (self.run.learner, "settle", "update"),
+            (self.run.log, "after_update", "logging"),
+            (self.run, "checkpoint_if_due", "logging"),
+        ]
+        for group in self._groups:
+            calls += [
+                (group.pool, "send", "env_wait"),
+                (group.pool, "recv", "env_wait"),
+                (group, "choose", "inference"),
+                (group, "send", "inference"),
+            ]
+        with contextlib.ExitStack() as probes:
+            for owner, name, section in calls:
+                probes.enter_context(wrapped(owner, name, wrap(section)))
+            yield
+
+    def trace(self, folder: Path, iterations: int) -> dict[str, Any]:
+        """Writes a trace of some iterations with `jax.profiler`; its events are named after the sections above.
+
+        Returns:
+            JSON values: the files, the number of iterations, and `compiled`: programs that were compiled meanwhile.
+        """
         jax.block_until_ready(self.iterate())
-
-        def named(section: str) -> Callable[[Callable], Callable]:
-            def wrap(function: Callable) -> Callable:
-                def annotated(*args: Any, **kwargs: Any) -> Any:
-                    with jax.profiler.TraceAnnotation(section):
-                        return function(*args, **kwargs)
-
-                return annotated
-
-            return wrap
-
+        before, known = self.compilations.count[Compilations.COMPILE], set(folder.rglob("*"))
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # without every call of Python, which would be most of the file
-        with contextlib.ExitStack() as probes:
-            for group in self._groups:
-                probes.enter_context(wrapped(group.pool, "recv", named("env_wait")))
-                probes.enter_context(wrapped(group, "choose", named("inference")))
-                probes.enter_context(wrapped(group, "send", named("inference")))
-            probes.enter_context(wrapped(self.run.learner, "update", named("update")))
-            probes.enter_context(wrapped(self.run.log, "after_update", named("logging")))
-            with jax.profiler.trace(folder, profiler_options=options):
-                for number in range(iterations):
-                    with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
-                        metrics = self.iterate()
-                jax.block_until_ready(metrics)
+        named = lambda section: partial(jax.profiler.annotate_function, name=section)  # noqa: E731
+        with self._sections(named), jax.profiler.trace(folder, profiler_options=options):
+            for number in range(iterations):
+                with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
+                    metrics = self.iterate()
+            jax.block_until_ready(metrics)
+        compiled = self.compilations.count[Compilations.COMPILE] - before
+        files = sorted(str(path) for path in set(folder.rglob("*")) - known if path.is_file())
+        return {"trace": files, "iterations": iterations, "compiled": compiled}
+
+
+@contextlib.contextmanager
+def open_training(config: Config) -> Iterator[Training]:
+    """Training in a temporary folder, which ends with the block; starts JAX's back end."""
+    config = dataclasses.replace(config, total_env_steps=10**12)  # so that it never ends by itself
+    with (
+        Compilations() as compilations,
+        tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
+        prepare(config, Path(folder) / "session_0", quiet=True) as run,
+    ):
+        training = Training(run, compilations)
+        try:
+            yield training
+        finally:
+            for pool in training.pools:
+                pool.close()
 
 
 def random_play(pools: Sequence[EnvPool], seconds: float, rng: np.random.Generator) -> float:
@@ -263,22 +277,20 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         seconds: of each part in each repeat, at the least; a part ends with the iteration that it is in.
 
     Returns:
-        JSON values: `rates` (part -> one figure a repeat), `breakdown` (section -> seconds an iteration, one
-        figure a repeat, with end_to_end), `busy` (columns of the monitor, one figure a repeat, with end_to_end),
-        `peak_rss_gib` and `peak_device_gib` of training, `startup`, `devices`, `device_reason` and `compute_dtype`.
+        JSON values: `figures` (rates and columns of the monitor) and `iteration_seconds` (section -> seconds an
+        iteration), with one value a repeat; `memory`, the peak of training; `process`: its devices and its start.
+        Sections and the monitor's columns come with end_to_end.
     """
-    rates: dict[str, list[float]] = {part: [] for part in RATES if part in parts}
+    figures: defaultdict[str, list[float]] = defaultdict(list)
     sections: defaultdict[str, list[float]] = defaultdict(list)
-    busy: defaultdict[str, list[float]] = defaultdict(list)
     memory: dict[str, float | None] = {}
-    with contextlib.ExitStack() as stack:
-        compilations = stack.enter_context(Compilations())
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_")))
-        training = Training(config, folder / "session_0", compilations)
-        stack.callback(training.close)
-
+    with open_training(config) as training:
         first_step_at, first_update_at = training.first_iteration()
-        startup = {
+        compilations = training.compilations
+        process = {
+            "devices": [f"{device} ({device.device_kind})" for device in training.devices],
+            "reason": training.run.placement.reason,
+            "compute_dtype": training.run.learner.compute_dtype.name,
             "first_env_step_at": first_step_at,
             "first_update_at": first_update_at,
             "compile_seconds": compilations.compile_seconds,
@@ -288,46 +300,18 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         if repeats:
             training.warm_up()
         for _ in range(repeats):
-            for part in rates:
-                if part == "end_to_end":
+            for part, name in RATES.items():
+                if part == "end_to_end" and part in parts:
                     with Monitor(training.devices, say=lambda line: None) as monitor:
-                        rates[part].append(training.end_to_end(seconds))
+                        figures[name].append(training.end_to_end(seconds))
                         monitor.sample()
-                        _append(busy, monitor.summary())
+                        _append(figures, monitor.read())
                     memory = memory or _memory(training)
                     _append(sections, training.breakdown(seconds))
-                else:
-                    rates[part].append(getattr(training, part)(seconds))
-        return {
-            "rates": rates,
-            "breakdown": dict(sections),
-            "busy": dict(busy),
-            **(memory or _memory(training)),
-            "startup": startup,
-            "devices": [f"{device} ({device.device_kind})" for device in training.devices],
-            "device_reason": training.run.placement.reason,
-            "compute_dtype": training.run.learner.compute_dtype.name,
-        }
-
-
-def write_trace(config: Config, folder: Path, iterations: int) -> dict[str, Any]:
-    """Trains until nothing is compiled any more, and traces the next iterations (`Training.trace`).
-
-    Returns:
-        JSON values: the files, the number of iterations, and `compiled`: programs that were compiled while tracing.
-    """
-    with contextlib.ExitStack() as stack:
-        compilations = stack.enter_context(Compilations())
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_")))
-        training = Training(config, scratch / "session_0", compilations)
-        stack.callback(training.close)
-        training.first_iteration()
-        training.warm_up()
-        before, known = compilations.count[Compilations.COMPILE], set(folder.rglob("*"))
-        training.trace(folder, iterations)
-        compiled = compilations.count[Compilations.COMPILE] - before
-    files = sorted(str(path) for path in set(folder.rglob("*")) - known if path.is_file())
-    return {"trace": files, "iterations": iterations, "compiled": compiled}
+                elif part in parts:
+                    figures[name].append(getattr(training, part)(seconds))
+        memory = memory or _memory(training)
+    return {"figures": figures, "iteration_seconds": sections, "memory": memory, "process": process}
 
 
 def _append(lists: dict[str, list[float]], values: dict[str, float]) -> None:

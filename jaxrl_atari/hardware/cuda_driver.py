@@ -26,20 +26,15 @@ class NoDriver(DriverError):
 class CudaDriver:
     """The GPUs that the driver shows to this process, by ordinal. Takes no memory of a GPU.
 
-    Args:
-        library: libcuda, or a stand-in for it in tests. None: loads libcuda.
-
     Raises:
         DriverError: by the constructor and by every method.
     """
 
-    def __init__(self, library: Any = None):
-        if library is None:
-            try:
-                library = ctypes.CDLL("libcuda.so.1")
-            except OSError as error:
-                raise NoDriver("there is no NVIDIA driver (libcuda.so.1 is not found)") from error
-        self._library = library
+    def __init__(self):
+        try:
+            self._library = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise NoDriver("there is no NVIDIA driver (libcuda.so.1 is not found)") from error
         self._call("cuInit", 0)
 
     def count(self) -> int:

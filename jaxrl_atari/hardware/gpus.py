@@ -14,7 +14,7 @@ import pkgutil
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -88,15 +88,14 @@ def _hidden(names: str | None) -> str:
     return "" if names is None else f"CUDA_VISIBLE_DEVICES={names!r} leaves none"
 
 
-def driver_gpus(names: str | None, library: Any = None) -> Visible:
+def driver_gpus(names: str | None) -> Visible:
     """The GPUs that the CUDA driver shows.
 
     Args:
         names: CUDA_VISIBLE_DEVICES, which the driver has read itself: its first entries name the GPUs shown.
-        library: see `CudaDriver`.
     """
     try:
-        driver = CudaDriver(library)
+        driver = CudaDriver()
         count = driver.count()
         shown = [str(i) for i in range(count)] if names is None else names.split(",")[:count]
         gpus = tuple(Gpu(name.strip(), driver.model(i), driver.memory(i)) for i, name in enumerate(shown))
@@ -107,20 +106,17 @@ def driver_gpus(names: str | None, library: Any = None) -> Visible:
     return Visible(gpus, "" if gpus else _hidden(names) or "the NVIDIA driver shows none")
 
 
-def network_platform(device: jax.Device, library: Any = None) -> str:
+def network_platform(device: jax.Device) -> str:
     """The platform for which `make_network` makes a network: how fast it is in bfloat16 decides its arithmetic.
 
     "bfloat16 cpu" (it has AVX512-BF16) or "cpu"; "gpu" (it has bfloat16 units) or "old gpu".
-
-    Args:
-        library: see `CudaDriver`.
     """
     if device.platform == "cpu":
         return "bfloat16 cpu" if multiplies_bfloat16() else "cpu"
     if device.platform != "gpu":
         return device.platform
     try:
-        capability = CudaDriver(library).compute_capability(device.local_hardware_id)
+        capability = CudaDriver().compute_capability(device.local_hardware_id)
     except DriverError:
         return "gpu"
     return "gpu" if capability >= BFLOAT16_CAPABILITY else "old gpu"

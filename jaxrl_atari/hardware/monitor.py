@@ -18,6 +18,7 @@ import pynvml
 
 from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError
 
+nvml: Any = pynvml  # its annotations say less than it returns
 GIB = 2**30
 GPU_COLUMNS = ("gpu_busy_percent", "gpu_memory_gib", "gpu_power_watts", "gpu_temperature_c")
 HOST_COLUMNS = ("cpu_percent", "rss_gib")
@@ -40,24 +41,19 @@ def cuda_uuid(ordinal: int) -> str:
 class GpuReader:
     """Reads the GPUs among some JAX devices.
 
-    Args:
-        nvml: the module `pynvml`, or a stand-in.
-        uuid_of: CUDA ordinal -> UUID.
-
     Raises:
         GpuUnknown: no device is a GPU, or NVML does not find one of them.
     """
 
-    def __init__(self, devices: Sequence[jax.Device], nvml: Any = pynvml, uuid_of: Callable[[int], str] = cuda_uuid):
+    def __init__(self, devices: Sequence[jax.Device]):
         local = [device for device in devices if device.process_index == jax.process_index()]
         gpus = {device.local_hardware_id for device in local if device.platform == "gpu"}
         if not gpus:
             raise GpuUnknown("no GPU in use")
-        self._nvml = nvml
         try:
             nvml.nvmlInit()
             try:
-                self._handles = [self._find(uuid_of(ordinal)) for ordinal in sorted(gpus)]
+                self._handles = [self._find(cuda_uuid(ordinal)) for ordinal in sorted(gpus)]
             except Exception:
                 nvml.nvmlShutdown()
                 raise
@@ -66,7 +62,6 @@ class GpuReader:
 
     def _find(self, gpu_uuid: str) -> tuple[Any, Any]:
         """NVML handles of the device, and of the board that measures its power and temperature."""
-        nvml = self._nvml
         try:
             board = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{gpu_uuid}")
             return board, board
@@ -82,7 +77,6 @@ class GpuReader:
         Raises:
             GpuUnknown: no column could be read on any device.
         """
-        nvml = self._nvml
         errors = []
 
         def each(read: Callable[[Any, Any], float]) -> list[float]:
@@ -106,8 +100,8 @@ class GpuReader:
 
     def close(self) -> None:
         """Shuts NVML down."""
-        with contextlib.suppress(self._nvml.NVMLError):
-            self._nvml.nvmlShutdown()
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
 
 
 class HostReader:
@@ -139,7 +133,7 @@ class HostReader:
 
 
 class Monitor:
-    """A thread that samples the machine once a second until it is closed. Use it in a `with` block.
+    """A thread that samples the machine once a second until the end of its `with` block.
 
     Failures never stop training: a value that cannot be read is NaN, and one line reports it.
 
@@ -147,29 +141,20 @@ class Monitor:
         devices: the JAX devices in use, whose back end has started.
         say: receives lines for the user.
         seconds: interval between two samples.
-        nvml, uuid_of: see `GpuReader`.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[jax.Device],
-        say: Callable[[str], None],
-        *,
-        seconds: float = 1.0,
-        nvml: Any = pynvml,
-        uuid_of: Callable[[int], str] = cuda_uuid,
-    ):
+    def __init__(self, devices: Sequence[jax.Device], say: Callable[[str], None], seconds: float = 1.0):
         self._say = say
         self._unsaid = ""
         self._gpu: GpuReader | None = None
         try:
-            self._gpu = GpuReader(devices, nvml, uuid_of)
+            self._gpu = GpuReader(devices)
         except Exception as error:  # no failure of a driver may stop training
             say(_host_only(error))
         self._host = HostReader()
         self._lock = threading.Lock()
-        self._newest = _nothing()
-        self._recent, self._whole = _Mean(), _Mean()
+        self._newest: dict[str, float] = {}
+        self._recent = _Mean()
         self._stop = threading.Event()
         self._seconds = seconds
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
@@ -181,7 +166,7 @@ class Monitor:
 
     def sample(self) -> None:
         """Takes one sample now."""
-        values = _nothing()
+        values: dict[str, float] = dict.fromkeys(MONITOR_COLUMNS, math.nan)
         with contextlib.suppress(psutil.Error, OSError):
             values |= self._host.read()
         if self._gpu is not None:
@@ -194,14 +179,13 @@ class Monitor:
         with self._lock:
             self._newest = values
             self._recent.add(values)
-            self._whole.add(values)
 
     def read(self) -> dict[str, float]:
         """`MONITOR_COLUMNS`: means over the samples since the last `read`, or the newest sample if there is none.
 
         Takes a sample itself before the first one of the thread.
         """
-        if not self._whole.samples:
+        if not self._newest:
             self.sample()
         if self._unsaid:  # printed by the caller's thread, like all other lines
             self._say(self._unsaid)
@@ -211,28 +195,15 @@ class Monitor:
             self._recent = _Mean()
         return values
 
-    def summary(self) -> dict[str, float]:
-        """`MONITOR_COLUMNS`: means over all samples."""
-        with self._lock:
-            return self._whole.read()
+    def __enter__(self) -> "Monitor":
+        return self
 
-    def close(self) -> None:
-        """Ends the thread. `summary` still works."""
+    def __exit__(self, *exception: object) -> None:
         self._stop.set()
         self._thread.join(timeout=5.0)  # a driver may hang
         if self._gpu is not None:
             self._gpu.close()
             self._gpu = None
-
-    def __enter__(self) -> "Monitor":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-def _nothing() -> dict[str, float]:
-    return {name: math.nan for name in MONITOR_COLUMNS}
 
 
 def _host_only(reason: Exception) -> str:

@@ -1,5 +1,6 @@
 """The report of `python -m jaxrl_atari.devices`: devices, the choice of each `gpu` option, and problems."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -55,13 +56,10 @@ def _memory(device: jax.Device) -> str:
         return "JAX reports no memory for this device"
     text = f"{format_bytes(stats['bytes_in_use'])} in use, limit {format_bytes(stats['bytes_limit'])}"
     try:
-        reader = GpuReader([device])
+        with contextlib.closing(GpuReader([device])) as reader:
+            return f"{text}, {reader.read()['gpu_memory_gib']:.1f} GiB by all processes"
     except GpuUnknown:
         return text
-    try:
-        return text + f", {reader.read()['gpu_memory_gib']:.1f} GiB by all processes"
-    finally:
-        reader.close()
 
 
 def _choice(pick_device: PickDevice, gpu: GpuOption) -> str:

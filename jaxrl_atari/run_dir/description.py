@@ -7,9 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.hardware.machine import describe_machine
+from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.run_dir.config_file import CONFIG_FILE
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.run_dir.meta import is_sound
@@ -130,7 +133,22 @@ def surroundings(config: Config) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "git_revision": _git_revision(),
-        "hardware": describe_machine(asks_driver=config.devices.gpu is not False),
+        "hardware": _machine(asks_driver=config.devices.gpu is not False),
+    }
+
+
+def _machine(asks_driver: bool) -> dict[str, Any]:
+    """CPU, memory and GPUs; None: the machine does not report that, or the driver is not asked."""
+    cpu = read_cpu()
+    return {
+        "cpu": cpu.model,
+        "instruction_sets": cpu.instruction_sets and list(cpu.instruction_sets),
+        "cores": cpu.cores,
+        "threads_per_core": cpu.threads_per_core,
+        "virtual": cpu.virtual,
+        "memory_gib": psutil.virtual_memory().total / 2**30,
+        "gpus": [gpu.model for gpu in gpus.visible().gpus] if asks_driver else None,
+        "driver": gpus.driver_version() if asks_driver else None,
     }
 
 
