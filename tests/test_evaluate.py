@@ -18,6 +18,7 @@ from ale_py.vector_env import AtariVectorEnv
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs import env_seeds, make_pool
+from jaxrl_atari.envs.ale import AlePool
 from jaxrl_atari.envs.pool import EnvStep, Episode
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.evaluate import play as module
@@ -266,11 +267,11 @@ def test_video_shows_the_game(one_action_policy, tmp_path):
     assert len(frames) == game.length + 1  # with the one before the first step
     assert [p.name for p in tmp_path.iterdir()] == ["video.mp4"]
 
-    pool = make_pool("ale", "Qbert", 1, seed=3, rules=PROTOCOLS["classic"]._replace(max_frames=2400), screen=True)
+    pool = AlePool("Qbert", env_seeds(3, 1), 0, PROTOCOLS["classic"]._replace(max_frames=2400), colour=True)
     pool.reset()
     for t in range(60):
         shown = frames[t, 1::3, 1::3].astype(float)
-        assert np.abs(shown - pool.screen()[0]).mean() < 8, f"frame {t}"  # lossy, and colours at half resolution
+        assert np.abs(shown - pool.screen[0]).mean() < 8, f"frame {t}"  # lossy, and colours at half resolution
         pool.step(np.array([ONLY_ACTION]))
     pool.close()
 

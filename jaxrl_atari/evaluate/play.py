@@ -53,20 +53,6 @@ def summarise_sessions(results: Sequence[EvaluationResult]) -> dict[str, Any]:
     }
 
 
-def make_evaluation_pool(policy: Policy, num_envs: int, seed: int, backend: str, screen: bool = False) -> EnvPool:
-    """A pool of the game and protocol that the policy was trained with."""
-    env = policy.config.env
-    return make_pool(
-        backend,
-        env.game_name,
-        num_envs,
-        seed=seed,
-        num_threads=env.num_threads,
-        rules=env.rules,
-        screen=screen,
-    )
-
-
 def play(
     policy: Policy,
     pool: EnvPool,
@@ -139,7 +125,8 @@ def run_evaluation(
             games.append(game)
             on_game(game)
 
-    pool = make_evaluation_pool(policy, num_envs, seed, policy.config.env.backend)
+    env = policy.config.env
+    pool = make_pool(env.backend, env.game_name, num_envs, seed=seed, num_threads=env.num_threads, rules=env.rules)
     try:
         play(policy, pool, quota, seed, greedy, on_step, cancelled)
     finally:
