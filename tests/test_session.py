@@ -27,7 +27,7 @@ from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.run_dir import session_log
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.run_dir.checkpoints import Checkpoints, Restored
 from jaxrl_atari.run_dir.columns import TIME_COLUMNS
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import describe, write_description
@@ -126,26 +126,25 @@ def test_a_tiny_training_from_the_command_line(tmp_path, capsys):
 
 def test_log_points_and_checkpoints(tmp_path):
     lines = Lines()
-    result = run_session(TINY, tmp_path / "session_0", writers=[lines])
+    run_session(TINY, tmp_path / "session_0", writers=[lines])
     written = rows(tmp_path / "session_0")
     steps = [int(row["env_steps"]) for row in written]
     assert steps == sorted(set(steps))
-    assert steps[-1] == result.env_steps
     assert [int(row["updates"]) for row in written][:3] == [1, 2, 3]  # the interval is that of a rollout
-    assert TINY.total_env_steps - TINY.rollout_size < result.env_steps <= TINY.total_env_steps + TINY.rollout_size
+    assert TINY.total_env_steps - TINY.rollout_size < steps[-1] <= TINY.total_env_steps + TINY.rollout_size
     assert float(written[-1]["learning_rate"]) < 0.2 * 2.5e-4
     assert all(math.isfinite(float(written[-1][name])) for name in ("policy_loss", "value_loss", "entropy", "rss_gib"))
     _, meta = latest(tmp_path / "session_0")
-    assert meta["env_steps"] == result.env_steps
+    assert meta["env_steps"] == steps[-1]
     assert meta["statistics"]["episodes"] == int(written[-1]["episodes"]) > 0
     assert any("first env step" in message for message in lines.messages)
 
 
 def test_a_budget_of_one_update_has_its_log_point(tmp_path):
     config = dataclasses.replace(TINY, total_env_steps=TINY.rollout_size)
-    result = run_session(config, tmp_path / "session_0")
+    run_session(config, tmp_path / "session_0")
     (row,) = rows(tmp_path / "session_0")
-    assert (int(row["updates"]), int(row["env_steps"])) == (1, result.env_steps)
+    assert (int(row["updates"]), int(row["env_steps"])) == (1, latest(tmp_path / "session_0")[1]["env_steps"])
     assert row["sps"] == ""  # the first iteration compiles
     assert math.isfinite(float(row["policy_loss"]))
 
@@ -172,7 +171,6 @@ def test_sps_counts_as_many_updates_as_rollouts(every, last, tmp_path, monkeypat
     known = [row["sps"] for row in lines.rows if math.isfinite(row["sps"])]
     assert len(known) >= 2
     assert known == pytest.approx([100.0] * len(known))
-    assert log.sps() == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize("overlap", ["none", "update"])
@@ -206,10 +204,10 @@ def test_a_longer_budget_on_resume(tmp_path):
     before = [int(row["env_steps"]) for row in rows(session_dir)]
     lines = Lines()
     longer = dataclasses.replace(TINY, total_env_steps=320)
-    result = run_session(longer, session_dir, resume=True, writers=[lines])
+    run_session(longer, session_dir, resume=True, writers=[lines])
     after = [int(row["env_steps"]) for row in rows(session_dir)]
     assert after[: len(before)] == before
-    assert after[-1] == result.env_steps > 280
+    assert after[-1] == latest(session_dir)[1]["env_steps"] > 280
     (message,) = [m for m in lines.messages if m.startswith("resumed at")]
     assert f"resumed at {before[-1]:,} env steps" in message
     assert "budget 192 -> 320 env steps: the learning rate continues at" in message
@@ -288,9 +286,9 @@ def test_a_second_process_is_refused_and_disturbs_nothing(tmp_path):
                 run_session(TINY, tmp_path / "session_0", resume=True)
             held.append(env_steps)
 
-    result = run_session(TINY, tmp_path / "session_0", writers=[Intruder()])
+    run_session(TINY, tmp_path / "session_0", writers=[Intruder()])
     assert held
-    assert latest(tmp_path / "session_0")[1]["env_steps"] == result.env_steps
+    assert latest(tmp_path / "session_0")[1]["env_steps"] == held[-1]
     run_session(TINY, tmp_path / "session_0", resume=True)  # free again
 
 
@@ -324,7 +322,7 @@ def test_closing_an_evaluator_drops_what_it_plays(tmp_path, monkeypatch):
     evaluator = Evaluator(config, 3, 6, device, tmp_path, 0, print)
     evaluator.start(first_arrays(config, 6, 0, device)["train_state"].params, 64)
     time.sleep(1.0)
-    assert evaluator.busy
+    assert evaluator.poll()
     start = time.monotonic()
     evaluator.close()
     assert time.monotonic() - start < 10
@@ -456,7 +454,7 @@ def test_log_points_checkpoints_and_evaluations_come_at_their_intervals(tmp_path
     lines, evaluated = Lines(), []
     with steady_session(config, tmp_path / "session_0", monkeypatch, [lines]) as (run, saved):
         start = lambda params, env_steps: evaluated.append(env_steps)  # noqa: E731
-        run.evaluator = SimpleNamespace(busy=False, poll=lambda: None, settle=lambda stop_requested: None, start=start)
+        run.evaluator = SimpleNamespace(poll=lambda: False, settle=lambda stop_requested: None, start=start)
         keys, settled, act, learn = [], [], session.collect, Learner.update
         monkeypatch.setattr(session, "collect", lambda *given: keys.append(given[2]) or act(*given))
         monkeypatch.setattr(Learner, "update", lambda *given: keys.append(given[3]) or learn(*given))
@@ -479,12 +477,12 @@ def test_an_evaluation_that_is_due_waits_for_the_one_that_is_running(tmp_path, m
     config = dataclasses.replace(TINY, evaluation=EvaluationConfig(every_env_steps=600))
     evaluated = []
     with steady_session(config, tmp_path / "session_0", monkeypatch) as (run, _):
-        run.evaluator = SimpleNamespace(busy=True, poll=lambda: None)
+        run.evaluator = SimpleNamespace(poll=lambda: True)
         run.evaluator.start = lambda params, env_steps: evaluated.append(env_steps)
         iterations = session.train(run)
         list(itertools.islice(iterations, 3))
         assert not evaluated
-        run.evaluator.busy = False
+        run.evaluator.poll = lambda: False
         next(iterations)
         assert evaluated == [1200]
 
@@ -528,7 +526,7 @@ def test_a_resumed_session_continues_what_it_counted(tmp_path, monkeypatch):
     }  # fmt: skip
     arrays = first_arrays(config, 4, 0, jax.devices("cpu")[0])
     arrays["train_state"] = arrays["train_state"].replace(optimizer_steps=jax.numpy.int32(50))
-    monkeypatch.setattr(session, "_restore", lambda *_: ((arrays, meta), []))
+    monkeypatch.setattr(session, "_restore", lambda *_: (Restored(600, arrays, meta, {}), []))
     session_dir, lines = tmp_path / "session_0", Lines()
     session_dir.mkdir()
     (session_dir / "evaluations.csv").write_text("env_steps,episodes,mean,std\n300,2,1.5,0.5\n900,2,2.5,0.5\n")
@@ -746,10 +744,10 @@ def test_processes_restore_the_checkpoint_that_the_leader_chose(trained, tmp_pat
 
     monkeypatch.setattr(session, "agree", lambda text: sent.append(text) or str(earlier))
     restored, notes = restore(leader=False)
-    assert (restored[1]["env_steps"], notes, sent) == (earlier, [], [""])
+    assert (restored.meta["env_steps"], notes, sent) == (earlier, [], [""])
     damage(tmp_path / "session_0" / "checkpoints" / str(latest_step))
     restored, notes = restore(leader=True)
-    assert (restored[1]["env_steps"], len(notes), sent[1:]) == (earlier, 1, [str(earlier)])
+    assert (restored.meta["env_steps"], len(notes), sent[1:]) == (earlier, 1, [str(earlier)])
     monkeypatch.setattr(session, "agree", lambda text: "error 20: damaged")
     with pytest.raises(UserError, match=r"^20: damaged$"):
         restore(leader=False)
