@@ -172,8 +172,9 @@ def test_the_parent_of_sessions_starts_no_back_end(tmp_path):
     code = (
         "import pathlib, sys; from jax._src import xla_bridge; from jaxrl_atari.config import *;"
         "from jaxrl_atari.trial import trial; trial.run_processes = lambda tasks, *numbers: print(len(tasks)) or {};"
-        "run = lambda gpu: trial.run_trial(Config(output_dir=sys.argv[1], sessions=2,"
-        "trial=TrialConfig(parallel=2), devices=DevicesConfig(gpu=gpu)));"
+        "make = lambda gpu: Config(output_dir=sys.argv[1], sessions=2,"
+        "trial=TrialConfig(parallel=2), devices=DevicesConfig(gpu=gpu));"
+        "run = lambda gpu: trial.run_trial(make(gpu), trial.make_run_dir(make(gpu)));"
         "run(False); print(pathlib.Path(sys.argv[2]).exists());"
         "run('auto'); print(pathlib.Path(sys.argv[2]).exists(), xla_bridge.backends_are_initialized())"
     )
@@ -663,11 +664,11 @@ def test_sessions_side_by_side_share_cores_and_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrl_atari.hardware.rotation.visible", lambda: seen)
     monkeypatch.setattr(trial, "usable_cores", lambda: 10)
     monkeypatch.setattr(trial, "run_processes", lambda started, *numbers: tasks.extend(started) or {})
-    trial.run_trial(small_config(tmp_path, sessions=8, trial=TrialConfig(parallel=8)))
+    trial.run_trial(small_config(tmp_path, sessions=8, trial=TrialConfig(parallel=8)), tmp_path)
     assert {task.arguments[-1] for task in tasks} == {"1"}
     assert {task.environment[FRACTION] for task in tasks} == {str(equal_share(4, 24 << 30))}
     tasks.clear()
-    trial.run_trial(small_config(tmp_path, sessions=2))
+    trial.run_trial(small_config(tmp_path, sessions=2), tmp_path)
     assert [task.arguments[-1] for task in tasks] == ["5", "5"]
     assert all(task.warms_cache for task in tasks)
 

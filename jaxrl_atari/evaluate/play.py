@@ -1,9 +1,8 @@
 """Full games played with a policy, scored by their raw rewards."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +11,6 @@ from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.envs import EnvPool, Episode, EpisodeCounter, make_pool
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
-from jaxrl_atari.run_dir.statistics import score_interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,22 +33,6 @@ class EvaluationResult:
     def std(self) -> float:
         """Population standard deviation of the returns over these games."""
         return float(self.returns.std())
-
-
-def summarise_sessions(results: Sequence[EvaluationResult]) -> dict[str, Any]:
-    """The evaluations of a run's sessions, ready for JSON: mean over sessions, its interval, and the returns.
-
-    `interval` is the 95% bootstrap interval of the mean over sessions, None for a single session. `matrix` holds the
-    returns, sessions x games.
-    """
-    means = [result.mean for result in results]
-    interval = score_interval(means)
-    return {
-        "mean": float(np.mean(means)),
-        "interval": None if interval is None else list(interval),
-        "session_means": means,
-        "matrix": [result.returns.tolist() for result in results],
-    }
 
 
 def play(

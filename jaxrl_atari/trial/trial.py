@@ -112,9 +112,9 @@ class Plan:
             write_description(directory, self.descriptions[directory])
 
 
-def place_sessions(config: Config, trial: int = 0) -> list[Place]:
+def place_sessions(config: Config) -> list[Place]:
     """The GPUs of every session of a trial; see `place_session`."""
-    return [place_session(config, session, trial) for session in range(config.sessions)]
+    return [place_session(config, session) for session in range(config.sessions)]
 
 
 def share_devices(config: Config, places: Sequence[Place]) -> tuple[int, int]:
@@ -147,23 +147,21 @@ def make_plan(config: Config, run_dir: Path, resume: bool, places: list[Place]) 
     return Plan(config, run_dir, resume, waiting, descriptions)
 
 
-def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = False, trial: int = 0) -> None:
+def run_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None:
     """Trains all sessions of a trial: in this process one after the other, or each in a process with its own GPUs.
 
     config.json of a new run is written first; that of a resumed run is replaced once training has begun.
 
     Args:
-        run_dir: made by `make_run_dir` if left out.
+        run_dir: made by `make_run_dir`.
         resume: continue what is in `run_dir`: finished sessions are left alone, others resume from their checkpoint.
-        trial: number of the trial in a search, by which its sessions rotate over the GPUs.
 
     Raises:
         SessionsFailed: some sessions of several failed; the others have finished.
         UserError: the only session failed, nothing could be started, or another process is training in `run_dir`.
         KeyboardInterrupt: after SIGINT or SIGTERM, once every session has written its last checkpoint.
     """
-    places = place_sessions(config, trial)
-    run_dir = make_run_dir(config) if run_dir is None else Path(run_dir)
+    places = place_sessions(config)
     failures: dict[Any, str] = {}
     with only_writer(run_dir):
         plan = make_plan(config, run_dir, resume, places)
