@@ -232,6 +232,13 @@ def test_config_files_that_exit_or_raise(tmp_path, monkeypatch):
 
 
 REFUSALS = [
+    ("train", "", "--config or --resume: one is needed"),
+    ("train", "--config no_such.py", "no_such.py: no such file"),
+    ("train", "--config configs/qbert.py --resume data", "give one of the two"),
+    ("train", "--resume no_such_run", "no_such_run: not a run directory"),
+    ("train", "--config configs/qbert.py --env.game Qbort", "env.game = 'Qbort'"),
+    ("train", "--config configs/qbert.py --devices.gpu 7", "devices.gpu = 7: expected"),
+    ("train", "--config configs/qbert.py --output-dir /proc/nothing", "choose a folder that can be written to"),
     (
         "train",
         "--config configs/qbert.py --devices.memory-fraction 0.3",
