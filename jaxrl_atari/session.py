@@ -35,7 +35,7 @@ def run_session(
     resume: bool = False,
     writers: Sequence[Writer] = (),
     stop_requested: Callable[[], bool] = lambda: False,
-    on_update: Callable[[], None] = lambda: None,
+    on_first_update: Callable[[], None] = lambda: None,
 ) -> None:
     """Trains session `session` of a trial, with seed `config.seed + session`, and writes all its files.
 
@@ -44,7 +44,7 @@ def run_session(
         resume: continue from the newest sound checkpoint, if there is one.
         writers: receive the log points beside those that `config.log` asks for; one that raises ends the session.
         stop_requested: asked after each update; if true, the session writes its last checkpoint and ends.
-        on_update: called after each update.
+        on_first_update: called after the first update.
 
     Raises:
         UserError: the loss became non-finite (the last checkpoint before is kept), a file cannot be used, or another
@@ -52,8 +52,9 @@ def run_session(
         KeyboardInterrupt: stopped on request, after the last checkpoint was written.
     """
     with prepare(config, session_dir, session, resume, writers) as run:
-        for _ in train(run, stop_requested):
-            on_update()
+        for number, _ in enumerate(train(run, stop_requested)):
+            if number == 0:
+                on_first_update()
         run.finish(stop_requested)
         if stop_requested() or not config.is_spent(run.progress.env_steps):
             raise KeyboardInterrupt

@@ -412,10 +412,10 @@ def test_every_step_draws_with_a_key_of_its_own():
         return np.zeros(2, np.int32)
 
     stand_in = SimpleNamespace(act=act, device=CPU)
-    module.play(stand_in, ScriptedPool(), np.array([2, 1]), seed=0, greedy=True, on_step=lambda env, game: None)
+    list(module.play(stand_in, ScriptedPool(), np.array([2, 1]), seed=0, greedy=True))
     assert len(set(keys)) == len(keys) == 40
     assert all(options)
-    module.play(stand_in, ScriptedPool(), np.array([1, 0]), seed=1, greedy=True, on_step=lambda env, game: None)
+    list(module.play(stand_in, ScriptedPool(), np.array([1, 0]), seed=1, greedy=True))
     assert len(set(keys)) == len(keys) > 40  # another seed, other keys
 
 

@@ -401,9 +401,7 @@ def test_an_evaluation_computes_on_its_device_alone():
         return np.zeros(2, np.int32)
 
     policy = SimpleNamespace(device=device, act=choose)
-    thread = threading.Thread(
-        target=play, args=(policy, NoisePool(2, seed=0), np.ones(2, np.int64), 0, False, lambda env, game: None)
-    )
+    thread = threading.Thread(target=lambda: list(play(policy, NoisePool(2, seed=0), np.ones(2, np.int64), 0, False)))
     thread.start()
     thread.join()
     assert seen == {device}

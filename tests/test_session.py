@@ -125,8 +125,9 @@ def test_a_tiny_training_from_the_command_line(tmp_path, capsys):
 
 
 def test_log_points_and_checkpoints(tmp_path):
-    lines = Lines()
-    run_session(TINY, tmp_path / "session_0", writers=[lines])
+    lines, began = Lines(), []
+    run_session(TINY, tmp_path / "session_0", writers=[lines], on_first_update=lambda: began.append(len(lines.rows)))
+    assert began == [1]
     written = rows(tmp_path / "session_0")
     steps = [int(row["env_steps"]) for row in written]
     assert steps == sorted(set(steps))

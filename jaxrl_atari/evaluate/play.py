@@ -1,7 +1,7 @@
 """Full games played with a policy, scored by their raw rewards."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 
 import jax
@@ -35,19 +35,10 @@ class EvaluationResult:
         return float(self.returns.std())
 
 
-def play(
-    policy: Policy,
-    pool: EnvPool,
-    quota: np.ndarray,
-    seed: int,
-    greedy: bool,
-    on_step: Callable[[int, Episode | None], None],
-    cancelled: Callable[[], bool] = lambda: False,
-) -> None:
+def play(policy: Policy, pool: EnvPool, quota: np.ndarray, seed: int, greedy: bool) -> Iterator[list[Episode]]:
     """Plays until environment i has finished `quota[i]` games.
 
-    Calls `on_step(i, game)` for each environment i that has games left, after the reset and after each step; `game` is
-    the one that just ended, or None. Raises `CancelledError` at the first step at which `cancelled()` is true.
+    Yields after the reset and after each step: the games that just ended, without those beyond the quota.
     """
     remaining, episodes, number = quota.copy(), EpisodeCounter(pool.num_envs), 0
     with jax.default_device(policy.device):  # everything: a GPU that trains has no part in an evaluation on the CPU
@@ -55,18 +46,15 @@ def play(
         step = pool.reset()
         window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
         window, age, stacks = push_frame(window, age, step.frame, step.first)
-        for i in np.flatnonzero(remaining):
-            on_step(int(i), None)
+        yield []
         while remaining.any():
-            if cancelled():
-                raise CancelledError
             step = pool.step(policy.act(stacks, jax.random.fold_in(key, number), greedy))
             window, age, stacks = push_frame(window, age, step.frame, step.first)
             number += 1
-            ended = {game.env: game for game in episodes.count(step)}
-            for i in np.flatnonzero(remaining):
-                on_step(int(i), ended.get(int(i)))
-                remaining[i] -= int(i) in ended
+            ended = [game for game in episodes.count(step) if remaining[game.env]]
+            for game in ended:
+                remaining[game.env] -= 1
+            yield ended
 
 
 def run_evaluation(
@@ -101,16 +89,15 @@ def run_evaluation(
     num_envs = min(num_envs, episodes)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
     games: list[Episode] = []
-
-    def on_step(env: int, game: Episode | None) -> None:
-        if game is not None:
-            games.append(game)
-            on_game(game)
-
     env = policy.config.env
     pool = make_pool(env.backend, env.game_name, num_envs, seed=seed, num_threads=env.num_threads, rules=env.rules)
     try:
-        play(policy, pool, quota, seed, greedy, on_step, cancelled)
+        for ended in play(policy, pool, quota, seed, greedy):
+            if cancelled():
+                raise CancelledError
+            for game in ended:
+                games.append(game)
+                on_game(game)
     finally:
         pool.close()
     return EvaluationResult(tuple(games))

@@ -50,17 +50,12 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     # Whatever the back end of the training: this one has colour screens.
     pool = AlePool(env.game_name, env_seeds(seed, 1), env.num_threads, env.rules, colour=True)
     ffmpeg = _start_ffmpeg(partial_path)
-    screens = ffmpeg.stdin
-    assert screens is not None
-
-    def on_step(env: int, game: Episode | None) -> None:
-        screens.write(pool.screen[env].tobytes())
-        if game is not None:
-            played.append(game)
-
+    assert ffmpeg.stdin is not None
     try:
         with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended, and its output has the reason
-            play(policy, pool, np.ones(1, np.int64), seed, greedy, on_step)
+            for ended in play(policy, pool, np.ones(1, np.int64), seed, greedy):
+                ffmpeg.stdin.write(pool.screen.tobytes())
+                played += ended
         complaint = ffmpeg.communicate()[1].decode(errors="replace").strip()
         if ffmpeg.returncode != 0:
             raise UserError(f"{path}: the video could not be written ({complaint[-200:]})")

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -55,15 +54,12 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
         require_same_run(config, run_dir)
     if config.devices.distributed:
         distributed.join_processes(config.devices)
-        if distributed.is_leader() and not resume:
-            run_dir = make_run_dir(config, run_dir)
-        run_dir = Path(distributed.agree(str(run_dir or "")))
-        if not distributed.is_leader():
-            follow_trial(config, run_dir, resume=resume)
-            return run_dir
-    elif not resume:
+    if distributed.is_leader() and not resume:
         run_dir = make_run_dir(config, run_dir)
-    assert run_dir is not None
+    run_dir = Path(distributed.agree(str(run_dir or "")))  # the followers' is not known before
+    if not distributed.is_leader():
+        follow_trial(config, run_dir, resume=resume)
+        return run_dir
     say(f"{'resuming' if resume else 'run directory:'} {run_dir}")
     complete = resume and _is_complete(config, run_dir)
     try:
@@ -182,7 +178,7 @@ def run_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None:
                     try:
                         run_session(
                             config, session_dir(run_dir, session), session, resume=resume,
-                            stop_requested=stop.requested, on_update=functools.cache(partial(began, session)),  # once
+                            stop_requested=stop.requested, on_first_update=partial(began, session),
                         )  # fmt: skip
                     except Exception as error:
                         if config.sessions == 1:

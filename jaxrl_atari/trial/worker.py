@@ -8,7 +8,6 @@ once training has begun.
 """
 
 import dataclasses
-import functools
 import json
 import sys
 from pathlib import Path
@@ -40,13 +39,12 @@ def main() -> None:
 
     with SessionStop(f"session {session}", quick=not config.devices.distributed) as stop:
 
-        @functools.cache  # once
         def began() -> None:
             stop.training = True
             write_description(run_dir, run_description)
             write_description(directory, description)
 
-        run_session(config, directory, session, resume=resume, stop_requested=stop.requested, on_update=began)
+        run_session(config, directory, session, resume=resume, stop_requested=stop.requested, on_first_update=began)
 
 
 if __name__ == "__main__":
