@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import importlib
 import os
+import pickle
 import pwd
 import re
 import subprocess
@@ -47,6 +48,15 @@ def test_user_errors_are_one_line_and_bugs_keep_their_traceback(capsys):
     ]
     with pytest.raises(FileNotFoundError):
         cli.run(raises(FileNotFoundError(errno.ENOENT, "no such file")))
+
+
+def test_errors_are_one_line_and_cross_processes():
+    error = ConfigError("ppo.gamma", 2, "a number\nfrom 0 to 1", "use 0.99")
+    assert str(error) == "ppo.gamma = 2: expected a number from 0 to 1; use 0.99"
+    assert isinstance(error, UserError)
+    assert isinstance(error, ValueError)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(pickle.loads(pickle.dumps(UserError("no\n  such file")))) == "no such file"
 
 
 def test_output_that_cannot_be_written_ends_nothing():
