@@ -663,11 +663,11 @@ def test_sessions_side_by_side_share_cores_and_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(trial, "usable_cores", lambda: 10)
     monkeypatch.setattr(trial, "run_processes", lambda started, *numbers: tasks.extend(started) or {})
     trial.run_trial(small_config(tmp_path, sessions=8, trial=TrialConfig(parallel=8)), tmp_path)
-    assert {task.arguments[-1] for task in tasks} == {"1"}
+    assert {json.loads(task.first_line)["config"]["env"]["num_threads"] for task in tasks} == {1}
     assert {task.environment[FRACTION] for task in tasks} == {str(equal_share(4, 24 << 30))}
     tasks.clear()
     trial.run_trial(small_config(tmp_path, sessions=2), tmp_path)
-    assert [task.arguments[-1] for task in tasks] == ["5", "5"]
+    assert [json.loads(task.first_line)["config"]["env"]["num_threads"] for task in tasks] == [5, 5]
     assert all(task.warms_cache for task in tasks)
 
 

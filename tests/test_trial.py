@@ -283,7 +283,7 @@ def test_each_process_sees_its_gpus_and_its_share(tmp_path, started, monkeypatch
     run_new_trial(make_config(tmp_path, sessions=2, devices=DevicesConfig(gpu=1)))
     tasks, parallel, per_gpu = started.pop()
     assert environments(tasks) == [("1", None)] * 2
-    assert [task.arguments[3] for task in tasks] == ["0", "0"]
+    assert [json.loads(task.first_line)["config"]["devices"]["gpu"] for task in tasks] == [0, 0]
     assert (parallel, per_gpu) == (1, 1)
 
     # One session among several GPUs takes one of them.
@@ -296,7 +296,7 @@ def test_several_processes_on_a_cpu(tmp_path, started):
     tasks, parallel, _ = started.pop()
     assert (len(tasks), parallel) == (3, 2)
     assert [task.gpus for task in tasks] == [()] * 3
-    descriptions = [json.loads(task.first_line) for task in tasks]
+    descriptions = [json.loads(task.first_line)["descriptions"].values() for task in tasks]
     assert [[description["seed"] for description in pair] for pair in descriptions] == [[0, 0], [0, 1], [0, 2]]
 
 
@@ -315,12 +315,15 @@ def test_a_signal_is_a_stop_request_to_the_session_in_this_process(tmp_path, sta
 
 def test_a_worker_writes_the_descriptions_once_training_has_begun(tmp_path, monkeypatch):
     """The process of a session, without its process: it reads them from standard input."""
-    config = make_config(tmp_path, sessions=3)
+    config = make_config(tmp_path, sessions=3, devices=DevicesConfig(gpu=False))
     descriptions = [describe(config, 0), describe(config, 2)]
-    written = [tmp_path / "config.json", tmp_path / "session_2" / "config.json"]
+    folders = [tmp_path, tmp_path / "session_2"]
+    written = [folder / "config.json" for folder in folders]
+    by_folder = dict(zip(map(str, folders), descriptions, strict=True))
+    task = {"config": config.to_dict(), "resume": True, "descriptions": by_folder}
 
-    def run_session(config, folder, session, *, resume, stop_requested, on_first_update):
-        assert (folder, session, resume, config.devices.gpu) == (tmp_path / "session_2", 2, True, False)
+    def run_session(given, folder, session, *, resume, stop_requested, on_first_update):
+        assert (given, folder, session, resume) == (config, tmp_path / "session_2", 2, True)
         assert not stop_requested()
         assert not any(path.exists() for path in written)
         on_first_update()
@@ -328,8 +331,8 @@ def test_a_worker_writes_the_descriptions_once_training_has_begun(tmp_path, monk
 
     monkeypatch.setattr("jaxrl_atari.session.run_session", run_session)
     monkeypatch.setattr(worker, "end_with_parent", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), "2", "False", "True", "1"])
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(descriptions) + "\n"))
+    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), "2"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(task) + "\n"))
     worker.main()
     assert all(path.exists() for path in written)
 

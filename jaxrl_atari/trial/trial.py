@@ -232,26 +232,31 @@ def _reported(session: int, error: Exception) -> str:
 
 
 def _task(plan: Plan, session: int, sharing: int, parallel: int) -> Task:
-    """The process of a session; its config.json files travel on its standard input.
+    """The process of a session; its config and its config.json files travel on its standard input.
 
     Args:
         sharing: processes on its GPU; parallel: sessions at a time, which share the cores.
     """
-    place = plan.places[session]
+    config, place = plan.config, plan.places[session]
     environment = dict(os.environ)
     where = "CPU"
     if place.gpus:
         gpus = [visible().gpus[index] for index in place.gpus]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.name for gpu in gpus)
         where = "GPU " + ",".join(map(str, place.gpus))
-        fraction = memory_fraction(plan.config.devices, sharing, min(gpu.memory for gpu in gpus))
+        fraction = memory_fraction(config.devices, sharing, min(gpu.memory for gpu in gpus))
         if fraction is not None:
             set_memory_fraction(environment, fraction)
             where += f", {fraction:.0%} of its memory"
     say(f"session {session}  on {where} ({place.reason})")
-    directory = session_dir(plan.run_dir, session)
-    threads = plan.config.env.num_threads or (max(1, usable_cores() // parallel) if parallel > 1 else 0)
-    numbers = map(str, (session, place.gpu, plan.resume, threads))
-    arguments = ("jaxrl_atari.trial.worker", str(plan.run_dir), *numbers)
-    descriptions = [plan.descriptions[plan.run_dir], plan.descriptions[directory]]
-    return Task(session, arguments, environment, place.gpus, first_line=json.dumps(descriptions), warms_cache=True)
+    threads = config.env.num_threads or (max(1, usable_cores() // parallel) if parallel > 1 else 0)
+    own = dataclasses.replace(
+        config,
+        devices=dataclasses.replace(config.devices, gpu=place.gpu),
+        env=dataclasses.replace(config.env, num_threads=threads),
+    )
+    directories = (plan.run_dir, session_dir(plan.run_dir, session))
+    descriptions = {str(directory): plan.descriptions[directory] for directory in directories}
+    first_line = json.dumps({"config": own.to_dict(), "resume": plan.resume, "descriptions": descriptions})
+    arguments = ("jaxrl_atari.trial.worker", str(plan.run_dir), str(session))
+    return Task(session, arguments, environment, place.gpus, first_line=first_line, warms_cache=True)
