@@ -114,12 +114,6 @@ class OverlappedLearner(Learner):
         self._thread.shutdown()
 
 
-def make_learner(config: Config, placement: Placement, num_actions: int, state: ppo.TrainState) -> Learner:
-    """The learner of a session."""
-    kind = OverlappedLearner if config.overlap == "update" else Learner
-    return kind(config, placement, num_actions, state)
-
-
 def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device) -> dict[str, Any]:
     """The arrays of a session before its first update: `train_state`, and `key`, the source of all randomness.
 

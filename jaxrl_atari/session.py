@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +16,15 @@ from jaxrl_atari.hardware.distributed import agree, is_leader, sum_over_processe
 from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import Monitor
-from jaxrl_atari.learner import abstract_arrays, first_arrays, make_learner
+from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
 from jaxrl_atari.ppo import Hyperparameters, Metrics
 from jaxrl_atari.rollout import collect, make_groups
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.run_dir.checkpoints import Checkpoints, Restored
 from jaxrl_atari.run_dir.files import only_writer, unused
 from jaxrl_atari.run_dir.progress import Every, Progress
 from jaxrl_atari.run_dir.session_log import SessionLog
 from jaxrl_atari.run_dir.writers import Writer, make_writers
-
-
-@dataclass(frozen=True)
-class SessionResult:
-    """The state of a session when it ended."""
-
-    session_dir: Path
-    env_steps: int
-    return_ma: float  # NaN before the first finished game
-    sps: float  # mean, without the first iteration
 
 
 def run_session(
@@ -46,8 +35,8 @@ def run_session(
     resume: bool = False,
     writers: Sequence[Writer] = (),
     stop_requested: Callable[[], bool] = lambda: False,
-    on_update: Callable[[], None] = lambda: None,
-) -> SessionResult:
+    on_first_update: Callable[[], None] = lambda: None,
+) -> None:
     """Trains session `session` of a trial, with seed `config.seed + session`, and writes all its files.
 
     Args:
@@ -55,7 +44,7 @@ def run_session(
         resume: continue from the newest sound checkpoint, if there is one.
         writers: receive the log points beside those that `config.log` asks for; one that raises ends the session.
         stop_requested: asked after each update; if true, the session writes its last checkpoint and ends.
-        on_update: called after each update.
+        on_first_update: called after the first update.
 
     Raises:
         UserError: the loss became non-finite (the last checkpoint before is kept), a file cannot be used, or another
@@ -63,12 +52,12 @@ def run_session(
         KeyboardInterrupt: stopped on request, after the last checkpoint was written.
     """
     with prepare(config, session_dir, session, resume, writers) as run:
-        for _ in train(run, stop_requested):
-            on_update()
+        for number, _ in enumerate(train(run, stop_requested)):
+            if number == 0:
+                on_first_update()
         run.finish(stop_requested)
         if stop_requested() or not config.is_spent(run.progress.env_steps):
             raise KeyboardInterrupt
-        return run.result()
 
 
 def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) -> Iterator[Metrics | None]:
@@ -120,30 +109,30 @@ class Session:
 
     Args:
         checkpoints: where to save; None in a process that is not the leader.
-        restored: arrays and meta of the checkpoint to resume from.
+        restored: the checkpoint to resume from.
     """
 
     def __init__(
         self,
         config: Config,
         session: int,
-        session_dir: Path,
         placement: Placement,
         checkpoints: CheckpointWriter | None,
-        restored: tuple[dict[str, Any], dict[str, Any]] | None,
+        restored: Restored | None,
     ):
         self.config, self.session, self.seed = config, session, config.seed + session
-        self._dir, self.placement, self._checkpoints = session_dir, placement, checkpoints
-        arrays, meta = restored or (None, None)
+        self.placement, self._checkpoints = placement, checkpoints
+        meta = restored.meta if restored else None
         updates = meta["updates"] if meta else 0
         # The emulators cannot be saved: a resumed session plays new games.
         game_seed = int(np.random.SeedSequence([self.seed, updates]).generate_state(1)[0] >> 1)
         self.groups = make_groups(config, placement, game_seed)
         self.num_actions = self.groups[0][0].pool.num_actions
-        arrays = arrays or first_arrays(config, self.num_actions, self.seed, placement.home)
+        arrays = restored.arrays if restored else first_arrays(config, self.num_actions, self.seed, placement.home)
         self._key = arrays["key"]
         self.progress = Progress(meta, int(arrays["train_state"].optimizer_steps))
-        self.learner = make_learner(config, placement, self.num_actions, arrays["train_state"])
+        kind = OverlappedLearner if config.overlap == "update" else Learner
+        self.learner = kind(config, placement, self.num_actions, arrays["train_state"])
         self._split = jax.jit(lambda key, number: tuple(jax.random.split(jax.random.fold_in(key, number))))
         self._saved_at = self.progress.env_steps if meta else None
         self._checkpoint = Every(config.log.checkpoint_every_env_steps, self.progress.env_steps)
@@ -162,10 +151,9 @@ class Session:
 
     def evaluate_if_due(self) -> None:
         """Reports an evaluation that has ended, and starts one where one is due and none is running."""
-        if self.evaluator is None:
+        if self.evaluator is None or self.evaluator.poll():
             return
-        self.evaluator.poll()
-        if not self.evaluator.busy and self._evaluation.due(self.progress.env_steps):
+        if self._evaluation.due(self.progress.env_steps):
             self.log.flush()
             self.evaluator.start(self.learner.state.params, self.progress.env_steps)
 
@@ -226,11 +214,6 @@ class Session:
             self.evaluator.settle(stop_requested)
         self.log.draw_graphs(wait=True)
 
-    def result(self) -> SessionResult:
-        """The session as it stands."""
-        return_ma = self.log.row.get("return_ma", float("nan"))
-        return SessionResult(self._dir, self.progress.env_steps, return_ma, self.log.sps())
-
 
 @contextlib.contextmanager
 def prepare(
@@ -259,13 +242,13 @@ def prepare(
             exits.callback(checkpoints.close)
         if resume:
             restored, damage = _restore(config, checkpoints, session_dir, placement.home)
-        run = Session(config, session, session_dir, placement, checkpoints, restored)
+        run = Session(config, session, placement, checkpoints, restored)
         exits.callback(run.learner.close)
         for shard in run.groups:
             for group in shard:
                 exits.callback(group.pool.close)
 
-        meta, env_steps, label = restored[1] if restored else None, run.progress.env_steps, f"session {session}"
+        meta, env_steps, label = restored.meta if restored else None, run.progress.env_steps, f"session {session}"
         outputs: list[Writer] = []
         notes = [f"device: {run.device_text()}"]
         if resume:
@@ -293,8 +276,8 @@ def prepare(
 
 def _restore(
     config: Config, writer: CheckpointWriter | None, session_dir: Path, device: jax.Device
-) -> tuple[tuple[dict, dict] | None, list[str]]:
-    """Arrays and meta of the newest sound checkpoint, if there is one, and messages about damaged ones.
+) -> tuple[Restored | None, list[str]]:
+    """The newest sound checkpoint, if there is one, and messages about damaged ones.
 
     The leader, which has the writer, chooses the checkpoint and sets the newer, damaged ones aside; other processes
     read the same one.
@@ -310,7 +293,8 @@ def _restore(
         if not choice:
             return None, []
         step, checkpoints = int(choice), Checkpoints(session_dir)
-        return (checkpoints.restore(step, target(meta := checkpoints.read_meta(step))), meta), []
+        meta = checkpoints.read_meta(step)
+        return Restored(step, checkpoints.restore(step, target(meta)), meta, {}), []
     try:
         found = writer.restore_newest(target) if writer.steps() else None
     except UserError as error:
@@ -324,7 +308,7 @@ def _restore(
         f"{writer.set_aside(step)}; {step - found.step:,} env steps are lost; it resumes at {found.step:,}"
         for step, error in found.damaged.items()
     ]
-    return (found.arrays, found.meta), notes
+    return found, notes
 
 
 def _set_aside(session_dir: Path) -> str:

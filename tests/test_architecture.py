@@ -39,7 +39,7 @@ FLOORS = (
 """From commands to capabilities to the loop to the algorithm: a room imports only from rooms below it."""
 
 DOORS = {
-    "cli": {"cli", "cli.checks", "cli.errors", "cli.values"},
+    "cli": {"cli", "cli.errors", "cli.values"},
     "envs": {"envs", "envs.games", "envs.pool", "envs.ale", "envs.protocols"},
     "evaluate": {"evaluate.policy", "evaluate.play", "evaluate.video", "evaluate.during_training"},
     "fast": {"fast.frames", "fast.cpu_conv"},

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import importlib
 import os
+import pickle
 import pwd
 import re
 import subprocess
@@ -47,6 +48,15 @@ def test_user_errors_are_one_line_and_bugs_keep_their_traceback(capsys):
     ]
     with pytest.raises(FileNotFoundError):
         cli.run(raises(FileNotFoundError(errno.ENOENT, "no such file")))
+
+
+def test_errors_are_one_line_and_cross_processes():
+    error = ConfigError("ppo.gamma", 2, "a number\nfrom 0 to 1", "use 0.99")
+    assert str(error) == "ppo.gamma = 2: expected a number from 0 to 1; use 0.99"
+    assert isinstance(error, UserError)
+    assert isinstance(error, ValueError)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(pickle.loads(pickle.dumps(UserError("no\n  such file")))) == "no such file"
 
 
 def test_output_that_cannot_be_written_ends_nothing():
@@ -232,6 +242,13 @@ def test_config_files_that_exit_or_raise(tmp_path, monkeypatch):
 
 
 REFUSALS = [
+    ("train", "", "--config or --resume: one is needed"),
+    ("train", "--config no_such.py", "no_such.py: no such file"),
+    ("train", "--config configs/qbert.py --resume data", "give one of the two"),
+    ("train", "--resume no_such_run", "no_such_run: not a run directory"),
+    ("train", "--config configs/qbert.py --env.game Qbort", "env.game = 'Qbort'"),
+    ("train", "--config configs/qbert.py --devices.gpu 7", "devices.gpu = 7: expected"),
+    ("train", "--config configs/qbert.py --output-dir /proc/nothing", "choose a folder that can be written to"),
     (
         "train",
         "--config configs/qbert.py --devices.memory-fraction 0.3",

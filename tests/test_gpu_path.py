@@ -173,8 +173,9 @@ def test_the_parent_of_sessions_starts_no_back_end(tmp_path):
     code = (
         "import pathlib, sys; from jax._src import xla_bridge; from jaxrl_atari.config import *;"
         "from jaxrl_atari.trial import trial; trial.run_processes = lambda tasks, *numbers: print(len(tasks)) or {};"
-        "run = lambda gpu: trial.run_trial(Config(output_dir=sys.argv[1], sessions=2,"
-        "trial=TrialConfig(parallel=2), devices=DevicesConfig(gpu=gpu)));"
+        "make = lambda gpu: Config(output_dir=sys.argv[1], sessions=2,"
+        "trial=TrialConfig(parallel=2), devices=DevicesConfig(gpu=gpu));"
+        "run = lambda gpu: trial.run_trial(make(gpu), trial.make_run_dir(make(gpu)));"
         "run(False); print(pathlib.Path(sys.argv[2]).exists());"
         "run('auto'); print(pathlib.Path(sys.argv[2]).exists(), xla_bridge.backends_are_initialized())"
     )
@@ -401,9 +402,7 @@ def test_an_evaluation_computes_on_its_device_alone():
         return np.zeros(2, np.int32)
 
     policy = SimpleNamespace(device=device, act=choose)
-    thread = threading.Thread(
-        target=play, args=(policy, NoisePool(2, seed=0), np.ones(2, np.int64), 0, False, lambda env, game: None)
-    )
+    thread = threading.Thread(target=lambda: list(play(policy, NoisePool(2, seed=0), np.ones(2, np.int64), 0, False)))
     thread.start()
     thread.join()
     assert seen == {device}
@@ -652,12 +651,12 @@ def test_sessions_side_by_side_share_cores_and_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrl_atari.hardware.rotation.visible", lambda: seen)
     monkeypatch.setattr(trial, "usable_cores", lambda: 10)
     monkeypatch.setattr(trial, "run_processes", lambda started, *numbers: tasks.extend(started) or {})
-    trial.run_trial(small_config(tmp_path, sessions=8, trial=TrialConfig(parallel=8)))
-    assert {task.arguments[-1] for task in tasks} == {"1"}
+    trial.run_trial(small_config(tmp_path, sessions=8, trial=TrialConfig(parallel=8)), tmp_path)
+    assert {json.loads(task.first_line)["config"]["env"]["num_threads"] for task in tasks} == {1}
     assert {task.environment[FRACTION] for task in tasks} == {str(equal_share(4, 24 << 30))}
     tasks.clear()
-    trial.run_trial(small_config(tmp_path, sessions=2))
-    assert [task.arguments[-1] for task in tasks] == ["5", "5"]
+    trial.run_trial(small_config(tmp_path, sessions=2), tmp_path)
+    assert [json.loads(task.first_line)["config"]["env"]["num_threads"] for task in tasks] == [5, 5]
     assert all(task.warms_cache for task in tasks)
 
 

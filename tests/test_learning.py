@@ -46,8 +46,7 @@ def test_learns_a_real_game(tmp_path):
         devices=DevicesConfig(gpu=False),
         log=LogConfig(graphs=False, tensorboard=False),
     )
-    result = run_session(config, tmp_path / "session_0")
-    assert result.env_steps > 39_000
+    run_session(config, tmp_path / "session_0")
     with (tmp_path / "session_0" / "metrics.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
     assert float(last["return_mean"]) > 164 + 3 * 15.5

@@ -232,6 +232,10 @@ def make_config(folder, **fields):
     )
 
 
+def run_new_trial(config):
+    run_trial(config, make_run_dir(config))
+
+
 @pytest.fixture
 def started(monkeypatch):
     """What `run_trial` starts, in place of starting it: calls of `run_processes` and sessions run here."""
@@ -251,10 +255,10 @@ def test_a_missing_package_is_refused_before_a_run_directory_is_made(tmp_path, m
 
 
 def test_on_one_device_sessions_run_in_this_process_one_after_the_other(tmp_path, started, monkeypatch):
-    run_trial(make_config(tmp_path, sessions=2))
+    run_new_trial(make_config(tmp_path, sessions=2))
     assert started == [0, 1]
     monkeypatch.setenv(SIMULATED, "1")
-    run_trial(make_config(tmp_path, sessions=2))
+    run_new_trial(make_config(tmp_path, sessions=2))
     assert started == [0, 1, 0, 1]
 
 
@@ -265,34 +269,34 @@ def environments(tasks):
 def test_each_process_sees_its_gpus_and_its_share(tmp_path, started, monkeypatch):
     monkeypatch.setenv(SIMULATED, "4")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    run_trial(make_config(tmp_path, sessions=3))
+    run_new_trial(make_config(tmp_path, sessions=3))
     tasks, parallel, per_gpu = started.pop()
     assert environments(tasks) == [("3", None), ("1", None), ("3", None)]
     assert (parallel, per_gpu) == (2, 1)
 
-    run_trial(make_config(tmp_path, sessions=6, trial=TrialConfig(parallel=4)))
+    run_new_trial(make_config(tmp_path, sessions=6, trial=TrialConfig(parallel=4)))
     tasks, parallel, per_gpu = started.pop()
     assert environments(tasks)[:2] == [("3", "0.45"), ("1", "0.45")]
     assert (parallel, per_gpu) == (4, 2)
 
     # An index: that GPU for all, which is the first one to its process.
-    run_trial(make_config(tmp_path, sessions=2, devices=DevicesConfig(gpu=1)))
+    run_new_trial(make_config(tmp_path, sessions=2, devices=DevicesConfig(gpu=1)))
     tasks, parallel, per_gpu = started.pop()
     assert environments(tasks) == [("1", None)] * 2
-    assert [task.arguments[3] for task in tasks] == ["0", "0"]
+    assert [json.loads(task.first_line)["config"]["devices"]["gpu"] for task in tasks] == [0, 0]
     assert (parallel, per_gpu) == (1, 1)
 
     # One session among several GPUs takes one of them.
-    run_trial(make_config(tmp_path, sessions=1))
+    run_new_trial(make_config(tmp_path, sessions=1))
     assert environments(started.pop()[0]) == [("3", None)]
 
 
 def test_several_processes_on_a_cpu(tmp_path, started):
-    run_trial(make_config(tmp_path, sessions=3, trial=TrialConfig(parallel=2)))
+    run_new_trial(make_config(tmp_path, sessions=3, trial=TrialConfig(parallel=2)))
     tasks, parallel, _ = started.pop()
     assert (len(tasks), parallel) == (3, 2)
     assert [task.gpus for task in tasks] == [()] * 3
-    descriptions = [json.loads(task.first_line) for task in tasks]
+    descriptions = [json.loads(task.first_line)["descriptions"].values() for task in tasks]
     assert [[description["seed"] for description in pair] for pair in descriptions] == [[0, 0], [0, 1], [0, 2]]
 
 
@@ -305,32 +309,32 @@ def test_a_signal_is_a_stop_request_to_the_session_in_this_process(tmp_path, sta
 
     monkeypatch.setattr(trial, "run_session", run_session)
     with pytest.raises(KeyboardInterrupt):
-        run_trial(make_config(tmp_path, sessions=2))
+        run_new_trial(make_config(tmp_path, sessions=2))
     assert started == [(0, True)]
 
 
 def test_a_worker_writes_the_descriptions_once_training_has_begun(tmp_path, monkeypatch):
     """The process of a session, without its process: it reads them from standard input."""
-    config = make_config(tmp_path, sessions=3)
+    config = make_config(tmp_path, sessions=3, devices=DevicesConfig(gpu=False))
     descriptions = [describe(config), describe(make_config(tmp_path, sessions=3, seed=2))]
-    written = [tmp_path / "config.json", tmp_path / "session_2" / "config.json"]
+    folders = [tmp_path, tmp_path / "session_2"]
+    written = [folder / "config.json" for folder in folders]
+    by_folder = dict(zip(map(str, folders), descriptions, strict=True))
+    task = {"config": config.to_dict(), "resume": True, "descriptions": by_folder}
 
-    def run_session(config, folder, session, *, resume, stop_requested, on_update):
-        assert (folder, session, resume, config.devices.gpu) == (tmp_path / "session_2", 2, True, False)
+    def run_session(given, folder, session, *, resume, stop_requested, on_first_update):
+        assert (given, folder, session, resume) == (config, tmp_path / "session_2", 2, True)
         assert not stop_requested()
         assert not any(path.exists() for path in written)
-        on_update()
+        on_first_update()
         assert [json.loads(path.read_text()) for path in written] == descriptions
-        written[0].unlink()
-        on_update()
-        assert not written[0].exists()
 
     monkeypatch.setattr("jaxrl_atari.session.run_session", run_session)
     monkeypatch.setattr(worker, "end_with_parent", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), "2", "False", "True", "1"])
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(descriptions) + "\n"))
+    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), "2"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(task) + "\n"))
     worker.main()
-    assert written[1].exists()
+    assert all(path.exists() for path in written)
 
 
 def test_a_failing_session_in_this_process(tmp_path, started, monkeypatch):
@@ -343,7 +347,7 @@ def test_a_failing_session_in_this_process(tmp_path, started, monkeypatch):
     monkeypatch.setattr(trial, "run_session", run_session)
     summary = r"1 of 3 sessions failed \(session 1: no such game\); --resume "
     with pytest.raises(SessionsFailed, match=summary) as failed:
-        run_trial(make_config(tmp_path, sessions=3))
+        run_new_trial(make_config(tmp_path, sessions=3))
     assert failed.value.exit_status == 1
     assert started == [0, 2]
 
@@ -357,4 +361,4 @@ def test_a_failing_session_in_this_process(tmp_path, started, monkeypatch):
     # The only session of a trial passes its own error on.
     monkeypatch.setattr(trial, "run_session", lambda *a, **k: (_ for _ in ()).throw(UserError("no such game")))
     with pytest.raises(UserError, match=r"^no such game$"):
-        run_trial(make_config(tmp_path, sessions=1))
+        run_new_trial(make_config(tmp_path, sessions=1))

@@ -17,13 +17,10 @@ actions both give the same frames and rewards in the games that the tests replay
 
 import numpy as np
 
-from jaxrl_atari.cli.errors import ConfigError
-from jaxrl_atari.envs.pool import FRAME_SKIP, EnvPool, EnvStep, Episode, EpisodeCounter, PoolSpec
+from jaxrl_atari.envs.pool import EnvPool, EnvStep, Episode, EpisodeCounter
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 
 __all__ = ["EnvPool", "EnvStep", "Episode", "EpisodeCounter", "env_seeds", "make_pool"]
-
-BACKENDS = ("ale", "envpool")
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -41,9 +38,8 @@ def make_pool(
     first_env: int = 0,
     num_threads: int = 0,
     rules: Rules = PROTOCOLS["v5"],
-    screen: bool = False,
 ) -> EnvPool:
-    """Makes `num_envs` copies of `game`.
+    """Makes `num_envs` copies of `game`; the arguments are a config's, which has checked them.
 
     Args:
         backend: "ale" or "envpool".
@@ -52,37 +48,17 @@ def make_pool(
           part of a larger one. The same seed and actions give the same steps bit for bit, for any number of threads.
         num_threads: emulation threads; 0: one per core.
         rules: of the protocol. `life_loss_terminal` and `clip_rewards` concern learning: the pool ignores them.
-        screen: also offer `pool.screen()`, colour screens for videos (`ale` only; twice the work).
 
     Raises:
-        ConfigError: an argument has an impossible value, or the back end cannot play by the rules.
+        ConfigError: envpool cannot play by the rules.
         UserError: envpool is asked for and not installed.
     """
-    from jaxrl_atari.envs.ale import AlePool, rom_ids  # so that the interface alone imports no emulator
-
-    if game not in rom_ids():
-        raise ConfigError("env.game", game, f"one of ale-py's {len(rom_ids())} games in CamelCase, such as MsPacman")
-    if rules.max_frames < FRAME_SKIP or rules.max_frames % FRAME_SKIP:
-        raise ConfigError("env.max_frames", rules.max_frames, f"a positive multiple of {FRAME_SKIP}")
-    for field, value, least in (
-        ("env.num_envs", num_envs, 1),
-        ("num_threads", num_threads, 0),
-        ("seed", seed, 0),
-        ("first_env", first_env, 0),
-    ):
-        if value < least:
-            raise ConfigError(field, value, f"an integer >= {least}")
-    if backend not in BACKENDS:
-        raise ConfigError("env.backend", backend, f"one of {', '.join(BACKENDS)}")
-    spec = PoolSpec(
-        rom_id=rom_ids()[game],
-        seeds=env_seeds(seed, first_env + num_envs)[first_env:],
-        num_threads=num_threads,
-        rules=rules,
-        screen=screen,
-    )
+    seeds = env_seeds(seed, first_env + num_envs)[first_env:]
+    # Imported here, so that the interface alone imports no emulator.
     if backend == "envpool":
         from jaxrl_atari.envs.envpool import EnvpoolPool
 
-        return EnvpoolPool(spec)
-    return AlePool(spec)
+        return EnvpoolPool(game, seeds, num_threads, rules)
+    from jaxrl_atari.envs.ale import AlePool
+
+    return AlePool(game, seeds, num_threads, rules)

@@ -1,14 +1,14 @@
 """The `ale` back end: ale-py's `AtariVectorEnv`. Also the ROMs, which both back ends read from ale-py."""
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from ale_py import roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
-from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, PoolSpec, RawStep
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
+from jaxrl_atari.envs.protocols import Rules
 
 SCREEN_SHAPE = (210, 160, 3)
 MULTIPLAYER_ONLY = {"combat", "joust", "maze_craze", "warlords"}
@@ -21,24 +21,22 @@ def rom_ids() -> dict[str, str]:
     return {rom_id_to_name(rom): rom for rom in sorted(ids)}
 
 
-def rom_path(rom_id: str) -> Path:
-    """The ROM's file in ale-py."""
-    path = roms.get_rom_path(rom_id)
-    assert path is not None  # the ids are ale-py's own
-    return path
-
-
 class AlePool(EnvPool):
-    """A pool on ale-py's `AtariVectorEnv`, which returns new arrays at every step: nothing needs to be copied."""
+    """A pool on ale-py's `AtariVectorEnv`, which returns new arrays at every step: nothing needs to be copied.
 
-    def __init__(self, spec: PoolSpec):
-        rules = spec.rules
+    Args:
+        colour: also keep `screen`, for videos (twice the work).
+    """
 
+    screen: np.ndarray
+    """uint8 [n, 210, 160, 3]: the colour screens of the newest step (also the maximum of two frames)."""
+
+    def __init__(self, game: str, seeds: list[int], num_threads: int, rules: Rules, colour: bool = False):
         def make(**shape) -> AtariVectorEnv:
             return AtariVectorEnv(
-                spec.rom_id,
-                len(spec.seeds),
-                num_threads=spec.num_threads,
+                rom_ids()[game],
+                len(seeds),
+                num_threads=num_threads,
                 max_num_frames_per_episode=rules.max_frames,
                 repeat_action_probability=rules.sticky_actions,
                 full_action_space=rules.full_action_space,
@@ -56,22 +54,14 @@ class AlePool(EnvPool):
         self._envs = make(img_height=FRAME_SIZE, img_width=FRAME_SIZE, grayscale=True)
         height, width, _ = SCREEN_SHAPE
         # The emulator is deterministic: a twin with the same seeds and actions plays the same games, in colour.
-        self._twin = make(img_height=height, img_width=width, grayscale=False) if spec.screen else None
-        self._screen: np.ndarray | None = None
-        self._seeds: np.ndarray | None = np.array(spec.seeds)
-        super().__init__(len(spec.seeds), len(self._envs.ale.get_action_set()))
-
-    def screen(self) -> np.ndarray:
-        """uint8 [n, 210, 160, 3]: the colour screens of the newest step (also the maximum of two frames)."""
-        if self._screen is None:
-            raise RuntimeError("EnvPool.screen: needs make_pool(..., screen=True) and a reset()")
-        return self._screen
+        self._twin = make(img_height=height, img_width=width, grayscale=False) if colour else None
+        self._seeds = np.array(seeds)
+        super().__init__(len(seeds), len(self._envs.ale.get_action_set()))
 
     def _reset(self) -> RawStep:
         frame, info = self._envs.reset(seed=self._seeds)
         if self._twin is not None:
-            self._screen = self._twin.reset(seed=self._seeds)[0][:, 0]
-        self._seeds = None
+            self.screen = self._twin.reset(seed=self._seeds)[0][:, 0]
         zeros = np.zeros(self.num_envs, bool)
         return RawStep(frame[:, 0], zeros, zeros, zeros, info["lives"])
 
@@ -88,9 +78,9 @@ class AlePool(EnvPool):
                 np.array_equal(info[key], twin_info[key]) for key in ("lives", "frame_number")
             )
             if not same:
-                raise RuntimeError("EnvPool.screen: the colour games are no longer in step with the played ones")
-            self._screen = screen[:, 0]
+                raise RuntimeError("AlePool.screen: the colour games are no longer in step with the played ones")
+            self.screen = screen[:, 0]
         return RawStep(frame[:, 0], reward, terminated, truncated, info["lives"])
 
-    def _free(self) -> None:
+    def close(self) -> None:
         del self._envs, self._twin

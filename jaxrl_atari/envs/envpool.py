@@ -11,11 +11,12 @@ from typing import Any
 
 import ale_py
 import numpy as np
+from ale_py import roms
 
 from jaxrl_atari.cli.errors import ConfigError, UserError
-from jaxrl_atari.envs.ale import rom_path
-from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, PoolSpec, RawStep
-from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP
+from jaxrl_atari.envs.ale import rom_ids
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
+from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP, Rules
 
 
 @cache
@@ -41,13 +42,11 @@ def _import_envpool() -> Any:
 class EnvpoolPool(EnvPool):
     """A pool on envpool, which also returns new arrays at every step: nothing needs to be copied."""
 
-    def __init__(self, spec: PoolSpec):
-        if spec.screen:
-            raise ConfigError("env.backend", "envpool", "ale, the back end that has colour screens")
+    def __init__(self, game: str, seeds: list[int], num_threads: int, rules: Rules):
         envpool_atari = _import_envpool()
-        emulator = ale_py.ALEInterface()
-        emulator.loadROM(rom_path(spec.rom_id))
-        rules = spec.rules
+        emulator, rom = ale_py.ALEInterface(), roms.get_rom_path(rom_ids()[game])
+        assert rom is not None  # the ids are ale-py's own
+        emulator.loadROM(rom)
         actions = emulator.getLegalActionSet() if rules.full_action_space else emulator.getMinimalActionSet()
         fire = rules.fire_on_reset and ale_py.Action.FIRE in actions
         if rules.noop_max == 0 and not fire:  # envpool then draws from an empty range and never returns
@@ -55,13 +54,13 @@ class EnvpoolPool(EnvPool):
         self._max_steps = rules.max_frames // FRAME_SKIP
         with tempfile.TemporaryDirectory() as assets:  # envpool reads the ROM once, when the pool is made
             Path(assets, "atari").mkdir()
-            Path(assets, "atari", "roms").symlink_to(rom_path(spec.rom_id).parent)
+            Path(assets, "atari", "roms").symlink_to(rom.parent)
             config = envpool_atari.AtariEnvSpec.gen_config(
-                task=spec.rom_id,
+                task=rom_ids()[game],
                 base_path=assets,
-                num_envs=len(spec.seeds),
-                num_threads=spec.num_threads,
-                env_seed=spec.seeds,
+                num_envs=len(seeds),
+                num_threads=num_threads,
+                env_seed=seeds,
                 max_episode_steps=self._max_steps,
                 repeat_action_probability=rules.sticky_actions,
                 full_action_space=rules.full_action_space,
@@ -75,7 +74,7 @@ class EnvpoolPool(EnvPool):
                 img_width=FRAME_SIZE,
             )
             self._envs = envpool_atari.AtariGymnasiumEnvPool(envpool_atari.AtariEnvSpec(config))
-        super().__init__(len(spec.seeds), len(actions))
+        super().__init__(len(seeds), len(actions))
 
     def _reset(self) -> RawStep:
         frame, info = self._envs.reset()
@@ -92,5 +91,5 @@ class EnvpoolPool(EnvPool):
         cut_off = info["elapsed_step"] >= self._max_steps
         return RawStep(frame[:, 0], info["reward"], info["terminated"].astype(bool), cut_off, info["lives"])
 
-    def _free(self) -> None:
+    def close(self) -> None:
         del self._envs

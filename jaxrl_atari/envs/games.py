@@ -88,8 +88,6 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
     Raises:
         ConfigError: an unknown game (the error names the closest ones), or another version than the above.
     """
-    if not isinstance(name, str):
-        raise ConfigError("env.game", name, "the name of a game", "for example Qbert")
     bare, protocol = name, None
     if match := re.fullmatch(r"ALE/(\w+)-v5", name):
         bare, protocol = match[1], "v5"

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_atari.envs.protocols import Rules
-
 FRAME_SIZE = 84
 FRAME_SKIP = 4
 
@@ -50,16 +48,6 @@ class EpisodeCounter:
         ]
 
 
-class PoolSpec(NamedTuple):
-    """The validated arguments of `make_pool`, as the back ends take them."""
-
-    rom_id: str
-    seeds: list[int]  # one for each environment
-    num_threads: int
-    rules: Rules
-    screen: bool
-
-
 class RawStep(NamedTuple):
     """The part of a step on which the back ends agree; `EnvPool` derives the rest of `EnvStep` from it."""
 
@@ -71,9 +59,9 @@ class RawStep(NamedTuple):
 
 
 class EnvPool:
-    """`num_envs` copies of one game. The step after the end of a game starts a new one.
+    """`num_envs` copies of one game: `reset` once, then steps. The step after the end of a game starts a new one.
 
-    A back end provides `_reset`, `_send`, `_recv` and `_free`.
+    A back end provides `_reset`, `_send`, `_recv` and `close`.
     """
 
     def __init__(self, num_envs: int, num_actions: int):
@@ -81,7 +69,7 @@ class EnvPool:
         self.num_actions = num_actions
         self._lives = np.zeros(num_envs, np.int32)
         self._ended = np.ones(num_envs, bool)
-        self._started = self._pending = self._closed = False
+        self._started = self._pending = False
 
     def _reset(self) -> RawStep:
         raise NotImplementedError
@@ -92,21 +80,17 @@ class EnvPool:
     def _recv(self) -> RawStep:
         raise NotImplementedError
 
-    def _free(self) -> None:
+    def close(self) -> None:
+        """Frees the emulators, once."""
         raise NotImplementedError
 
     def reset(self) -> EnvStep:
-        """Starts a new game in every environment. Only the first reset uses the seeds."""
-        self._check_open()
-        if self._pending:
-            self.recv()
+        """Starts the first game in every environment."""
         self._started = True
-        self._ended = np.ones(self.num_envs, bool)
         return self._mark(self._reset())
 
     def send(self, actions: np.ndarray) -> None:
         """Starts a step with `actions`, int [n], and returns at once; `recv` waits for it."""
-        self._check_open()
         if not self._started or self._pending:
             raise RuntimeError("EnvPool.send: call reset() first, then send() and recv() in turn")
         actions = np.ascontiguousarray(actions, np.int32)
@@ -118,7 +102,6 @@ class EnvPool:
 
     def recv(self) -> EnvStep:
         """Waits for the step that `send` started."""
-        self._check_open()
         if not self._pending:
             raise RuntimeError("EnvPool.recv: nothing was sent")
         self._pending = False
@@ -128,16 +111,6 @@ class EnvPool:
         """`send`, then `recv`."""
         self.send(actions)
         return self.recv()
-
-    def close(self) -> None:
-        """Frees the emulators. Further calls do nothing."""
-        if not self._closed:
-            self._closed = True
-            self._free()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("EnvPool: used after close()")
 
     def _mark(self, raw: RawStep) -> EnvStep:
         first = self._ended

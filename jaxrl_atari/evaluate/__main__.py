@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import jax
+import numpy as np
 import tyro
 
 from jaxrl_atari import cli
@@ -26,7 +27,7 @@ from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs import Episode
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation, summarise_sessions
+from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware import runtime
@@ -36,6 +37,7 @@ from jaxrl_atari.report.pages import REPORT_FILE, try_report
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.files import unused, write_json
 from jaxrl_atari.run_dir.reading import session_dirs
+from jaxrl_atari.run_dir.statistics import score_interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,14 +147,14 @@ def _evaluate_all(options: Options, device: jax.Device) -> None:
         _evaluate_session(policy, "each session is played", dataclasses.replace(options, seed=options.seed + number))
         for number, policy in zip(numbers, policies, strict=True)
     ]
-    summary = summarise_sessions(results)
-    interval = summary["interval"]
+    means = [result.mean for result in results]
+    mean, interval = float(np.mean(means)), score_interval(means)  # no interval of a single session
     bounds = "-" if interval is None else f"{interval[0]:,.1f} to {interval[1]:,.1f}"
     count = f"{len(results)} session{'' if len(results) == 1 else 's'}"
     print(f"\n{count}, checkpoint {options.checkpoint}, {options.episodes} games each")
     for directory, result in zip(directories, results, strict=True):
         print(f"{directory.name:>12} {result.mean:>12,.1f}")
-    print(f"{'mean':>12} {summary['mean']:>12,.1f}   95% interval over sessions: {bounds}")
+    print(f"{'mean':>12} {mean:>12,.1f}   95% interval over sessions: {bounds}")
     path = unused(options.run_dir / "evaluation.json")
     env = policies[0].config.env
     figures = {
@@ -164,7 +166,10 @@ def _evaluate_all(options: Options, device: jax.Device) -> None:
         "episodes": options.episodes,
         "sessions": [directory.name for directory in directories],
         "env_steps": [policy.env_steps for policy in policies],
-        **summary,
+        "mean": mean,
+        "interval": None if interval is None else list(interval),
+        "session_means": means,
+        "matrix": [result.returns.tolist() for result in results],  # sessions x games
     }
     write_json(path, figures)
     print(f"written: {path}", flush=True)

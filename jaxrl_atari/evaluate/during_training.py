@@ -53,14 +53,8 @@ class Evaluator:
         self._running: Future[EvaluationResult] | None = None
         self._at = 0
 
-    @property
-    def busy(self) -> bool:
-        """True while an evaluation is running."""
-        return self._running is not None and not self._running.done()
-
     def start(self, params: Any, env_steps: int) -> None:
-        """Starts an evaluation of `params`, which are copied first. Waits for one that is still running."""
-        self.settle()
+        """Starts an evaluation of `params`, which are copied first. None may be running."""
         snapshot = jax.tree.map(lambda x: x.copy(), jax.device_put(params, self._device))
         policy = Policy(self._config, self._network, snapshot, self._device, self._dir, env_steps)
         options = self._config.evaluation
@@ -70,10 +64,11 @@ class Evaluator:
             cancelled=self._closed.is_set,
         )  # fmt: skip
 
-    def poll(self) -> None:
-        """Writes the result of an evaluation that has ended since the last call."""
+    def poll(self) -> bool:
+        """Writes the result of an evaluation that has ended since the last call. Returns whether one is running."""
         if self._running is not None and self._running.done():
             self.settle()
+        return self._running is not None
 
     def settle(self, stop_requested: Callable[[], bool] = lambda: False) -> None:
         """Waits for the running evaluation, if there is one, and writes its result; gives it up on a stop request."""

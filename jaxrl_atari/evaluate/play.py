@@ -1,9 +1,8 @@
 """Full games played with a policy, scored by their raw rewards."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +11,6 @@ from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.envs import EnvPool, Episode, EpisodeCounter, make_pool
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
-from jaxrl_atari.run_dir.statistics import score_interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,49 +35,10 @@ class EvaluationResult:
         return float(self.returns.std())
 
 
-def summarise_sessions(results: Sequence[EvaluationResult]) -> dict[str, Any]:
-    """The evaluations of a run's sessions, ready for JSON: mean over sessions, its interval, and the returns.
-
-    `interval` is the 95% bootstrap interval of the mean over sessions, None for a single session. `matrix` holds the
-    returns, sessions x games.
-    """
-    means = [result.mean for result in results]
-    interval = score_interval(means)
-    return {
-        "mean": float(np.mean(means)),
-        "interval": None if interval is None else list(interval),
-        "session_means": means,
-        "matrix": [result.returns.tolist() for result in results],
-    }
-
-
-def make_evaluation_pool(policy: Policy, num_envs: int, seed: int, backend: str, screen: bool = False) -> EnvPool:
-    """A pool of the game and protocol that the policy was trained with."""
-    env = policy.config.env
-    return make_pool(
-        backend,
-        env.game_name,
-        num_envs,
-        seed=seed,
-        num_threads=env.num_threads,
-        rules=env.rules,
-        screen=screen,
-    )
-
-
-def play(
-    policy: Policy,
-    pool: EnvPool,
-    quota: np.ndarray,
-    seed: int,
-    greedy: bool,
-    on_step: Callable[[int, Episode | None], None],
-    cancelled: Callable[[], bool] = lambda: False,
-) -> None:
+def play(policy: Policy, pool: EnvPool, quota: np.ndarray, seed: int, greedy: bool) -> Iterator[list[Episode]]:
     """Plays until environment i has finished `quota[i]` games.
 
-    Calls `on_step(i, game)` for each environment i that has games left, after the reset and after each step; `game` is
-    the one that just ended, or None. Raises `CancelledError` at the first step at which `cancelled()` is true.
+    Yields after the reset and after each step: the games that just ended, without those beyond the quota.
     """
     remaining, episodes, number = quota.copy(), EpisodeCounter(pool.num_envs), 0
     with jax.default_device(policy.device):  # everything: a GPU that trains has no part in an evaluation on the CPU
@@ -87,18 +46,15 @@ def play(
         step = pool.reset()
         window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
         window, age, stacks = push_frame(window, age, step.frame, step.first)
-        for i in np.flatnonzero(remaining):
-            on_step(int(i), None)
+        yield []
         while remaining.any():
-            if cancelled():
-                raise CancelledError
             step = pool.step(policy.act(stacks, jax.random.fold_in(key, number), greedy))
             window, age, stacks = push_frame(window, age, step.frame, step.first)
             number += 1
-            ended = {game.env: game for game in episodes.count(step)}
-            for i in np.flatnonzero(remaining):
-                on_step(int(i), ended.get(int(i)))
-                remaining[i] -= int(i) in ended
+            ended = [game for game in episodes.count(step) if remaining[game.env]]
+            for game in ended:
+                remaining[game.env] -= 1
+            yield ended
 
 
 def run_evaluation(
@@ -133,15 +89,15 @@ def run_evaluation(
     num_envs = min(num_envs, episodes)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
     games: list[Episode] = []
-
-    def on_step(env: int, game: Episode | None) -> None:
-        if game is not None:
-            games.append(game)
-            on_game(game)
-
-    pool = make_evaluation_pool(policy, num_envs, seed, policy.config.env.backend)
+    env = policy.config.env
+    pool = make_pool(env.backend, env.game_name, num_envs, seed=seed, num_threads=env.num_threads, rules=env.rules)
     try:
-        play(policy, pool, quota, seed, greedy, on_step, cancelled)
+        for ended in play(policy, pool, quota, seed, greedy):
+            if cancelled():
+                raise CancelledError
+            for game in ended:
+                games.append(game)
+                on_game(game)
     finally:
         pool.close()
     return EvaluationResult(tuple(games))

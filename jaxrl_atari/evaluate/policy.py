@@ -89,17 +89,12 @@ def find_session(run_dir: str | Path, session: int | None = None) -> tuple[Path,
             there = ", ".join(path.name.removeprefix("session_") for path in sessions)
             raise UserError(f"--session {session}: {run_dir} has no such session; there are: {there}")
         return directory, "the session chosen"
-    sessions_with_checkpoints = [path for path in sessions if _has_checkpoint(path)]
-    if not sessions_with_checkpoints:
+    saved = [path for path in sessions if (path / "checkpoints").is_dir() and Checkpoints(path).steps()]
+    if not saved:
         raise UserError(f"{run_dir}: none of its sessions has a checkpoint yet; wait for the first one")
     if len(sessions) == 1:
         return sessions[0], "the only session"
-    best = max(sessions_with_checkpoints, key=_best_score)
-    return best, f"the best of {len(sessions)} sessions, --session takes another"
-
-
-def _has_checkpoint(session_dir: Path) -> bool:
-    return (session_dir / "checkpoints").is_dir() and bool(Checkpoints(session_dir).steps())
+    return max(saved, key=_best_score), f"the best of {len(sessions)} sessions, --session takes another"
 
 
 def _best_score(session_dir: Path) -> float:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.envs import Episode
+from jaxrl_atari.envs import Episode, env_seeds
 from jaxrl_atari.envs.ale import SCREEN_SHAPE, AlePool
-from jaxrl_atari.evaluate.play import make_evaluation_pool, play
+from jaxrl_atari.evaluate.play import play
 from jaxrl_atari.evaluate.policy import Policy
 
 VIDEO_FPS = 15  # 60 emulator frames a second, 4 of them an env step: real speed
@@ -46,20 +46,16 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     path = Path(path)
     partial_path = path.with_name(path.name + ".partial")
     played: list[Episode] = []
-    pool = make_evaluation_pool(policy, 1, seed, "ale", screen=True)  # the back end that has colour screens
-    assert isinstance(pool, AlePool)
+    env = policy.config.env
+    # Whatever the back end of the training: this one has colour screens.
+    pool = AlePool(env.game_name, env_seeds(seed, 1), env.num_threads, env.rules, colour=True)
     ffmpeg = _start_ffmpeg(partial_path)
-    screens = ffmpeg.stdin
-    assert screens is not None
-
-    def on_step(env: int, game: Episode | None) -> None:
-        screens.write(pool.screen()[env].tobytes())
-        if game is not None:
-            played.append(game)
-
+    assert ffmpeg.stdin is not None
     try:
         with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended, and its output has the reason
-            play(policy, pool, np.ones(1, np.int64), seed, greedy, on_step)
+            for ended in play(policy, pool, np.ones(1, np.int64), seed, greedy):
+                ffmpeg.stdin.write(pool.screen.tobytes())
+                played += ended
         complaint = ffmpeg.communicate()[1].decode(errors="replace").strip()
         if ffmpeg.returncode != 0:
             raise UserError(f"{path}: the video could not be written ({complaint[-200:]})")

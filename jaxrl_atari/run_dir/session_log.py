@@ -49,7 +49,7 @@ class SessionLog:
         self._session, self._dir, self._draws_graphs = session, session_dir, config.graphs
         self._every = Every(config.every_env_steps, progress.env_steps)
         self._began_at = time.time()
-        self._start = (time.monotonic(), progress.env_steps)
+        self._start = time.monotonic()
         self._point: tuple[float, int] | None = None  # start of the next log point's SPS
         self.compiling = True
         self._pending: Metrics | None = None  # of the newest update, still on the device
@@ -66,11 +66,7 @@ class SessionLog:
 
     def wall_seconds(self) -> float:
         """Seconds of training, with those before a resume, without the first iteration's."""
-        return self._progress.earlier_seconds + (0.0 if self.compiling else time.monotonic() - self._start[0])
-
-    def sps(self) -> float:
-        """Mean SPS since the first iteration."""
-        return (self._progress.env_steps - self._start[1]) / (time.monotonic() - self._start[0])
+        return self._progress.earlier_seconds + (0.0 if self.compiling else time.monotonic() - self._start)
 
     def after_update(
         self,
@@ -94,9 +90,9 @@ class SessionLog:
             now = time.monotonic()
             self.message(
                 f"first env step {self._since_start(first_step_at)}; first rollout and update took"
-                f" {now - self._start[0]:.1f} s, {COMPILED}"
+                f" {now - self._start:.1f} s, {COMPILED}"
             )
-            self._start = (now, self._progress.env_steps)
+            self._start = now
             self.compiling = False
         else:
             # Each of these calls comes while an update is running, so that between two of them there are as many

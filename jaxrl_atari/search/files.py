@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxrl_atari.cli.checks import check_fields
 from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.cli.values import check_fields
 from jaxrl_atari.config import Config
 from jaxrl_atari.run_dir.config_file import SEARCH_FILE, config_from_dict
 from jaxrl_atari.run_dir.files import read_json, write_json

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -55,15 +54,12 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
         require_same_run(config, run_dir)
     if config.devices.distributed:
         distributed.join_processes(config.devices)
-        if distributed.is_leader() and not resume:
-            run_dir = make_run_dir(config, run_dir)
-        run_dir = Path(distributed.agree(str(run_dir or "")))
-        if not distributed.is_leader():
-            follow_trial(config, run_dir, resume=resume)
-            return run_dir
-    elif not resume:
+    if distributed.is_leader() and not resume:
         run_dir = make_run_dir(config, run_dir)
-    assert run_dir is not None
+    run_dir = Path(distributed.agree(str(run_dir or "")))  # the followers' is not known before
+    if not distributed.is_leader():
+        follow_trial(config, run_dir, resume=resume)
+        return run_dir
     say(f"{'resuming' if resume else 'run directory:'} {run_dir}")
     complete = resume and _is_complete(config, run_dir)
     try:
@@ -112,9 +108,9 @@ class Plan:
             write_description(directory, self.descriptions[directory])
 
 
-def place_sessions(config: Config, trial: int = 0) -> list[Place]:
+def place_sessions(config: Config) -> list[Place]:
     """The GPUs of every session of a trial; see `place_session`."""
-    return [place_session(config, session, trial) for session in range(config.sessions)]
+    return [place_session(config, session) for session in range(config.sessions)]
 
 
 def share_devices(config: Config, places: Sequence[Place]) -> tuple[int, int]:
@@ -147,23 +143,21 @@ def make_plan(config: Config, run_dir: Path, resume: bool, places: list[Place]) 
     return Plan(config, run_dir, resume, waiting, descriptions)
 
 
-def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = False, trial: int = 0) -> None:
+def run_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None:
     """Trains all sessions of a trial: in this process one after the other, or each in a process with its own GPUs.
 
     config.json of a new run is written first; that of a resumed run is replaced once training has begun.
 
     Args:
-        run_dir: made by `make_run_dir` if left out.
+        run_dir: made by `make_run_dir`.
         resume: continue what is in `run_dir`: finished sessions are left alone, others resume from their checkpoint.
-        trial: number of the trial in a search, by which its sessions rotate over the GPUs.
 
     Raises:
         SessionsFailed: some sessions of several failed; the others have finished.
         UserError: the only session failed, nothing could be started, or another process is training in `run_dir`.
         KeyboardInterrupt: after SIGINT or SIGTERM, once every session has written its last checkpoint.
     """
-    places = place_sessions(config, trial)
-    run_dir = make_run_dir(config) if run_dir is None else Path(run_dir)
+    places = place_sessions(config)
     failures: dict[Any, str] = {}
     with only_writer(run_dir):
         plan = make_plan(config, run_dir, resume, places)
@@ -184,7 +178,7 @@ def run_trial(config: Config, run_dir: Path | None = None, *, resume: bool = Fal
                     try:
                         run_session(
                             config, session_dir(run_dir, session), session, resume=resume,
-                            stop_requested=stop.requested, on_update=functools.cache(partial(began, session)),  # once
+                            stop_requested=stop.requested, on_first_update=partial(began, session),
                         )  # fmt: skip
                     except Exception as error:
                         if config.sessions == 1:
@@ -238,26 +232,31 @@ def _reported(session: int, error: Exception) -> str:
 
 
 def _task(plan: Plan, session: int, sharing: int, parallel: int) -> Task:
-    """The process of a session; its config.json files travel on its standard input.
+    """The process of a session; its config and its config.json files travel on its standard input.
 
     Args:
         sharing: processes on its GPU; parallel: sessions at a time, which share the cores.
     """
-    place = plan.places[session]
+    config, place = plan.config, plan.places[session]
     environment = dict(os.environ)
     where = "CPU"
     if place.gpus:
         gpus = [visible().gpus[index] for index in place.gpus]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.name for gpu in gpus)
         where = "GPU " + ",".join(map(str, place.gpus))
-        fraction = memory_fraction(plan.config.devices, sharing, min(gpu.memory for gpu in gpus))
+        fraction = memory_fraction(config.devices, sharing, min(gpu.memory for gpu in gpus))
         if fraction is not None:
             set_memory_fraction(environment, fraction)
             where += f", {fraction:.0%} of its memory"
     say(f"session {session}  on {where} ({place.reason})")
-    directory = session_dir(plan.run_dir, session)
-    threads = plan.config.env.num_threads or (max(1, usable_cores() // parallel) if parallel > 1 else 0)
-    numbers = map(str, (session, place.gpu, plan.resume, threads))
-    arguments = ("jaxrl_atari.trial.worker", str(plan.run_dir), *numbers)
-    descriptions = [plan.descriptions[plan.run_dir], plan.descriptions[directory]]
-    return Task(session, arguments, environment, place.gpus, first_line=json.dumps(descriptions), warms_cache=True)
+    threads = config.env.num_threads or (max(1, usable_cores() // parallel) if parallel > 1 else 0)
+    own = dataclasses.replace(
+        config,
+        devices=dataclasses.replace(config.devices, gpu=place.gpu),
+        env=dataclasses.replace(config.env, num_threads=threads),
+    )
+    directories = (plan.run_dir, session_dir(plan.run_dir, session))
+    descriptions = {str(directory): plan.descriptions[directory] for directory in directories}
+    first_line = json.dumps({"config": own.to_dict(), "resume": plan.resume, "descriptions": descriptions})
+    arguments = ("jaxrl_atari.trial.worker", str(plan.run_dir), str(session))
+    return Task(session, arguments, environment, place.gpus, first_line=first_line, warms_cache=True)
