@@ -349,38 +349,6 @@ def test_evaluation_while_training_continues(tmp_path):
     assert any("full games on cpu:0" in message or "full games on TFRT_CPU_0" in message for message in lines.messages)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--config or --resume: one is needed"),
-        (["--config", "no_such.py"], "no_such.py: no such file"),
-        (["--config", "configs/qbert.py", "--resume", "data"], "give one of the two"),
-        (["--resume", "no_such_run"], "no_such_run: not a run directory"),
-        (["--config", "configs/qbert.py", "--env.game", "Qbort"], "env.game = 'Qbort'"),
-        (
-            ["--config", "configs/qbert.py", "--ppo.minibatch-size", "300"],
-            "ppo.minibatch_size = 300: expected a divisor",
-        ),
-        (["--config", "configs/qbert.py", "--ppo.gamma", "x"], "--ppo.gamma: expected a number"),
-        (["--config", "configs/qbert.py", "--ppo.gama", "1"], "Unrecognized options: --ppo.gama"),
-        (
-            ["--config", "configs/qbert.py", "--devices.gpu", "maybe"],
-            "devices.gpu = 'maybe': expected auto, true, false",
-        ),
-        (["--config", "configs/qbert.py", "--devices.gpu", "7"], "devices.gpu = 7: expected"),
-        (["--config", "configs/qbert.py", "--output-dir", "/proc/nothing"], "choose a folder that can be written to"),
-    ],
-)
-def test_bad_input_is_one_line_and_writes_nothing(arguments, message, tmp_path, monkeypatch, request):
-    (tmp_path / "configs").symlink_to(request.config.rootpath / "configs")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as error:
-        train.main(arguments)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["configs"]
-
-
 def test_going_on_with_another_game_protocol_or_seed_is_refused_and_changes_nothing(tmp_path):
     run_dir = run_training(dataclasses.replace(TINY, output_dir=str(tmp_path), total_env_steps=96))
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
