@@ -262,6 +262,7 @@ REFUSALS = [
     ("hub", "push nowhere user/x", "nowhere: no such directory"),
     ("hub", "pull user/a/b new", "user/a/b: not a repository name"),
     ("devices", "--config nowhere.py", "nowhere.py: no such file"),
+    ("devices", "--config configs/qbert.py --devices.actor 1", "actor = 1: expected a visible GPU (visible: none"),
 ]
 
 
