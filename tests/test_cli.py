@@ -8,6 +8,7 @@ import pwd
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -278,12 +279,10 @@ def test_a_refusal_is_one_line_and_writes_nothing(name, line, message, tmp_path,
     module = {"suite": "suite.__main__", "search": "search.__main__", "evaluate": "evaluate.__main__",
               "benchmark": "benchmark.__main__", "hub": "hub.__main__"}.get(name, name)  # fmt: skip
     if name == "devices":
-        command = lambda: report.main(devices.pick_device)  # noqa: E731
-        monkeypatch.setattr(sys, "argv", ["devices", *line.split()])
+        main = partial(report.main, devices.pick_device)
     else:
         main = importlib.import_module(f"jaxrl_atari.{module}").main
-        command = lambda: main(line.split())  # noqa: E731
-    assert ends(command) == 2
+    assert ends(lambda: main(line.split())) == 2
     (error,) = capfd.readouterr().err.splitlines()
     assert error.startswith("error: ")
     assert message in error

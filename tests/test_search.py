@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from sample_runs import write_checkpoint
+from user_commands import free_address
 
 from jaxrl_atari import train
 from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
@@ -620,9 +620,7 @@ def test_joining_a_cluster_requires_its_token(tune, tmp_path):
     token = tmp_path / ".ray" / "auth_token"
     token.parent.mkdir()
     token.write_text("0123456789abcdef" * 4)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     ray_start = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--num-cpus", "3"]
     ray_start += ["--node-ip-address", "127.0.0.1", "--port", address.split(":")[1], "--include-dashboard", "false"]
     join = f"""

@@ -82,8 +82,14 @@ def test_a_signal_during_an_import_is_answered(name):
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
-@pytest.mark.parametrize("module", ["train", "search", "trial.worker"])
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        *(("train", number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)),
+        ("search", signal.SIGTERM),
+        ("trial.worker", signal.SIGTERM),
+    ],
+)
 def test_a_signal_while_a_command_imports_its_packages_ends_it(module, number, tmp_path):
     """Before `cli.run`: one of the packages takes its time."""
     (tmp_path / "tyro.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
