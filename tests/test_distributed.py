@@ -2,14 +2,15 @@
 
 import csv
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import distributed_child
 import jax
 import numpy as np
 import pytest
+from user_commands import free_address
 
 from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import DevicesConfig
@@ -18,14 +19,11 @@ from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 
 ROOT = Path(__file__).parent.parent
-CHILD = Path(__file__).with_name("distributed_child.py")
 
 
 def start_together(commands, devices_here=1):
     """Runs the commands as the processes of one session; returns what each has printed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    coordinator = free_address()
     environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_here}"}
     children = [
         subprocess.Popen(
@@ -45,15 +43,10 @@ def start_together(commands, devices_here=1):
 
 
 def test_two_processes_learn_what_one_learns(tmp_path):
-    def run(processes, devices_here):
-        files = [tmp_path / f"{processes}_{index}.npz" for index in range(processes)]
-        start_together(
-            [[CHILD, file, processes, index, "COORDINATOR"] for index, file in enumerate(files)], devices_here
-        )
-        return [dict(np.load(file)) for file in files]
-
-    first, second = run(processes=2, devices_here=1)
-    (alone,) = run(processes=1, devices_here=2)
+    files = [tmp_path / f"{index}.npz" for index in range(2)]
+    start_together([[distributed_child.__file__, file, index, "COORDINATOR"] for index, file in enumerate(files)])
+    first, second = (dict(np.load(file)) for file in files)
+    alone = distributed_child.learn(tmp_path / "session_0", DevicesConfig(gpu=False, data_parallel=2, check=True))
     assert first.keys() == second.keys() == alone.keys()
     for name in first:
         np.testing.assert_array_equal(first[name], second[name])
