@@ -60,10 +60,6 @@ def config_file(folder, sessions, steps):
     return path
 
 
-def gpus_of(output):
-    return re.findall(r"^session \d+  on GPU (\d) ", output, re.MULTILINE)
-
-
 def env_steps(run_dir):
     """Session -> env steps of its latest complete checkpoint; only sessions that have one."""
     steps = {}
@@ -74,16 +70,16 @@ def env_steps(run_dir):
     return steps
 
 
-def test_four_sessions_on_two_gpus(tmp_path, start):
-    process = start("--config", config_file(tmp_path, sessions=4, steps=32))
+def test_two_sessions_on_two_gpus(tmp_path, start):
+    process = start("--config", config_file(tmp_path, sessions=2, steps=32))
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
-    assert gpus_of(output) == ["1", "0", "1", "0"]  # CUDA_OFFSET is 1
+    assert re.findall(r"^session \d+  on GPU (\d) ", output, re.MULTILINE) == ["1", "0"]  # CUDA_OFFSET is 1
     # Each process sees one GPU, the first one to it.
-    assert output.count("device: cpu:1 (devices.gpu = auto, and there is a GPU, simulated by a CPU device)") == 4
+    assert output.count("device: cpu:1 (devices.gpu = auto, and there is a GPU, simulated by a CPU device)") == 2
     (run_dir,) = (tmp_path / "data").iterdir()
-    assert sorted(env_steps(run_dir)) == [f"session_{i}" for i in range(4)]
-    assert [json.loads((run_dir / f"session_{i}/config.json").read_text())["seed"] for i in range(4)] == [0, 1, 2, 3]
+    assert sorted(env_steps(run_dir)) == ["session_0", "session_1"]
+    assert [json.loads((run_dir / f"session_{i}/config.json").read_text())["seed"] for i in range(2)] == [0, 1]
 
 
 def wait_for(condition, process, seconds=120):
@@ -133,20 +129,6 @@ def test_a_killed_and_interrupted_trial_continues(tmp_path, start):
     process = start("--resume", run_dir)
     output, _ = process.communicate(timeout=120)
     assert output.count("finished already") == 3
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_sessions_end_with_a_killed_parent(tmp_path, start):
-    process = start("--config", config_file(tmp_path, sessions=2, steps=100_000))
-    wait_for(lambda: any(len(env_steps(run_dir)) == 2 for run_dir in (tmp_path / "data").glob("*")), process)
-    children = psutil.Process(process.pid).children()
-    process.kill()
-    process.wait()
-    assert not psutil.wait_procs(children, timeout=60)[1]
-    (run_dir,) = (tmp_path / "data").iterdir()
-    logged = (run_dir / "session_0/metrics.csv").read_text().splitlines()[-1]
-    assert env_steps(run_dir)["session_0"] >= int(logged.split(",")[0])  # a checkpoint after the last log point
 
 
 # --- Without training ------------------------------------------------------------------------------------------------
