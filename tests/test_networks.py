@@ -1,6 +1,5 @@
 """The networks against flax's own layers, in both forms, and the frame layouts against a naive loop."""
 
-import re
 from typing import get_args
 
 import flax.linen as nn
@@ -232,19 +231,3 @@ def test_pushed_frames_make_naive_stacks():
         for i, seen in enumerate(expected):
             seen[:] = [frame[i]] * 4 if first[i] else [*seen[1:], frame[i]]
             np.testing.assert_array_equal(stacks[i], np.stack(seen, axis=-1))
-
-
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the slow path is XLA's CPU backend's")
-def test_no_convolution_in_compiled_loop_on_cpu(stacks, variables):
-    def compiled(conv):
-        def loss(v, x):
-            return scalar(apply(conv)(v, x))
-
-        def step(v, x):
-            return jax.tree.map(lambda p, g: p - 0.1 * g, v, jax.grad(loss)(v, x)), None
-
-        return jax.jit(lambda v, xs: jax.lax.scan(step, v, xs)[0]).lower(variables, stacks[None]).compile().as_text()
-
-    pattern = re.compile(r"= \S+ convolution\(")
-    assert not pattern.search(compiled("auto"))
-    assert pattern.search(compiled("plain"))  # the pattern does find one
