@@ -124,7 +124,7 @@ def test_same_seed_same_parameters_bit_for_bit(one_device, trained):
 
 
 def test_the_number_of_emulator_threads_changes_no_bit(one_device, trained):
-    for threads in (1, 2, 5):
+    for threads in (1, 5):
         config = dataclasses.replace(SMALL, env=dataclasses.replace(SMALL.env, num_threads=threads, num_groups=1))
         assert_equal(one_device[0], trained(config)[0])
 
@@ -175,11 +175,8 @@ def test_groups_and_devices_together_change_nothing(one_device, trained):
 
 
 def test_parameters_are_the_same_on_all_devices(open_run):
-    run = iterate(open_run(small(data_parallel=4)), 2)
-    first, *others = jax.device_get(run.learner.acting_params())
-    assert len(others) == 3
-    for copy in others:
-        assert_equal(first, copy)
+    run = iterate(open_run(small(data_parallel=2)), 2)
+    assert_equal(*jax.device_get(run.learner.acting_params()))
 
 
 def test_a_number_of_devices_that_does_not_divide_is_refused():
@@ -224,11 +221,11 @@ def test_overlap_acts_with_the_parameters_before_the_running_update(open_run, mo
     assert not np.array_equal(learned[0], learned[1])
 
 
-def test_overlap_is_reproducible_and_its_first_update_is_the_strict_one(trained):
+def test_overlap_is_reproducible_and_its_first_update_is_the_strict_one(one_device, trained):
     first, again = trained(small(overlap="update")), trained(small(overlap="update"))
     assert_equal(first[0], again[0])
     assert_equal(trained(small(overlap="update"), updates=1)[0], trained(small(), updates=1)[0])
-    assert np.abs(first[0]["dense"]["kernel"] - trained(small())[0]["dense"]["kernel"]).max() > 1e-6
+    assert np.abs(first[0]["dense"]["kernel"] - one_device[0]["dense"]["kernel"]).max() > 1e-6
 
 
 def test_overlap_on_several_devices_is_as_on_one(trained):
