@@ -255,7 +255,7 @@ REFUSALS = [
     ("search", "--config configs/search_qbert.py --total-env-steps 4096", "search.grace_env_steps"),
     ("search", "--resume nowhere", "nowhere: not a search directory"),
     ("evaluate", "nowhere", "nowhere: no such directory"),
-    ("evaluate", "configs", "configs: "),
+    ("evaluate", "configs", "configs: not a run directory"),
     ("benchmark", "--config configs/qbert.py --seconds 0", "--seconds = 0.0: expected a number above 0"),
     ("benchmark", "--config configs/qbert.py --compare gpu,cpu", "no GPU to compare with"),
     ("benchmark", "--config configs/qbert.py --scale num_envs=8", "expected FIELD=VALUE,VALUE"),

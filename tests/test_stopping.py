@@ -2,14 +2,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from user_commands import ROOT
 
 from jaxrl_atari.search.files import StopFile
 from jaxrl_atari.trial.stopping import StopRequest
-
-ROOT = Path(__file__).parent.parent
 
 
 def test_the_first_signal_requests_a_stop_and_the_second_ends_at_once():
