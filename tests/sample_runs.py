@@ -59,6 +59,13 @@ def write_run(run_dir, tables, game="Qbert", protocol="auto", total_env_steps=40
     return run_dir
 
 
+def flip_bit(path):
+    """Flips a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def learning_table(game, seed, count=1000, total_env_steps=10_000_000, gpu=True):
     """A realistic table: returns climb in an S shape to about the reference score, with noise and falls."""
     rng = np.random.default_rng(seed)

@@ -4,21 +4,19 @@ import csv
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import distributed_child
 import jax
 import numpy as np
 import pytest
-from user_commands import free_address
+from sample_runs import flip_bit
+from user_commands import ROOT, free_address
 
 from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.devices import place
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
-
-ROOT = Path(__file__).parent.parent
 
 
 def start_together(commands, devices_here=1):
@@ -84,9 +82,7 @@ def test_two_processes_fall_back_together_from_a_damaged_checkpoint(tmp_path):
     checkpoints = run_dir / "session_0" / "checkpoints"
     before, last = Checkpoints(run_dir / "session_0").steps()[-2:]
     for path in (checkpoints / str(last) / "arrays").rglob("[0-9]*"):
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
+        flip_bit(path)
     leader, follower = together("--resume", run_dir, "--total-env-steps", "1536")
     assert f"the checkpoint at {last:,} env steps is damaged (" in leader
     assert f"session 0  resumed at {before:,} env steps" in leader
