@@ -415,13 +415,12 @@ def newest(session):
     return Checkpoints(session).restore_newest(lambda meta: small_arrays(0), ())
 
 
-both_forms = pytest.mark.parametrize("session", ["folders", "database"], indirect=True)
-
-
-@both_forms
+@pytest.mark.parametrize("session", ["folders", "database"], indirect=True)
 def test_a_flipped_bit_never_gives_other_parameters(session):
+    step_dir = session / "checkpoints" / "20"
+    assert is_sound(step_dir)
     sound_meta, found = Checkpoints(session).read_meta(20), {}
-    for name in flips(session / "checkpoints" / "20", places=5):
+    for name in flips(step_dir, places=5):
         reader = Checkpoints(session)
         try:
             assert_same(reader.restore(20, small_arrays(0)), small_arrays(20))
@@ -429,29 +428,17 @@ def test_a_flipped_bit_never_gives_other_parameters(session):
             assert reader.best_step() == 10
         except Damaged as error:
             found[name] = str(error)
+            assert not is_sound(step_dir) or name == "arrays/_METADATA", name
         restored = newest(session)
         assert_same(restored.arrays, small_arrays(restored.step))
         assert list(restored.damaged) == ([] if restored.step == 20 else [20])
     assert not any("\n" in message for message in found.values())
     assert "meta/metadata" in found
-    assert any(name.startswith("arrays/") for name in found)
+    assert {"arrays/manifest.ocdbt", "arrays/train_state.params.policy.bias/.zarray"} & set(found)
 
 
-@both_forms
 def test_soundness_is_known_without_restoring(session):
     step_dir = session / "checkpoints" / "20"
-    assert is_sound(step_dir)
-    found = set()
-    for name in flips(step_dir, places=5):
-        reader = Checkpoints(session)
-        try:
-            reader.restore(20, small_arrays(0))
-        except Damaged:
-            assert not is_sound(step_dir) or name == "arrays/_METADATA", name
-            found.add(name)
-    arrays = {"arrays/manifest.ocdbt", "arrays/train_state.params.policy.bias/.zarray"}
-    assert "meta/metadata" in found
-    assert arrays & found
     metadata = step_dir / "arrays" / "_METADATA"
     text = metadata.read_text()
     metadata.write_text(text[: len(text) // 2])
