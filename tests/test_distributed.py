@@ -1,6 +1,5 @@
 """Two real processes that learn one session together, over gloo."""
 
-import csv
 import os
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import distributed_child
 import jax
 import numpy as np
 import pytest
-from sample_runs import flip_bit
+from sample_runs import flip_bit, read_csv
 from user_commands import ROOT, free_address
 
 from jaxrl_atari.cli.errors import ConfigError
@@ -49,11 +48,6 @@ def test_two_processes_learn_what_one_learns(tmp_path):
     for name in first:
         np.testing.assert_array_equal(first[name], second[name])
         assert np.sqrt(np.mean(np.square(first[name] - alone[name]))) < 1e-5  # Adam can have gone 6e-3
-
-
-def read_metrics(run_dir):
-    with (run_dir / "session_0" / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 SMALL = [
@@ -98,17 +92,17 @@ def test_the_command_in_two_processes(tmp_path):
     assert "session 0" not in follower, "only process 0 logs"
     start_together([["-m", "jaxrl_atari.train", *SMALL, "--output-dir", tmp_path / "one"]], devices_here=2)
     (two,), (one,) = (tmp_path / "two").iterdir(), (tmp_path / "one").iterdir()
-    rows, expected = read_metrics(two), read_metrics(one)
+    rows, expected = (read_csv(run_dir / "session_0" / "metrics.csv") for run_dir in (two, one))
     assert int(rows[-1]["episodes"]) >= 16, "the games of both processes"
     for name in ("env_steps", "episodes", "return_mean", "episode_length", "learning_rate"):
         assert [row[name] for row in rows] == [row[name] for row in expected], name
 
     # It goes on, in two processes or in one, and a process of its own can play what was learned.
     together("--resume", two, "--total-env-steps", "1536")
-    assert read_metrics(two)[: len(rows)] == rows
+    assert read_csv(two / "session_0" / "metrics.csv")[: len(rows)] == rows
     start_together([["-m", "jaxrl_atari.train", "--resume", two, "--total-env-steps", "2048",
                      "--devices.no-distributed", "--devices.data-parallel", 1]])  # fmt: skip
-    written = read_metrics(two)
+    written = read_csv(two / "session_0" / "metrics.csv")
     steps = [int(row["env_steps"]) for row in written]
     assert steps == sorted(set(steps))
     assert Checkpoints(two / "session_0").latest_step() == int(written[-1]["env_steps"])

@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import os
 import re
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import imageio_ffmpeg
@@ -14,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
+from sample_runs import flip_bit
 
-from jaxrl_atari.cli.errors import ConfigError, UserError
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs import env_seeds, make_pool
 from jaxrl_atari.envs.pool import EnvStep, Episode
@@ -210,16 +209,10 @@ def test_best_session_is_taken_and_named(tmp_path):
         load_policy(tmp_path, session=3)
 
 
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def test_a_damaged_latest_checkpoint_is_replaced_by_the_one_before_with_a_line(tmp_path, caplog):
     session_dir = write_session(tmp_path / "session_0", (3.0, 2.0))
     largest = max((session_dir / "checkpoints" / "2000").rglob("[0-9]*"), key=lambda path: path.stat().st_size)
-    flip(largest)
+    flip_bit(largest)
     assert load_policy(tmp_path, "latest", CPU).env_steps == 1000
     (record,) = caplog.records
     assert re.search(
@@ -233,11 +226,11 @@ def test_a_damaged_latest_checkpoint_is_replaced_by_the_one_before_with_a_line(t
 def test_a_damaged_best_checkpoint_is_an_error(tmp_path):
     session_dir = write_session(tmp_path / "session_0", (3.0, 2.0))
     largest = max((session_dir / "checkpoints" / "1000").rglob("[0-9]*"), key=lambda path: path.stat().st_size)
-    flip(largest)
+    flip_bit(largest)
     with pytest.raises(UserError, match=r"checkpoints/1000: damaged: its arrays? .*; other checkpoints: 2000$"):
         load_policy(tmp_path, "best", CPU)
-    flip(largest)
-    flip(session_dir / "checkpoints" / "2000" / "meta" / "metadata")  # its score is unknown: it may be the best
+    flip_bit(largest)
+    flip_bit(session_dir / "checkpoints" / "2000" / "meta" / "metadata")  # its score is unknown: it may be the best
     with pytest.raises(UserError, match=r"checkpoints/2000: damaged: its meta .*; other checkpoints: 1000$"):
         load_policy(tmp_path, "best", CPU)
 
@@ -245,7 +238,7 @@ def test_a_damaged_best_checkpoint_is_an_error(tmp_path):
 def test_a_session_with_a_damaged_meta_is_ranked_by_its_other_checkpoints(tmp_path, caplog):
     for i, scores in enumerate([(1.0, 2.0), (9.0, 1.0)]):
         write_session(tmp_path / f"session_{i}", scores)
-    flip(tmp_path / "session_1" / "checkpoints" / "2000" / "meta" / "metadata")
+    flip_bit(tmp_path / "session_1" / "checkpoints" / "2000" / "meta" / "metadata")
     assert find_session(tmp_path)[0] == tmp_path / "session_1"
     assert "session_1/checkpoints/2000: damaged: " in caplog.text
 
@@ -398,22 +391,6 @@ def test_not_a_run_directory(tmp_path):
     (tmp_path / "session_0" / "checkpoints").mkdir()
     with pytest.raises(UserError, match="none of its sessions has a checkpoint yet"):
         load_policy(tmp_path)
-
-
-def test_error_is_one_line_and_status_2(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-m", "jaxrl_atari.evaluate", str(tmp_path)],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )  # fmt: skip
-    assert result.returncode == 2
-    assert result.stderr.startswith(f"error: {tmp_path}: not a run directory")
-    assert result.stderr.count("\n") == 1
-
-
-def test_error_names_the_field():
-    with pytest.raises(ConfigError) as error:
-        run_evaluation(None, episodes=0)  # type: ignore[arg-type]
-    assert error.value.field == "episodes"
 
 
 def test_every_step_draws_with_a_key_of_its_own():

@@ -1,6 +1,5 @@
 """Writers and progress: files are read back with independent readers, terminal lines are compared as text."""
 
-import csv
 import errno
 import io
 import json
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from sample_runs import read_csv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from jaxrl_atari.cli.errors import UserError
@@ -29,11 +29,6 @@ NAN = float("nan")
 
 def row(env_steps, **values):
     return {"env_steps": env_steps, "updates": env_steps // 2048, "return_ma": NAN, "entropy": None, **values}
-
-
-def read_csv(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_the_documentation_defines_every_column():
