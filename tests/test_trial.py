@@ -40,7 +40,7 @@ def test_two_sessions_on_two_gpus(tmp_path):
     device = "device: cpu:1 (devices.gpu = auto, and there is a GPU, simulated by a CPU device)"
     assert done.stdout.count(device) == 2
     sessions = [run_dir / "session_0", run_dir / "session_1"]
-    assert all(Checkpoints(path).latest_step() for path in sessions)
+    assert all(Checkpoints(path).steps() for path in sessions)
     assert [json.loads((path / "config.json").read_text())["seed"] for path in sessions] == [0, 1]
 
 
