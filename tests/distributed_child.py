@@ -1,6 +1,6 @@
-"""One of several processes that learn together: trains for some updates and saves its parameters.
+"""One of two processes that learn together: trains for some updates and saves its parameters.
 
-python tests/distributed_child.py OUTPUT.npz PROCESSES INDEX COORDINATOR
+python tests/distributed_child.py OUTPUT.npz INDEX COORDINATOR
 """
 
 import sys
@@ -13,29 +13,29 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, 
 from jaxrl_atari.hardware.distributed import join_processes
 from jaxrl_atari.session import prepare, train
 
-output, processes, index, coordinator = sys.argv[1:]
-devices = DevicesConfig(
-    gpu=False,
-    data_parallel="all",
-    check=True,
-    distributed=int(processes) > 1,
-    coordinator=coordinator,
-    num_processes=int(processes),
-    process_index=int(index),
-)
-if devices.distributed:
+
+def learn(session_dir, devices):
+    """Parameters by their paths, and env steps, after some updates."""
+    config = Config(
+        env=EnvConfig(game="Qbert", num_envs=8),
+        ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=2),
+        network=NetworkConfig(compute_dtype="float32"),
+        devices=devices,
+        total_env_steps=640,
+    )
+    with prepare(config, session_dir, quiet=True) as run:
+        iterations = train(run)
+        for _ in range(3):
+            jax.block_until_ready(next(iterations))
+        params = jax.tree_util.tree_leaves_with_path(jax.device_get(run.learner.state.params))
+        return {"env_steps": run.progress.env_steps} | {jax.tree_util.keystr(path): x for path, x in params}
+
+
+if __name__ == "__main__":
+    output, index, coordinator = sys.argv[1:]
+    devices = DevicesConfig(
+        gpu=False, data_parallel="all", check=True, distributed=True, coordinator=coordinator, num_processes=2,
+        process_index=int(index),
+    )  # fmt: skip
     join_processes(devices)
-config = Config(
-    env=EnvConfig(game="Qbert", num_envs=8),
-    ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=2),
-    network=NetworkConfig(compute_dtype="float32"),
-    devices=devices,
-    total_env_steps=640,
-)
-with prepare(config, Path(output).with_suffix("") / "session_0", quiet=True) as run:
-    iterations = train(run)
-    for _ in range(3):
-        jax.block_until_ready(next(iterations))
-    params = jax.tree_util.tree_leaves_with_path(jax.device_get(run.learner.state.params))
-    env_steps = run.progress.env_steps
-    np.savez(output, env_steps=env_steps, **{jax.tree_util.keystr(path): x for path, x in params})
+    np.savez(output, **learn(Path(output).with_suffix("") / "session_0", devices))

@@ -1,5 +1,6 @@
 """Run directories with made-up metrics, for tests of code that reads run directories."""
 
+import csv
 import json
 
 import numpy as np
@@ -57,6 +58,19 @@ def write_run(run_dir, tables, game="Qbert", protocol="auto", total_env_steps=40
     }
     (run_dir / "config.json").write_text(json.dumps({"config": config, "versions": {}}))
     return run_dir
+
+
+def read_csv(path):
+    """The rows of a table: column -> text."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def flip_bit(path):
+    """Flips a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def learning_table(game, seed, count=1000, total_env_steps=10_000_000, gpu=True):

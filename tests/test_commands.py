@@ -3,8 +3,8 @@
     python -m pytest -n 0 -m slow tests/test_commands.py
 
 Each one runs in a folder of its own that has `configs` and the run directories of the line, copies of tiny ones. CI
-runs a quick line of each command that needs no extra; the others are slow. A line with an error on its page has to end
-in that error.
+runs a quick line of each command that needs no extra (`train` makes the run that the others read); the rest are slow.
+A line with an error on its page has to end in that error.
 """
 
 import importlib.util
@@ -12,14 +12,13 @@ import itertools
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 
 import hub_server
 import pytest
 from test_docs import CASES
-from user_commands import ROOT, TWO_GPUS, one_error_line, user_environment
+from user_commands import ROOT, TWO_GPUS, free_address, one_error_line, user_environment
 
 environment = pytest.fixture(scope="module")(user_environment)
 
@@ -47,7 +46,6 @@ IF_PRESENT = {
 """Options that are added to a command that has the option already."""
 
 QUICK = {
-    "train --config configs/qbert.py",
     "evaluate RUN_DIR",
     "plots RUN_DIR",
     "report RUN_DIR",
@@ -132,7 +130,7 @@ def template(environment, tmp_path_factory):
     """NAME -> a finished run, suite or search, made once."""
     user, made = User(tmp_path_factory.mktemp("templates") / "user", environment), {}
     commands = {
-        "run": ("train", ["--config", "configs/quickstart.py", "--sessions", "2", *SMALL["train"]]),
+        "run": ("train", ["--config", "configs/qbert.py", "--sessions", "2", *SMALL["train"]]),
         "suite": ("suite", ["--games", "Breakout", "Qbert", "--sessions", "2", *SPEC, *LENGTH, *WHOLE_GAMES]),
         "search": ("search", ["--config", "configs/search_qbert.py", *SMALL["search"]]),
     }  # fmt: skip
@@ -140,7 +138,9 @@ def template(environment, tmp_path_factory):
     def make(name):
         if name not in made:
             module, words = commands[name]
-            user.succeeds(module, [*words, "--output-dir", name])
+            output = user.succeeds(module, words := [*words, "--output-dir", name])
+            if name == "run":
+                check_train(user, words, output)
             (made[name],) = (user.folder / name).iterdir()
         return made[name]
 
@@ -224,15 +224,9 @@ def hub(template):
         yield server
 
 
-def free_port():
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return unused.getsockname()[1]
-
-
 def small(case):
     """The words of a command, with options that make it small."""
-    words = [word.replace("localhost:1234", f"localhost:{free_port()}") for word in case.words]
+    words = [word.replace("localhost:1234", free_address()) for word in case.words]
     for index, word in enumerate(words):
         if words[index - 1] == "--scale":
             field = word.partition("=")[0]
@@ -362,7 +356,7 @@ def test_the_command_runs(case, prepare, request):
     if "no Hugging Face token" in case.error:
         del user.environment["HF_TOKEN"]
     if "cannot be reached" in case.error:
-        user.environment["HF_ENDPOINT"] = f"http://127.0.0.1:{free_port()}"
+        user.environment["HF_ENDPOINT"] = f"http://{free_address()}"
     if "exists already" in case.error:
         (user.folder / words[-1] / "session_0").mkdir(parents=True)
     (done,) = user.run(case.module, words)

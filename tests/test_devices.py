@@ -13,7 +13,7 @@ from fake_cuda import Library
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig
 from jaxrl_atari.devices import pick_device, place
-from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware import gpus, report
 from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError
 from jaxrl_atari.hardware.gpus import driver_gpus, simulated_gpus
 from jaxrl_atari.hardware.memory_share import FRACTION, OLD_FRACTION, apply_memory_fraction, memory_fraction
@@ -151,15 +151,6 @@ def test_gpu_false_does_not_touch_a_real_gpu():
     assert python("-c", FALSE).stdout.split() == ["cpu", "cpu", "False"]
 
 
-def test_counting_gpus_does_not_start_jax():
-    code = (
-        "from jax._src import xla_bridge; from jaxrl_atari.config import Config;"
-        "from jaxrl_atari.hardware import rotation; from jaxrl_atari.trial import trial;"
-        "print(rotation.place_session(Config(), 0).gpus, xla_bridge.backends_are_initialized())"
-    )
-    assert python("-c", code, JAXRL_ATARI_SIMULATED_GPUS="2").stdout.split() == ["(0,)", "False"]
-
-
 # --- Rotation --------------------------------------------------------------------------------------------------------
 
 
@@ -253,9 +244,8 @@ def test_memory_fraction_on_a_real_gpu():
 def test_report_of_the_devices(tmp_path):
     config = tmp_path / "c.py"
     config.write_text("from jaxrl_atari.config import Config\ndef get_config():\n    return Config()\n")
-    two = {"JAXRL_ATARI_SIMULATED_GPUS": "2"}
     options = ("--config", str(config), "--env.num-envs", "128")
-    result = python("-m", "jaxrl_atari.devices", *options, CUDA_OFFSET="1", **two)
+    result = python("-m", "jaxrl_atari.devices", *options, CUDA_OFFSET="1", JAXRL_ATARI_SIMULATED_GPUS="2")
     assert result.returncode == 0, result.stderr
     assert f"jax {jax.__version__}" in result.stdout
     assert result.stdout.count("matrix product: right, ") == 3  # two GPUs and the CPU
@@ -265,10 +255,17 @@ def test_report_of_the_devices(tmp_path):
     assert "what reduces it: env.num_envs, then ppo.minibatch_size" in result.stdout
     assert "no problem found" in result.stdout
 
-    result = python("-m", "jaxrl_atari.devices", CUDA_VISIBLE_DEVICES="", CUDA_OFFSET="x", **two)
-    assert result.returncode == 1
-    assert "problem: CUDA_VISIBLE_DEVICES='' leaves none" in result.stdout
-    assert "problem: CUDA_OFFSET = 'x': expected a whole number" in result.stdout
+
+def test_report_of_problems(monkeypatch, capsys):
+    settings = {"CUDA_VISIBLE_DEVICES": "", "CUDA_OFFSET": "x", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    for name, value in ({gpus.SIMULATED: "2"} | settings).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as end:
+        report.main(pick_device, [])
+    assert end.value.code == 1
+    printed = capsys.readouterr().out
+    assert "problem: CUDA_VISIBLE_DEVICES='' leaves none" in printed
+    assert "problem: CUDA_OFFSET = 'x': expected a whole number" in printed
 
 
 def test_devices_of_a_session(monkeypatch):

@@ -1,15 +1,15 @@
 """Two real processes that learn one session together, over gloo."""
 
-import csv
 import os
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
+import distributed_child
 import jax
 import numpy as np
 import pytest
+from sample_runs import flip_bit, read_csv
+from user_commands import ROOT, free_address
 
 from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import DevicesConfig
@@ -17,15 +17,10 @@ from jaxrl_atari.devices import place
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 
-ROOT = Path(__file__).parent.parent
-CHILD = Path(__file__).with_name("distributed_child.py")
-
 
 def start_together(commands, devices_here=1):
     """Runs the commands as the processes of one session; returns what each has printed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    coordinator = free_address()
     environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_here}"}
     children = [
         subprocess.Popen(
@@ -45,24 +40,14 @@ def start_together(commands, devices_here=1):
 
 
 def test_two_processes_learn_what_one_learns(tmp_path):
-    def run(processes, devices_here):
-        files = [tmp_path / f"{processes}_{index}.npz" for index in range(processes)]
-        start_together(
-            [[CHILD, file, processes, index, "COORDINATOR"] for index, file in enumerate(files)], devices_here
-        )
-        return [dict(np.load(file)) for file in files]
-
-    first, second = run(processes=2, devices_here=1)
-    (alone,) = run(processes=1, devices_here=2)
+    files = [tmp_path / f"{index}.npz" for index in range(2)]
+    start_together([[distributed_child.__file__, file, index, "COORDINATOR"] for index, file in enumerate(files)])
+    first, second = (dict(np.load(file)) for file in files)
+    alone = distributed_child.learn(tmp_path / "session_0", DevicesConfig(gpu=False, data_parallel=2, check=True))
     assert first.keys() == second.keys() == alone.keys()
     for name in first:
         np.testing.assert_array_equal(first[name], second[name])
         assert np.sqrt(np.mean(np.square(first[name] - alone[name]))) < 1e-5  # Adam can have gone 6e-3
-
-
-def read_metrics(run_dir):
-    with (run_dir / "session_0" / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 SMALL = [
@@ -91,9 +76,7 @@ def test_two_processes_fall_back_together_from_a_damaged_checkpoint(tmp_path):
     checkpoints = run_dir / "session_0" / "checkpoints"
     before, last = Checkpoints(run_dir / "session_0").steps()[-2:]
     for path in (checkpoints / str(last) / "arrays").rglob("[0-9]*"):
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
+        flip_bit(path)
     leader, follower = together("--resume", run_dir, "--total-env-steps", "1536")
     assert f"the checkpoint at {last:,} env steps is damaged (" in leader
     assert f"session 0  resumed at {before:,} env steps" in leader
@@ -109,17 +92,17 @@ def test_the_command_in_two_processes(tmp_path):
     assert "session 0" not in follower, "only process 0 logs"
     start_together([["-m", "jaxrl_atari.train", *SMALL, "--output-dir", tmp_path / "one"]], devices_here=2)
     (two,), (one,) = (tmp_path / "two").iterdir(), (tmp_path / "one").iterdir()
-    rows, expected = read_metrics(two), read_metrics(one)
+    rows, expected = (read_csv(run_dir / "session_0" / "metrics.csv") for run_dir in (two, one))
     assert int(rows[-1]["episodes"]) >= 16, "the games of both processes"
     for name in ("env_steps", "episodes", "return_mean", "episode_length", "learning_rate"):
         assert [row[name] for row in rows] == [row[name] for row in expected], name
 
     # It goes on, in two processes or in one, and a process of its own can play what was learned.
     together("--resume", two, "--total-env-steps", "1536")
-    assert read_metrics(two)[: len(rows)] == rows
+    assert read_csv(two / "session_0" / "metrics.csv")[: len(rows)] == rows
     start_together([["-m", "jaxrl_atari.train", "--resume", two, "--total-env-steps", "2048",
                      "--devices.no-distributed", "--devices.data-parallel", 1]])  # fmt: skip
-    written = read_metrics(two)
+    written = read_csv(two / "session_0" / "metrics.csv")
     steps = [int(row["env_steps"]) for row in written]
     assert steps == sorted(set(steps))
     assert Checkpoints(two / "session_0").steps()[-1] == int(written[-1]["env_steps"])

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
+from sample_runs import flip_bit
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig
@@ -209,16 +210,10 @@ def test_best_session_is_taken_and_named(tmp_path):
         load_policy(tmp_path, session=3)
 
 
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def test_a_damaged_latest_checkpoint_is_replaced_by_the_one_before_with_a_line(tmp_path, caplog):
     session_dir = write_session(tmp_path / "session_0", (3.0, 2.0))
     largest = max((session_dir / "checkpoints" / "2000").rglob("[0-9]*"), key=lambda path: path.stat().st_size)
-    flip(largest)
+    flip_bit(largest)
     assert load_policy(tmp_path, "latest", CPU).env_steps == 1000
     (record,) = caplog.records
     assert re.search(
@@ -232,11 +227,11 @@ def test_a_damaged_latest_checkpoint_is_replaced_by_the_one_before_with_a_line(t
 def test_a_damaged_best_checkpoint_is_an_error(tmp_path):
     session_dir = write_session(tmp_path / "session_0", (3.0, 2.0))
     largest = max((session_dir / "checkpoints" / "1000").rglob("[0-9]*"), key=lambda path: path.stat().st_size)
-    flip(largest)
+    flip_bit(largest)
     with pytest.raises(UserError, match=r"checkpoints/1000: damaged: its arrays? .*; other checkpoints: 2000$"):
         load_policy(tmp_path, "best", CPU)
-    flip(largest)
-    flip(session_dir / "checkpoints" / "2000" / "meta" / "metadata")  # its score is unknown: it may be the best
+    flip_bit(largest)
+    flip_bit(session_dir / "checkpoints" / "2000" / "meta" / "metadata")  # its score is unknown: it may be the best
     with pytest.raises(UserError, match=r"checkpoints/2000: damaged: its meta .*; other checkpoints: 1000$"):
         load_policy(tmp_path, "best", CPU)
 
@@ -244,7 +239,7 @@ def test_a_damaged_best_checkpoint_is_an_error(tmp_path):
 def test_a_session_with_a_damaged_meta_is_ranked_by_its_other_checkpoints(tmp_path, caplog):
     for i, scores in enumerate([(1.0, 2.0), (9.0, 1.0)]):
         write_session(tmp_path / f"session_{i}", scores)
-    flip(tmp_path / "session_1" / "checkpoints" / "2000" / "meta" / "metadata")
+    flip_bit(tmp_path / "session_1" / "checkpoints" / "2000" / "meta" / "metadata")
     assert find_session(tmp_path)[0] == tmp_path / "session_1"
     assert "session_1/checkpoints/2000: damaged: " in caplog.text
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sample_runs import table, write_metrics
+from sample_runs import flip_bit, table, write_metrics
 
 from jaxrl_atari import plots
 from jaxrl_atari.cli.errors import UserError
@@ -253,10 +253,7 @@ def test_a_push_verifies_its_checkpoint(run_dir, tmp_path, caplog):
 
     def damage(step):
         files = (damaged / "session_1" / "checkpoints" / str(step) / "arrays").rglob("[0-9]*")
-        largest = max(files, key=lambda path: path.stat().st_size)
-        content = bytearray(largest.read_bytes())
-        content[len(content) // 2] ^= 1
-        largest.write_bytes(content)
+        flip_bit(max(files, key=lambda path: path.stat().st_size))
 
     damage(2048)
     assert hub.collect(damaged, "user/breakout").step == 1000, "the best is sound"

@@ -1,12 +1,12 @@
 """Learning: from pixels to the optimum on a game of seconds, and a real game."""
 
-import csv
 from functools import partial
 
 import jax
 import numpy as np
 import pytest
 from fake_pools import Corridor
+from sample_runs import read_csv
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.networks import make_network
@@ -47,6 +47,5 @@ def test_learns_a_real_game(tmp_path):
         log=LogConfig(graphs=False, tensorboard=False),
     )
     run_session(config, tmp_path / "session_0")
-    with (tmp_path / "session_0" / "metrics.csv").open() as file:
-        last = list(csv.DictReader(file))[-1]
+    last = read_csv(tmp_path / "session_0" / "metrics.csv")[-1]
     assert float(last["return_mean"]) > 164 + 3 * 15.5

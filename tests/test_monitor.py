@@ -100,10 +100,11 @@ def test_the_gpu_is_the_one_that_cuda_shows(nvml):
     assert read == {"gpu_busy_percent": 20, "gpu_memory_gib": 2, "gpu_power_watts": 200, "gpu_temperature_c": 32}
 
 
-def test_several_gpus_and_the_same_one_twice(nvml):
+def test_several_gpus_and_the_same_one_twice(nvml, monkeypatch):
+    monkeypatch.setattr(module, "cuda_uuid", ["uuid-2", "uuid-3"].__getitem__)
     read = GpuReader([gpu(1), gpu(0), gpu(1), CPU]).read()
-    # GPUs 0 and 2: busy is a mean, memory and power are sums, temperature is the hottest.
-    assert read == {"gpu_busy_percent": 10, "gpu_memory_gib": 2, "gpu_power_watts": 200, "gpu_temperature_c": 32}
+    # GPUs 2 and 3: busy is a mean, memory and power are sums, temperature is the hottest.
+    assert read == {"gpu_busy_percent": 25, "gpu_memory_gib": 5, "gpu_power_watts": 500, "gpu_temperature_c": 33}
 
 
 def test_only_the_gpus_of_this_process_are_asked_for(nvml, monkeypatch):
@@ -244,9 +245,3 @@ def test_real_gpu():
     assert row["gpu_memory_gib"] > 0.06
     assert row["gpu_power_watts"] > 10
     assert 10 < row["gpu_temperature_c"] < 110
-
-
-def test_memory_and_power_of_several_gpus_add_up(nvml, monkeypatch):
-    monkeypatch.setattr(module, "cuda_uuid", ["uuid-2", "uuid-3"].__getitem__)
-    read = GpuReader([gpu(0), gpu(1)]).read()
-    assert read == {"gpu_busy_percent": 25, "gpu_memory_gib": 5, "gpu_power_watts": 500, "gpu_temperature_c": 33}

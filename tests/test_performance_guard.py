@@ -14,6 +14,7 @@ import pytest
 from jaxrl_atari import ppo, rollout
 from jaxrl_atari.benchmark.instruments import Compilations
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.fast.cpu_conv import chunk_count
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import Hyperparameters, Rollout, init_train_state, update
 from jaxrl_atari.session import prepare, train
@@ -21,10 +22,10 @@ from jaxrl_atari.session import prepare, train
 ENVS, GROUPS, LENGTH = 4, 2, 8
 
 
-def small(length=LENGTH, **values):
+def small(**values):
     return Config(
         env=EnvConfig(num_envs=ENVS, num_groups=GROUPS, num_threads=1),
-        ppo=PPOConfig(rollout_length=length, minibatch_size=32, epochs=2),
+        ppo=PPOConfig(rollout_length=LENGTH, minibatch_size=32, epochs=2),
         devices=DevicesConfig(gpu=False),
         **values,
     )
@@ -45,13 +46,13 @@ def iterate(run, times):
 @pytest.fixture
 def open_run(tmp_path):
     with contextlib.ExitStack() as exits:
-        yield lambda config: exits.enter_context(prepare(config, tmp_path / f"{config.ppo.rollout_length}", quiet=True))
+        yield lambda config: exits.enter_context(prepare(config, tmp_path / "session_0", quiet=True))
 
 
 # --- Compilations ----------------------------------------------------------------------------------------------------
 
 
-def test_update_and_policy_are_traced_once(overlap, monkeypatch, open_run):
+def test_everything_is_compiled_once(overlap, monkeypatch, open_run):
     traced = Counter()
 
     def counting(name, function):
@@ -64,16 +65,12 @@ def test_update_and_policy_are_traced_once(overlap, monkeypatch, open_run):
 
     monkeypatch.setattr(rollout, "sample_action", counting("act", rollout.sample_action))
     monkeypatch.setattr(ppo, "gae", counting("update", ppo.gae))
-    iterate(open_run(small(2 * LENGTH, overlap=overlap, seed=len(overlap))), 4)
-    assert traced["update"] == 1
-    assert traced["act"] <= 1  # the other overlap's test may have traced it already
-
-
-def test_nothing_is_compiled_or_traced_after_two_iterations(overlap, open_run):
     run = open_run(small(overlap=overlap))
     with Compilations() as compilations:
         iterate(run, 2)
         assert compilations.count[Compilations.COMPILE] > 0  # the counter does see them
+        assert traced["update"] == 1
+        assert traced["act"] <= 1  # the other overlap's test may have traced it already
         compilations.count.clear()
         before = jax.tree.leaves(run.learner._state.params)
         iterate(run, 3)
@@ -84,46 +81,36 @@ def test_nothing_is_compiled_or_traced_after_two_iterations(overlap, open_run):
 # --- Transfers -------------------------------------------------------------------------------------------------------
 
 
-def transfers(length, open_run, monkeypatch):
-    """What one iteration in the steady state moves: NumPy arrays to the device, by shapes in a call, and back."""
-    run = open_run(small(length))
+def test_transfers_of_an_iteration(open_run, monkeypatch):
+    """NumPy arrays that go to the device, by shapes in a call, and arrays that come back, in the steady state."""
+    run = open_run(small())
     iterate(run, 2)
-    there, back = [], []
+    there, back = Counter(), Counter()
 
-    def listing(function, calls, kind):
-        def listed(*args, **kwargs):
+    def counting(function, calls, kind):
+        def counted(*args, **kwargs):
             moved = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(args) if isinstance(leaf, kind))
-            calls.extend([moved] if moved else [])
+            calls.update([moved] if moved else [])
             return function(*args, **kwargs)
 
-        return listed
+        return counted
 
-    with monkeypatch.context() as patch:
-        for name in ("act", "begin_rollout"):
-            patch.setattr(rollout, name, listing(getattr(rollout, name), there, np.ndarray))
-        patch.setattr(jax, "device_put", listing(jax.device_put, there, (np.ndarray, np.generic)))
-        patch.setattr(jax, "device_get", listing(jax.device_get, back, jax.Array))
-        patch.setattr(np, "asarray", listing(np.asarray, back, jax.Array))
-        iterations = train(run)
-        jax.block_until_ready(next(iterations))
-    return Counter(there), Counter(back)
+    for name in ("act", "begin_rollout"):
+        monkeypatch.setattr(rollout, name, counting(getattr(rollout, name), there, np.ndarray))
+    monkeypatch.setattr(jax, "device_put", counting(jax.device_put, there, (np.ndarray, np.generic)))
+    monkeypatch.setattr(jax, "device_get", counting(jax.device_get, back, jax.Array))
+    monkeypatch.setattr(np, "asarray", counting(np.asarray, back, jax.Array))
+    iterate(run, 1)
 
-
-def test_transfers_of_a_step(open_run, monkeypatch):
-    there, back = transfers(LENGTH, open_run, monkeypatch)
     size = ENVS // GROUPS
-    newest_frames = (((size, 84, 84), "uint8"), ((size,), "bool"))
     # The newest frame and its mark go there with each group and step, and once more for the value after the last.
-    assert there[newest_frames] == GROUPS * (LENGTH + 1)
-    frames = [count for moved, count in there.items() if any(dtype == "uint8" for _, dtype in moved)]
-    assert sum(frames) == there[newest_frames]
+    assert there.pop((((size, 84, 84), "uint8"), ((size,), "bool"))) == GROUPS * (LENGTH + 1)
+    # Nothing else has frames, or goes there with each step.
+    assert not [moved for moved in there if any(dtype == "uint8" for _, dtype in moved)]
+    assert there.total() < LENGTH, there
     # The actions come back with each group and step, the metrics with each update, and nothing else.
     metrics = (((), "float32"),) * 8
     assert back == {(((size,), "int32"),): GROUPS * LENGTH, metrics: 1}
-
-    longer_there, longer_back = transfers(2 * LENGTH, open_run, monkeypatch)
-    assert longer_there.total() - there.total() == GROUPS * LENGTH
-    assert longer_back.total() - back.total() == GROUPS * LENGTH
 
 
 def implicit_transfer(run):
@@ -184,8 +171,10 @@ def convolutions_in_loops(hlo):
 
 def update_and_arguments(network_config, platform):
     """The update as training compiles it, and the shapes of what it takes for a small rollout."""
-    config, network = small().ppo, make_network(network_config, 6, platform)
-    length = 2 * LENGTH  # several minibatches, each of several chunks of the convolutions
+    length = 6 * LENGTH  # two minibatches, each of several chunks of the convolutions
+    config = PPOConfig(rollout_length=length, minibatch_size=length * ENVS // 2, epochs=2)
+    assert chunk_count(config.minibatch_size, "float32") == 3
+    network = make_network(network_config, 6, platform)
     per_step = jax.ShapeDtypeStruct((length, ENVS), jnp.float32)
     frames = jax.ShapeDtypeStruct((length + 4, ENVS, *network.layout.shape), jnp.uint8)
     whole = jax.ShapeDtypeStruct((length, ENVS), jnp.int32)

@@ -2,14 +2,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from user_commands import ROOT
 
 from jaxrl_atari.search.files import StopFile
 from jaxrl_atari.trial.stopping import StopRequest
-
-ROOT = Path(__file__).parent.parent
 
 
 def test_the_first_signal_requests_a_stop_and_the_second_ends_at_once():
@@ -82,8 +80,14 @@ def test_a_signal_during_an_import_is_answered(name):
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
-@pytest.mark.parametrize("module", ["train", "search", "trial.worker"])
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        *(("train", number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)),
+        ("search", signal.SIGTERM),
+        ("trial.worker", signal.SIGTERM),
+    ],
+)
 def test_a_signal_while_a_command_imports_its_packages_ends_it(module, number, tmp_path):
     """Before `cli.run`: one of the packages takes its time."""
     (tmp_path / "tyro.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")

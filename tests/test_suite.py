@@ -64,17 +64,13 @@ def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--games", "Pnog"], "did you mean Pong"),
         (["--games", "Pong", "pong"], "each game once"),
         (["--games"], "at least one game"),
         (["--env.game", "Pong"], "choose with --games"),
         (["--env.game=Pong"], "choose with --games"),
         (["--resume", "nowhere", "--games", "Pong"], "leave --games"),
-        (["--resume", "nowhere"], "not a suite directory"),
         (["--sesions", "2"], "sesions"),
         (["--total-env-steps", "5000", "--report-at", "6000"], "--report-at 6000: expected env steps from 1 to"),
-        (["--report-at", "0"], "--report-at 0"),
-        (["--compare", "nowhere"], "--compare nowhere: not a suite directory"),
         (["--games", "PongNoFrameskip-v4"], "expected Pong; a suite has one protocol: choose it with --env.protocol"),
         (["--games", "Pong", "--devices.distributed"], "devices.distributed = True: expected false in a suite"),
     ],
@@ -84,13 +80,6 @@ def test_invalid_options_are_errors_before_anything_starts(arguments, words):
         suite_command.parse(arguments)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_missing_devices_leave_no_files(tmp_path, monkeypatch):
-    monkeypatch.setenv("JAXRL_ATARI_SIMULATED_GPUS", "2")
-    with pytest.raises(UserError, match="5"):
-        suite_command.main(["--games", "Pong", "--devices.gpu", "5", "--output-dir", str(tmp_path / "data")])
-    assert not (tmp_path / "data").exists()
 
 
 def test_a_resumed_suite_keeps_the_software_that_began_it(tmp_path, monkeypatch):

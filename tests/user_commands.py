@@ -1,6 +1,7 @@
 """The commands as a user runs them: in processes, and in an environment that no conftest.py prepared."""
 
 import os
+import socket
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -21,3 +22,10 @@ def one_error_line(output):
     assert "Traceback" not in output
     assert "Event loop" not in output
     return errors[0]
+
+
+def free_address():
+    """HOST:PORT at which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"

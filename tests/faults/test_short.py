@@ -327,7 +327,7 @@ def test_out_of_memory(run_dir, capfd, monkeypatch):
 def test_a_loss_that_is_not_finite(run_dir, capfd, monkeypatch):
     rate = session.learning_rate
     monkeypatch.setattr(session, "learning_rate", lambda config, at: float("nan") if at > 180 else rate(config, at))
-    fails(run_dir, capfd, "= nan; training stopped at", "the last checkpoint is kept")
+    fails(run_dir, capfd, "error: update ", "loss = nan", "; training stopped at", "the last checkpoint is kept")
     monkeypatch.undo()
     continues(run_dir, capfd)
 
