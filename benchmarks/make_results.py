@@ -168,7 +168,7 @@ def game_table(rows: Sequence[Row]) -> str:
             score_text(float(np.mean(scores))),
             "-" if interval is None else f"{score_text(interval[0])} to {score_text(interval[1])}",
             _number(shown[0]["reference_tutorial"]), _number(shown[0]["reference_table"]),
-            "-" if random is None else score_text(random),
+            score_text(random),
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

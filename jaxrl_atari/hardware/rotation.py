@@ -31,13 +31,13 @@ def cuda_offset() -> int:
     return int(text or 0)
 
 
-def rotate(number: int, visible: int, per_session: int = 1, offset: int = 0) -> tuple[int, ...]:
-    """The block of consecutive GPUs of session `number`, counted over trials (trial * sessions + session).
+def rotate(session: int, visible: int, per_session: int = 1, offset: int = 0) -> tuple[int, ...]:
+    """The block of consecutive GPUs of a session.
 
-    With one GPU per session it is `(number + offset) % visible`. If `visible` is not a multiple of `per_session`, the
+    With one GPU per session it is `(session + offset) % visible`. If `visible` is not a multiple of `per_session`, the
     remaining GPUs stay idle, so that two blocks are equal or disjoint.
     """
-    first = number * per_session + offset
+    first = session * per_session + offset
     used = visible - visible % per_session
     return tuple((first + i) % used for i in range(per_session))
 
@@ -76,7 +76,7 @@ def _cpu_devices() -> int:
     return max(1, asked, int(flag[1]) if flag else 1)
 
 
-def place_session(config: Config, session: int, trial: int = 0) -> Place:
+def place_session(config: Config, session: int) -> Place:
     """The GPUs of session `session` of a trial. Does not start JAX's back end.
 
     `auto` and `true` rotate; an index does not. A session whose actor or evaluator has an index of its own sees all
@@ -100,7 +100,7 @@ def place_session(config: Config, session: int, trial: int = 0) -> Place:
     if _is_index(devices.gpu):
         return Place(tuple(range(first, first + per_session)), 0, f"devices.gpu = {first}")
     offset = cuda_offset()
-    block = rotate(trial * config.sessions + session, len(shown), per_session, offset)
+    block = rotate(session, len(shown), per_session, offset)
     return Place(block, devices.gpu, f"{len(shown)} visible, CUDA_OFFSET {offset}")
 
 
