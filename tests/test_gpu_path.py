@@ -59,7 +59,7 @@ import sys
 import jax
 from jaxrl_atari import cli, session, train
 
-def placed(config, number, session_dir, placement, *rest):
+def placed(config, number, placement, *rest):
     print("placed:", *placement.learner, len(jax.devices("cpu")), placement.reason)
     raise SystemExit(0)
 
@@ -194,7 +194,7 @@ from jaxrl_atari.search import SearchConfig, Uniform
 from jaxrl_atari.search.files import Record, write_record, write_search
 from jaxrl_atari.search.worker import run_search_trial
 
-def placed(config, number, session_dir, placement, *rest):
+def placed(config, number, placement, *rest):
     print("placed:", *placement.learner, placement.reason)
     raise SystemExit(0)
 
