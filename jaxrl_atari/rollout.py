@@ -8,6 +8,7 @@ turns: one steps its emulators while the policy acts for the other. Seeds, actio
 alone, so the number of devices and groups does not change what is computed, beyond the rounding of sums.
 """
 
+import itertools
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -260,21 +261,21 @@ class Collected(NamedTuple):
     policy_seconds: float = 0.0  # since then: the rest
 
 
-def collect(shards: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: jax.Array) -> Collected:
+def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: jax.Array) -> Collected:
     """One rollout: T steps of every environment.
 
     Args:
-        shards: for each of this process's learner devices, its groups of environments.
+        groups: for each of this process's learner devices, its groups of environments.
         params: for each of them, the parameters to act with, on the device that acts.
         key: the source of all actions of this rollout.
     """
-    length = shards[0][0].rollout_length
+    all_groups = list(itertools.chain(*groups))
+    length = all_groups[0].rollout_length
     # The first groups of all devices take their turn together, then the second ones: devices act in lockstep.
-    turns = [list(zip(groups, params, strict=True)) for groups in zip(*shards, strict=True)]
+    turns = [list(zip(turn, params, strict=True)) for turn in zip(*groups, strict=True)]
     games, first_step_at = [], 0.0
-    for shard in shards:
-        for group in shard:
-            group.begin(key)
+    for group in all_groups:
+        group.begin(key)
     for t in range(length):
         for turn in turns:
             for group, group_params in turn:
@@ -288,12 +289,12 @@ def collect(shards: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
         for group, group_params in turn:
             games += group.receive(length - 1)
             group.choose(group_params)  # for the bootstrap value; the next rollout draws its own action
-    waited = sum(group.waited_seconds for shard in shards for group in shard)
+    waited = sum(group.waited_seconds for group in all_groups)
     acted = time.time() - first_step_at
-    env_steps = sum_over_processes(sum(group.env_steps() for shard in shards for group in shard))
+    env_steps = sum_over_processes(sum(group.env_steps() for group in all_groups))
     in_order = sorted(gather_rows(np.reshape(games, (-1, 4))).tolist())  # by step, then by environment
     return Collected(
-        rollouts=[finish_rollout(*zip(*(group.finish() for group in shard), strict=True)) for shard in shards],
+        rollouts=[finish_rollout(*zip(*(group.finish() for group in on_device), strict=True)) for on_device in groups],
         env_steps=env_steps,
         games=[(episode_return, int(episode_length)) for *_, episode_return, episode_length in in_order],
         first_step_at=first_step_at,

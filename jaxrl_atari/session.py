@@ -1,6 +1,7 @@
 """One training run: collect -> update -> log -> checkpoint, with one seed, until its budget is spent."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -244,9 +245,8 @@ def prepare(
             restored, damage = _restore(config, checkpoints, session_dir, placement.home)
         run = Session(config, session, placement, checkpoints, restored)
         exits.callback(run.learner.close)
-        for shard in run.groups:
-            for group in shard:
-                exits.callback(group.pool.close)
+        for group in itertools.chain(*run.groups):
+            exits.callback(group.pool.close)
 
         meta, env_steps, label = restored.meta if restored else None, run.progress.env_steps, f"session {session}"
         outputs: list[Writer] = []
