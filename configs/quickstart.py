@@ -1,4 +1,4 @@
-"""Crazy Climber for 12 minutes on two CPU cores: from random play to a human's score (BENCHMARKS.md).
+"""Crazy Climber for 13 minutes on two CPU cores: from random play to a human's score (BENCHMARKS.md).
 
     python -m jaxrl_atari.train --config configs/quickstart.py
 

@@ -130,7 +130,7 @@ def template(environment, tmp_path_factory):
     """NAME -> a finished run, suite or search, made once."""
     user, made = User(tmp_path_factory.mktemp("templates") / "user", environment), {}
     commands = {
-        "run": ("train", ["--config", "configs/qbert.py", "--sessions", "2", *SMALL["train"]]),
+        "run": ("train", ["--config", "configs/quickstart.py", "--sessions", "2", *SMALL["train"]]),
         "suite": ("suite", ["--games", "Breakout", "Qbert", "--sessions", "2", *SPEC, *LENGTH, *WHOLE_GAMES]),
         "search": ("search", ["--config", "configs/search_qbert.py", *SMALL["search"]]),
     }  # fmt: skip

@@ -52,6 +52,11 @@ from jaxrl_atari.search.worker import trial_config
 # Ray forks to start its processes, and these run other programs at once: JAX's warning is not for them.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
 
+# More combinations than are tested.
+MANY = {
+    f"ppo.{name}": Choice((0.1, 0.2, 0.3, 0.4, 0.5))
+    for name in ("gamma", "gae_lambda", "clip_epsilon", "entropy_coef", "value_coef", "weight_decay")
+}
 SPACE = {"ppo.gae_lambda": Uniform(0.7, 0.98), "ppo.learning_rate": LogUniform(1e-4, 5e-4)}
 
 
@@ -166,6 +171,7 @@ def test_published_space_is_shipped():
         ({"ppo.epochs": Choice((1, 2.5))}, "ppo.epochs = 2.5: expected a whole number"),
         ({"ppo.anneal_learning_rate": Choice((True, "no"))}, "'no'"),
         ({"env.backend": Choice(("ale", "gym"))}, "'gym'"),
+        ({"env.backend": Choice(("ale", "gym")), **MANY}, "'gym'"),
         ({"ppo.minibatch_size": Choice((256, 300))}, "ppo.minibatch_size = 300: expected a divisor"),
         ({"env.num_envs": Choice((8, 16)), "ppo.minibatch_size": Choice((256, 2048))}, "= 1024 samples"),
         ({"ppo.epochs": (1, 4)}, "Uniform, LogUniform"),

@@ -189,11 +189,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     about = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
     machine = about["hardware"]
     machine |= {"libraries": gpus.library_versions(), "load_average": psutil.getloadavg()[0]}
+    shown_gpus = "not asked for" if machine["gpus"] is None else ", ".join(machine["gpus"]) or "none"
     env, ppo = config.env, config.ppo
     print(
         f"{env.game_name} ({env.resolved_protocol}), {env.num_envs} envs x {ppo.rollout_length} steps, {ppo.epochs}"
         f" epochs x {config.num_minibatches} minibatches of {ppo.minibatch_size}, overlap {config.overlap}\n"
-        f"{read_cpu()}\nGPUs: {', '.join(machine['gpus'] or ['none'])}; load average {machine['load_average']:.1f}",
+        f"{read_cpu()}\nGPUs: {shown_gpus}; load average {machine['load_average']:.1f}",
         flush=True,
     )
     if machine["load_average"] > 0.5:

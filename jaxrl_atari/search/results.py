@@ -49,10 +49,10 @@ def write_results(search_dir: Path) -> str:
             writer.writerow([r.number, *(r.fields[name] for name in names), r.score, r.env_steps, r.status, r.reason])
     try:
         from jaxrl_atari.search.study import importances
-
-        shares = importances(search, records)
     except ImportError:  # Optuna is not installed, as on a machine that only shows the results
         shares = {}
+    else:
+        shares = importances(search, records)
     write_json(search_dir / "importances.json", shares)
     text = markdown(order, names)
     if shares:

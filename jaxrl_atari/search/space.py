@@ -113,7 +113,7 @@ class SearchConfig:
     def to_dict(self) -> dict[str, Any]:
         """Converts to nested dicts of JSON values."""
         space = {name: {type(d).__name__: dataclasses.asdict(d)} for name, d in self.space.items()}
-        return {**dataclasses.asdict(self), "space": space}
+        return {**dataclasses.asdict(dataclasses.replace(self, space={})), "space": space}
 
 
 def search_from_dict(values: dict[str, Any]) -> SearchConfig:
@@ -151,7 +151,10 @@ def check_space(config: Config, search: SearchConfig) -> None:
     """
     require(bool(search.space), "search.space", {}, "at least one field with a distribution")
     tested = {name: _check_field(name, distribution) for name, distribution in search.space.items()}
-    for combination in itertools.islice(itertools.product(*tested.values()), 10_000):
+    # Every value once, then the combinations, of which there may be too many.
+    longest = max(map(len, tested.values()))
+    rows = ([values[i % len(values)] for values in tested.values()] for i in range(longest))
+    for combination in itertools.chain(rows, itertools.islice(itertools.product(*tested.values()), 10_000)):
         set_fields(config, dict(zip(tested, combination, strict=True)))
     points = math.prod(len(d.values) for d in search.space.values() if isinstance(d, Grid))
     expected = f"at least the {points} points of the grid"
