@@ -1,8 +1,8 @@
 """Several sessions, or games of a suite, at a time, each in a process of its own.
 
 A session's process leads a process group of its own, so that Ctrl-C on a terminal reaches this process alone, which
-passes it on once. Its standard input is a pipe, through which the task's first line goes, if there is one. The pipe ends
-when this process ends, however that happens, and the session ends with it.
+passes it on once. Its standard input is a pipe, through which the task's first line goes, if there is one. When this
+process ends, however that happens, the pipe ends, and the session with it.
 """
 
 import contextlib
