@@ -135,8 +135,8 @@ QBERT = ["--config", "configs/qbert.py"]
         (["--seed"], "Missing value for argument '--seed'. Expected 1 values; --help shows all options"),
         (
             ["--log.graphs=False"],
-            "False follows an option that takes no value: the option alone turns it on; those of the config are turned"
-            " off by no-, as in --log.no-graphs; --help shows all options",
+            "False follows an option that is on or off: the option alone turns it on, and no- before the last word of a"
+            " field of the config turns it off (--log.no-graphs); --help shows all options",
         ),
         (["--log.graphs", "2"], "Unrecognized options: 2; --help shows all options"),
         (["--sed", "1"], "Unrecognized options: --sed, 1; did you mean --seed?; --help shows all options"),

@@ -270,6 +270,8 @@ def test_video_shows_the_game(one_action_policy, tmp_path):
 
 
 def test_video_that_cannot_be_written(one_action_policy, tmp_path):
+    with pytest.raises(UserError, match="seed = -1: expected a whole number from 0 on"):
+        record_video(one_action_policy, tmp_path / "game.mp4", seed=-1)
     with pytest.raises(UserError, match=r"missing/video.mp4: the video could not be written \(.*No such file"):
         record_video(one_action_policy, tmp_path / "missing" / "video.mp4")
 

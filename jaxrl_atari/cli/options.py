@@ -75,8 +75,8 @@ PLAIN_WORDS = {
     r"^Missing from .*?:": "missing:",
     r"\{None\}": "None",
     r"^Unrecognized options: ((?i:true|false|yes|no|on|off))$": (
-        r"\1 follows an option that takes no value: the option alone turns it on; those of the config are turned off by"
-        r" no-, as in --log.no-graphs"
+        r"\1 follows an option that is on or off: the option alone turns it on, and no- before the last word of a field"
+        r" of the config turns it off (--log.no-graphs)"
     ),
     r"invalid literal for int\(\) with base 10: ('.*?')": r"expected a whole number such as 1000000, got \1",
     r"could not convert string to float: ('.*?')": r"expected a number such as 0.001, got \1",

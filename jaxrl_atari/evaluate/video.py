@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.cli.errors import UserError, require
 from jaxrl_atari.envs import Episode, env_seeds
 from jaxrl_atari.envs.ale import SCREEN_SHAPE, AlePool
 from jaxrl_atari.evaluate.play import play
@@ -41,8 +41,9 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, 480x630 pixels).
 
     Raises:
-        UserError: ffmpeg is missing, or the file cannot be written.
+        UserError: a negative seed, ffmpeg is missing, or the file cannot be written.
     """
+    require(seed >= 0, "seed", seed, "a whole number from 0 on")
     path = Path(path)
     partial_path = path.with_name(path.name + ".partial")
     played: list[Episode] = []
