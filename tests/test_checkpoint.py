@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -24,7 +23,7 @@ from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import TrainState, init_train_state
-from jaxrl_atari.run_dir.arrays import hide_closed_loops, to_host
+from jaxrl_atari.run_dir.arrays import hide_closed_loops
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints, Damaged
 from jaxrl_atari.run_dir.meta import is_sound, meta_checksum
@@ -44,14 +43,12 @@ def save(checkpoints, step, score, arrays=None):
 
 
 @pytest.fixture
-def session(tmp_path, request):
-    """A session with checkpoints at 10 (the best) and 20, whose arrays have folders or are in one database."""
+def session(tmp_path):
+    """A session with checkpoints at 10 (the best) and 20."""
     checkpoints = CheckpointWriter(tmp_path)
     save(checkpoints, 10, 5.0)
     save(checkpoints, 20, 4.0)
     checkpoints.close()
-    if getattr(request, "param", "folders") == "database":
-        in_one_database(tmp_path, 20)
     return tmp_path
 
 
@@ -279,60 +276,23 @@ def test_another_network_names_the_first_difference(session):
 
 
 def edit_meta(session, step, **changes):
-    """Changes a meta and signs it again; a value of None removes the field."""
+    """Changes a meta and signs it again."""
     path = session / "checkpoints" / str(step) / "meta" / "metadata"
-    meta = {name: value for name, value in (json.loads(path.read_text()) | changes).items() if value is not None}
-    if meta["format_version"] >= 3:
-        meta["checksum"] = meta_checksum(meta)
+    meta = json.loads(path.read_text()) | changes
+    meta["checksum"] = meta_checksum(meta)
     path.write_text(json.dumps(meta))
-
-
-def in_one_database(session, step):
-    """A checkpoint as it was before each array had a folder of its own."""
-    folder = session / "checkpoints" / str(step) / "arrays"
-    shutil.rmtree(folder)
-    with ocp.StandardCheckpointer() as writer:
-        writer.save(folder.absolute(), to_host(small_arrays(step)))
-
-
-def as_format_2(session, step, score):
-    """A checkpoint as it was before format 3: no checksums, and the score in a file of its own."""
-    in_one_database(session, step)
-    edit_meta(session, step, format_version=2, checksum=None, checksums=None, score=None)
-    (session / "checkpoints" / str(step) / "metrics").mkdir()
-    (session / "checkpoints" / str(step) / "metrics" / "metrics").write_text(json.dumps({"score": score}))
 
 
 def test_another_format_version(session):
     edit_meta(session, 20, format_version=99, package_version="7.0")
-    advice = rf"has checkpoint format 99.* reads formats 2 to {FORMAT_VERSION}; use jaxrl_atari 7.0"
+    advice = rf"has checkpoint format 99.* reads format {FORMAT_VERSION}; use the version that saved it \(7.0\)"
     for read in (lambda c: c.restore(20, small_arrays(0)), lambda c: c.restore_newest(lambda m: small_arrays(0), ())):
         with pytest.raises(UserError, match=advice):
             read(Checkpoints(session))
 
 
-def test_format_2_is_read_and_continued(session):
-    for step, score in ((10, 5.0), (20, 4.0)):
-        as_format_2(session, step, score)
-    reader = Checkpoints(session)
-    assert reader.best_step() == 10
-    assert_same(reader.restore(20, small_arrays(0)), small_arrays(20))
-    assert reader.restore_newest(lambda meta: small_arrays(0), ()).step == 20
-    writer = CheckpointWriter(session)
-    save(writer, 30, 4.5)
-    save(writer, 40, 4.5)
-    writer.close()
-    assert (writer.steps(), writer.best_step()) == ([10, 30, 40], 10)
-    (session / "checkpoints" / "10" / "metrics" / "metrics").write_text('{"sco')
-    with pytest.raises(
-        Damaged, match=r"checkpoints/10: damaged: its score cannot be read .*; other checkpoints: 30, 40"
-    ):
-        reader.best_step()
-    assert_same(reader.restore(10, small_arrays(0)), small_arrays(10))
-
-
 def damage_arrays(step_dir):
-    for path in [*(step_dir / "arrays").rglob("[0-9]*"), *(step_dir / "arrays").rglob("d/*")]:
+    for path in (step_dir / "arrays").rglob("[0-9]*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -414,7 +374,6 @@ def newest(session):
     return Checkpoints(session).restore_newest(lambda meta: small_arrays(0), ())
 
 
-@pytest.mark.parametrize("session", ["folders", "database"], indirect=True)
 def test_a_flipped_bit_never_gives_other_parameters(session):
     step_dir = session / "checkpoints" / "20"
     assert is_sound(step_dir)
@@ -433,7 +392,7 @@ def test_a_flipped_bit_never_gives_other_parameters(session):
         assert list(restored.damaged) == ([] if restored.step == 20 else [20])
     assert not any("\n" in message for message in found.values())
     assert "meta/metadata" in found
-    assert {"arrays/manifest.ocdbt", "arrays/train_state.params.policy.bias/.zarray"} & set(found)
+    assert "arrays/train_state.params.policy.bias/.zarray" in found
 
 
 def test_soundness_is_known_without_restoring(session):
@@ -443,7 +402,6 @@ def test_soundness_is_known_without_restoring(session):
     metadata.write_text(text[: len(text) // 2])
     assert not is_sound(step_dir)
     metadata.write_text(text)
-    as_format_2(session, 20, 4.0)
     assert is_sound(step_dir)
     damage_arrays(step_dir)
     assert not is_sound(step_dir)
@@ -471,7 +429,7 @@ def test_a_flipped_bit_in_a_checkpoint_of_real_size(tmp_path):
 
 @pytest.mark.parametrize("digit", range(10))
 def test_no_other_format_version_hides_damage(session, digit):
-    """One flipped bit turns format 3 into format 2, which has no checksums."""
+    """One flipped bit turns format 3 into format 2, which would advise the user to look for another version."""
     path = session / "checkpoints" / "20" / "meta" / "metadata"
     text = path.read_text()
     assert '"format_version": 3' in text

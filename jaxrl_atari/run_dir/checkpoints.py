@@ -8,7 +8,6 @@ SESSION_DIR/checkpoints/deleted              exists while old checkpoints are be
 
 Orbax writes a step under a temporary name and renames it when it is complete. A step that is no longer kept is moved to
 `deleted` before its files are removed. So every listed step is complete, whenever the process is killed.
-Formats: 3 has checksums; 2 has none, and its score is in a file of its own.
 """
 
 import math
@@ -28,12 +27,10 @@ from jaxrl_atari.run_dir.meta import (
     array_checksums,
     array_shapes,
     meta_checksum,
-    read_score,
     require_fields,
 )
 
 FORMAT_VERSION = 3
-READABLE_VERSIONS = (2, FORMAT_VERSION)
 
 
 def _first_difference(saved: dict[str, str], wanted: dict[str, str]) -> str | None:
@@ -97,11 +94,7 @@ class Checkpoints:
         return max(scores, key=lambda step: (scores[step], step), default=None)
 
     def _score(self, step: int) -> float:
-        meta = self.read_meta(step)
-        try:
-            score = read_score(self.directory / str(step), meta)
-        except (OSError, ValueError) as error:
-            raise self._damaged(step, f"its score cannot be read ({reason_text(error)})") from error
+        score = self.read_meta(step, ("score",))["score"]
         return -math.inf if score is None else score
 
     def read_meta(self, step: int, fields: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -125,16 +118,16 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             raise self._damaged(step, f"its meta cannot be read ({reason_text(error)})") from error
         saved_version = meta.get("format_version")
-        # The checksum comes first: without it, a flipped bit would turn format 3 into format 2, which has none.
-        if ("checksum" in meta or saved_version == 3) and meta.get("checksum") != meta_checksum(meta):
+        # The checksum comes first: a flipped bit is damage, not another format.
+        if ("checksum" in meta or saved_version == FORMAT_VERSION) and meta.get("checksum") != meta_checksum(meta):
             raise self._damaged(step, "its meta differs from its checksum")
         if not isinstance(saved_version, int) or not isinstance(meta.get("shapes"), dict):
             raise self._damaged(step, "its meta is not that of a checkpoint of jaxrl_atari")
-        if saved_version not in READABLE_VERSIONS:
+        if saved_version != FORMAT_VERSION:
             raise UserError(
                 f"{self.directory / str(step)}: has checkpoint format {saved_version}, and this version of jaxrl_atari "
-                f"reads formats {READABLE_VERSIONS[0]} to {READABLE_VERSIONS[-1]}; use jaxrl_atari "
-                f"{meta.get('package_version', 'as it was when it was saved')}"
+                f"reads format {FORMAT_VERSION}; use the version that saved it "
+                f"({meta.get('package_version', 'unknown')})"
             )
         if meta.get("env_steps") != step:
             raise self._damaged(step, f"its meta is that of env step {meta.get('env_steps')!r:.40}")
@@ -165,9 +158,8 @@ class Checkpoints:
             found = array_checksums(values)
         except Exception as error:  # orbax can raise any type for a damaged file
             raise self._damaged(step, f"its arrays cannot be read ({reason_text(error)})") from error
-        expected = meta["checksums"] if meta["format_version"] >= 3 else found
         for name, checksum in found.items():
-            if checksum != expected.get(name):
+            if checksum != meta["checksums"].get(name):
                 raise self._damaged(step, f"its array {name} differs from its checksum")
         return jax.tree.map(to_device, values, target)
 

@@ -36,7 +36,7 @@ def array_checksum(array: np.ndarray) -> str:
 
 
 def meta_checksum(meta: dict[str, Any]) -> str:
-    """The checksum of a meta, its own `checksum` left out. Every format from 3 on has it."""
+    """The checksum of a meta, its own `checksum` left out."""
     content = {name: value for name, value in meta.items() if name != "checksum"}
     return _digest(json.dumps(content, sort_keys=True).encode())
 
@@ -46,7 +46,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def is_sound(step_dir: Path) -> bool:
-    """Whether a checkpoint can be read and equals its checksums (format 2 has none).
+    """Whether a checkpoint can be read and equals its checksums.
 
     This reads the arrays with TensorStore, as orbax does, but starts no back end of JAX, as orbax would: whoever asks
     whether a session is finished must leave the GPUs to the sessions. Of orbax's own description of the arrays
@@ -56,21 +56,18 @@ def is_sound(step_dir: Path) -> bool:
 
     try:
         meta = read_json(step_dir / "meta" / "metadata")
-        if "checksum" in meta and meta["checksum"] != meta_checksum(meta):
+        if meta["checksum"] != meta_checksum(meta):
             return False
         read_json(step_dir / "arrays" / "_METADATA")
         folder = (step_dir / "arrays").absolute()
-        is_database = (folder / "manifest.ocdbt").is_file()  # as before each array had a folder
         reads = {}
         for name in meta["shapes"]:
-            path = name.replace("/", ".") + "/"
-            base = {"driver": "ocdbt", "base": f"file://{folder}/"} if is_database else {"driver": "file"}
-            kvstore = base | {"path": path if is_database else f"{folder}/{path}"}
+            kvstore = {"driver": "file", "path": f"{folder}/{name.replace('/', '.')}/"}
             reads[name] = tensorstore.open({"driver": "zarr", "kvstore": kvstore}).result().read()
         found = {name: array_checksum(read.result()) for name, read in reads.items()}
     except Exception:  # TensorStore can raise any type for a damaged file
         return False
-    return found == meta.get("checksums", found)
+    return found == meta["checksums"]
 
 
 def _is_number(value: Any) -> bool:
@@ -109,15 +106,3 @@ def require_fields(meta: dict[str, Any], names: tuple[str, ...]) -> None:
     for name in names:
         if name not in meta or not _IS_VALID[name](meta[name]):
             raise ValueError(f"{name} is {f'{meta[name]!r:.40}' if name in meta else 'missing'}")
-
-
-def read_score(step_dir: Path, meta: dict[str, Any]) -> float | None:
-    """The score of a checkpoint; None before the first finished game. Format 2 has it in a file of its own.
-
-    Raises:
-        OSError: that file cannot be read.
-        ValueError: the score is damaged.
-    """
-    values = meta if "score" in meta else read_json(step_dir / "metrics" / "metrics")
-    require_fields(values, ("score",))
-    return values["score"]
