@@ -2,6 +2,7 @@
 
 import math
 import multiprocessing
+import threading
 import time
 from types import SimpleNamespace
 
@@ -196,13 +197,20 @@ def test_real_nvml_without_driver_records_the_host():
     assert said[0].startswith("monitor: ")
 
 
-def test_thread_samples_and_cpu_time_is_per_core():
-    with Monitor([CPU], lambda text: None, seconds=0.2) as monitor:
-        busy_until = time.process_time() + 0.5
-        while time.process_time() < busy_until:
-            pass
-        busy = monitor.read()["cpu_percent"]
-    assert 10 < busy < 110
+def test_the_thread_samples(monkeypatch):
+    sampled = threading.Event()
+    monkeypatch.setattr(Monitor, "sample", lambda monitor: sampled.set())
+    with Monitor([CPU], lambda text: None, seconds=0.01):
+        assert sampled.wait(timeout=60)
+
+
+def test_cpu_time_is_per_core():
+    host = HostReader()
+    cpu, wall = time.process_time(), time.monotonic()
+    while time.process_time() < cpu + 0.5:
+        pass
+    cpu, wall = time.process_time() - cpu, time.monotonic() - wall
+    assert host.read()["cpu_percent"] == pytest.approx(100 * cpu / wall, rel=0.2)
 
 
 def test_children_are_counted():
