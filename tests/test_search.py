@@ -1,5 +1,6 @@
 import csv
 import dataclasses
+import functools
 import importlib
 import json
 import math
@@ -226,6 +227,22 @@ def test_a_grace_period_beyond_the_budget_is_an_error_with_early_stopping():
     check_space(config, SearchConfig(space=SPACE, early_stopping="none"))
 
 
+@pytest.mark.parametrize(
+    ("gpu", "share", "words"), [(0, 1.0, "devices.gpu = 0: expected auto"), (True, 0.0, "search.resources.gpu = 0.0")]
+)
+def test_a_search_takes_no_gpu_by_its_index_and_true_needs_a_share(gpu, share, words):
+    with pytest.raises(ConfigError, match=words):
+        check_space(Config(devices=DevicesConfig(gpu=gpu)), small_search(resources=ResourcesConfig(gpu=share)))
+
+
+def test_a_search_on_gpus_that_are_not_there_writes_nothing(tune, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXRL_ATARI_SIMULATED_GPUS", "0")
+    arguments = ["--config", str(ROOT / "configs/search_qbert.py"), "--devices.gpu", "true"]
+    with pytest.raises(ConfigError, match=r"devices\.gpu = True: expected a visible GPU"):
+        search_command.main([*arguments, "--output-dir", str(tmp_path / "data")])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_random_samples_are_reproducible_and_distributed_as_specified(algorithm):
     space = {**SPACE, "ppo.epochs": Integer(1, 3), "ppo.clip_epsilon": Choice((0.1, 0.2))}
     search, other_seed = (small_search(space=space, method="random", seed=seed) for seed in (0, 1))
@@ -376,6 +393,8 @@ def test_resources(tune):
     assert (gpu, cpu, at_once) == (0, 1, 2)
     assert "there is no GPU" in line
     assert split(0.0, 2, {"GPU": 2.0, "CPU": 16.0})[:2] == (0, 2)
+    with pytest.raises(ConfigError, match=r"devices\.gpu = True: expected a Ray cluster with GPUs"):
+        tune.resources(small_search(), {"CPU": 2.0}, True)
     with pytest.raises(UserError, match="there are 1 and 2"):
         split(2.0, 1, {"GPU": 1.0, "CPU": 2.0})
 
@@ -633,11 +652,12 @@ def test_joining_a_cluster_requires_its_token(tune, tmp_path):
     ray_start += ["--node-ip-address", "127.0.0.1", "--port", address.split(":")[1], "--include-dashboard", "false"]
     join = f"""
 from jaxrl_atari import cli
+from jaxrl_atari.config import Config
 from jaxrl_atari.search import SearchConfig
 from jaxrl_atari.search import __main__ as search
 def main():
     tune = search.load_tune({address!r})
-    tune.connect(SearchConfig(space={{}}, address={address!r}))
+    tune.connect(Config(), SearchConfig(space={{}}, address={address!r}))
     print("CPUs:", tune.ray.cluster_resources()["CPU"])
 cli.run(main)
 """
@@ -674,7 +694,7 @@ def test_a_ray_that_does_not_start_is_one_line(tune, monkeypatch):
 
     monkeypatch.setattr(tune.ray, "init", init)
     with pytest.raises(UserError, match=r"^Ray did not start: The current node timed out during startup\.; is the"):
-        tune.connect(small_search())
+        tune.connect(Config(), small_search())
 
 
 def test_trials_get_their_share_of_a_gpu_and_failures_do_not_end_the_search(tune, tmp_path, monkeypatch):
@@ -732,12 +752,8 @@ def test_trials_get_their_share_of_a_gpu_and_failures_do_not_end_the_search(tune
     monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray's default of 15 starves the trials on a busy machine
     config = start_search(tmp_path, search)
     monkeypatch.setattr(tune, "run_search_trial", look)
-    monkeypatch.setattr(
-        tune, "connect", lambda search: ray.init(
-            "local", num_cpus=2, num_gpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False,
-            object_store_memory=tune.OBJECT_STORE_BYTES,
-        ),
-    )  # fmt: skip
+    monkeypatch.setenv("JAXRL_ATARI_SIMULATED_GPUS", "2")
+    monkeypatch.setattr(ray, "init", functools.partial(ray.init, num_cpus=2))
     assert tune.run(config, search, tmp_path)
 
     records = read_records(tmp_path)

@@ -22,6 +22,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli import call_config_file, say
 from jaxrl_atari.cli.errors import SessionsFailed, UserError, require
 from jaxrl_atari.config import Config
+from jaxrl_atari.hardware.rotation import check_devices
 from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.config_file import is_search
 from jaxrl_atari.run_dir.description import make_run_dir
@@ -126,6 +127,8 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
     tune = load_tune(search.address)
+    if not search.address:
+        check_devices(config.devices)
     if search_dir is None or not is_search(search_dir):
         search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"), search_dir)
     search_dir = search_dir.absolute()

@@ -164,7 +164,12 @@ def check_space(config: Config, search: SearchConfig) -> None:
         advice = "lower it, or use --search.early-stopping none"
         raise ConfigError("search.grace_env_steps", grace, f"less than total_env_steps = {budget:,}", advice)
     require(not config.devices.distributed, "devices.distributed", True, "false in a search", "use search.address")
-    devices, gpu = config.devices.data_parallel, search.resources.gpu
+    option, devices, gpu = config.devices.gpu, config.devices.data_parallel, search.resources.gpu
+    require(
+        option == "auto" or isinstance(option, bool), "devices.gpu", option,
+        "auto, true or false in a search, where Ray assigns the GPUs", "choose among them with CUDA_VISIBLE_DEVICES",
+    )  # fmt: skip
+    require(option is not True or gpu > 0, "search.resources.gpu", gpu, "above 0 with devices.gpu = true")
     if devices != "all" and devices > max(gpu, 1):
         raise ConfigError("search.resources.gpu", gpu, f"at least devices.data_parallel = {devices}")
 

@@ -21,8 +21,9 @@ from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 
 from jaxrl_atari.cli import say
-from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.config import Config
+from jaxrl_atari.cli.errors import UserError, require
+from jaxrl_atari.config import Config, GpuOption
+from jaxrl_atari.hardware.rotation import check_devices
 from jaxrl_atari.run_dir.files import refusal
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.search.algorithm import ResumableAsha, TrialSampler
@@ -160,7 +161,7 @@ def remove_checkpoints(search_dir: Path, search: SearchConfig) -> None:
 # --- Running ---------------------------------------------------------------------------------------------------------
 
 
-def connect(search: SearchConfig) -> None:
+def connect(config: Config, search: SearchConfig) -> None:
     """Starts Ray on this machine, or joins the cluster at `search.address`.
 
     Raises:
@@ -172,6 +173,7 @@ def connect(search: SearchConfig) -> None:
         # Ray's processes inherit the ignored SIGHUP: they outlive the terminal until trials are saved.
         handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         local = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "_node_ip_address": "127.0.0.1"}
+        local["num_gpus"] = len(check_devices(config.devices).gpus)  # Ray would count GPUs that JAX cannot use
         try:
             with own_process_groups():
                 ray.init("local", **local, **quiet)  # without "local", Ray would join a cluster on this machine
@@ -208,17 +210,21 @@ def own_process_groups() -> Iterator[None]:
         subprocess.Popen.__init__ = start
 
 
-def resources(search: SearchConfig, cluster: Mapping[str, float], use_gpus: bool = True) -> tuple[float, int, int, str]:
+def resources(
+    search: SearchConfig, cluster: Mapping[str, float], option: GpuOption = "auto", problem: str = "there is no GPU"
+) -> tuple[float, int, int, str]:
     """GPUs and CPU cores of each trial, the number of trials at a time, and a line that describes all three.
 
     Args:
         cluster: numbers of "GPU" and "CPU" in the Ray cluster.
-        use_gpus: False with devices.gpu = false.
+        option: devices.gpu.
+        problem: why there is no GPU, if there is none.
 
     Raises:
         UserError: a trial needs more than there is.
     """
-    gpus, cores = cluster.get("GPU", 0.0) if use_gpus else 0.0, int(cluster.get("CPU", 1))
+    gpus, cores = 0.0 if option is False else cluster.get("GPU", 0.0), int(cluster.get("CPU", 1))
+    require(option is not True or gpus > 0, "devices.gpu", True, "a Ray cluster with GPUs", "use auto or false")
     gpu = search.resources.gpu if gpus else 0.0
     slots = int(gpus / gpu) if gpu else cores
     cpu = search.resources.cpu or max(1, cores // max(slots, 1))
@@ -230,14 +236,15 @@ def resources(search: SearchConfig, cluster: Mapping[str, float], use_gpus: bool
     if gpu:
         where = f"{gpus:g} GPUs, {gpu:g} for each trial with {memory_share(gpu):.1%} of its memory"
     else:
-        why = "search.resources.gpu = 0" if gpus else "there is no GPU" if use_gpus else "devices.gpu = false"
-        where = f"trials run on the CPU ({why})"
-    return gpu, cpu, at_once, f"{where}: {cpu} of {cores} cores each, {at_once} at a time"
+        why = "search.resources.gpu = 0" if gpus else "devices.gpu = false" if option is False else problem
+        where = f"trials run on the CPU: {why}"
+    return gpu, cpu, at_once, f"{where}; {cpu} of {cores} cores each, {at_once} at a time"
 
 
 def fit(config: Config, search: SearchConfig, search_dir: Path, trials: int) -> None:
     """Runs `trials` trials in the Ray cluster."""
-    gpu, cpu, at_once, line = resources(search, ray.cluster_resources(), config.devices.gpu is not False)
+    problem = "the cluster has no GPU" if search.address else check_devices(config.devices).problem
+    gpu, cpu, at_once, line = resources(search, ray.cluster_resources(), config.devices.gpu, problem)
     say(line)
     task = {"search_dir": str(search_dir), "gpu": gpu, "cpu": cpu}
     asha = search.early_stopping == "asha"
@@ -273,7 +280,7 @@ def run(config: Config, search: SearchConfig, search_dir: Path) -> bool:
     terminate = signal.getsignal(signal.SIGTERM)
     try:
         try:
-            connect(search)
+            connect(config, search)
         finally:
             signal.signal(signal.SIGTERM, terminate)  # Ray has set a handler of its own, which exits with status 15
         with stop:
