@@ -2,7 +2,7 @@
 
 A script needs one import line: `from jaxrl_atari import Config, EnvConfig, run_training, load_policy, run_evaluation`.
 The names are loaded when they are used, so that importing the package costs nothing.
-It also handles signals while a command, `python -m jaxrl_atari.X`, is importing and `cli.run` does not run yet.
+Importing it also lets a signal end a command, `python -m jaxrl_atari.X`, that has not reached `cli.run` yet.
 """
 
 import os

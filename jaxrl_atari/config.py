@@ -2,7 +2,7 @@
 
 Each option is declared once: name, type (`Literal` lists the choices), range, default, and the docstring that is its
 help text. The fields hold what the user wrote; everything derived from them is a property. The defaults are the
-published PPO-Atari spec (Schulman et al. 2017, in SLM Lab's per-game tuning of lambda).
+published PPO-Atari spec: PPO (Schulman et al. 2017), with the lambda that SLM Lab tuned for each game.
 """
 
 import dataclasses

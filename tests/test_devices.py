@@ -58,7 +58,9 @@ def test_the_reason_for_no_gpu(monkeypatch):
     for names, error, problem in (
         ("", 100, "CUDA_VISIBLE_DEVICES='' leaves none"),
         ("-1", 0, "CUDA_VISIBLE_DEVICES='-1' leaves none"),
+        (None, 100, "the NVIDIA driver shows no GPU"),
         (None, 803, "cuInit gave 803 (its library and kernel module"),
+        ("0", 803, "cuInit gave 803 (its library and kernel module"),
     ):
         monkeypatch.setattr(ctypes, "CDLL", lambda name, error=error: Library([], error))
         assert problem in driver_gpus(names).problem
@@ -74,7 +76,7 @@ def test_uuids_come_from_the_driver(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(["H200"] * 2))
     assert CudaDriver().uuid(1) == "01020304-0506-0708-090a-0b0c0d0e0f10"
     monkeypatch.delattr(Library, "cuDeviceGetUuid_v2")
-    with pytest.raises(DriverError, match="too old: it has no cuDeviceGetUuid_v2; update it"):
+    with pytest.raises(DriverError, match="too old and has no cuDeviceGetUuid_v2; update it"):
         CudaDriver().uuid(0)
 
 
@@ -262,6 +264,20 @@ def test_report_of_problems(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "problem: CUDA_VISIBLE_DEVICES='' leaves none" in printed
     assert "problem: CUDA_OFFSET = 'x': expected a whole number" in printed
+
+
+@pytest.mark.parametrize(
+    ("seen", "status"),
+    [
+        (gpus.Visible((), "the NVIDIA driver shows no GPU"), 0),
+        (gpus.Visible((), "the NVIDIA driver failed: cuInit gave 999 (unknown error)"), 1),
+        (gpus.Visible((gpus.Gpu("0", "H200", 0),)), 1),  # and JAX has none
+    ],
+)
+def test_a_machine_without_a_gpu_is_sound_and_one_whose_gpu_does_not_start_is_not(monkeypatch, seen, status):
+    monkeypatch.setattr(gpus, "visible", lambda: seen)
+    monkeypatch.setattr(report, "visible_gpus", list)
+    assert bool(report.lines(lambda gpu: (jax.devices("cpu")[0], "the reason"))[2]) == status
 
 
 def test_devices_of_a_session(monkeypatch):

@@ -3,7 +3,7 @@
 Everything is timed in the steady state, after an iteration that compiled nothing. A repeat times each part once, for
 some seconds, and the parts take turns, so that all of them see the machine's good and bad moments.
 
-Device work is asynchronous, so time on the host need not be spent where it shows. The figures are:
+Device work is asynchronous, so the host may wait for it in a later part than the one that started it. The figures are:
 
 - end_to_end: iterations of `session.train`, with metrics read, files written and checkpoints. Env steps a second. With
   `overlap = "none"` the clock stops when the last update is done; with `"update"` one update is under way when it

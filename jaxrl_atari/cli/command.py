@@ -1,4 +1,4 @@
-"""The frame of a command: errors as one line on stderr, exit statuses, output to pipes that may close."""
+"""How every command runs: errors as one line on stderr, exit statuses, output to pipes that may close."""
 
 import errno
 import io

@@ -4,8 +4,8 @@ import ctypes
 import uuid
 from typing import Any
 
+NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 REASONS = {
-    100: "it shows no GPU",
     802: "its fabric manager is not running",
     803: "its library and kernel module are of different versions; restart the machine",
     804: "the GPU is too old for this CUDA version",
@@ -19,8 +19,8 @@ class DriverError(Exception):
     """The driver is missing or a call of it failed. The message names the call and the reason."""
 
 
-class NoDriver(DriverError):
-    """The driver is not installed."""
+class NoDevice(DriverError):
+    """The driver shows no GPU."""
 
 
 class CudaDriver:
@@ -34,7 +34,7 @@ class CudaDriver:
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise NoDriver("there is no NVIDIA driver (libcuda.so.1 is not found)") from error
+            raise DriverError("there is no NVIDIA driver (libcuda.so.1 is not found)") from error
         self._call("cuInit", 0)
 
     def count(self) -> int:
@@ -79,6 +79,8 @@ class CudaDriver:
         try:
             error = getattr(self._library, function)(*arguments)
         except AttributeError as missing:
-            raise DriverError(f"the NVIDIA driver is too old: it has no {function}; update it") from missing
+            raise DriverError(f"the NVIDIA driver failed: it is too old and has no {function}; update it") from missing
+        if error == NO_DEVICE:
+            raise NoDevice("the NVIDIA driver shows no GPU")
         if error:
             raise DriverError(f"the NVIDIA driver failed: {function} gave {error} ({REASONS.get(error, 'see cuda.h')})")

@@ -21,7 +21,7 @@ import jax
 from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import GpuOption
 from jaxrl_atari.hardware.cpu import multiplies_bfloat16
-from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError, NoDriver
+from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError, NoDevice
 
 SIMULATED = "JAXRL_ATARI_SIMULATED_GPUS"
 forbidden_because = ""  # set by `jax_gpus.forbid_gpu`
@@ -99,11 +99,11 @@ def driver_gpus(names: str | None) -> Visible:
         count = driver.count()
         shown = [str(i) for i in range(count)] if names is None else names.split(",")[:count]
         gpus = tuple(Gpu(name.strip(), driver.model(i), driver.memory(i)) for i, name in enumerate(shown))
-    except NoDriver as error:
-        return Visible((), str(error))
+    except NoDevice:
+        gpus = ()
     except DriverError as error:
-        return Visible((), _hidden(names) or str(error))
-    return Visible(gpus, "" if gpus else _hidden(names) or "the NVIDIA driver shows none")
+        return Visible((), str(error))
+    return Visible(gpus, "" if gpus else _hidden(names) or "the NVIDIA driver shows no GPU")
 
 
 def network_platform(device: jax.Device) -> str:

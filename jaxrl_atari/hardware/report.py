@@ -70,8 +70,8 @@ def _choice(pick_device: PickDevice, gpu: GpuOption) -> str:
     return f"{device} ({device.device_kind}): {reason}"
 
 
-def lines(pick_device: PickDevice) -> tuple[list[str], list[str]]:
-    """The lines of the report, and the problems found. Starts JAX's back end."""
+def lines(pick_device: PickDevice) -> tuple[list[str], list[str], list[str]]:
+    """The lines of the report, the reason for no GPU, and the faults found. Starts JAX's back end."""
     visible = gpus.visible()
     versions = ", ".join(f"{name} {found}" for name, found in gpus.library_versions().items())
     driver = gpus.driver_version()
@@ -81,15 +81,17 @@ def lines(pick_device: PickDevice) -> tuple[list[str], list[str]]:
         *(f"{name} = {os.environ[name]!r}" for name in VARIABLES if name in os.environ),
         "",
     ]
-    problems = [visible.problem] if visible.problem else []
+    missing, faults = [visible.problem] if visible.problem else [], []
+    if "driver failed" in visible.problem:
+        missing, faults = [], missing
     gpu_devices = visible_gpus()
     if visible.gpus and not gpu_devices:
-        problems.append(_choice(pick_device, "auto"))
+        faults.append(_choice(pick_device, "auto"))
     for device in [*gpu_devices, jax.local_devices(backend="cpu")[0]]:
         result = compute(device)
         text.append(f"{device} ({device.device_kind}): {_memory(device)}; matrix product: {result}")
         if result.startswith("failed"):
-            problems.append(f"{device}: matrix product {result}")
+            faults.append(f"{device}: matrix product {result}")
 
     options: list[GpuOption] = ["auto", True, *range(len(gpu_devices))]
     text += ["", *(f"devices.gpu = {str(gpu).lower():6}{_choice(pick_device, gpu)}" for gpu in options)]
@@ -101,12 +103,12 @@ def lines(pick_device: PickDevice) -> tuple[list[str], list[str]]:
             order = [str(rotate(session, len(gpu_devices), offset=offset)[0]) for session in range(8)]
             text.append(f"sessions 0, 1, 2, ... of a trial run on GPU {', '.join(order)}, ... (CUDA_OFFSET {offset})")
     except UserError as error:
-        problems.append(str(error))
-    return text, problems
+        faults.append(str(error))
+    return text, missing, faults
 
 
 def main(pick_device: PickDevice, arguments: Sequence[str] | None = None) -> None:
-    """The command. Exits with status 1 if a device does not compute or a setting is wrong.
+    """The command. Exits with status 1 if the driver or a device fails, or CUDA_OFFSET is invalid.
 
     Args:
         pick_device: `devices.pick_device`, which lies above this folder.
@@ -126,12 +128,12 @@ def main(pick_device: PickDevice, arguments: Sequence[str] | None = None) -> Non
         apply_memory_fraction(config.devices)
     # The report must not take memory that other processes on the GPU need.
     do_not_preallocate()
-    text, problems = lines(pick_device)
+    text, missing, faults = lines(pick_device)
     print("\n".join(text))
     if config is not None:
         device, _ = pick_device(config.devices.gpu)
         limit = (device.memory_stats() or {}).get("bytes_limit")
         print("\n" + report(estimate(config, gpus.network_platform(device)), limit))
-    print("\n" + ("\n".join(f"problem: {problem}" for problem in problems) or "no problem found"))
-    if any("failed" in problem or "CUDA_OFFSET" in problem for problem in problems):
+    print("\n" + ("\n".join(f"problem: {problem}" for problem in [*missing, *faults]) or "no problem found"))
+    if faults:
         sys.exit(1)

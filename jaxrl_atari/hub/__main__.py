@@ -4,8 +4,8 @@
     python -m jaxrl_atari.hub pull user/repo [DIR]
 
 A repository has the layout of a run directory: config, metrics and graphs of every session, and one checkpoint of the
-best session. It also has a model card (README.md) and the newest video of that session (replay.mp4). `pull` makes a
-run directory of it, for `evaluate` and `plots`. HF_TOKEN and HF_ENDPOINT are respected.
+best session. It also has a model card (README.md) and the newest video of that session (replay.mp4). `pull` turns it
+into a run directory, for `evaluate` and `plots`. HF_TOKEN and HF_ENDPOINT are respected.
 """
 
 import contextlib

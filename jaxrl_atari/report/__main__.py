@@ -2,7 +2,7 @@
 
     python -m jaxrl_atari.report RUN_DIR...
 
-The report of a suite or a search links those of its runs, which are written too.
+The report of a suite or a search links to those of its runs, which are written too.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Content of the reports of suites and searches: tables that link the reports of their runs.
+"""Content of the reports of suites and searches: tables that link to the reports of their runs.
 
 Both kinds of directory are read as files: the code that writes them is a layer above.
 """

@@ -116,5 +116,5 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
         if share:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[i].name for i in share)
         tasks.append(Task(name, ("jaxrl_atari.suite.worker", str(run_dir)), environment, share, kind="game"))
-    say(f"{len(waiting)} games to train, {len(shares)} at a time")
+    say(f"{len(waiting)} game{'s' if len(waiting) > 1 else ''} to train, {len(shares)} at a time")
     return {str(name): reason for name, reason in run_processes(tasks, len(shares)).items()}
