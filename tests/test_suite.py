@@ -11,7 +11,7 @@ from sample_runs import table, write_checkpoint, write_metrics
 
 from jaxrl_atari import plots
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig, TrialConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.description import describe
@@ -403,6 +403,22 @@ def test_a_real_game_fails_and_another_finishes(tmp_path):
     assert rows["Pong"]["status"].startswith("failed: ")
     assert Checkpoints(suite_dir / "Breakout" / "session_0").steps()[-1] == 32
     assert Path(suite_dir / "Breakout" / "trial.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("fields", "shares", "threads"),
+    [
+        ({}, [()], 0),  # one game at a time: its trial shares the cores among its sessions
+        ({"sessions": 4}, [(0,), (1,)], 8),
+        ({"sessions": 4}, [(0, 1), (2, 3)], 4),
+        ({"sessions": 4, "trial": TrialConfig(parallel=4)}, [(0,), (1,)], 2),
+        ({"env": EnvConfig(num_envs=2, num_threads=3)}, [(0,), (1,)], 3),
+    ],
+)
+def test_sessions_of_games_side_by_side_share_the_cores(fields, shares, threads, monkeypatch):
+    monkeypatch.setattr(suite, "usable_cores", lambda: 16)
+    config = Config(**fields)
+    assert suite.emulator_threads(config, shares) == threads
 
 
 def test_each_game_sees_its_gpus_by_the_names_in_cuda_visible_devices(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from pathlib import Path
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config
+from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict
 from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir
@@ -91,6 +92,19 @@ def share_gpus(config: Config, games: int, gpus: int) -> list[tuple[int, ...]]:
     return [()] if at_once == 1 else [tuple(range(i * width, (i + 1) * width)) for i in range(at_once)]
 
 
+def emulator_threads(config: Config, shares: Sequence[tuple[int, ...]]) -> int:
+    """`env.num_threads` of each session: where games train side by side, all their sessions share the cores.
+
+    Args:
+        shares: as `share_gpus` returns them.
+    """
+    width = config.devices.data_parallel
+    if config.env.num_threads or len(shares) == 1 or width == "all":
+        return config.env.num_threads
+    sessions = min(config.trial.parallel or len(shares[0]) // width, config.sessions)
+    return max(1, usable_cores() // (len(shares) * sessions))
+
+
 def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str, str]:
     """Trains the unfinished games, each in a process of its own; returns failed games with the reasons.
 
@@ -109,12 +123,14 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
         return {}
     gpus = visible().gpus if config.devices.gpu is not False else ()
     shares = share_gpus(config, len(waiting), len(gpus))
+    threads = str(emulator_threads(config, shares))
     tasks = []
     for index, (name, run_dir) in enumerate(waiting.items()):
         share = shares[index % len(shares)]
         environment = dict(os.environ)
         if share:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[i].name for i in share)
-        tasks.append(Task(name, ("jaxrl_atari.suite.worker", str(run_dir)), environment, share, kind="game"))
+        arguments = ("jaxrl_atari.suite.worker", str(run_dir), threads)
+        tasks.append(Task(name, arguments, environment, share, kind="game"))
     say(f"{len(waiting)} game{'s' if len(waiting) > 1 else ''} to train, {len(shares)} at a time")
     return {str(name): reason for name, reason in run_processes(tasks, len(shares)).items()}

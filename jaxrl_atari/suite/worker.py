@@ -1,5 +1,6 @@
-"""Process of one game of a suite: `python -m jaxrl_atari.suite.worker SUITE_DIR/GAME`."""
+"""Process of one game of a suite: `python -m jaxrl_atari.suite.worker SUITE_DIR/GAME THREADS`."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -20,7 +21,9 @@ def main() -> None:
     print(f"game {run_dir.name}", flush=True)
     runtime.configure()
     config, games, _ = read_suite_file(run_dir.parent)
-    run_trial(game_configs(config, games)[run_dir.name], run_dir, resume=True)
+    game = game_configs(config, games)[run_dir.name]
+    game = dataclasses.replace(game, env=dataclasses.replace(game.env, num_threads=int(sys.argv[2])))
+    run_trial(game, run_dir, resume=True)
     write_results(run_dir.parent)
     if config.log.graphs:
         try_report(run_dir)
