@@ -90,7 +90,7 @@ def rollout_shapes(network: Network, length: int, num_envs: int) -> ppo.Rollout:
     state = jax.eval_shape(lambda: rollout.empty_state(length, num_envs, network.layout.shape))
     number, mark = (jax.ShapeDtypeStruct((length, num_envs), dtype) for dtype in (jnp.float32, jnp.bool_))
     outcome = rollout.Outcome(reward=number, terminated=mark, truncated=mark, weight=number)
-    return jax.eval_shape(rollout.finish_rollout, (state,), (outcome,))
+    return jax.eval_shape(rollout.finish_rollout, [(state, outcome)])
 
 
 def main() -> None:

@@ -90,8 +90,8 @@ class EnvConfig:
     @property
     def rules(self) -> Rules:
         """The rules in force: the protocol's, with those that an option overrides."""
-        chosen = {name: getattr(self, name) for name in Rules._fields}
-        return PROTOCOLS[self._protocol_name]._replace(**{n: value for n, value in chosen.items() if value is not None})
+        chosen = {name: value for name in Rules._fields if (value := getattr(self, name)) is not None}
+        return PROTOCOLS[self._protocol_name]._replace(**chosen)
 
     @property
     def resolved_protocol(self) -> str:

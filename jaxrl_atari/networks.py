@@ -149,5 +149,4 @@ def compute_dtype(config: NetworkConfig, platform: str, peer: str | None = None)
 def uses_cpu_conv(config: NetworkConfig, platform: str, peer: str | None = None) -> bool:
     """Whether `cpu_conv` computes the convolutions: `network.conv`, where `auto` is `matmul` on CPUs alone."""
     on_cpu = {platform, peer or platform} <= {"cpu", "bfloat16 cpu"}
-    conv = config.conv if config.conv != "auto" else ("matmul" if on_cpu else "plain")
-    return config.name == "nature" and conv == "matmul"
+    return config.name == "nature" and (config.conv == "matmul" or (config.conv == "auto" and on_cpu))

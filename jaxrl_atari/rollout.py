@@ -66,8 +66,8 @@ def empty_state(rollout_length: int, num_envs: int, frame_shape: tuple[int, ...]
 @jax.jit
 def begin_rollout(state: ActorState, key: jax.Array) -> ActorState:
     """An empty rollout that continues where `state`, a full one, ended; `state` stays valid."""
-    (length, num_envs), frame_shape = (state.age.shape[0] - 1, state.age.shape[1]), state.frames.shape[2:]
-    empty = empty_state(length, num_envs, frame_shape)
+    length, num_envs = state.age.shape[0] - 1, state.age.shape[1]
+    empty = empty_state(length, num_envs, state.frames.shape[2:])
     return empty._replace(
         key=key,
         env_index=state.env_index,
@@ -132,8 +132,9 @@ class Outcome(NamedTuple):
 
 
 @jax.jit
-def finish_rollout(states: Sequence[ActorState], outcomes: Sequence[Outcome]) -> Rollout:
+def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
     """The rollout over all groups of a device, from each group's full state and outcome."""
+    states, outcomes = [state for state, _ in groups], [outcome for _, outcome in groups]
 
     def join(parts: Sequence[jax.Array], axis: int = 1) -> jax.Array:
         return jnp.concatenate(parts, axis=axis) if len(parts) > 1 else parts[0]
@@ -183,24 +184,18 @@ class EnvGroup:
         self._state = jax.device_put(state, device)
         self._newest: EnvStep = pool.reset()
         self._episodes = EpisodeCounter(pool.num_envs)
-        self._outcome = self._empty_outcome()
-        self._action: jax.Array | None = None
-        self.waited_seconds = 0.0  # for the emulators, in this rollout
 
-    def _empty_outcome(self) -> Outcome:
+    def begin(self, key: jax.Array) -> None:
+        """Starts a rollout whose actions derive from `key`."""
+        self._state = begin_rollout(self._state, jax.device_put(key, self.device))
         shape = (self.rollout_length, self.pool.num_envs)
-        return Outcome(
+        self._outcome = Outcome(
             reward=np.zeros(shape, np.float32),
             terminated=np.zeros(shape, bool),
             truncated=np.zeros(shape, bool),
             weight=np.zeros(shape, np.float32),
         )
-
-    def begin(self, key: jax.Array) -> None:
-        """Starts a rollout whose actions derive from `key`."""
-        self._state = begin_rollout(self._state, jax.device_put(key, self.device))
-        self._outcome = self._empty_outcome()
-        self.waited_seconds = 0.0
+        self.waited_seconds = 0.0  # for the emulators, in this rollout
 
     def choose(self, params: Any) -> None:
         """Starts the policy on the newest frames.
@@ -294,7 +289,7 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
     env_steps = sum_over_processes(sum(group.env_steps() for group in all_groups))
     in_order = sorted(gather_rows(np.reshape(games, (-1, 4))).tolist())  # by step, then by environment
     return Collected(
-        rollouts=[finish_rollout(*zip(*(group.finish() for group in on_device), strict=True)) for on_device in groups],
+        rollouts=[finish_rollout([group.finish() for group in on_device]) for on_device in groups],
         env_steps=env_steps,
         games=[(episode_return, int(episode_length)) for *_, episode_return, episode_length in in_order],
         first_step_at=first_step_at,
@@ -314,17 +309,17 @@ def make_groups(config: Config, placement: Placement, seed: int) -> list[list[En
     Args:
         seed: of the games; a resumed session passes a new one.
     """
-    env, count = config.env, len(placement.learner)
-    groups = num_groups(env, count, placement.actors[0].platform)
-    if env.num_envs % (count * groups):
+    env, devices = config.env, len(placement.learner)
+    per_device = num_groups(env, devices, placement.actors[0].platform)
+    if env.num_envs % (devices * per_device):
         raise ConfigError(
-            "env.num_envs", env.num_envs, f"a multiple of {count} devices x {groups} groups",
+            "env.num_envs", env.num_envs, f"a multiple of {devices} devices x {per_device} groups",
             "change env.num_envs, devices.data_parallel or env.num_groups",
         )  # fmt: skip
-    size = env.num_envs // (count * groups)
+    size = env.num_envs // (devices * per_device)
 
-    def make(learner: jax.Device, device: jax.Device, number: int) -> EnvGroup:
-        first_env = (placement.learner.index(learner) * groups + number) * size
+    def make(learner: jax.Device, actor: jax.Device, number: int) -> EnvGroup:
+        first_env = (placement.learner.index(learner) * per_device + number) * size
         pool = make_pool(
             env.backend, env.game_name, size,
             seed=seed,
@@ -332,11 +327,11 @@ def make_groups(config: Config, placement: Placement, seed: int) -> list[list[En
             num_threads=env.num_threads,
             rules=env.rules,
         )  # fmt: skip
-        network = make_network(config.network, pool.num_actions, network_platform(device), network_platform(learner))
-        return EnvGroup(pool, network, config.ppo.rollout_length, device, first_env, config.devices.check, env.rules)
+        network = make_network(config.network, pool.num_actions, network_platform(actor), network_platform(learner))
+        return EnvGroup(pool, network, config.ppo.rollout_length, actor, first_env, config.devices.check, env.rules)
 
     local = [device for device in placement.learner if device.process_index == placement.home.process_index]
     return [
-        [make(learner, device, number) for number in range(groups)]
-        for learner, device in zip(local, placement.actors, strict=True)
+        [make(learner, actor, number) for number in range(per_device)]
+        for learner, actor in zip(local, placement.actors, strict=True)
     ]

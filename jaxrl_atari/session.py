@@ -124,20 +124,18 @@ class Session:
         self.config, self.session, self.seed = config, session, config.seed + session
         self.placement, self._checkpoints = placement, checkpoints
         meta = restored.meta if restored else None
-        updates = meta["updates"] if meta else 0
+        self.progress = Progress(meta, int(restored.arrays["train_state"].optimizer_steps) if restored else 0)
         # The emulators cannot be saved: a resumed session plays new games.
-        game_seed = int(np.random.SeedSequence([self.seed, updates]).generate_state(1)[0] >> 1)
+        game_seed = int(np.random.SeedSequence([self.seed, self.progress.updates]).generate_state(1)[0] >> 1)
         self.groups = make_groups(config, placement, game_seed)
         self.num_actions = self.groups[0][0].pool.num_actions
         arrays = restored.arrays if restored else first_arrays(config, self.num_actions, self.seed, placement.home)
         self._key = arrays["key"]
-        self.progress = Progress(meta, int(arrays["train_state"].optimizer_steps))
         kind = OverlappedLearner if config.overlap == "update" else Learner
         self.learner = kind(config, placement, self.num_actions, arrays["train_state"])
         self._split = jax.jit(lambda key, number: tuple(jax.random.split(jax.random.fold_in(key, number))))
-        self._saved_at = self.progress.env_steps if meta else None
-        self._checkpoint = Every(config.log.checkpoint_every_env_steps, self.progress.env_steps)
-        self._evaluation = Every(config.evaluation.every_env_steps, self.progress.env_steps)
+        self._save_every = Every(config.log.checkpoint_every_env_steps, self.progress.env_steps)
+        self._evaluate_every = Every(config.evaluation.every_env_steps, self.progress.env_steps)
         self.log: SessionLog
         self.evaluator: Evaluator | None = None
 
@@ -154,25 +152,23 @@ class Session:
         """Reports an evaluation that has ended, and starts one where one is due and none is running."""
         if self.evaluator is None or self.evaluator.poll():
             return
-        if self._evaluation.due(self.progress.env_steps):
+        if self._evaluate_every.due(self.progress.env_steps):
             self.log.flush()
             self.evaluator.start(self.learner.state.params, self.progress.env_steps)
 
     def checkpoint_if_due(self) -> None:
         """Saves everything where a checkpoint is due."""
-        if self._checkpoint.due(self.progress.env_steps):
+        if self._save_every.due(self.progress.env_steps):
             self._save()
 
     def _save(self) -> None:
         """Saves once the newest update is known to be sound. Returns while the files are being written."""
         self.log.flush()
-        score = self.progress.score()
         if self._checkpoints is None:
             return
-        if self.progress.env_steps != self._saved_at:
-            arrays = {"train_state": self.learner.state, "key": self._key}
-            self._checkpoints.save(self.progress.env_steps, arrays, self._meta(), score)
-            self._saved_at = self.progress.env_steps
+        score = self.progress.score()  # before `_meta`, which has the best one
+        arrays = {"train_state": self.learner.state, "key": self._key}
+        self._checkpoints.save(self.progress.env_steps, arrays, self._meta(), score)
         self.log.draw_graphs()
 
     def device_text(self) -> str:
@@ -248,19 +244,19 @@ def prepare(
         for group in itertools.chain(*run.groups):
             exits.callback(group.pool.close)
 
-        meta, env_steps, label = restored.meta if restored else None, run.progress.env_steps, f"session {session}"
+        env_steps = run.progress.env_steps
         outputs: list[Writer] = []
-        notes = [f"device: {run.device_text()}"]
-        if resume:
-            notes += damage
-            notes.append(_resume_message(config, run.progress, meta, run.learner.compute_dtype.name))
+        notes = [f"device: {run.device_text()}", *damage]
         if leader:
-            if resume and meta is None:
-                notes[-1] += _set_aside(session_dir)
-            outputs = [*make_writers(config, session_dir, label=label, start_env_steps=env_steps), *writers]
-            outputs = outputs[1:] if quiet else outputs  # the first one writes to the terminal
+            if restored:
+                notes.append(_resume_message(config, run.progress, restored.meta, run.learner.compute_dtype.name))
+            elif resume:
+                notes.append(_set_aside(session_dir))
+            made = make_writers(config, session_dir, label=f"session {session}", start_env_steps=env_steps)
+            outputs = [*(made[1:] if quiet else made), *writers]  # the first one made writes to the terminal
         for writer in outputs:
             exits.callback(writer.close)
+        # A lambda, because the benchmark replaces `settle` later.
         run.log = SessionLog(outputs, config.log, run.progress, session, session_dir, lambda: run.learner.settle())
         for note in notes:
             run.log.message(note)
@@ -312,16 +308,15 @@ def _restore(
 
 
 def _set_aside(session_dir: Path) -> str:
-    """Renames the log points of a session that starts again without a checkpoint; returns a note for the user."""
+    """Renames the log points of a session that has no checkpoint to resume from; returns a note for the user."""
+    note = "there is no checkpoint to resume from yet: the session starts at 0 env steps"
     table = session_dir / "metrics.csv"
     if not table.is_file() or len(table.read_bytes().splitlines()) < 2:
-        return ""
-    return f"; the earlier log points are in {table.rename(unused(table)).name}"
+        return note
+    return f"{note}; the earlier log points are in {table.rename(unused(table)).name}"
 
 
-def _resume_message(config: Config, progress: Progress, meta: dict[str, Any] | None, dtype: str) -> str:
-    if meta is None:
-        return "there is no checkpoint to resume from yet: the session starts at 0 env steps"
+def _resume_message(config: Config, progress: Progress, meta: dict[str, Any], dtype: str) -> str:
     text = f"resumed at {progress.env_steps:,} env steps (update {progress.updates:,}); new games are started"
     if (earlier := meta.get("compute_dtype", dtype)) != dtype:
         text += f"; arithmetic {earlier} -> {dtype}: --network.compute-dtype {earlier} keeps what it was"

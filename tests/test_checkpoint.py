@@ -466,6 +466,25 @@ def test_the_newest_sound_checkpoint_is_restored_and_the_damaged_one_set_aside(s
     assert (session / "checkpoints" / "damaged_20" / "arrays").is_dir()
 
 
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_no_damage(session):
+    """`evaluate` reads beside a training, which saves a newer one and deletes this one."""
+    checkpoints, opened = session / "checkpoints", []
+
+    def target(meta):
+        opened.append(meta["env_steps"])
+        if len(opened) == 1:
+            save_later = CheckpointWriter(session)
+            save(save_later, 30, 1.0)
+            save(save_later, 40, 1.0)
+            save_later.close()
+            assert not (checkpoints / "20").exists()
+        return small_arrays(0)
+
+    restored = Checkpoints(session).restore_newest(target, ())
+    assert opened == [20, 40]
+    assert (restored.step, restored.damaged) == (40, {})
+
+
 def test_without_a_sound_checkpoint_nothing_is_restored(session):
     for step in (10, 20):
         damage_arrays(session / "checkpoints" / str(step))

@@ -6,7 +6,6 @@ import re
 import subprocess
 from types import SimpleNamespace
 
-import imageio_ffmpeg
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -246,6 +245,8 @@ def test_a_session_with_a_damaged_meta_is_ranked_by_its_other_checkpoints(tmp_pa
 
 def read_video(path):
     """What ffmpeg says of a video, and its frames: uint8 [n, 630, 480, 3]."""
+    import imageio_ffmpeg  # not on every machine that runs the other tests, such as a borrowed one with a GPU
+
     ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
     command = [ffmpeg, "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-fps_mode", "passthrough", "-"]
     decoded = subprocess.run(command, capture_output=True, timeout=120, check=True)

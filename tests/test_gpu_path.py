@@ -763,6 +763,8 @@ def test_the_commands_of_the_page_run_on_simulated_gpus(command, tmp_path):
 # --- On real GPUs: pytest -m gpu -------------------------------------------------------------------------------------
 
 CONTEXT = 0.2  # GiB: less than any context
+SHOWN = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
+"""On a machine that others use too: the GPUs that these tests may take."""
 
 
 def used_gib():
@@ -784,7 +786,8 @@ def start(folder, *options, **variables):
     return subprocess.Popen(
         [sys.executable, "-m", "jaxrl_atari.train", "--config", "configs/qbert.py", "--output-dir", str(folder),
          "--log.checkpoint-every-env-steps", "4096", *map(str, options)],
-        env=user_environment(**variables), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=user_environment(**SHOWN, **variables), cwd=ROOT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 
@@ -846,6 +849,7 @@ def test_real_deterministic_training_gives_the_same_bits_twice(tmp_path):
         result = python(
             "-m", "jaxrl_atari.train", "--config", "configs/qbert.py", "--run-dir", tmp_path / name, "--devices.gpu", 0,
             "--devices.deterministic", "--total-env-steps", 20_480, "--log.no-graphs", "--log.no-tensorboard",
+            **SHOWN,
         )  # fmt: skip
         assert result.returncode == 0, result.stdout + result.stderr
         steps = (tmp_path / name / "session_0" / "checkpoints").iterdir()
@@ -868,7 +872,7 @@ def test_real_evaluation_beside_a_training(gpu, tmp_path):
             time.sleep(1)
         before = most = used_gib()
         arguments = (run, "--checkpoint", "latest", "--gpu", gpu, "--episodes", 4)
-        evaluation = thread.submit(python, "-m", "jaxrl_atari.evaluate", *arguments)
+        evaluation = thread.submit(python, "-m", "jaxrl_atari.evaluate", *arguments, **SHOWN)
         while not evaluation.done():
             most = np.maximum(most, used_gib())
             time.sleep(0.1)

@@ -33,7 +33,7 @@ def analysed_bytes(config, platform="cpu"):
     actor = jax.eval_shape(partial(empty_state, *shape, network.layout.shape))
     dtypes = Outcome(jnp.float32, jnp.bool_, jnp.bool_, jnp.float32)
     outcome = Outcome(*(jax.ShapeDtypeStruct(shape, dtype) for dtype in dtypes))
-    rollout = jax.eval_shape(finish_rollout, (actor,), (outcome,))
+    rollout = jax.eval_shape(finish_rollout, [(actor, outcome)])
     hyper = Hyperparameters(*[jax.ShapeDtypeStruct((), jnp.float32)] * len(Hyperparameters._fields))
     compiled = jax.jit(partial(update, apply=network.apply, config=config.ppo), donate_argnums=0)
     found = compiled.lower(state, rollout, hyper, key).compile().memory_analysis()

@@ -93,7 +93,7 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
         bare, protocol = match[1], "v5"
     elif match := re.fullmatch(r"(\w+)NoFrameskip-v4", name):
         bare, protocol = match[1], "classic"
-    elif match := re.fullmatch(r"(?:ALE/)?(\w+?)(?:NoFrameskip|Deterministic)?(?:-ram.*)?(?:-v\d+)", name):
+    elif match := re.fullmatch(r"(?:ALE/)?(\w+?)(?:NoFrameskip|Deterministic)?(?:-ram.*)?-v\d+", name):
         game = _NAME_OF.get(_letters(match[1]), "Qbert")
         raise ConfigError(
             "env.game",

@@ -1,7 +1,6 @@
 """The report of `python -m jaxrl_atari.devices`: devices, the choice of each `gpu` option, and problems."""
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import sys
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_atari import cli
+from jaxrl_atari import __version__, cli
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, GpuOption, load_config_file
 from jaxrl_atari.hardware import gpus
@@ -76,7 +75,7 @@ def lines(pick_device: PickDevice) -> tuple[list[str], list[str], list[str]]:
     versions = ", ".join(f"{name} {found}" for name, found in gpus.library_versions().items())
     driver = gpus.driver_version()
     text = [
-        f"jaxrl_atari {importlib.metadata.version('jaxrl_atari')}, Python {platform.python_version()}, {versions}",
+        f"jaxrl_atari {__version__}, Python {platform.python_version()}, {versions}",
         f"NVIDIA driver {driver or 'none'}",
         *(f"{name} = {os.environ[name]!r}" for name in VARIABLES if name in os.environ),
         "",

@@ -25,7 +25,7 @@ from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.run_dir.reading import session_dirs
 from jaxrl_atari.run_dir.summary import write_trial_summary
 
-SESSION_FILES = ("config.json", "metrics.csv", "graphs/*.png", "graphs/*.svg", "evaluation_*.json")
+SESSION_FILES = ("config.json", "metrics.csv", "graphs/*.png", "graphs/*.svg", "evaluation_*.json", "evaluations.csv")
 RUN_FILES = ("config.json", "trial.json", "evaluation*.json", "graphs/*.png", "graphs/*.svg")
 
 MAX_FILES, MAX_FILE_BYTES, MAX_BYTES = 10_000, 1 << 30, 8 << 30

@@ -5,10 +5,10 @@ A run is data: the templates escape every value, and the page's own security pol
 
 import time
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from jaxrl_atari import __version__
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.report.group_pages import describe_search, describe_suite_page
@@ -52,7 +52,7 @@ def _write_runs(run_dirs: list[Path]) -> set[str]:
 
 def _write(directory: Path, template: str, content: dict[str, Any]) -> Path:
     path = directory / REPORT_FILE
-    about = {"package_version": version("jaxrl_atari"), "written": time.strftime("%Y-%m-%d %H:%M")}
+    about = {"package_version": __version__, "written": time.strftime("%Y-%m-%d %H:%M")}
     page = _templates().get_template(template).render(content | about)
     try:
         write_file(path, page)

@@ -6,13 +6,13 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
+from jaxrl_atari import __version__
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.run_dir.arrays import hide_closed_loops, reason_text, single_process, to_host
 from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints
@@ -89,7 +89,7 @@ class CheckpointWriter(Checkpoints):
         """Copies the arrays to the host and returns; a background thread writes them.
 
         The arrays may be donated or changed afterwards. Waits for the previous save if it is still running.
-        A step that exists already is not written again: a session was resumed and has made no step since.
+        A step that exists already is not written again: the session has made no step since its last save or its resume.
 
         Args:
             arrays: a pytree of `jax.Array`; typed keys are allowed.
@@ -99,16 +99,16 @@ class CheckpointWriter(Checkpoints):
         Raises:
             UserError: this save or the previous one failed, for example because the disk is full.
         """
+        self.wait()
         try:
             if env_steps in self.steps():
                 return
         except OSError as error:  # somebody has deleted the folder
             raise self._not_written(error) from error
-        self.wait()
         host = to_host(arrays)
         meta = meta | {
             "format_version": FORMAT_VERSION,
-            "package_version": version("jaxrl_atari"),
+            "package_version": __version__,
             "env_steps": env_steps,
             "score": None if math.isnan(score) else float(score),
             "shapes": array_shapes(arrays),

@@ -177,12 +177,19 @@ class Checkpoints:
                 newer one, which is therefore not skipped.
         """
         damaged: dict[int, Damaged] = {}
-        for step in reversed(self.steps()):
+        steps = self.steps()
+        while steps:
+            step = steps.pop()
             try:
                 meta = self.read_meta(step, fields)
                 return Restored(step, self.restore(step, target(meta)), meta, damaged)
-            except Damaged as error:
-                damaged[step] = error
+            except UserError as error:
+                if step not in self.steps():  # the session, which is training, has deleted it meanwhile
+                    steps = [other for other in self.steps() if other not in damaged]
+                elif isinstance(error, Damaged):
+                    damaged[step] = error
+                else:
+                    raise
         reasons = "; ".join(f"{step}: {error.reason}" for step, error in damaged.items())
         raise UserError(
             f"{self.directory}: no checkpoint is sound ({reasons or 'there is none'}); restore one from a copy, or "

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,11 +16,10 @@ import psutil
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import LogConfig
+from jaxrl_atari.ppo import Metrics
 from jaxrl_atari.run_dir.columns import COMPILED, TIME_COLUMNS
 from jaxrl_atari.run_dir.progress import Every, Progress
 from jaxrl_atari.run_dir.writers import Writer
-
-Metrics = Mapping[str, Any]
 
 
 class NonFiniteError(UserError):

@@ -27,7 +27,7 @@ def main() -> None:
     runtime.configure()
     config = config_from_dict(task["config"])
 
-    with SessionStop(f"session {session}", quick=not config.devices.distributed) as stop:
+    with SessionStop(f"session {session}") as stop:
 
         def began() -> None:
             stop.training = True
