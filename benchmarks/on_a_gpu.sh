@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# What to measure on a GPU, for a machine that is borrowed for half an hour: parts of at most ten minutes, in order of worth.
+#
+#     bash benchmarks/on_a_gpu.sh check    # does everything run there? The report of the devices, and the tests marked gpu
+#     bash benchmarks/on_a_gpu.sh speed    # end to end, with the limit that the emulators set, and where the time goes
+#     bash benchmarks/on_a_gpu.sh compare  # alternatives, in alternating runs
+#     bash benchmarks/on_a_gpu.sh train    # several sessions on one GPU, then one session
+#     bash benchmarks/on_a_gpu.sh scores   # starts the games of docs/reproduce.md in the background and returns
+#     bash benchmarks/on_a_gpu.sh pack     # these runs with their newest checkpoints, in files of 15 MiB
+#
+# All output goes to $OUT (data/gpu) as well. REHEARSAL=1 makes everything short, for a machine without a GPU
+# (JAXRL_ATARI_SIMULATED_GPUS=1). benchmarks/NOTES.md says how to get the package onto a machine without a network.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=${OUT:-data/gpu}
+mkdir -p "$out"
+config=(--config configs/qbert.py)
+steps=1000000 long=(--total-env-steps 3000000) few=(--repeats 2 --seconds 2) tests=(-m gpu)
+if [ -n "${REHEARSAL:-}" ]; then
+    steps=2048 long=(--total-env-steps 2048) few=(--repeats 1 --seconds 0.1) tests=(--co)
+fi
+
+run() { # NAME COMMAND...
+    local name=$1
+    shift
+    echo "=== $name: $*"
+    "$@" 2>&1 | tee "$out/$name.txt" | tail -n 60
+    echo "=== $name: status ${PIPESTATUS[0]}"
+}
+benchmark() { # NAME OPTIONS...
+    local name=$1
+    shift
+    run "$name" python3 -m jaxrl_atari.benchmark "${config[@]}" "${few[@]}" "$@"
+}
+train() { # NAME OPTIONS...
+    local name=$1
+    shift
+    run "$name" python3 -m jaxrl_atari.train "${config[@]}" --run-dir "$out/runs/$name" "$@"
+}
+
+case ${1:-} in
+check)
+    run driver nvidia-smi
+    run devices python3 -m jaxrl_atari.devices "${config[@]}"
+    run tests python3 -m pytest "${tests[@]}" -n 0 -W default tests/test_{benchmark,devices,gpu_path,memory,monitor}.py
+    ;;
+speed)
+    parts=(--parts end_to_end,env,acting,update)
+    benchmark default "${parts[@]}"
+    benchmark envs_128 --env.num-envs 128 "${parts[@]}"
+    benchmark envs_128_minibatch_2048 --env.num-envs 128 --ppo.minibatch-size 2048 "${parts[@]}"
+    benchmark trace --trace "$out/trace"
+    ;;
+compare)
+    benchmark overlap --env.num-envs 128 --compare overlap=none,update
+    benchmark arithmetic --compare network.compute_dtype=float32,bfloat16
+    benchmark convolutions --compare network.conv=plain,matmul
+    flag=--xla_gpu_enable_command_buffer
+    benchmark command_buffers --compare "XLA_FLAGS=$flag=-WHILE,$flag=+WHILE"
+    benchmark cpu_or_gpu --compare cpu,gpu
+    ;;
+train)
+    train four_sessions --sessions 4 --trial.parallel 4 --total-env-steps "$steps"
+    train one_session "${long[@]}"
+    ;;
+scores)
+    for game in breakout pong qbert; do
+        setsid nohup python3 -m jaxrl_atari.train --config "configs/$game.py" --run-dir "$out/runs/$game" \
+            --seed 1 --log.checkpoint-every-env-steps 100000 >"$out/$game.txt" 2>&1 &
+    done
+    ;;
+pack)
+    cd "$out" || exit
+    for session in runs/*/session_*; do
+        newest=$(find "$session/checkpoints" -maxdepth 1 -name '[0-9]*' | sort -V | tail -n 1)
+        ls -d "${session%/*}"/*.json "$session"/*.json "$session"/*.csv "$newest"
+    done | sort -u | tar cf - -T - | split -b 15M - runs.tar.
+    ls -l runs.tar.*
+    ;;
+*)
+    sed -n '2,9p' "$0"
+    exit 2
+    ;;
+esac
