@@ -133,7 +133,8 @@ class FakeCuda:
         (folder / "sitecustomize.py").write_text(driver)
 
     def python(self, *arguments, **variables):
-        return python(*arguments, PYTHONPATH=str(self.folder), **variables)
+        path = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return python(*arguments, PYTHONPATH=path, **variables)
 
     @property
     def started(self):

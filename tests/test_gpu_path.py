@@ -162,7 +162,7 @@ def test_questions_about_processes_and_a_missing_gpu_start_nothing(tmp_path):
     result = cuda.python("-c", code)
     assert result.stdout.splitlines() == [
         "True 3 x 2 None False",
-        "cpu:0 devices.gpu = auto, and there is no GPU: the NVIDIA driver shows none cpu",
+        "cpu:0 devices.gpu = auto, and there is no GPU: the NVIDIA driver shows no GPU cpu",
     ], result.stderr
     assert cuda.started == []
 
