@@ -8,12 +8,13 @@
 #     bash benchmarks/on_a_gpu.sh scores   # starts the games of docs/reproduce.md in the background and returns
 #     bash benchmarks/on_a_gpu.sh pack     # these runs with their newest checkpoints, in files of 15 MiB
 #
-# All output goes to $OUT (data/gpu) as well. REHEARSAL=1 makes everything short, for a machine without a GPU
-# (JAXRL_ATARI_SIMULATED_GPUS=1). benchmarks/NOTES.md says how to get the package onto a machine without a network.
+# The output is also in $OUT, by default data/gpu; the runs are in data/gpu/runs. REHEARSAL=1 makes everything short, for a
+# machine without a GPU (JAXRL_ATARI_SIMULATED_GPUS=1). benchmarks/NOTES.md says how to get the package onto a machine
+# without a network.
 set -uo pipefail
-cd "$(dirname "$0")/.."
-out=${OUT:-data/gpu}
-mkdir -p "$out"
+cd "$(dirname "$0")/.." || exit
+out=$(realpath -m "${OUT:-data/gpu}") runs=data/gpu/runs
+mkdir -p "$out" "$runs"
 config=(--config configs/qbert.py)
 steps=1000000 long=(--total-env-steps 3000000) few=(--repeats 2 --seconds 2) tests=(-m gpu)
 if [ -n "${REHEARSAL:-}" ]; then
@@ -35,7 +36,7 @@ benchmark() { # NAME OPTIONS...
 train() { # NAME OPTIONS...
     local name=$1
     shift
-    run "$name" python3 -m jaxrl_atari.train "${config[@]}" --run-dir "$out/runs/$name" "$@"
+    run "$name" python3 -m jaxrl_atari.train "${config[@]}" --run-dir "$runs/$name" "$@"
 }
 
 case ${1:-} in
@@ -58,6 +59,7 @@ compare)
     flag=--xla_gpu_enable_command_buffer
     benchmark command_buffers --compare "XLA_FLAGS=$flag=-WHILE,$flag=+WHILE"
     benchmark cpu_or_gpu --compare cpu,gpu
+    run acting python3 benchmarks/acting_forms.py "${config[@]}" --env.num-envs 96 --rounds "${few[1]}" --seconds "${few[3]}"
     ;;
 train)
     train four_sessions --sessions 4 --trial.parallel 4 --total-env-steps "$steps"
@@ -65,20 +67,22 @@ train)
     ;;
 scores)
     for game in breakout pong qbert; do
-        setsid nohup python3 -m jaxrl_atari.train --config "configs/$game.py" --run-dir "$out/runs/$game" \
-            --seed 1 --log.checkpoint-every-env-steps 100000 >"$out/$game.txt" 2>&1 &
+        # Three processes share the GPU: the share of each as `trial.parallel` would set it.
+        XLA_CLIENT_MEM_FRACTION=0.3 setsid nohup python3 -m jaxrl_atari.train --config "configs/$game.py" --seed 1 \
+            --run-dir "$runs/$game" --log.checkpoint-every-env-steps 100000 ${REHEARSAL:+--total-env-steps 2048} \
+            >"$runs/$game.txt" 2>&1 &
     done
     ;;
 pack)
-    cd "$out" || exit
-    for session in runs/*/session_*; do
-        newest=$(find "$session/checkpoints" -maxdepth 1 -name '[0-9]*' | sort -V | tail -n 1)
+    cd "$runs" || exit
+    for session in {breakout,pong,qbert}/session_0; do
+        newest=$(find "$session/checkpoints" -maxdepth 1 -regex '.*/[0-9]+' | sort -V | tail -n 1)
         ls -d "${session%/*}"/*.json "$session"/*.json "$session"/*.csv "$newest"
-    done | sort -u | tar cf - -T - | split -b 15M - runs.tar.
-    ls -l runs.tar.*
+    done | tar cf - -T - | split -b 15M - "$out/runs.tar."
+    ls -l "$out"/runs.tar.*
     ;;
 *)
-    sed -n '2,9p' "$0"
+    sed -n '2,9p' benchmarks/on_a_gpu.sh
     exit 2
     ;;
 esac

@@ -97,6 +97,10 @@ REGISTER = 'xla_bridge.register_backend_factory("cuda", start, priority=500, fai
 ERROR = "INTERNAL: no supported devices found for platform CUDA"
 
 
+SHOWN = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
+"""For tests on real GPUs: those that they may take, on a machine that others use too."""
+
+
 def user_environment(**more):
     """The variables of a user's shell; of those of the tests, only the compilation cache and where libraries are."""
     kept = (

@@ -285,7 +285,7 @@ def edit_meta(session, step, **changes):
 
 def test_another_format_version(session):
     edit_meta(session, 20, format_version=99, package_version="7.0")
-    advice = rf"has checkpoint format 99.* reads format {FORMAT_VERSION}; use the version that saved it \(7.0\)"
+    advice = rf"has checkpoint format 99.* reads format {FORMAT_VERSION}; use the version that saved it \(7.0;"
     for read in (lambda c: c.restore(20, small_arrays(0)), lambda c: c.restore_newest(lambda m: small_arrays(0), ())):
         with pytest.raises(UserError, match=advice):
             read(Checkpoints(session))
@@ -464,25 +464,6 @@ def test_the_newest_sound_checkpoint_is_restored_and_the_damaged_one_set_aside(s
     assert_same(writer.restore(20, small_arrays(0)), small_arrays(21))
     assert writer.set_aside(20).name == "damaged_20_2"
     assert (session / "checkpoints" / "damaged_20" / "arrays").is_dir()
-
-
-def test_a_checkpoint_that_is_deleted_while_it_is_read_is_no_damage(session):
-    """`evaluate` reads beside a training, which saves a newer one and deletes this one."""
-    checkpoints, opened = session / "checkpoints", []
-
-    def target(meta):
-        opened.append(meta["env_steps"])
-        if len(opened) == 1:
-            save_later = CheckpointWriter(session)
-            save(save_later, 30, 1.0)
-            save(save_later, 40, 1.0)
-            save_later.close()
-            assert not (checkpoints / "20").exists()
-        return small_arrays(0)
-
-    restored = Checkpoints(session).restore_newest(target, ())
-    assert opened == [20, 40]
-    assert (restored.step, restored.damaged) == (40, {})
 
 
 def test_without_a_sound_checkpoint_nothing_is_restored(session):

@@ -7,7 +7,7 @@ import sys
 
 import jax
 import pytest
-from fake_cuda import Library
+from fake_cuda import SHOWN, Library
 
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig
@@ -131,7 +131,7 @@ def test_gpu_option_on_a_real_gpu():
     if not gpus.visible().gpus:
         pytest.skip(f"no GPU: {gpus.visible().problem}")
     code = PICK.replace("print(choice.device", "print(choice.device.platform")
-    result = python("-c", code, "auto", "true", "0", "99")
+    result = python("-c", code, "auto", "true", "0", "99", **SHOWN)
     lines = [line.split("|")[0] for line in result.stdout.splitlines()]
     assert lines == ["gpu", "gpu", "gpu", "ConfigError"], result.stdout + result.stderr
 
@@ -149,7 +149,7 @@ print(any(name.startswith("/dev/nvidia") for name in opened))
 def test_gpu_false_does_not_touch_a_real_gpu():
     if not gpus.visible().gpus:
         pytest.skip(f"no GPU: {gpus.visible().problem}")
-    assert python("-c", FALSE).stdout.split() == ["cpu", "cpu", "False"]
+    assert python("-c", FALSE, **SHOWN).stdout.split() == ["cpu", "cpu", "False"]
 
 
 # --- Rotation --------------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_memory_fraction_on_a_real_gpu():
         "memory_share.apply_memory_fraction(DevicesConfig(memory_fraction=0.25));"
         "print(jax.devices('gpu')[0].memory_stats()['bytes_limit'] / gpus.visible().gpus[0].memory)"
     )
-    assert float(python("-c", code).stdout) == pytest.approx(0.25, abs=0.02)
+    assert float(python("-c", code, **SHOWN).stdout) == pytest.approx(0.25, abs=0.02)
 
 
 # --- The report ------------------------------------------------------------------------------------------------------

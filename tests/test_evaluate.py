@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
 from types import SimpleNamespace
 
@@ -27,6 +28,7 @@ from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.fast.frames import empty_window, gather_stacks, push_frame, store_stacks
 from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
+from jaxrl_atari.run_dir.checkpoints import Checkpoints
 
 CPU = jax.devices("cpu")[0]
 NUM_ACTIONS = 6  # of Qbert
@@ -241,6 +243,22 @@ def test_a_session_with_a_damaged_meta_is_ranked_by_its_other_checkpoints(tmp_pa
     flip_bit(tmp_path / "session_1" / "checkpoints" / "2000" / "meta" / "metadata")
     assert find_session(tmp_path)[0] == tmp_path / "session_1"
     assert "session_1/checkpoints/2000: damaged: " in caplog.text
+
+
+@pytest.mark.parametrize(("checkpoint", "deleted", "left"), [("best", 1000, 2000), ("latest", 2000, 1000)])
+def test_a_checkpoint_that_the_training_deletes_meanwhile(tmp_path, monkeypatch, checkpoint, deleted, left):
+    session_dir = write_session(tmp_path / "session_0", scores=(2.0, 1.0))
+    restore, opened = Checkpoints.restore, []
+
+    def restore_late(checkpoints, step, target):
+        opened.append(step)
+        if len(opened) == 1:
+            shutil.rmtree(checkpoints.directory / str(step))
+        return restore(checkpoints, step, target)
+
+    monkeypatch.setattr(Checkpoints, "restore", restore_late)
+    assert load_policy(session_dir, checkpoint, device=CPU).env_steps == left
+    assert opened == [deleted, left]
 
 
 def read_video(path):

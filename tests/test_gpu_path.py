@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_cuda import ROOT, FakeCuda, Library, python, user_environment
+from fake_cuda import ROOT, SHOWN, FakeCuda, Library, python, user_environment
 from fake_pools import NoisePool
 from user_commands import free_address
 
@@ -230,7 +230,7 @@ def test_hub_forbids_the_gpus(tmp_path):
 def test_without_a_gpu_cuda_is_forbidden(tmp_path):
     cuda = FakeCuda(tmp_path / "cuda", gpus=0)
     result = cuda.python("-c", UNTIL_PLACED, *TINY, "--output-dir", tmp_path)
-    assert "there is no GPU: the NVIDIA driver shows none" in result.stdout, result.stderr
+    assert "there is no GPU: the NVIDIA driver shows no GPU" in result.stdout, result.stderr
     assert cuda.started == []
 
 
@@ -763,8 +763,6 @@ def test_the_commands_of_the_page_run_on_simulated_gpus(command, tmp_path):
 # --- On real GPUs: pytest -m gpu -------------------------------------------------------------------------------------
 
 CONTEXT = 0.2  # GiB: less than any context
-SHOWN = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
-"""On a machine that others use too: the GPUs that these tests may take."""
 
 
 def used_gib():

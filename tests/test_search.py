@@ -228,11 +228,16 @@ def test_a_grace_period_beyond_the_budget_is_an_error_with_early_stopping():
 
 
 @pytest.mark.parametrize(
-    ("gpu", "share", "words"), [(0, 1.0, "devices.gpu = 0: expected auto"), (True, 0.0, "search.resources.gpu = 0.0")]
+    ("devices", "share", "words"),
+    [
+        ({"gpu": 0}, 1.0, "devices.gpu = 0: expected auto"),
+        ({"gpu": True}, 0.0, "search.resources.gpu = 0.0"),
+        ({"actor": 1}, 1.0, "devices.actor = 1: expected a GPU of the trial, which has 1"),
+    ],
 )
-def test_a_search_takes_no_gpu_by_its_index_and_true_needs_a_share(gpu, share, words):
+def test_a_trial_has_the_gpus_that_ray_gives_it(devices, share, words):
     with pytest.raises(ConfigError, match=words):
-        check_space(Config(devices=DevicesConfig(gpu=gpu)), small_search(resources=ResourcesConfig(gpu=share)))
+        check_space(Config(devices=DevicesConfig(**devices)), small_search(resources=ResourcesConfig(gpu=share)))
 
 
 def test_a_search_on_gpus_that_are_not_there_writes_nothing(tune, tmp_path, monkeypatch):

@@ -143,17 +143,27 @@ def load_policy(
     def target(meta: dict[str, Any]) -> dict[str, Any]:
         return abstract_arrays(_config(checkpoints, meta), meta["num_actions"], home)
 
-    fields = ("config", "num_actions")
-    step = checkpoints.best_step() if checkpoint == "best" else checkpoint
-    if step is None or not checkpoints.steps():
-        raise UserError(f"{session_dir}: holds no complete checkpoint yet; wait for the session's first one")
-    if step == "latest":
-        found = checkpoints.restore_newest(target, fields)
-        for damaged in found.damaged.values():
-            _log.warning("%s; the one at env step %s is used", damaged, found.step)
-    else:
+    def restore() -> Restored:
+        fields = ("config", "num_actions")
+        step = checkpoints.best_step() if checkpoint == "best" else checkpoint
+        if step is None or not checkpoints.steps():
+            raise UserError(f"{session_dir}: holds no complete checkpoint yet; wait for the session's first one")
+        if step == "latest":
+            return checkpoints.restore_newest(target, fields)
         meta = checkpoints.read_meta(step, fields)
-        found = Restored(step, checkpoints.restore(step, target(meta)), meta, {})
+        return Restored(step, checkpoints.restore(step, target(meta)), meta, {})
+
+    while True:
+        steps = checkpoints.steps()
+        try:
+            found = restore()
+            break
+        except UserError:
+            if set(steps) <= set(checkpoints.steps()):
+                raise
+            # The session, which is training, has deleted a checkpoint meanwhile.
+    for damaged in found.damaged.values():
+        _log.warning("%s; the one at env step %s is used", damaged, found.step)
     config = _config(checkpoints, found.meta)
     network = make_network(config.network, found.meta["num_actions"], network_platform(home))
     return Policy(config, network, found.arrays["train_state"].params, home, session_dir, found.step)

@@ -127,7 +127,7 @@ class Checkpoints:
             raise UserError(
                 f"{self.directory / str(step)}: has checkpoint format {saved_version}, and this version of jaxrl_atari "
                 f"reads format {FORMAT_VERSION}; use the version that saved it "
-                f"({meta.get('package_version', 'unknown')})"
+                f"({meta.get('package_version', 'unknown')}; config.json of the run has its git revision)"
             )
         if meta.get("env_steps") != step:
             raise self._damaged(step, f"its meta is that of env step {meta.get('env_steps')!r:.40}")
@@ -177,19 +177,12 @@ class Checkpoints:
                 newer one, which is therefore not skipped.
         """
         damaged: dict[int, Damaged] = {}
-        steps = self.steps()
-        while steps:
-            step = steps.pop()
+        for step in reversed(self.steps()):
             try:
                 meta = self.read_meta(step, fields)
                 return Restored(step, self.restore(step, target(meta)), meta, damaged)
-            except UserError as error:
-                if step not in self.steps():  # the session, which is training, has deleted it meanwhile
-                    steps = [other for other in self.steps() if other not in damaged]
-                elif isinstance(error, Damaged):
-                    damaged[step] = error
-                else:
-                    raise
+            except Damaged as error:
+                damaged[step] = error
         reasons = "; ".join(f"{step}: {error.reason}" for step, error in damaged.items())
         raise UserError(
             f"{self.directory}: no checkpoint is sound ({reasons or 'there is none'}); restore one from a copy, or "
@@ -199,6 +192,8 @@ class Checkpoints:
     def _damaged(self, step: int, reason: str) -> UserError:
         """The error of a checkpoint that cannot be used: `Damaged`, unless the system refuses to read its files."""
         directory = self.directory / str(step)
+        if not directory.is_dir():
+            return UserError(f"{directory}: was deleted while it was being read")
         if refused := refusal(directory):
             return UserError(
                 f"{directory}: cannot be read ({reason_text(refused)}) and may be sound; fix the cause, or move it "

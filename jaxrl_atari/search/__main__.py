@@ -22,7 +22,6 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli import call_config_file, say
 from jaxrl_atari.cli.errors import SessionsFailed, UserError, require
 from jaxrl_atari.config import Config
-from jaxrl_atari.hardware.rotation import check_devices
 from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.config_file import is_search
 from jaxrl_atari.run_dir.description import make_run_dir
@@ -128,7 +127,7 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
     """
     tune = load_tune(search.address)
     if not search.address:
-        check_devices(config.devices)
+        tune.usable_gpus(config)
     if search_dir is None or not is_search(search_dir):
         search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"), search_dir)
     search_dir = search_dir.absolute()

@@ -169,6 +169,10 @@ def check_space(config: Config, search: SearchConfig) -> None:
         option == "auto" or isinstance(option, bool), "devices.gpu", option,
         "auto, true or false in a search, where Ray assigns the GPUs", "choose among them with CUDA_VISIBLE_DEVICES",
     )  # fmt: skip
+    for name in ("actor", "evaluator"):
+        index = getattr(config.devices, name)
+        own = isinstance(index, str | bool) or index < max(gpu, 1)
+        require(own, f"devices.{name}", index, f"a GPU of the trial, which has {gpu:g}", "raise search.resources.gpu")
     require(option is not True or gpu > 0, "search.resources.gpu", gpu, "above 0 with devices.gpu = true")
     if devices != "all" and devices > max(gpu, 1):
         raise ConfigError("search.resources.gpu", gpu, f"at least devices.data_parallel = {devices}")

@@ -23,6 +23,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import UserError, require
 from jaxrl_atari.config import Config, GpuOption
+from jaxrl_atari.hardware.gpus import Visible
 from jaxrl_atari.hardware.rotation import check_devices
 from jaxrl_atari.run_dir.files import refusal
 from jaxrl_atari.run_dir.summary import write_trial_summary
@@ -161,6 +162,15 @@ def remove_checkpoints(search_dir: Path, search: SearchConfig) -> None:
 # --- Running ---------------------------------------------------------------------------------------------------------
 
 
+def usable_gpus(config: Config) -> Visible:
+    """The GPUs of this machine that trials may use. Each trial checks `devices.memory_fraction` against its share.
+
+    Raises:
+        ConfigError: devices.gpu is true and there is none, or a trial needs more devices than there are.
+    """
+    return check_devices(dataclasses.replace(config.devices, memory_fraction=None))
+
+
 def connect(config: Config, search: SearchConfig) -> None:
     """Starts Ray on this machine, or joins the cluster at `search.address`.
 
@@ -173,7 +183,7 @@ def connect(config: Config, search: SearchConfig) -> None:
         # Ray's processes inherit the ignored SIGHUP: they outlive the terminal until trials are saved.
         handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         local = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES, "_node_ip_address": "127.0.0.1"}
-        local["num_gpus"] = len(check_devices(config.devices).gpus)  # Ray would count GPUs that JAX cannot use
+        local["num_gpus"] = len(usable_gpus(config).gpus)  # Ray would count GPUs that JAX cannot use
         try:
             with own_process_groups():
                 ray.init("local", **local, **quiet)  # without "local", Ray would join a cluster on this machine
@@ -243,7 +253,7 @@ def resources(
 
 def fit(config: Config, search: SearchConfig, search_dir: Path, trials: int) -> None:
     """Runs `trials` trials in the Ray cluster."""
-    problem = "the cluster has no GPU" if search.address else check_devices(config.devices).problem
+    problem = "the cluster has no GPU" if search.address else usable_gpus(config).problem
     gpu, cpu, at_once, line = resources(search, ray.cluster_resources(), config.devices.gpu, problem)
     say(line)
     task = {"search_dir": str(search_dir), "gpu": gpu, "cpu": cpu}

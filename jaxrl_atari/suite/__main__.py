@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         suite_dir = make_run_dir(config, suite_dir)
     with only_writer(suite_dir):
         write_suite_file(suite_dir, config, games, report_at)
-        say(f"suite: {suite_dir}, {len(games)} games")
+        say(f"suite: {suite_dir}, {len(games)} game{'s' if len(games) > 1 else ''}")
         failures = run_suite(suite_dir, config, games)
         say("\n" + write_results(suite_dir, failures))
     if config.log.graphs:

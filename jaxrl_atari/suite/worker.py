@@ -1,6 +1,5 @@
 """Process of one game of a suite: `python -m jaxrl_atari.suite.worker SUITE_DIR/GAME THREADS`."""
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -22,8 +21,7 @@ def main() -> None:
     runtime.configure()
     config, games, _ = read_suite_file(run_dir.parent)
     game = game_configs(config, games)[run_dir.name]
-    game = dataclasses.replace(game, env=dataclasses.replace(game.env, num_threads=int(sys.argv[2])))
-    run_trial(game, run_dir, resume=True)
+    run_trial(game, run_dir, resume=True, num_threads=int(sys.argv[2]))
     write_results(run_dir.parent)
     if config.log.graphs:
         try_report(run_dir)

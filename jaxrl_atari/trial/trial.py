@@ -143,7 +143,7 @@ def make_plan(config: Config, run_dir: Path, resume: bool, places: list[Place]) 
     return Plan(config, run_dir, resume, waiting, descriptions)
 
 
-def run_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None:
+def run_trial(config: Config, run_dir: Path, *, resume: bool = False, num_threads: int = 0) -> None:
     """Trains all sessions of a trial: in this process one after the other, or each in a process with its own GPUs.
 
     config.json of a new run is written first; that of a resumed run is replaced once training has begun.
@@ -151,6 +151,7 @@ def run_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None:
     Args:
         run_dir: made by `make_run_dir`.
         resume: continue what is in `run_dir`: finished sessions are left alone, others resume from their checkpoint.
+        num_threads: emulator threads of each session, where not 0; config.json keeps `env.num_threads`.
 
     Raises:
         SessionsFailed: some sessions of several failed; the others have finished.
@@ -161,6 +162,9 @@ def run_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None:
     failures: dict[Any, str] = {}
     with only_writer(run_dir):
         plan = make_plan(config, run_dir, resume, places)
+        if num_threads:
+            config = dataclasses.replace(config, env=dataclasses.replace(config.env, num_threads=num_threads))
+            plan = dataclasses.replace(plan, config=config)
         if plan.places and not resume:
             plan.write_descriptions(*plan.places)
         parallel, per_gpu = share_devices(config, list(plan.places.values()))
