@@ -127,7 +127,9 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
     """
     tune = load_tune(search.address)
     if not search.address:
-        tune.usable_gpus(config)
+        from jaxrl_atari.search.worker import usable_gpus  # late: --help need not wait for what it imports
+
+        usable_gpus(config)  # raises an error for missing devices before anything is created
     if search_dir is None or not is_search(search_dir):
         search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"), search_dir)
     search_dir = search_dir.absolute()

@@ -23,14 +23,12 @@ from ray.tune.progress_reporter import TrialProgressCallback
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import UserError, require
 from jaxrl_atari.config import Config, GpuOption
-from jaxrl_atari.hardware.gpus import Visible
-from jaxrl_atari.hardware.rotation import check_devices
 from jaxrl_atari.run_dir.files import refusal
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.search.algorithm import ResumableAsha, TrialSampler
 from jaxrl_atari.search.files import Record, StopFile, ranked, read_records, trial_dir, value_text, write_record
 from jaxrl_atari.search.space import SearchConfig
-from jaxrl_atari.search.worker import memory_share, run_search_trial
+from jaxrl_atari.search.worker import memory_share, run_search_trial, usable_gpus
 
 STATUS_SECONDS = 30.0
 STOP_SECONDS = 60.0  # time for trials to write a last checkpoint
@@ -160,15 +158,6 @@ def remove_checkpoints(search_dir: Path, search: SearchConfig) -> None:
 
 
 # --- Running ---------------------------------------------------------------------------------------------------------
-
-
-def usable_gpus(config: Config) -> Visible:
-    """The GPUs of this machine that trials may use. Each trial checks `devices.memory_fraction` against its share.
-
-    Raises:
-        ConfigError: devices.gpu is true and there is none, or a trial needs more devices than there are.
-    """
-    return check_devices(dataclasses.replace(config.devices, memory_fraction=None))
 
 
 def connect(config: Config, search: SearchConfig) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import runtime
-from jaxrl_atari.hardware.gpus import visible
+from jaxrl_atari.hardware.gpus import Visible, visible
 from jaxrl_atari.hardware.memory_share import equal_share
+from jaxrl_atari.hardware.rotation import check_devices
 from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir, write_description
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.run_dir.writers import Row, Writer
@@ -22,6 +23,15 @@ from jaxrl_atari.search.files import StopFile, read_records, read_search, trial_
 from jaxrl_atari.search.space import Fields, SearchConfig, set_fields
 from jaxrl_atari.session import run_session
 from jaxrl_atari.trial.stopping import StopRequest
+
+
+def usable_gpus(config: Config) -> Visible:
+    """The GPUs of this machine that trials may use. Each trial checks `devices.memory_fraction` against its share.
+
+    Raises:
+        ConfigError: devices.gpu is true and there is none, or a trial needs more devices than there are.
+    """
+    return check_devices(dataclasses.replace(config.devices, memory_fraction=None))
 
 
 def memory_share(gpu: float) -> float:
