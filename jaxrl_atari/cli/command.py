@@ -2,6 +2,7 @@
 
 import errno
 import io
+import logging
 import os
 import signal
 import stat
@@ -31,6 +32,9 @@ def run(main: Callable[[], object]) -> NoReturn:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows "?" for "±"
+    logging.basicConfig()
+    for handler in logging.getLogger().handlers:  # perhaps absl's, which names the module in each warning
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     requests = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
     ignored = [number for number in requests if signal.getsignal(number) == signal.SIG_IGN]  # SIGINT, by a shell's `&`
     before = {number: signal.signal(number, _end) for number in requests if number not in ignored}
