@@ -50,7 +50,8 @@ speed)
     benchmark default "${parts[@]}"
     benchmark envs_128 --env.num-envs 128 "${parts[@]}"
     benchmark envs_128_minibatch_2048 --env.num-envs 128 --ppo.minibatch-size 2048 "${parts[@]}"
-    benchmark trace --trace "$out/trace"
+    benchmark trace --trace data/gpu/trace
+    find data/gpu/trace -name '*.json.gz' -exec cp {} "$out" \;
     ;;
 compare)
     benchmark overlap --env.num-envs 128 --compare overlap=none,update
