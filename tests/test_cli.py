@@ -60,6 +60,19 @@ def test_errors_are_one_line_and_cross_processes():
     assert str(pickle.loads(pickle.dumps(UserError("no\n  such file")))) == "no such file"
 
 
+def test_a_warning_has_no_name_of_a_module():
+    """absl, which orbax imports, has set a handler of its own by then."""
+    code = """if True:
+        import logging
+        from jaxrl_atari import cli
+        logging.basicConfig()
+        cli.run(lambda: logging.getLogger("a.b").warning("the disk is slow"))
+    """
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "WARNING: the disk is slow\n")
+
+
 def test_output_that_cannot_be_written_ends_nothing():
     """Nobody reads standard output, or it has no "±"."""
     code = """if True:

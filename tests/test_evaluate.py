@@ -27,8 +27,8 @@ from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.fast.frames import empty_window, gather_stacks, push_frame, store_stacks
 from jaxrl_atari.learner import abstract_arrays
+from jaxrl_atari.run_dir import checkpoints
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
 
 CPU = jax.devices("cpu")[0]
 NUM_ACTIONS = 6  # of Qbert
@@ -40,7 +40,7 @@ def write_session(session_dir, scores=(1.0,), env=None, logits_bias=None):
     config = Config(env=env or EnvConfig(game="Qbert", max_frames=1200))
     target = abstract_arrays(config, NUM_ACTIONS, CPU)
     rng = np.random.default_rng(0)
-    checkpoints = CheckpointWriter(session_dir)
+    writer = CheckpointWriter(session_dir)
     for step, score in enumerate(scores, start=1):
         state = jax.tree.map(
             lambda x: jnp.asarray(rng.normal(scale=0.02, size=x.shape), x.dtype), target["train_state"]
@@ -48,8 +48,8 @@ def write_session(session_dir, scores=(1.0,), env=None, logits_bias=None):
         state.params["policy"]["bias"] = jnp.zeros(NUM_ACTIONS) if logits_bias is None else jnp.array(logits_bias)
         best = max((s for s in scores[:step] if not np.isnan(s)), default=None)
         meta = {"config": config.to_dict(), "num_actions": NUM_ACTIONS, "best_score": best}
-        checkpoints.save(1000 * step, {"train_state": state, "key": jax.random.key(0)}, meta, score)
-    checkpoints.close()
+        writer.save(1000 * step, {"train_state": state, "key": jax.random.key(0)}, meta, score)
+    writer.close()
     return session_dir
 
 
@@ -248,15 +248,15 @@ def test_a_session_with_a_damaged_meta_is_ranked_by_its_other_checkpoints(tmp_pa
 @pytest.mark.parametrize(("checkpoint", "deleted", "left"), [("best", 1000, 2000), ("latest", 2000, 1000)])
 def test_a_checkpoint_that_the_training_deletes_meanwhile(tmp_path, monkeypatch, checkpoint, deleted, left):
     session_dir = write_session(tmp_path / "session_0", scores=(2.0, 1.0))
-    restore, opened = Checkpoints.restore, []
+    read_arrays, opened = checkpoints.read_arrays, []
 
-    def restore_late(checkpoints, step, target):
-        opened.append(step)
+    def read_late(folder, target):
+        opened.append(int(folder.parent.name))
         if len(opened) == 1:
-            shutil.rmtree(checkpoints.directory / str(step))
-        return restore(checkpoints, step, target)
+            shutil.rmtree(folder.parent)
+        return read_arrays(folder, target)
 
-    monkeypatch.setattr(Checkpoints, "restore", restore_late)
+    monkeypatch.setattr(checkpoints, "read_arrays", read_late)
     assert load_policy(session_dir, checkpoint, device=CPU).env_steps == left
     assert opened == [deleted, left]
 

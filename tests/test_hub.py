@@ -52,6 +52,7 @@ def run_dir(tmp_path_factory):
             meta = {"config": CONFIG.to_dict(), "num_actions": NUM_ACTIONS, "best_score": best}
             checkpoints.save(step, {"train_state": state, "key": jax.random.key(0)}, meta, score)
         checkpoints.close()
+        (path / f"session_{session}" / "evaluations.csv").write_text("env_steps,episodes,mean,std\n")
     write_json(path / "config.json", describe(CONFIG))
     (path / "graphs").mkdir()
     (path / "graphs" / "trial.png").write_bytes(b"a picture")
@@ -76,9 +77,13 @@ def test_a_pushed_run_is_pulled_and_plays(server, run_dir, tmp_path, monkeypatch
     assert server.commits == ["breakout_20260101_120000, checkpoint at env step 1,000"]
     files = server.repos["user/breakout"]
     assert files["replay.mp4"] == b"a film"
-    assert {"config.json", "trial.json", "graphs/trial.png", "session_0/metrics.csv", "session_1/metrics.csv"} <= set(
-        files
-    )
+    assert {
+        "config.json",
+        "trial.json",
+        "graphs/trial.png",
+        "session_0/metrics.csv",
+        "session_1/evaluations.csv",
+    } <= set(files)
     assert not [name for name in files if "tfevents" in name]
     # The only checkpoint is the best one of the best session.
     steps = {name.split("/checkpoints/")[0] + "/" + name.split("/")[2] for name in files if "/checkpoints/" in name}

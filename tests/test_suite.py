@@ -13,6 +13,7 @@ from jaxrl_atari import plots
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig, TrialConfig
 from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.description import describe
 from jaxrl_atari.run_dir.files import write_json
@@ -429,6 +430,7 @@ def test_each_game_sees_its_gpus_by_the_names_in_cuda_visible_devices(tmp_path, 
     suite.run_suite(make_suite(tmp_path / "suite"), TINY, ["Pong", "Breakout", "Alien"])
     ((tasks, parallel),) = started
     assert [task.environment["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["3", "1", "3"]
+    assert {task.arguments[-1] for task in tasks} == {str(max(1, usable_cores() // 2))}
     assert parallel == 2
 
 

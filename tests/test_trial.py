@@ -232,6 +232,22 @@ def test_a_worker_writes_the_descriptions_once_training_has_begun(tmp_path, monk
     assert all(path.exists() for path in written)
 
 
+def test_threads_of_a_session_that_shares_the_cores_with_other_games(tmp_path, monkeypatch):
+    seen = []
+
+    def run_session(config, folder, session, *, on_first_update, **how):
+        seen.append(config.env.num_threads)
+        on_first_update()
+
+    monkeypatch.setattr(trial, "run_session", run_session)
+    config = make_config(tmp_path, sessions=1)
+    run_dir = make_run_dir(config)
+    run_trial(config, run_dir, num_threads=3)
+    assert seen == [3]
+    for folder in (run_dir, run_dir / "session_0"):
+        assert json.loads((folder / "config.json").read_text())["config"]["env"]["num_threads"] == 0
+
+
 def test_a_failing_session_in_this_process(tmp_path, started, monkeypatch):
     def run_session(config, folder, session, **how):
         if session == 1:
