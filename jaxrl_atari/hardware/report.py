@@ -80,9 +80,9 @@ def lines(pick_device: PickDevice) -> tuple[list[str], list[str], list[str]]:
         *(f"{name} = {os.environ[name]!r}" for name in VARIABLES if name in os.environ),
         "",
     ]
-    missing, faults = [visible.problem] if visible.problem else [], []
-    if "driver failed" in visible.problem:
-        missing, faults = [], missing
+    is_fault = "driver failed" in visible.problem
+    missing = [visible.problem] if visible.problem and not is_fault else []
+    faults = [visible.problem] if is_fault else []
     gpu_devices = visible_gpus()
     if visible.gpus and not gpu_devices:
         faults.append(_choice(pick_device, "auto"))
