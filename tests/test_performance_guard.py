@@ -201,6 +201,20 @@ def test_no_convolution_in_a_loop_of_the_update():
     assert len(convolutions_in_loops(compiled_update("plain"))) >= 3  # it finds them where they are
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the compiled program is that of XLA's CPU back end")
+def test_the_update_moves_data_once():
+    """What `cpu_conv.py` says about fusion."""
+    program = compiled_update()
+    bodies = ["\n".join(lines) for lines in computations(program).values()]
+    padded = [body for body in bodies if " pad(" in body]
+    assert padded
+    assert not [body for body in padded if " transpose(" in body]  # it would be repeated for every pad
+    shapes = re.findall(r"= \w+\[([\d,]+)\]\S* concatenate\(.*?dimensions=\{(\d+)\}", program)
+    images = [(shape.split(","), int(axis)) for shape, axis in shapes if shape.count(",") >= 3]
+    assert images
+    assert not [image for image in images if image[1] == len(image[0]) - 1]  # its operands would be copied first
+
+
 # --- What a GPU is given ---------------------------------------------------------------------------------------------
 
 

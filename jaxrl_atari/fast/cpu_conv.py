@@ -15,11 +15,18 @@ first layer's weights rather than to every pixel.
 ways. First, a weight gradient is `patches.T @ g`, and XLA turns `patches.T` into a layout change: a column-major
 matrix, with which its product takes up to twice as long. `_dense_backward` and `_layer_backward` therefore compute the
 transposed product `g.T @ patches` from a `g.T` that is moved in memory (`_transposed`), and transpose the small result.
-An `optimization_barrier` stops XLA from simplifying this back. Second, patches are saved for the backward pass by
-default; rebuilding them is faster than reading them from memory.
+An `optimization_barrier` stops XLA from simplifying this back. Second, JAX's derivative saves patches for the backward
+pass. In a loop over chunks, rebuilding them is faster than reading them from memory; where chunks are unrolled, XLA
+itself decides, and keeps them.
 
 **bfloat16.** XLA's CPU backend copies bfloat16 by way of float32 and integers as they are, so data that is only moved
 is viewed as uint16 (`_as_uint16`). Products accumulate in float32.
+
+**Fusion.** XLA's CPU backend fuses a transposition into each of its uses, where it is repeated. An
+`optimization_barrier` does not prevent that: this backend removes barriers before it fuses. A concatenation does, so
+`_first_layer_backward` transposes its gradient in two halves and concatenates them. Windows that lie side by side are
+stacked on the last axis but one, which XLA writes in one pass; before a concatenation along the last axis it copies
+every operand.
 
 **Chunks.** The torso works on a part of the samples at a time (`CHUNK`), whose activations stay in the CPU's caches.
 """
@@ -130,7 +137,7 @@ def _patches(x: jax.Array, size: int) -> jax.Array:
     _, height, width, channels = x.shape
     h, v = height - size + 1, width - size + 1
     windows = [_as_uint16(x)[:, i : i + h, j : j + v] for i, j in _places(size)]
-    return _as_bfloat16(jnp.concatenate(windows, axis=-1).reshape(-1, size * size * channels))
+    return _as_bfloat16(jnp.stack(windows, axis=-2).reshape(-1, size * size * channels))
 
 
 # --- Layers 2 and 3 --------------------------------------------------------------------------------------------------
@@ -180,7 +187,7 @@ def _first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> j
     products = _product(blocks.reshape(-1, 64).astype(dtype), w.astype(dtype)).reshape(-1, 21, 21, 4, 32)
     shifted = [products[:, i : i + 20, j : j + 20, place] for place, (i, j) in enumerate(_places(2))]
     out = _as_uint16(nn.relu(functools.reduce(jnp.add, shifted) + b).astype(dtype))
-    return _as_bfloat16(jnp.concatenate([out[:, i::2, j::2] for i, j in _places(2)], axis=-1))
+    return _as_bfloat16(jnp.stack([out[:, i::2, j::2] for i, j in _places(2)], axis=-2).reshape(-1, 10, 10, 4 * 32))
 
 
 def _first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -188,15 +195,19 @@ def _first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tu
     g = jnp.where(out > 0, g, 0)
     db = g.sum((0, 1, 2)).reshape(4, 32).sum(0)
     g = _as_uint16(g.astype(out.dtype))
-    # Undo the 2x2 blocking, [N, 10, 10, (row, column, 32)] -> [N, 20, 20, 32]: the first 64 channels are the even
-    # rows, the last 64 the odd ones, and within each half the columns interleave by themselves.
-    g = jnp.stack([g[..., :64], g[..., 64:]], axis=2).reshape(-1, 20, 20, 32)
+    half = len(g) // 2
+    g = jnp.concatenate([_channels_first(g[:half]), _channels_first(g[half:])], axis=1)
     # Each product was used in one shifted place: shift the gradient back to it, with zeros around.
-    g = jnp.moveaxis(g, -1, 0)
     pads = [((0, 0), (0, 0), (i, 1 - i), (j, 1 - j)) for i, j in _places(2)]
     g_products = _as_bfloat16(jnp.concatenate([jnp.pad(g, pad) for pad in pads]).reshape(4 * 32, -1))
     dw = _product(g_products, blocks.reshape(-1, 64).astype(out.dtype))
     return lax.optimization_barrier(dw).T, db
+
+
+def _channels_first(g: jax.Array) -> jax.Array:
+    """A gradient for the output of `_first_layer`, `[N, 10, 10, 4 * 32]`, without blocks: `[32, N, 20, 20]`."""
+    # The first 64 channels are the even rows, the last 64 the odd ones; in each of these, columns interleave already.
+    return jnp.moveaxis(jnp.stack([g[..., :64], g[..., 64:]], axis=2).reshape(-1, 20, 20, 32), -1, 0)
 
 
 # --- The torso -------------------------------------------------------------------------------------------------------
