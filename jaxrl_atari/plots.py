@@ -24,7 +24,7 @@ from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL
 from jaxrl_atari.run_dir.columns import COLUMNS
 from jaxrl_atari.run_dir.drawing import COLOURS, GREY, LINE_STYLES, env_step_axes, new_figure, save_figure
 from jaxrl_atari.run_dir.metrics import Table, align_sessions, moving_average
-from jaxrl_atari.run_dir.reading import session_dirs
+from jaxrl_atari.run_dir.reading import read_evaluations, session_dirs
 from jaxrl_atari.run_dir.statistics import probability_of_improvement
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, estimate_text, is_suite, scores_at, suite_runs
 from jaxrl_atari.run_dir.summary import Run, read_run, score_text, trial_summary
@@ -45,6 +45,7 @@ SESSION_PANELS = {
 
 RETURN_MEAN = "return_mean (last 100 games)"
 RETURN_MA = "return_ma (mean of the last 100 log points)"
+EVALUATIONS = "evaluation (± 1 std)"
 THIN_LINES = " (thin: not all sessions have come so far)"
 SMOOTHING = 20
 """Log points in the moving average of a session's small panels."""
@@ -91,7 +92,7 @@ def _draw_reference_lines(axes: Axes, game: Game) -> None:
 
 
 def plot_session(run: Run, session_dir: Path) -> list[Path]:
-    """Draws the returns and the learning metrics of a session into its graphs/session.png and .svg; returns the files.
+    """Draws a session's returns, evaluations and learning metrics into graphs/session.png and .svg; returns the files.
 
     Raises:
         UserError: the graphs cannot be written.
@@ -108,10 +109,13 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
     marker = _marker(env_steps)
     axes.plot(env_steps, table["return_mean"], **faint, marker=marker, label=RETURN_MEAN)
     axes.plot(env_steps, table["return_ma"], **strong, marker=marker, linewidth=2.2, label=RETURN_MA)
+    if evaluations := read_evaluations(session_dir):
+        at, _, means, stds = np.array(evaluations, np.float64).T
+        axes.errorbar(at, means, stds, fmt="o", color=COLOURS[1], elinewidth=0.9, label=EVALUATIONS)
     env_step_axes(axes, last, "raw return of a full game")
     axes.set_xlabel("env steps")
     _draw_reference_lines(axes, run.game)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
     for index, column in enumerate(panels):
         axes = figure.add_subplot(grid[1 + index // 3, index % 3])
         window = 1 if column == "learning_rate" else SMOOTHING  # a schedule has no noise

@@ -157,9 +157,10 @@ class Session:
             self.evaluator.start(self.learner.state.params, self.progress.env_steps)
 
     def checkpoint_if_due(self) -> None:
-        """Saves everything where a checkpoint is due."""
+        """Saves everything and draws the graphs where a checkpoint is due."""
         if self._save_every.due(self.progress.env_steps):
             self._save()
+            self.log.draw_graphs()
 
     def _save(self) -> None:
         """Saves once the newest update is known to be sound. Returns while the files are being written."""
@@ -169,7 +170,6 @@ class Session:
         score = self.progress.score()  # before `_meta`, which has the best one
         arrays = {"train_state": self.learner.state, "key": self._key}
         self._checkpoints.save(self.progress.env_steps, arrays, self._meta(), score)
-        self.log.draw_graphs()
 
     def device_text(self) -> str:
         """The devices, why they were chosen, and the arithmetic."""

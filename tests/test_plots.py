@@ -299,6 +299,18 @@ def test_a_session_graph_draws_log_points_and_their_moving_average(tmp_path, mon
     np.testing.assert_allclose(average, moving_average(noise, plots.SMOOTHING))
 
 
+def test_a_session_graph_shows_evaluations_during_training(tmp_path, monkeypatch):
+    run_dir = write_run(tmp_path / "run", [table([1.0, 2.0, 3.0])])
+    rows = "env_steps,episodes,mean,std\n10000,16,1.5,0.5\n20000,16,4,1\ndamaged\n"
+    (run_dir / "session_0" / "evaluations.csv").write_text(rows)
+    axes = drawn(monkeypatch, plot_session, run_dir / "session_0").axes[0]
+    (points,) = axes.containers
+    assert points.get_label() == plots.EVALUATIONS
+    assert points[0].get_xydata().tolist() == [[10000, 1.5], [20000, 4]]
+    (bars,) = (bar.get_segments() for bar in points[2])
+    assert [bar[:, 1].tolist() for bar in bars] == [[1, 2], [3, 5]]
+
+
 def test_a_comparison_draws_the_mean_return_ma(tmp_path, monkeypatch):
     runs = [write_run(tmp_path / name, [table([k, 3 * k]), table([3 * k, 5 * k])]) for name, k in (("a", 1), ("b", 9))]
     axes = drawn(monkeypatch, plot_comparison, runs, tmp_path / "out").axes[0]

@@ -314,6 +314,34 @@ def test_closing_an_evaluator_drops_what_it_plays(tmp_path, monkeypatch):
     assert (tmp_path / "evaluations.csv").read_text().split() == ["env_steps,episodes,mean,std"]
 
 
+def test_the_last_graphs_are_drawn_after_those_of_a_checkpoint(tmp_path, monkeypatch):
+    """A drawing that began earlier does not show the end."""
+    events = []
+
+    class Drawing:
+        def __init__(self, *_, **__):
+            self.ended = False
+            events.append("begins")
+
+        def poll(self):
+            return 0 if self.ended else None
+
+        def wait(self):
+            if not self.ended:
+                events.append("ends")
+            self.ended = True
+
+    monkeypatch.setattr(session_log.subprocess, "Popen", Drawing)
+    (tmp_path / "config.json").touch()
+    log = SessionLog([], LogConfig(), Progress(), 0, tmp_path / "session_0", lambda: None)
+    log.row = {"env_steps": 1.0}
+    log.draw_graphs()
+    log.draw_graphs()  # the first still draws
+    assert events == ["begins"]
+    log.draw_graphs(wait=True)
+    assert events == ["begins", "ends", "begins", "ends"]
+
+
 def test_evaluations_beyond_the_checkpoint_are_dropped_on_resume(tmp_path):
     (tmp_path / "evaluations.csv").write_text("env_steps,episodes,mean,std\n64,2,1.5,0.5\n128,2,2.5,0.5\n19")
     Evaluator(TINY, 0, 4, jax.devices("cpu")[0], tmp_path, 100, print).close()

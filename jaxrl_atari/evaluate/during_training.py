@@ -14,9 +14,7 @@ from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import make_network
-
-FILE = "evaluations.csv"
-HEADER = ["env_steps", "episodes", "mean", "std"]
+from jaxrl_atari.run_dir.reading import EVALUATIONS_FILE, EVALUATIONS_HEADER, read_evaluations
 
 
 class Evaluator:
@@ -40,14 +38,10 @@ class Evaluator:
     ):
         self._config, self._seed, self._device, self._dir, self._say = config, seed, device, session_dir, say
         self._network = make_network(config.network, num_actions, network_platform(device))
-        self._table = session_dir / FILE
-        kept = []
-        if self._table.exists():
-            with self._table.open(newline="", encoding="utf-8", errors="replace") as file:
-                rows = [row for row in csv.reader(file) if len(row) == len(HEADER) and row[0].isdecimal()]
-            kept = [row for row in rows if int(row[0]) <= env_steps]
+        self._table = session_dir / EVALUATIONS_FILE
+        kept = [row for row in read_evaluations(session_dir) if float(row[0]) <= env_steps]
         with self._table.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([HEADER, *kept])
+            csv.writer(file).writerows([EVALUATIONS_HEADER, *kept])
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "evaluator")
         self._running: Future[EvaluationResult] | None = None

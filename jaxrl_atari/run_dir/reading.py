@@ -1,4 +1,7 @@
-"""Reading the sessions of a run directory: RUN_DIR/session_<i>/metrics.csv, a row for each log point."""
+"""Reading the sessions of a run directory.
+
+RUN_DIR/session_<i>/metrics.csv has a row for each log point, evaluations.csv one for each evaluation during training.
+"""
 
 import csv
 import logging
@@ -14,6 +17,9 @@ from jaxrl_atari.run_dir.columns import REQUIRED_COLUMNS
 from jaxrl_atari.run_dir.metrics import Table
 
 _log = logging.getLogger(__name__)
+
+EVALUATIONS_FILE = "evaluations.csv"
+EVALUATIONS_HEADER = ["env_steps", "episodes", "mean", "std"]
 
 
 class MetricsFile(NamedTuple):
@@ -91,6 +97,16 @@ def damaged_lines(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"line {numbers[0]} is damaged and was left out"
     return f"{len(numbers)} lines are damaged and were left out; the first is line {numbers[0]}"
+
+
+def read_evaluations(session_dir: Path) -> list[list[str]]:
+    """The rows of a session's evaluations.csv, as text, without damaged ones; none if there is no such file."""
+    try:
+        text = (session_dir / EVALUATIONS_FILE).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    rows = map(_cells, text.splitlines())
+    return [row for row in rows if len(row) == len(EVALUATIONS_HEADER) and all(row) and all(map(_is_number, row))]
 
 
 def session_dirs(run_dir: str | Path) -> list[Path]:

@@ -168,8 +168,10 @@ class SessionLog:
         """Draws the graphs of the whole trial in a process of its own, because drawing takes seconds.
 
         Args:
-            wait: return when they are drawn.
+            wait: return when they are drawn. Otherwise nothing is drawn while an earlier process still draws.
         """
+        if wait and self._graphs is not None:
+            self._graphs.wait()
         busy = self._graphs is not None and self._graphs.poll() is None
         run_dir = self._dir.parent
         if self._draws_graphs and self.row and not busy and (run_dir / "config.json").is_file():
