@@ -111,7 +111,7 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
     axes.plot(env_steps, table["return_ma"], **strong, marker=marker, linewidth=2.2, label=RETURN_MA)
     if evaluations := read_evaluations(session_dir):
         at, _, means, stds = np.array(evaluations, np.float64).T
-        axes.errorbar(at, means, stds, fmt="o", color=COLOURS[1], elinewidth=0.9, label=EVALUATIONS)
+        axes.errorbar(at, means, stds, fmt="o", color=COLOURS[1], elinewidth=0.9, clip_on=False, label=EVALUATIONS)
     env_step_axes(axes, last, "raw return of a full game")
     axes.set_xlabel("env steps")
     _draw_reference_lines(axes, run.game)
