@@ -19,6 +19,7 @@ config=(--config configs/qbert.py)
 steps=1000000 long=(--total-env-steps 3000000) few=(--repeats 2 --seconds 2) tests=(-m gpu)
 if [ -n "${REHEARSAL:-}" ]; then
     steps=2048 long=(--total-env-steps 2048) few=(--repeats 1 --seconds 0.1) tests=(--co)
+    config+=(--ppo.rollout-length 16 --ppo.minibatch-size 128 --ppo.epochs 1)
 fi
 
 run() { # NAME COMMAND...
