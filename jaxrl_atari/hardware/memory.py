@@ -24,7 +24,7 @@ from jaxrl_atari.fast.frames import FRAME_SIZE, STACK
 from jaxrl_atari.networks import NETWORKS, compute_dtype, uses_cpu_conv
 
 FRAME = FRAME_SIZE**2  # bytes, uint8
-CHUNK_SAMPLE = 147_000  # values of a sample while `cpu_conv` works on its chunk
+CHUNK_SAMPLE = 140_000  # values of a sample while `cpu_conv` works on its chunk
 PER_STEP = 100  # bytes of a step besides its frame: actions, values, advantages, permutations, ...
 MAX_ACTIONS = 18
 
@@ -70,7 +70,7 @@ def estimate(config: Config, platform: str, num_actions: int = MAX_ACTIONS) -> E
         # late. All factors are measured.
         sample = 2 * stacks + round(0.8 * activations * dtype.itemsize)
         count = cpu_conv.chunk_count(samples, dtype)
-        kept_chunks = 1 + 0.6 * (count - 1 if count <= cpu_conv.UNROLLED else 0)
+        kept_chunks = 1 + 0.64 * (count - 1 if count <= cpu_conv.UNROLLED else 0)
         chunk = round(kept_chunks * min(samples, cpu_conv.CHUNK[dtype]) * CHUNK_SAMPLE * dtype.itemsize)
         gradient_copies = 1.1
     else:
