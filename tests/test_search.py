@@ -826,13 +826,18 @@ def test_a_killed_search_leaves_no_process_and_a_signal_to_its_group_ends_it(tun
             assert time.monotonic() < end
             time.sleep(0.05)
         family = psutil.Process(process.pid).children(recursive=True)
-        assert "ray::ImplicitFunc.train" in [member.name() for member in family]
+        assert "ray::ImplicitFunc.train" in map(name, family)
         return process, family
 
+    def name(process):
+        """The name of a process; empty if it has ended since it was found."""
+        try:
+            return process.name()
+        except psutil.NoSuchProcess:
+            return ""
+
     process, family = start(times=1)
-    agents = [
-        member for member in family if member.name().endswith("Agent")
-    ]  # Ray's, which notice a kill after a minute
+    agents = [member for member in family if name(member).endswith("Agent")]  # Ray's notice a kill after a minute
     process.kill()
     assert not psutil.wait_procs(set(family) - set(agents), timeout=60)[1]
     process.communicate()
