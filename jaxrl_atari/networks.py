@@ -97,6 +97,9 @@ class ImpalaActorCritic(nn.Module):
 NETWORKS: dict[str, Any] = {"nature": NatureActorCritic, "impala": ImpalaActorCritic}
 """`network.name` -> module, constructed with (num_actions, dtype)."""
 
+BFLOAT16_CPUS = {"bfloat16 cpu", "amx cpu"}
+"""The platforms that are CPUs which multiply bfloat16; see `hardware.gpus.network_platform`."""
+
 
 class Network(NamedTuple):
     """A network as plain functions, in the form and arithmetic that suit a kind of device."""
@@ -125,7 +128,8 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
 
     if uses_cpu_conv(config, platform, peer):
         acting_params = jax.jit(partial(cpu_conv.acting_params, dtype=dtype))
-        return Network(init, partial(cpu_conv.apply, dtype=dtype), BLOCKED, acting_params)
+        chunk = cpu_conv.chunk_size(platform, dtype)
+        return Network(init, partial(cpu_conv.apply, dtype=dtype, chunk=chunk), BLOCKED, acting_params)
 
     def apply(params: Any, stacks: jax.Array) -> Any:
         return module.apply({"params": params}, stacks)
@@ -141,12 +145,12 @@ def compute_dtype(config: NetworkConfig, platform: str, peer: str | None = None)
     """
     name = config.compute_dtype
     if name == "auto":
-        is_faster = platform == "gpu" or (platform == "bfloat16 cpu" and uses_cpu_conv(config, platform, peer))
+        is_faster = platform == "gpu" or (platform in BFLOAT16_CPUS and uses_cpu_conv(config, platform, peer))
         name = "bfloat16" if is_faster else "float32"
     return jnp.dtype(name)
 
 
 def uses_cpu_conv(config: NetworkConfig, platform: str, peer: str | None = None) -> bool:
     """Whether `cpu_conv` computes the convolutions: `network.conv`, where `auto` is `matmul` on CPUs alone."""
-    on_cpu = {platform, peer or platform} <= {"cpu", "bfloat16 cpu"}
+    on_cpu = {platform, peer or platform} <= {"cpu", *BFLOAT16_CPUS}
     return config.name == "nature" and (config.conv == "matmul" or (config.conv == "auto" and on_cpu))

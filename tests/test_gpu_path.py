@@ -33,7 +33,7 @@ from jaxrl_atari.devices import Placement
 from jaxrl_atari.evaluate.play import play
 from jaxrl_atari.fast.frames import PLAIN
 from jaxrl_atari.hardware import distributed, gpus, jax_gpus
-from jaxrl_atari.hardware.cpu import multiplies_bfloat16
+from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.hardware.distributed import gather_rows
 from jaxrl_atari.hardware.gpus import Gpu, Visible, network_platform
 from jaxrl_atari.hardware.memory import out_of_memory_advice
@@ -540,7 +540,20 @@ def test_bfloat16_is_the_choice_for_gpus_that_have_it(capability, expected, monk
     platform = network_platform(SimpleNamespace(platform="gpu", local_hardware_id=1))
     assert compute_dtype(NetworkConfig(), platform) == expected
     assert compute_dtype(NetworkConfig(compute_dtype="bfloat16"), platform) == jnp.bfloat16
-    assert network_platform(jax.devices("cpu")[0]) == ("bfloat16 cpu" if multiplies_bfloat16() else "cpu")
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        (None, "cpu"),
+        (("AVX2", "AVX-512"), "cpu"),
+        (("AVX2", "AVX-512", "BF16"), "bfloat16 cpu"),
+        (("AVX2", "AVX-512", "BF16", "AMX"), "amx cpu"),
+    ],
+)
+def test_the_platform_of_a_cpu_is_what_it_multiplies(sets, expected, monkeypatch):
+    monkeypatch.setattr(gpus, "read_cpu", lambda: Cpu("a CPU", sets, 2, None, True))
+    assert network_platform(jax.devices("cpu")[0]) == expected
 
 
 # --- 6. Speed --------------------------------------------------------------------------------------------------------

@@ -64,10 +64,11 @@ def test_estimate_agrees_with_xla(case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("platform", ["bfloat16 cpu", "amx cpu"])
 @pytest.mark.parametrize("case", ["default", "large rollout", "large minibatch", "small"])
-def test_estimate_agrees_with_xla_in_bfloat16(case):
+def test_estimate_agrees_with_xla_in_bfloat16(case, platform):
     config = make_config(**CASES[case], compute_dtype="bfloat16")
-    assert estimate(config, "cpu", 6).update == pytest.approx(analysed_bytes(config), rel=0.1)
+    assert estimate(config, platform, 6).update == pytest.approx(analysed_bytes(config, platform), rel=0.1)
 
 
 @pytest.mark.slow

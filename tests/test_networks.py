@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_atari.config import NetworkConfig, NetworkName
-from jaxrl_atari.fast.cpu_conv import CHUNK, acting_params
+from jaxrl_atari.fast.cpu_conv import UNROLLED, acting_params, chunk_size
 from jaxrl_atari.fast.frames import (
     BLOCKED,
     PLAIN,
@@ -41,8 +41,9 @@ class Reference(nn.Module):
 
 @pytest.fixture(scope="module")
 def stacks():
-    """Several chunks of the CPU form, the last one not full, in each arithmetic."""
-    n = max(CHUNK.values()) + 3
+    """Several chunks of the CPU form, the last one not full: in float32 without a loop, in bfloat16 with one."""
+    n = UNROLLED * chunk_size("cpu", "bfloat16") + 3
+    assert chunk_size("cpu", "float32") < n <= UNROLLED * chunk_size("cpu", "float32")
     return np.random.default_rng(0).integers(0, 256, (n, 84, 84, 4), dtype=np.uint8)
 
 
@@ -65,14 +66,14 @@ def scalar(outputs):
     ).mean()
 
 
-def network(conv, dtype="float32"):
+def network(conv, dtype="float32", platform="cpu"):
     """The Nature network in a form, as training makes it on a CPU."""
-    return make_network(NetworkConfig(conv=conv, compute_dtype=dtype), ACTIONS, "cpu")
+    return make_network(NetworkConfig(conv=conv, compute_dtype=dtype), ACTIONS, platform)
 
 
-def apply(conv, dtype="float32"):
+def apply(conv, dtype="float32", platform="cpu"):
     """A function of variables and stacks of images."""
-    made = network(conv, dtype)
+    made = network(conv, dtype, platform)
     return lambda v, x: made.apply(v["params"], store_stacks(made.layout, jnp.asarray(x)))
 
 
@@ -113,16 +114,16 @@ def test_small_batches(conv, batch, variables):
     np.testing.assert_allclose(value, expected[1], atol=1e-5)
 
 
-@pytest.mark.parametrize("conv", ["plain", "matmul"])
-def test_bfloat16_is_close(conv, stacks, variables):
-    logits, value = apply(conv, "bfloat16")(variables, stacks)
+@pytest.mark.parametrize(("conv", "platform"), [("plain", "cpu"), ("matmul", "cpu"), ("matmul", "amx cpu")])
+def test_bfloat16_is_close(conv, platform, stacks, variables):
+    logits, value = apply(conv, "bfloat16", platform)(variables, stacks)
     assert logits.dtype == value.dtype == jnp.float32
     expected = Reference().apply(variables, stacks)
     assert float(jnp.abs(logits - expected[0]).max()) < 0.05 * float(jnp.abs(expected[0]).max())
     assert float(jnp.abs(value - expected[1]).max()) < 0.05 * float(jnp.abs(expected[1]).max())
     assert float(jnp.abs(logits - expected[0]).max()) > 1e-5  # it did compute in another type
 
-    gradients = jax.jit(jax.grad(lambda v: scalar(apply(conv, "bfloat16")(v, stacks))))(variables)
+    gradients = jax.jit(jax.grad(lambda v: scalar(apply(conv, "bfloat16", platform)(v, stacks))))(variables)
     expected = jax.grad(lambda v: scalar(Reference().apply(v, stacks)))(variables)
     error = jax.tree.map(lambda got, want: jnp.linalg.norm(got - want) / jnp.linalg.norm(want), gradients, expected)
     assert all(g.dtype == jnp.float32 for g in jax.tree.leaves(gradients))
@@ -175,6 +176,7 @@ def test_the_impala_network(stacks):
         (NetworkConfig(), "gpu", None, ("bfloat16", PLAIN)),
         (NetworkConfig(), "cpu", "gpu", ("float32", PLAIN)),  # acting on a CPU for a GPU: one layout for both
         (NetworkConfig(), "bfloat16 cpu", None, ("bfloat16", BLOCKED)),
+        (NetworkConfig(), "amx cpu", "bfloat16 cpu", ("bfloat16", BLOCKED)),
         (NetworkConfig(), "bfloat16 cpu", "gpu", ("float32", PLAIN)),  # plain convolutions are slow in bfloat16
         (NetworkConfig(name="impala"), "bfloat16 cpu", None, ("float32", PLAIN)),
         (NetworkConfig(compute_dtype="float32"), "bfloat16 cpu", None, ("float32", BLOCKED)),

@@ -24,6 +24,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfi
 from jaxrl_atari.evaluate import during_training
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.run_dir import session_log
@@ -236,7 +237,8 @@ def test_a_stop_request_is_granted_after_the_update_with_a_last_checkpoint(who, 
     ("has", "dtype", "used"), [(True, "auto", "bfloat16"), (False, "auto", "float32"), (True, "float32", "float32")]
 )
 def test_auto_is_bfloat16_where_the_cpu_multiplies_it(has, dtype, used, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpus, "multiplies_bfloat16", lambda: has)
+    sets = ("AVX2", "AVX-512", "BF16") if has else ("AVX2",)
+    monkeypatch.setattr(gpus, "read_cpu", lambda: Cpu("a CPU", sets, 2, None, True))
     lines = Lines()
     config = dataclasses.replace(TINY, network=NetworkConfig(compute_dtype=dtype))
     with prepare(config, tmp_path / "session_0", writers=[lines]) as run:

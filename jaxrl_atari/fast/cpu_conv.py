@@ -28,7 +28,8 @@ is viewed as uint16 (`_as_uint16`). Products accumulate in float32.
 stacked on the last axis but one, which XLA writes in one pass; before a concatenation along the last axis it copies
 every operand.
 
-**Chunks.** The torso works on a part of the samples at a time (`CHUNK`), whose activations stay in the CPU's caches.
+**Chunks.** The torso works on a part of the samples at a time (`chunk_size`), so that activations stay in the CPU's
+caches.
 """
 
 import functools
@@ -43,30 +44,34 @@ from jax import lax
 
 from jaxrl_atari.fast.frames import STACK
 
-CHUNK = {jnp.dtype(jnp.float32): 32, jnp.dtype(jnp.bfloat16): 64}
-"""The largest number of samples in a chunk."""
-
 UNROLLED = 8
 """Up to this many chunks are compiled without a loop, which would copy what each keeps for its gradient."""
 
 
-def chunk_count(samples: int, dtype: Any) -> int:
-    """Number of chunks of a minibatch."""
-    return -(-samples // CHUNK[jnp.dtype(dtype)])
+def chunk_size(platform: str, dtype: Any) -> int:
+    """The largest number of samples in a chunk, as measured; AMX, Intel's matrix units, need large products.
+
+    Args:
+        platform: as `hardware.gpus.network_platform` names it.
+    """
+    if jnp.dtype(dtype) == jnp.float32:
+        return 32
+    return 64 if platform == "amx cpu" else 16
 
 
-def apply(params: Any, blocks: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+def apply(params: Any, blocks: jax.Array, dtype: Any, chunk: int) -> tuple[jax.Array, jax.Array]:
     """Policy and value of blocked frame stacks.
 
     Args:
         params: of `networks.NatureActorCritic`.
         blocks: uint8 `[N, 21, 21, 64]`; a channel is (frame, row, column) of a block.
         dtype: of the torso's arithmetic, float32 or bfloat16. The heads compute in float32.
+        chunk: `chunk_size`.
 
     Returns:
         logits float32 `[N, A]` and value float32 `[N]`.
     """
-    features = _torso_in_chunks(params, blocks, dtype).astype(dtype)
+    features = _torso_in_chunks(params, blocks, dtype, chunk).astype(dtype)
     dense, policy, value = params["dense"], params["policy"], params["value"]
     hidden = _dense(features, dense["kernel"]) + dense["bias"].astype(dtype)
     hidden = nn.relu(hidden).astype(jnp.float32)
@@ -79,7 +84,7 @@ def acting_params(params: Any, dtype: Any) -> Any:
     return {**params, "dense": {**params["dense"], "kernel": params["dense"]["kernel"].astype(dtype)}}
 
 
-def _torso_in_chunks(params: Any, blocks: jax.Array, dtype: Any) -> jax.Array:
+def _torso_in_chunks(params: Any, blocks: jax.Array, dtype: Any, chunk: int) -> jax.Array:
     """The three convolutions: uint8 `[N, 21, 21, 64]` -> float32 `[N, 3136]`."""
     # Kernels [height, width, in, out] in the order of the blocked input: (place in the 2x2 window, channel).
     k1, k2, k3 = (params[name]["kernel"] for name in ("conv1", "conv2", "conv3"))
@@ -92,7 +97,7 @@ def _torso_in_chunks(params: Any, blocks: jax.Array, dtype: Any) -> jax.Array:
         return _torso(dtype, chunk, w1, b1, w2, b2, w3, b3)
 
     n = blocks.shape[0]
-    count = chunk_count(n, dtype)
+    count = -(-n // chunk)
     if count == 1:
         return torso(blocks)
     filled = jnp.pad(blocks, ((0, -n % count), (0, 0), (0, 0), (0, 0)))

@@ -20,7 +20,7 @@ import jax
 
 from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import GpuOption
-from jaxrl_atari.hardware.cpu import multiplies_bfloat16
+from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError, NoDevice
 
 SIMULATED = "JAXRL_ATARI_SIMULATED_GPUS"
@@ -109,10 +109,12 @@ def driver_gpus(names: str | None) -> Visible:
 def network_platform(device: jax.Device) -> str:
     """The platform for which `make_network` makes a network: how fast it is in bfloat16 decides its arithmetic.
 
-    "bfloat16 cpu" (it has AVX512-BF16) or "cpu"; "gpu" (it has bfloat16 units) or "old gpu".
+    "amx cpu" (it has AVX512-BF16 and AMX), "bfloat16 cpu" (AVX512-BF16 alone) or "cpu"; "gpu" (it has bfloat16 units)
+    or "old gpu".
     """
     if device.platform == "cpu":
-        return "bfloat16 cpu" if multiplies_bfloat16() else "cpu"
+        sets = read_cpu().instruction_sets or ()
+        return "cpu" if "BF16" not in sets else "amx cpu" if "AMX" in sets else "bfloat16 cpu"
     if device.platform != "gpu":
         return device.platform
     try:

@@ -69,9 +69,10 @@ def estimate(config: Config, platform: str, num_actions: int = MAX_ACTIONS) -> E
         # Patches and the gradients of the layers exist for one chunk at a time; without a loop, XLA frees some of them
         # late. All factors are measured.
         sample = 2 * stacks + round(0.8 * activations * dtype.itemsize)
-        count = cpu_conv.chunk_count(samples, dtype)
+        size = cpu_conv.chunk_size(platform, dtype)
+        count = -(-samples // size)
         kept_chunks = 1 + 0.64 * (count - 1 if count <= cpu_conv.UNROLLED else 0)
-        chunk = round(kept_chunks * min(samples, cpu_conv.CHUNK[dtype]) * CHUNK_SAMPLE * dtype.itemsize)
+        chunk = round(kept_chunks * min(samples, size) * CHUNK_SAMPLE * dtype.itemsize)
         gradient_copies = 1.1
     else:
         # The stacks as gathered and as numbers; the outputs, and what backpropagation keeps besides. Measured: half as
