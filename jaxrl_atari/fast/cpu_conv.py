@@ -84,7 +84,7 @@ def acting_params(params: Any, dtype: Any) -> Any:
     return {**params, "dense": {**params["dense"], "kernel": params["dense"]["kernel"].astype(dtype)}}
 
 
-def _torso_in_chunks(params: Any, blocks: jax.Array, dtype: Any, chunk: int) -> jax.Array:
+def _torso_in_chunks(params: Any, blocks: jax.Array, dtype: Any, size: int) -> jax.Array:
     """The three convolutions: uint8 `[N, 21, 21, 64]` -> float32 `[N, 3136]`."""
     # Kernels [height, width, in, out] in the order of the blocked input: (place in the 2x2 window, channel).
     k1, k2, k3 = (params[name]["kernel"] for name in ("conv1", "conv2", "conv3"))
@@ -97,7 +97,7 @@ def _torso_in_chunks(params: Any, blocks: jax.Array, dtype: Any, chunk: int) -> 
         return _torso(dtype, chunk, w1, b1, w2, b2, w3, b3)
 
     n = blocks.shape[0]
-    count = -(-n // chunk)
+    count = -(-n // size)
     if count == 1:
         return torso(blocks)
     filled = jnp.pad(blocks, ((0, -n % count), (0, 0), (0, 0), (0, 0)))
