@@ -14,7 +14,7 @@ import pytest
 from jaxrl_atari import ppo, rollout
 from jaxrl_atari.benchmark.instruments import Compilations
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
-from jaxrl_atari.fast.cpu_conv import chunk_size
+from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import Hyperparameters, Rollout, init_train_state, update
 from jaxrl_atari.session import prepare, train
@@ -213,6 +213,20 @@ def test_the_update_moves_data_once():
     images = [(shape.split(","), int(axis)) for shape, axis in shapes if shape.count(",") >= 3]
     assert images
     assert not [image for image in images if image[1] == len(image[0]) - 1]  # its operands would be copied first
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the compiled program is that of XLA's CPU back end")
+def test_a_loop_over_chunks_reads_a_saved_output_before_it_takes_windows_of_it():
+    network = make_network(NetworkConfig(compute_dtype="bfloat16"), 6, "cpu")
+    params = jax.eval_shape(network.init, jax.random.key(0))
+    samples = (UNROLLED + 1) * chunk_size("cpu", "bfloat16")
+    stacks = jax.ShapeDtypeStruct((samples, 21, 21, 64), jnp.uint8)
+    gradient = jax.jit(jax.grad(lambda params, stacks: network.apply(params, stacks)[1].sum()))
+    found = computations(gradient.lower(params, stacks).compile().as_text())
+    bodies = ["\n".join(lines) for lines in found.values()]
+    windows = [body for body in bodies if re.search(r",9,9,4,128\]\S* concatenate\(", body)]
+    assert windows
+    assert not [body for body in windows if " dynamic-slice(" in body]
 
 
 # --- What a GPU is given ---------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ is viewed as uint16 (`_as_uint16`). Products accumulate in float32.
 `optimization_barrier` does not prevent that: this backend removes barriers before it fuses. A concatenation does, so
 `_first_layer_backward` transposes its gradient in two halves and concatenates them. Windows that lie side by side are
 stacked on the last axis but one, which XLA writes in one pass; before a concatenation along the last axis it copies
-every operand.
+every operand. In a loop over chunks, XLA also fuses the slice that reads a chunk's saved output into the windows of it,
+which then take 10 times as long. The first layer's output is therefore saved in two halves, to be concatenated.
 
 **Chunks.** The torso works on a part of the samples at a time (`chunk_size`), so that activations stay in the CPU's
 caches.
@@ -232,12 +233,13 @@ def _torso_forward(dtype: Any, blocks: jax.Array, *weights: jax.Array) -> tuple[
     out1 = _first_layer(blocks, w1, b1, dtype)
     out2 = _layer(out1, w2, b2, 2)
     out3 = _layer(out2, w3, b3, 3)
-    return out3.reshape(-1, 3136).astype(jnp.float32), (blocks, w2, w3, [_as_uint16(x) for x in (out1, out2, out3)])
+    halves1, saved2, saved3 = jnp.array_split(_as_uint16(out1), 2), _as_uint16(out2), _as_uint16(out3)
+    return out3.reshape(-1, 3136).astype(jnp.float32), (blocks, w2, w3, halves1, saved2, saved3)
 
 
 def _torso_backward(dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, ...]:
-    blocks, w2, w3, outs = saved
-    out1, out2, out3 = map(_as_bfloat16, outs)
+    blocks, w2, w3, halves1, saved2, saved3 = saved
+    out1, out2, out3 = map(_as_bfloat16, (jnp.concatenate(halves1), saved2, saved3))
     g, dw3, db3 = _layer_backward(out2, w3, out3, g.reshape(out3.shape), 3)
     g, dw2, db2 = _layer_backward(out1, w2, out2, g, 2)
     dw1, db1 = _first_layer_backward(blocks, out1, g)

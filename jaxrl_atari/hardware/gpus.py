@@ -114,7 +114,9 @@ def network_platform(device: jax.Device) -> str:
     """
     if device.platform == "cpu":
         sets = read_cpu().instruction_sets or ()
-        return "cpu" if "BF16" not in sets else "amx cpu" if "AMX" in sets else "bfloat16 cpu"
+        if "BF16" not in sets:
+            return "cpu"
+        return "amx cpu" if "AMX" in sets else "bfloat16 cpu"
     if device.platform != "gpu":
         return device.platform
     try:
