@@ -27,7 +27,7 @@ is viewed as uint16 (`_as_uint16`). Products accumulate in float32.
 `_first_layer_backward` transposes its gradient in two halves and concatenates them. Windows that lie side by side are
 stacked on the last axis but one, which XLA writes in one pass; before a concatenation along the last axis it copies
 every operand. In a loop over chunks, XLA also fuses the slice that reads a chunk's saved output into the windows of it,
-which then take 10 times as long. The first layer's output is therefore saved in two halves, to be concatenated.
+which then take 10 times as long. There the first layer's output is saved in two halves, to be concatenated.
 
 **Chunks.** The torso works on a part of the samples at a time (`chunk_size`), so that activations stay in the CPU's
 caches.
@@ -94,16 +94,18 @@ def _torso_in_chunks(params: Any, blocks: jax.Array, dtype: Any, size: int) -> j
     w2 = k2.reshape(2, 2, 2, 2, 32, 64).transpose(0, 2, 1, 3, 4, 5).reshape(-1, 64)
     w3 = k3.reshape(-1, 64)
 
-    def torso(chunk: jax.Array) -> jax.Array:
-        return _torso(dtype, chunk, w1, b1, w2, b2, w3, b3)
-
     n = blocks.shape[0]
     count = -(-n // size)
+    loop = count > UNROLLED
+
+    def torso(chunk: jax.Array) -> jax.Array:
+        return _torso(dtype, loop, chunk, w1, b1, w2, b2, w3, b3)
+
     if count == 1:
         return torso(blocks)
     filled = jnp.pad(blocks, ((0, -n % count), (0, 0), (0, 0), (0, 0)))
     chunks = filled.reshape(count, -1, *blocks.shape[1:])
-    _, features = lax.scan(lambda _, chunk: (None, torso(chunk)), None, chunks, unroll=count <= UNROLLED)
+    _, features = lax.scan(lambda _, chunk: (None, torso(chunk)), None, chunks, unroll=not loop)
     return features.reshape(-1, 3136)[:n]
 
 
@@ -219,27 +221,28 @@ def _channels_first(g: jax.Array) -> jax.Array:
 # --- The torso -------------------------------------------------------------------------------------------------------
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _torso(dtype: Any, blocks: jax.Array, *weights: jax.Array) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _torso(dtype: Any, loop: bool, blocks: jax.Array, *weights: jax.Array) -> jax.Array:
     """The three convolutions of one chunk: uint8 `[N, 21, 21, 64]` -> float32 `[N, 3136]`.
 
-    `weights` are w and b of each layer. Only the input and the layers' outputs are saved for the backward pass.
+    `weights` are w and b of each layer. Only the input and the layers' outputs are saved for the backward pass. `loop`:
+    the chunks are computed in a loop.
     """
-    return _torso_forward(dtype, blocks, *weights)[0]
+    return _torso_forward(dtype, loop, blocks, *weights)[0]
 
 
-def _torso_forward(dtype: Any, blocks: jax.Array, *weights: jax.Array) -> tuple[jax.Array, Any]:
+def _torso_forward(dtype: Any, loop: bool, blocks: jax.Array, *weights: jax.Array) -> tuple[jax.Array, Any]:
     w1, b1, w2, b2, w3, b3 = weights
     out1 = _first_layer(blocks, w1, b1, dtype)
     out2 = _layer(out1, w2, b2, 2)
     out3 = _layer(out2, w3, b3, 3)
-    halves1, saved2, saved3 = jnp.array_split(_as_uint16(out1), 2), _as_uint16(out2), _as_uint16(out3)
-    return out3.reshape(-1, 3136).astype(jnp.float32), (blocks, w2, w3, halves1, saved2, saved3)
+    parts1, saved2, saved3 = jnp.array_split(_as_uint16(out1), 2 if loop else 1), _as_uint16(out2), _as_uint16(out3)
+    return out3.reshape(-1, 3136).astype(jnp.float32), (blocks, w2, w3, parts1, saved2, saved3)
 
 
-def _torso_backward(dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, ...]:
-    blocks, w2, w3, halves1, saved2, saved3 = saved
-    out1, out2, out3 = map(_as_bfloat16, (jnp.concatenate(halves1), saved2, saved3))
+def _torso_backward(dtype: Any, loop: bool, saved: Any, g: jax.Array) -> tuple[Any, ...]:
+    blocks, w2, w3, parts1, saved2, saved3 = saved
+    out1, out2, out3 = map(_as_bfloat16, (jnp.concatenate(parts1), saved2, saved3))
     g, dw3, db3 = _layer_backward(out2, w3, out3, g.reshape(out3.shape), 3)
     g, dw2, db2 = _layer_backward(out1, w2, out2, g, 2)
     dw1, db1 = _first_layer_backward(blocks, out1, g)
