@@ -7,7 +7,7 @@ XLA's CPU backend compiles the gradient of a convolution inside `lax.scan` to a 
 **Convolutions as products.** The input is blocked (`frames.BLOCKED`): 84x84 pixels are 21x21 blocks of 4x4. An 8x8
 window that moves by 4 pixels is then a 2x2 window that moves by 1 block, because 8 = 2 blocks and 4 = 1 block. The
 output of the first layer is blocked again, 2x2, so that the second layer's 4x4 window with stride 2 becomes a 2x2
-window with stride 1 as well. A window with stride 1 is cheap to lay out as a matrix row: `_patches` concatenates
+window with stride 1 as well. A window with stride 1 is cheap to lay out as a matrix row: `_patches` stacks
 shifted views. `_torso_in_chunks` puts the weights in the same order, and applies the division of pixels by 255 to the
 first layer's weights rather than to every pixel.
 

@@ -107,7 +107,7 @@ def driver_gpus(names: str | None) -> Visible:
 
 
 def network_platform(device: jax.Device) -> str:
-    """The platform for which `make_network` makes a network: how fast it is in bfloat16 decides its arithmetic.
+    """The platform for which `make_network` makes a network: how it computes bfloat16 decides arithmetic and chunks.
 
     "amx cpu" (it has AVX512-BF16 and AMX), "bfloat16 cpu" (AVX512-BF16 alone) or "cpu"; "gpu" (it has bfloat16 units)
     or "old gpu".
