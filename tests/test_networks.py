@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_atari.config import NetworkConfig, NetworkName
+from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.fast.cpu_conv import UNROLLED, acting_params, chunk_size
 from jaxrl_atari.fast.frames import (
     BLOCKED,
@@ -137,6 +138,22 @@ def test_acting_params_change_no_bit_of_the_outputs(dtype, stacks, variables):
     run = jax.jit(apply("matmul", dtype))
     for output, expected in zip(run({"params": prepared}, stacks), run(variables, stacks), strict=True):
         np.testing.assert_array_equal(output, expected)
+
+
+@pytest.mark.parametrize(("platform", "size"), [("cpu", 16), ("bfloat16 cpu", 16), ("amx cpu", 64), ("gpu", 64)])
+def test_small_chunks_are_for_cpus_without_amx(platform, size):
+    torso, sizes = cpu_conv._torso, []
+
+    def sees_chunks(*arguments):
+        sizes.append(arguments[2].shape[0])
+        return torso(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_conv, "_torso", sees_chunks)
+        made = make_network(NetworkConfig(conv="matmul", compute_dtype="bfloat16"), ACTIONS, platform)
+        params = jax.eval_shape(made.init, jax.random.key(0))
+        jax.eval_shape(made.apply, params, jax.ShapeDtypeStruct((256, 21, 21, 64), jnp.uint8))
+    assert set(sizes) == {size}
 
 
 # --- The choice ------------------------------------------------------------------------------------------------------
