@@ -25,6 +25,18 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
+@pytest.fixture(autouse=True)
+def compilation_cache_stays():
+    """A test that changes a setting of the cache puts it back: the tests after it would compile everything again."""
+
+    def settings():
+        return {name: value for name, value in jax.config.values.items() if "cache" in name}
+
+    before = settings()
+    yield
+    assert settings() == before
+
+
 def wants_gpu(config):
     expression = config.option.markexpr
     return "gpu" in expression and "not gpu" not in expression

@@ -103,7 +103,9 @@ def test_xla_knows_the_flags_of_determinism(tmp_path):
     assert "xla_gpu_deterministic_ops: true" in options.read_text()
 
 
-def test_determinism_needs_a_fresh_process_on_a_gpu_and_another_network_than_impala(monkeypatch):
+def test_determinism_needs_a_fresh_process_on_a_gpu_and_another_network_than_impala(monkeypatch, request):
+    before = jax.config.jax_persistent_cache_enable_xla_caches
+    request.addfinalizer(lambda: jax.config.update("jax_persistent_cache_enable_xla_caches", before))
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     deterministic = DevicesConfig(deterministic=True)
     jax_gpus.limit_jax(deterministic)  # JAX has started on a CPU, which needs no flags
