@@ -4,6 +4,7 @@
 #     bash benchmarks/on_a_gpu.sh check    # does everything run there? The report of the devices, and the tests marked gpu
 #     bash benchmarks/on_a_gpu.sh speed    # end to end, with the limit that the emulators set, and where the time goes
 #     bash benchmarks/on_a_gpu.sh compare  # alternatives, in alternating runs
+#     bash benchmarks/on_a_gpu.sh graphs   # the same with and without CUDA graphs, and a CPU beside the GPU
 #     bash benchmarks/on_a_gpu.sh train    # several sessions on one GPU, then one session
 #     bash benchmarks/on_a_gpu.sh scores   # starts the games of docs/reproduce.md in the background and returns
 #     bash benchmarks/on_a_gpu.sh pack     # these runs with their newest checkpoints, in files of 15 MiB
@@ -15,7 +16,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 out=$(realpath -m "${OUT:-data/gpu}") runs=data/gpu/runs
 mkdir -p "$out" "$runs"
-config=(--config configs/qbert.py)
+config=(--config configs/qbert.py --devices.gpu true)  # an error, rather than the CPU, if CUDA does not start
 steps=1000000 long=(--total-env-steps 3000000) few=(--repeats 2 --seconds 2) tests=(-m gpu)
 if [ -n "${REHEARSAL:-}" ]; then
     steps=2048 long=(--total-env-steps 2048) few=(--repeats 1 --seconds 0.1) tests=(--co)
@@ -26,7 +27,7 @@ run() { # NAME COMMAND...
     local name=$1
     shift
     echo "=== $name: $*"
-    "$@" 2>&1 | tee "$out/$name.txt" | tail -n 60
+    timeout -s TERM -k 60 "${LIMIT:-500}" "$@" 2>&1 | tee "$out/$name.txt" | tail -n 60
     echo "=== $name: status ${PIPESTATUS[0]}"
 }
 benchmark() { # NAME OPTIONS...
@@ -51,17 +52,20 @@ speed)
     benchmark default "${parts[@]}"
     benchmark envs_128 --env.num-envs 128 "${parts[@]}"
     benchmark envs_128_minibatch_2048 --env.num-envs 128 --ppo.minibatch-size 2048 "${parts[@]}"
-    benchmark trace --trace data/gpu/trace
+    XLA_FLAGS=--xla_enable_command_buffers_during_profiling=true benchmark trace --trace data/gpu/trace
     find data/gpu/trace -name '*.json.gz' -exec cp {} "$out" \;
     ;;
 compare)
     benchmark overlap --env.num-envs 128 --compare overlap=none,update
     benchmark arithmetic --compare network.compute_dtype=float32,bfloat16
     benchmark convolutions --compare network.conv=plain,matmul
-    flag=--xla_gpu_enable_command_buffer
-    benchmark command_buffers --compare "XLA_FLAGS=$flag=-WHILE,$flag=+WHILE"
-    benchmark cpu_or_gpu --compare cpu,gpu
     run acting python3 benchmarks/acting_forms.py "${config[@]}" --env.num-envs 96 --rounds "${few[1]}" --seconds "${few[3]}"
+    ;;
+graphs)
+    flag=--xla_gpu_enable_command_buffer
+    benchmark graphs --compare "XLA_FLAGS=$flag=,$flag=+FUSION" # off, and XLA's default
+    benchmark whole_update --compare "XLA_FLAGS=$flag=+FUSION,$flag=+CONVOLUTION $flag=+WHILE"
+    benchmark cpu_or_gpu --compare cpu,gpu
     ;;
 train)
     train four_sessions --sessions 4 --trial.parallel 4 --total-env-steps "$steps"
@@ -69,10 +73,13 @@ train)
     ;;
 scores)
     for game in breakout pong qbert; do
+        touch "$runs/$game.txt"
         # Three processes share the GPU: the share of each as `trial.parallel` would set it.
         XLA_CLIENT_MEM_FRACTION=0.3 setsid nohup python3 -m jaxrl_atari.train --config "configs/$game.py" --seed 1 \
-            --run-dir "$runs/$game" --log.checkpoint-every-env-steps 100000 ${REHEARSAL:+--total-env-steps 2048} \
-            >"$runs/$game.txt" 2>&1 &
+            --devices.gpu true --run-dir "$runs/$game" --log.checkpoint-every-env-steps 100000 ${REHEARSAL:+--total-env-steps 2048} \
+            >>"$runs/$game.txt" 2>&1 &
+        # The first one compiles and times kernels alone; the others read most of that from the cache.
+        timeout 200 tail -n +1 -f --pid=$! "$runs/$game.txt" | grep -m 1 -e 'compilation included' -e '^error'
     done
     ;;
 pack)
@@ -84,7 +91,7 @@ pack)
     ls -l "$out"/runs.tar.*
     ;;
 *)
-    sed -n '2,9p' benchmarks/on_a_gpu.sh
+    sed -n '2,10p' benchmarks/on_a_gpu.sh
     exit 2
     ;;
 esac

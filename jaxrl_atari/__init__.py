@@ -1,7 +1,7 @@
 """PPO on Atari with JAX: `python -m jaxrl_atari.train --config configs/qbert.py`.
 
 A script needs one import line: `from jaxrl_atari import Config, EnvConfig, run_training, load_policy, run_evaluation`.
-The names are loaded when they are used, so that importing the package costs nothing.
+A name is loaded when it is imported or used, so that `import jaxrl_atari` alone costs nothing.
 Importing it also lets a signal end a command, `python -m jaxrl_atari.X`, that has not reached `cli.run` yet.
 """
 

@@ -60,7 +60,7 @@ class EnvConfig:
     """Groups of environments that alternate: one steps while the policy acts for another. 0: 2 on a GPU (1 if its
     share of the environments is odd), 1 on a CPU."""
     num_threads: Annotated[int, Limits(0, 4_096)] = 0
-    """Emulator threads. 0: one per core."""
+    """Emulator threads of each group of environments. 0: one per core."""
 
     def __post_init__(self) -> None:
         check_fields(self, "env.")
@@ -152,7 +152,8 @@ class NetworkConfig:
     `matmul`, on a CPU with AVX512-BF16; else float32. Parameters, heads and losses are always float32. On a GPU from
     Ampere on, `float32` convolutions compute in TF32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
-    """Form of the convolutions: `plain` (cuDNN), `matmul` (fast on a CPU) or `auto`. Results agree up to rounding."""
+    """Form of the convolutions: `plain` (cuDNN), `matmul` (fast on a CPU) or `auto`, which is `matmul` for `nature`
+    where CPUs alone learn and act, else `plain`. Results agree up to rounding."""
 
     def __post_init__(self) -> None:
         check_fields(self, "network.")

@@ -10,6 +10,7 @@ comparison into DIR. Several runs of one game are also compared by their probabi
 compares suites: learning curves of each game, and statistics over the games that are complete in all suites.
 """
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from jaxrl_atari.run_dir.reading import read_evaluations, session_dirs
 from jaxrl_atari.run_dir.statistics import probability_of_improvement
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, estimate_text, is_suite, scores_at, suite_runs
 from jaxrl_atari.run_dir.summary import Run, read_run, score_text, trial_summary
+
+_log = logging.getLogger(__name__)
 
 SESSION_PANELS = {
     "policy_loss": "policy loss",
@@ -258,10 +261,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise UserError(
                 f"{' '.join(options.run_dirs)}: runs and suites; compare runs with runs, suites with suites"
             )
-        runs = [run for suite in suites for run in suite_runs(suite) if session_dirs(run)]
-        if not runs:
+        begun = [run_dir for suite in suites for run_dir in suite_runs(suite) if session_dirs(run_dir)]
+        if not begun:
             raise UserError(f"{suites[0]}: no game has a session yet; wait for the first one")
-        print(*plot_comparison(list(map(read_run, runs)), Path(options.output)), sep="\n")
+        runs = []
+        for run_dir in begun:
+            try:
+                runs.append(read_run(run_dir))
+            except UserError as error:  # as before its first log point
+                _log.warning("left out: %s", error)
+        if runs:
+            print(*plot_comparison(runs, Path(options.output)), sep="\n")
         print("\n" + compare_suites(suites, Path(options.output)))
         return
     runs = list(map(read_run, options.run_dirs))

@@ -24,6 +24,7 @@ from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.checkpoints import Checkpoints, Restored
 from jaxrl_atari.run_dir.files import only_writer, unused
 from jaxrl_atari.run_dir.progress import Every, Progress
+from jaxrl_atari.run_dir.reading import EVALUATIONS_FILE
 from jaxrl_atari.run_dir.session_log import SessionLog
 from jaxrl_atari.run_dir.writers import Writer, make_writers
 
@@ -209,6 +210,11 @@ class Session:
         self._checkpoints.wait()
         if self.evaluator is not None:
             self.evaluator.settle(stop_requested)
+            # The last update may end just before the budget, where an evaluation is due.
+            reached = max(self.progress.env_steps, self.config.total_env_steps)
+            if self.config.is_spent(self.progress.env_steps) and self._evaluate_every.due(reached):
+                self.evaluator.start(self.learner.state.params, self.progress.env_steps)
+                self.evaluator.settle(stop_requested)
         self.log.draw_graphs(wait=True)
 
 
@@ -308,12 +314,13 @@ def _restore(
 
 
 def _set_aside(session_dir: Path) -> str:
-    """Renames the log points of a session that has no checkpoint to resume from; returns a note for the user."""
+    """Renames the tables of a session that has no checkpoint to resume from; returns a note for the user."""
     note = "there is no checkpoint to resume from yet: the session starts at 0 env steps"
-    table = session_dir / "metrics.csv"
-    if not table.is_file() or len(table.read_bytes().splitlines()) < 2:
-        return note
-    return f"{note}; the earlier log points are in {table.rename(unused(table)).name}"
+    tables = [session_dir / name for name in ("metrics.csv", "metrics.jsonl", EVALUATIONS_FILE)]
+    headers = {".csv": 1, ".jsonl": 0}
+    used = [path for path in tables if path.is_file() and len(path.read_bytes().splitlines()) > headers[path.suffix]]
+    kept = [path.rename(unused(path)).name for path in used]
+    return f"{note}; what was logged before is in {', '.join(kept)}" if kept else note
 
 
 def _resume_message(config: Config, progress: Progress, meta: dict[str, Any], dtype: str) -> str:

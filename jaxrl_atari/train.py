@@ -23,8 +23,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, Path | None]:
     """Command line -> config, and the run directory; None for a new one.
 
     Raises:
-        UserError: a value that cannot be used.
-        SystemExit: --help, or an option that is not there (status 2).
+        UserError: an unknown option, or a value that cannot be used.
+        SystemExit: after --help.
     """
     first = cli.Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")

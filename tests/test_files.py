@@ -81,7 +81,7 @@ def test_a_directory_has_one_writer_at_a_time(tmp_path):
     ):
         pass
     with only_writer(tmp_path):  # the lock was released
-        assert list(tmp_path.iterdir()) == []
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_the_git_revision_is_that_of_this_package_alone(tmp_path, monkeypatch):

@@ -103,6 +103,7 @@ def test_a_pushed_run_is_pulled_and_plays(server, run_dir, tmp_path, monkeypatch
     frames = np.random.default_rng(0).integers(0, 255, (8, 84, 84, 4), np.uint8)
     assert policy.act(frames, jax.random.key(1)).tolist() == original.act(frames, jax.random.key(1)).tolist()
     assert plots.plot_trial(read_run(back))
+    assert hub.collect(back, "user/breakout").files["replay.mp4"].read_bytes() == b"a film"
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -141,6 +142,11 @@ def test_the_card_quotes_the_evaluation_of_all_sessions(run_dir, tmp_path):
     }  # fmt: skip
     write_json(own / "evaluation.json", honest)
     write_json(own / "evaluation_2.json", {**honest, "checkpoint": "best", "mean": 9.0})  # later, and not to be quoted
+    write_json(own / "evaluation_10.json", {**honest, "mean": 3.5})
+    write_json(own / "evaluation_9.json", {**honest, "mean": 4.5})  # written last, as by a copy
+    assert "mean return **3.5**" in hub.collect(own, "user/breakout").card
+    (own / "evaluation_9.json").unlink()
+    (own / "evaluation_10.json").unlink()
     shared = hub.collect(own, "user/breakout")
     text = " ".join(shared.card.split())
     assert "all sessions at env step 2,000: mean return **2.5** (95% interval 1.0 to 4.0) over 2 sessions" in text

@@ -394,6 +394,8 @@ def test_resources(tune):
 
     assert split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[:3] == (0.25, 2, 8)
     assert "8 at a time" in split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[3]
+    assert split(0.4, 0, {"GPU": 2.0, "CPU": 16.0})[:3] == (0.4, 4, 4)  # none has parts of two GPUs
+    assert split(2.0, 0, {"GPU": 5.0, "CPU": 16.0})[:3] == (2.0, 8, 2)
     gpu, cpu, at_once, line = split(0.25, 0, {"CPU": 2.0})
     assert (gpu, cpu, at_once) == (0, 1, 2)
     assert "there is no GPU" in line

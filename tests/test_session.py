@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -33,6 +34,7 @@ from jaxrl_atari.run_dir.checkpoints import Checkpoints, Restored
 from jaxrl_atari.run_dir.columns import TIME_COLUMNS
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import describe, write_description
+from jaxrl_atari.run_dir.files import write_json
 from jaxrl_atari.run_dir.progress import EpisodeStatistics, Progress
 from jaxrl_atari.run_dir.session_log import NonFiniteError, SessionLog
 from jaxrl_atari.session import hyperparameters, prepare, run_session
@@ -458,6 +460,21 @@ def test_an_evaluation_that_is_due_waits_for_the_one_that_is_running(tmp_path, m
         assert evaluated == [1200]
 
 
+@pytest.mark.parametrize("budget", [1199, 1200, 1210])
+def test_an_evaluation_that_is_due_at_the_budget_is_not_missed(tmp_path, monkeypatch, budget):
+    """The last update may end on either side of the budget."""
+    config = dataclasses.replace(TINY, evaluation=EvaluationConfig(every_env_steps=budget // 2))
+    assert config.rollout_size / 2 > 10
+    evaluated = []
+    with steady_session(config, tmp_path / "session_0", monkeypatch) as (run, _):
+        run.config = dataclasses.replace(run.config, total_env_steps=budget)
+        start = lambda params, env_steps: evaluated.append(env_steps)  # noqa: E731
+        run.evaluator = SimpleNamespace(poll=lambda: False, settle=lambda stop_requested: None, start=start)
+        list(session.train(run))
+        run.finish()
+    assert evaluated in ([600, 1200], [900, 1200])
+
+
 def test_sps_are_those_since_the_log_point_before(tmp_path, monkeypatch):
     clock, lines, progress = SimpleNamespace(now=0.0), Lines(), Progress()
     monkeypatch.setattr(session_log.time, "monotonic", lambda: clock.now)
@@ -721,15 +738,29 @@ def test_processes_restore_the_checkpoint_that_the_leader_chose(trained, tmp_pat
     assert sent[-1].startswith("error "), "the others would wait for ever"
 
 
+def test_a_damaged_config_is_restored_from_the_newest_copy(tmp_path):
+    """Those of sessions that have finished are not rewritten when a resume changes the config."""
+    for number, sessions in enumerate((2, 4)):
+        path = tmp_path / f"session_{number}" / "config.json"
+        path.parent.mkdir()
+        write_json(path, describe(dataclasses.replace(TINY, sessions=sessions, seed=number)))
+        os.utime(path, (number, number))
+    (tmp_path / "config.json").write_text("{")
+    assert read_config(tmp_path) == dataclasses.replace(TINY, sessions=4)
+
+
 def test_log_points_of_a_session_that_starts_again_are_set_aside(tmp_path):
     run_session(TINY, tmp_path / "session_0")
+    evaluations = tmp_path / "session_0" / "evaluations.csv"
+    evaluations.write_text("env_steps,episodes,mean,std\n64,2,1.5,0.5\n")
     before = (tmp_path / "session_0" / "metrics.csv").read_bytes()
     shutil.rmtree(tmp_path / "session_0" / "checkpoints")
     lines = Lines()
     run_session(TINY, tmp_path / "session_0", resume=True, writers=[lines])
     assert (tmp_path / "session_0" / "metrics_2.csv").read_bytes() == before
+    assert evaluations.with_stem("evaluations_2").read_text().endswith("64,2,1.5,0.5\n")
     (message,) = [message for message in lines.messages if "no checkpoint to resume from" in message]
-    assert message.endswith("the session starts at 0 env steps; the earlier log points are in metrics_2.csv")
+    assert message.endswith("starts at 0 env steps; what was logged before is in metrics_2.csv, evaluations_2.csv")
     assert int(rows(tmp_path / "session_0")[0]["updates"]) == 1
 
 

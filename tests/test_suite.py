@@ -1,6 +1,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from jaxrl_atari.run_dir.description import describe
 from jaxrl_atari.run_dir.files import write_json
 from jaxrl_atari.run_dir.statistics import FIGURES
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, read_suite
+from jaxrl_atari.run_dir.summary import read_run
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite import results, suite
 
@@ -103,6 +105,17 @@ def test_run_dir_starts_a_suite_or_continues_the_one_it_holds(tmp_path):
     assert suite_command.parse(line)[0].sessions == 7
     with pytest.raises(UserError, match="--games = 'Qbert': expected Pong Alien, the games of"):
         suite_command.parse(["--games", "Qbert", "--run-dir", str(suite_dir)])
+
+
+@pytest.mark.parametrize(
+    "option", [("--seed", "7"), ("--env.protocol", "classic"), ("--env.full-action-space", "true")]
+)
+def test_a_suite_goes_on_with_its_own_protocol_and_seed(tmp_path, option):
+    suite_dir = add_games(make_suite(tmp_path / "suite"), BETTER)
+    before = (suite_dir / "suite.json").read_bytes()
+    with pytest.raises(UserError, match="with which the run began; leave it out, or start a new run"):
+        suite_command.main(["--resume", str(suite_dir), *option])
+    assert (suite_dir / "suite.json").read_bytes() == before
 
 
 def test_the_protocol_of_the_configs_game_holds_for_every_game(tmp_path, capsys):
@@ -347,14 +360,33 @@ def test_suites_that_cannot_be_compared(tmp_path):
         plots.main([str(make_suite(tmp_path / "new"))])
 
 
+def test_a_game_without_a_log_point_and_a_copy_of_a_game_are_left_out(tmp_path, monkeypatch, capsys, caplog):
+    monkeypatch.setattr("jaxrl_atari.run_dir.suite_statistics.draw_suites", lambda *arguments: [])
+    suite_dir = add_games(make_suite(tmp_path / "suite"), {"Pong": [0.5, 1.0], "Breakout": [2.0, 3.0]})
+    before = read_suite(suite_dir)["Pong"][0]["return_mean"].tolist()
+    shutil.copytree(suite_dir / "Pong", suite_dir / "Pong_old")
+    for metrics in suite_dir.glob("Pong_old/session_*/metrics.csv"):
+        metrics.write_text(metrics.read_text().replace(repr(before[0]), "1.0"))
+    assert read_run(suite_dir / "Pong_old").tables.popitem()[1]["return_mean"].tolist() != before
+    add_session(suite_dir, "Alien", 0, [1.0])
+    metrics = suite_dir / "Alien" / "session_0" / "metrics.csv"
+    metrics.write_text(metrics.read_text().splitlines()[0] + "\n")
+    assert read_suite(suite_dir)["Pong"][0]["return_mean"].tolist() == before
+    plots.main([str(suite_dir), "--output", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "comparison.png").is_file()
+    assert any(f"left out: {suite_dir}/Alien" in record.getMessage() for record in caplog.records)
+
+
 def test_suites_of_one_name_show_their_parents(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrl_atari.run_dir.suite_statistics.draw_suites", lambda *arguments: [])
-    for parent in ("a", "b"):
-        (tmp_path / parent).mkdir()
+    for parent in ("a", "b", "c/b"):
+        (tmp_path / parent).mkdir(parents=True)
         add_games(make_suite(tmp_path / parent / "suite"), BETTER)
     (tmp_path / "out").mkdir()
-    text = compare_suites([tmp_path / "a" / "suite", tmp_path / "b" / "suite"], tmp_path / "out")
+    suites = [tmp_path / parent / "suite" for parent in ("a", "b", "c/b")]
+    text = compare_suites(suites, tmp_path / "out")
     assert "improvement of suite over b/suite: 0.500 (" in text
+    assert f"improvement of suite over {suites[2]}: 0.500 (" in text
 
 
 def test_finished_games_are_skipped_and_a_failure_does_not_stop_the_others(tmp_path, capsys, monkeypatch):

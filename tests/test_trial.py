@@ -1,5 +1,6 @@
 """Trials of several sessions: real processes on simulated GPUs, signals, failures, resuming."""
 
+import dataclasses
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOC
 from jaxrl_atari.hardware.gpus import SIMULATED
 from jaxrl_atari.hardware.memory_share import FRACTION
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import describe, make_run_dir
 from jaxrl_atari.trial import trial, worker
 from jaxrl_atari.trial.processes import Task, run_processes
@@ -246,6 +248,18 @@ def test_threads_of_a_session_that_shares_the_cores_with_other_games(tmp_path, m
     assert seen == [3]
     for folder in (run_dir, run_dir / "session_0"):
         assert json.loads((folder / "config.json").read_text())["config"]["env"]["num_threads"] == 0
+
+
+def test_a_resume_with_fewer_sessions_is_recorded_where_nothing_remains_to_be_trained(tmp_path, started):
+    config = make_config(tmp_path, sessions=3)
+    run_dir = make_run_dir(config)
+    run_trial(config, run_dir)
+    for session in (0, 1):
+        write_checkpoint(run_dir / f"session_{session}", 32)
+    started.clear()
+    run_trial(dataclasses.replace(config, sessions=2), run_dir, resume=True)
+    assert not started
+    assert read_config(run_dir).sessions == 2
 
 
 def test_a_failing_session_in_this_process(tmp_path, started, monkeypatch):

@@ -225,13 +225,15 @@ def test_wandb_offline_run_stays_in_the_session_directory(tmp_path, monkeypatch)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     session_dir = tmp_path / "qbert_20250101" / "session_0"
+    session_dir.mkdir(parents=True)
+    (session_dir / "wandb_id").write_text("a1b2c3d4")
     # In a subprocess: wandb starts a service process that would outlive the test.
     result = subprocess.run(
         [sys.executable, "-c", WANDB_SCRIPT, str(session_dir)], capture_output=True, text=True, timeout=100
     )
     assert result.returncode == 0, result.stderr
     assert "Weights & Biases: offline" in result.stdout
-    (run_file,) = session_dir.glob("wandb/offline-run-*/run-qbert_20250101-session_0.wandb")
+    (run_file,) = session_dir.glob("wandb/offline-run-*/run-a1b2c3d4.wandb")
     content = run_file.read_bytes()  # records of protobuf, numbers as JSON text
     for text in ("charts/return_ma", "1024", "2048", '"game":"Qbert"'):
         assert text.encode() in content
@@ -240,7 +242,7 @@ def test_wandb_offline_run_stays_in_the_session_directory(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("marker", "trial"), [("suite.json", "suite_a-Breakout"), ("", "Breakout")])
-def test_runs_of_equal_names_in_two_suites_are_two_wandb_runs(tmp_path, monkeypatch, marker, trial):
+def test_runs_of_equal_names_in_two_folders_are_two_wandb_runs(tmp_path, monkeypatch, marker, trial):
     asked = {}
     wandb = SimpleNamespace(
         init=lambda **options: asked.update(options) or SimpleNamespace(offline=False, url="", dir="x"),
@@ -248,11 +250,16 @@ def test_runs_of_equal_names_in_two_suites_are_two_wandb_runs(tmp_path, monkeypa
         Error=Exception,
     )
     monkeypatch.setattr(writers_module, "import_wandb", lambda: wandb)
-    (tmp_path / "suite_a").mkdir()
-    if marker:
-        (tmp_path / "suite_a" / marker).write_text("{}")
-    writers_module.WandbWriter(config(wandb=True), tmp_path / "suite_a" / "Breakout" / "session_0")
-    assert (asked["group"], asked["id"]) == (trial, f"{trial}-session_0")
+    ids = []
+    for folder in ("suite_b", "suite_a", "suite_a"):  # the last one: a resumed session
+        session_dir = tmp_path / folder / "Breakout" / "session_0"
+        session_dir.mkdir(parents=True, exist_ok=True)
+        if marker:
+            (tmp_path / folder / marker).write_text("{}")
+        writers_module.WandbWriter(config(wandb=True), session_dir)
+        ids.append(asked["id"])
+    assert (asked["group"], asked["name"]) == (trial, f"{trial}-session_0")
+    assert ids[0] != ids[1] == ids[2]
 
 
 class Clock:

@@ -8,7 +8,7 @@ the machine, the versions and the config. Every field of the config is an option
 
 --trace DIR writes a trace of training for xprof, TensorBoard or Perfetto instead (docs/watch.md).
 
-Comparisons run the sides in turns, each in a separate process; a ratio is that of two neighbouring runs. Use a quiet
+Comparisons run the sides in turns, each in a separate process; a ratio is that of two runs of one round. Use a quiet
 machine: whatever else computes is measured too.
 """
 

@@ -92,13 +92,16 @@ def is_command() -> bool:
 def write(text: str, stream: TextIO | None = None) -> None:
     """Writes text to standard output, or another stream, at once and in one piece.
 
-    If the pipe or the terminal behind it is closed, output goes nowhere from then on (`drop_output`).
+    If the pipe or the terminal behind it is closed, output goes nowhere from then on (`drop_output`). What a full disk
+    does not take is lost: it must not end a training run whose own files are elsewhere.
     """
     output = stream or sys.stdout
     try:
         output.write(text)
         output.flush()
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return
         if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
             raise
         drop_output()

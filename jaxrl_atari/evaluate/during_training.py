@@ -14,6 +14,7 @@ from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import make_network
+from jaxrl_atari.run_dir.files import write_file
 from jaxrl_atari.run_dir.reading import EVALUATIONS_FILE, EVALUATIONS_HEADER, read_evaluations
 
 
@@ -40,8 +41,7 @@ class Evaluator:
         self._network = make_network(config.network, num_actions, network_platform(device))
         self._table = session_dir / EVALUATIONS_FILE
         kept = [row for row in read_evaluations(session_dir) if float(row[0]) <= env_steps]
-        with self._table.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([EVALUATIONS_HEADER, *kept])
+        write_file(self._table, "".join(f"{','.join(row)}\r\n" for row in (EVALUATIONS_HEADER, *kept)))
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "evaluator")
         self._running: Future[EvaluationResult] | None = None

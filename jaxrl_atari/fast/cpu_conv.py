@@ -13,11 +13,11 @@ first layer's weights rather than to every pixel.
 
 **Gradients.** They are written out (`jax.custom_vjp`), because XLA's own derivative of these programs is slow in two
 ways. First, a weight gradient is `patches.T @ g`, and XLA turns `patches.T` into a layout change: a column-major
-matrix, with which its product takes up to twice as long. `_dense_backward` and `_layer_backward` therefore compute the
-transposed product `g.T @ patches` from a `g.T` that is moved in memory (`_transposed`), and transpose the small result.
-An `optimization_barrier` stops XLA from simplifying this back. Second, JAX's derivative saves patches for the backward
-pass. In a loop over chunks, rebuilding them is faster than reading them from memory; where chunks are unrolled, XLA
-itself decides, and keeps them.
+matrix, with which its product takes up to twice as long. `_layer_backward` and `_first_layer_backward` therefore
+compute the transposed product `g.T @ patches` from a `g.T` that is moved in memory, and transpose the small result. An
+`optimization_barrier` stops XLA from simplifying this back. `_dense_backward`, whose result is large, moves x instead.
+Second, JAX's derivative saves patches for the backward pass. In a loop over chunks, rebuilding them is faster than
+reading them from memory; where chunks are unrolled, XLA itself decides, and keeps them.
 
 **bfloat16.** XLA's CPU backend copies bfloat16 by way of float32 and integers as they are, so data that is only moved
 is viewed as uint16 (`_as_uint16`). Products accumulate in float32.

@@ -58,9 +58,15 @@ def collect(run_dir: str | Path, repo_id: str, checkpoint: Literal["best", "late
     chosen = [path for pattern in RUN_FILES for path in sorted(run_dir.glob(pattern))]
     for session_dir in session_dirs(run_dir):
         chosen += [path for pattern in SESSION_FILES for path in sorted(session_dir.glob(pattern))]
-    chosen += [path for path in sorted((best_session / "checkpoints" / str(step)).rglob("*")) if path.is_file()]
+    checkpoint_dir = best_session / "checkpoints" / str(step)
+    saved = [path for path in sorted(checkpoint_dir.rglob("*")) if path.is_file()]
+    if not saved:  # `load_policy` has just read it
+        raise UserError(f"{checkpoint_dir}: training has replaced this checkpoint; try again")
+    chosen += saved
     files = {path.relative_to(run_dir).as_posix(): path for path in chosen}
     videos = sorted(best_session.glob("video_*.mp4"), key=lambda path: path.stat().st_mtime)
+    if (pulled := run_dir / "replay.mp4").is_file():
+        videos.insert(0, pulled)
     if videos:
         files["replay.mp4"] = videos[-1]  # the Hub shows a video of this name
     card = model_card(repo_id, run_dir, summary, best_session.name, step, is_best=checkpoint == "best")

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.cli.errors import UserError, require
 from jaxrl_atari.config import Config
 from jaxrl_atari.run_dir.files import read_json, unused, write_json
 from jaxrl_atari.run_dir.reading import session_dirs
@@ -46,9 +46,21 @@ def read_config(run_dir: str | Path) -> Config:
         ) from error
 
 
+def require_same_run(config: Config, before: Config) -> None:
+    """Raises `ConfigError` if a config asks for another game, protocol or seed than the one with which a run began."""
+    for name, was, wanted in (
+        ("env.game", before.env.game_name, config.env.game_name),
+        ("env.protocol", before.env.resolved_protocol, config.env.resolved_protocol),
+        ("seed", before.seed, config.seed),
+    ):
+        hint = "leave it out, or start a new run"
+        require(wanted == was, name, wanted, f"{was}, with which the run began", hint)
+
+
 def _restore_from_session(path: Path, error: Exception) -> Config | None:
-    """Replaces a run's config.json by the copy of its first session that has a usable one; the old file is kept."""
-    for session_dir in session_dirs(path.parent):
+    """Replaces a run's config.json by the newest usable copy that a session has; the old file is kept."""
+    copies = [found for found in session_dirs(path.parent) if (found / CONFIG_FILE).is_file()]
+    for session_dir in sorted(copies, key=lambda found: (found / CONFIG_FILE).stat().st_mtime, reverse=True):
         number = int(session_dir.name.removeprefix("session_"))
         try:
             values = read_json(session_dir / CONFIG_FILE)

@@ -75,14 +75,15 @@ def unused(path: Path) -> Path:
 
 @contextlib.contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
-    """Locks a directory until the block ends or the process dies. Leaves no file behind.
+    """Locks a directory until the block ends or the process dies, by its file `.lock`, which stays.
 
-    On a file system without locks, this does nothing.
+    The lock holds on other machines too, over NFS: Linux passes the lock of a file on to the server, but not that of a
+    directory. On a file system without locks, this does nothing.
 
     Raises:
         UserError: another process holds the lock.
     """
-    descriptor = os.open(directory, os.O_RDONLY)
+    descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -49,6 +49,8 @@ def read_suite(suite_dir: str | Path) -> dict[str, list[Table]]:
             run = read_run(run_dir)
         except UserError:
             continue  # no log point yet
+        if run_dir.name != run.game.name:
+            continue  # a copy
         tables = list(run.tables.values())
         if (planned or run.config).is_complete([table["env_steps"][-1] for table in tables]):
             suite[run.game.name] = tables
@@ -167,7 +169,8 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
     """
     suites: dict[str, dict[str, list[Table]]] = {}
     for directory in (Path(suite_dir).absolute() for suite_dir in suite_dirs):
-        name = directory.name if directory.name not in suites else f"{directory.parent.name}/{directory.name}"
+        names = directory.name, f"{directory.parent.name}/{directory.name}", str(directory)
+        name = next(name for name in names if name not in suites or name == names[-1])
         for run_dir in suite_runs(directory):
             if note := comparison_note(read_config(run_dir).env.resolved_protocol):
                 raise UserError(f"{directory}: {note}; compare suites of protocol {REFERENCE_PROTOCOL}")

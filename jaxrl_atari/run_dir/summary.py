@@ -1,5 +1,6 @@
 """The summary of a trial: RUN_DIR/trial.json, and the table that is printed at the end."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,7 +65,12 @@ def trial_summary(run: Run) -> dict[str, Any]:
 
 def newest_evaluation(run_dir: Path) -> dict[str, Any] | None:
     """The newest evaluation of the latest checkpoints of all sessions, if there is a sound one."""
-    for path in sorted(run_dir.glob("evaluation*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+
+    def number(path: Path) -> int:  # of evaluation.json, evaluation_2.json, ...; times do not survive a copy
+        match = re.fullmatch(r"evaluation_(\d+)", path.stem)
+        return int(match[1]) if match else 1
+
+    for path in sorted(run_dir.glob("evaluation*.json"), key=number, reverse=True):
         try:
             found = read_json(path)
             if found["checkpoint"] == "latest" and _is_evaluation(found):

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -234,7 +235,7 @@ def import_wandb() -> Any:
 
 
 class WandbWriter(Writer):
-    """A Weights & Biases run, grouped by trial. A resumed session continues its run.
+    """A Weights & Biases run, grouped by trial. A resumed session continues its run, whose id is in wandb_id.
 
     wandb reads its own environment variables, such as WANDB_MODE and WANDB_ENTITY.
     """
@@ -246,13 +247,15 @@ class WandbWriter(Writer):
         # The runs of suites have the same names, those of the games, and so have the trials of searches.
         nested = any((group_dir / name).is_file() for name in (SUITE_FILE, SEARCH_FILE))
         trial = f"{group_dir.name}-{run_dir.name}" if nested else run_dir.name
-        name = f"{trial}-{session_dir.name}"
+        id_file = session_dir / "wandb_id"
+        if not id_file.is_file():
+            write_file(id_file, secrets.token_hex(4))
         try:
             self._run = wandb.init(
                 project=config.log.wandb_project,
                 group=trial,
-                name=name,
-                id="".join(c if c.isalnum() or c in "-_" else "-" for c in name),  # an id allows no other characters
+                name=f"{trial}-{session_dir.name}",
+                id=id_file.read_text(),
                 resume="allow",
                 dir=session_dir,
                 config=config.to_dict(),

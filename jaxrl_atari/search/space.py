@@ -96,7 +96,7 @@ class SearchConfig:
     early_stopping: Literal["asha", "none"] = "asha"
     """`asha`: stop trials that are worse than others at the same env steps (one session each); `none`: stop none."""
     grace_env_steps: Annotated[int, Limits(1, 10**12)] = 500_000
-    """Env steps of the first comparison; the next ones are at each multiple by `reduction`."""
+    """Env steps of the first comparison; the next ones are at `reduction`, `reduction`², ... times that."""
     reduction: Annotated[int, Limits(2, 1_000_000)] = 3
     """Each comparison keeps the best 1 / reduction of the trials."""
     retries: Annotated[int, Limits(0, 1_000)] = 0

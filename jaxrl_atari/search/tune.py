@@ -225,7 +225,8 @@ def resources(
     gpus, cores = 0.0 if option is False else cluster.get("GPU", 0.0), int(cluster.get("CPU", 1))
     require(option is not True or gpus > 0, "devices.gpu", True, "a Ray cluster with GPUs", "use auto or false")
     gpu = search.resources.gpu if gpus else 0.0
-    slots = int(gpus / gpu) if gpu else cores
+    # A trial with a fraction of a GPU cannot have parts of two.
+    slots = cores if not gpu else int(gpus) * int(1 / gpu) if gpu < 1 else int(gpus / gpu)
     cpu = search.resources.cpu or max(1, cores // max(slots, 1))
     at_once = min(slots, cores // cpu)
     if at_once == 0:

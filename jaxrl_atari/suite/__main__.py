@@ -11,7 +11,8 @@
     --report-at N...     add the scores at these env steps to the results
     --compare DIR        compare with the suite in another directory at the end
 
-Every field of the config is an option too; ppo.gae_lambda is the value tuned for each game unless it is given.
+Every field of the config but env.game, name and devices.distributed is an option too; ppo.gae_lambda is the value tuned
+for each game unless it is given.
 """
 
 import dataclasses
@@ -28,6 +29,7 @@ from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.hardware.rotation import place_session
 from jaxrl_atari.plots import plot_comparison
 from jaxrl_atari.report.pages import try_report
+from jaxrl_atari.run_dir.config_file import require_same_run
 from jaxrl_atari.run_dir.description import make_run_dir
 from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, is_suite, read_suite
@@ -78,6 +80,8 @@ def parse(arguments: Sequence[str] | None) -> Command:
         default, games, report_at = wanted, scored if known.games is None else known.games, []
     report_at = report_at if known.report_at is None else known.report_at
     config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.suite", description=__doc__)
+    if default is not wanted:
+        require_same_run(config, default)
     if known.config and default is not wanted:
         cli.report_changes(known.config, cli.parse(Config, rest, default=wanted), config)
     require(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.cli import say
-from jaxrl_atari.cli.errors import SessionsFailed, UserError, require
+from jaxrl_atari.cli.errors import SessionsFailed, UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.hardware.cpu import usable_cores
@@ -21,7 +21,7 @@ from jaxrl_atari.hardware.memory_share import memory_fraction, set_memory_fracti
 from jaxrl_atari.hardware.rotation import Place, place_session
 from jaxrl_atari.plots import plot_trial
 from jaxrl_atari.report.pages import try_report
-from jaxrl_atari.run_dir.config_file import read_config
+from jaxrl_atari.run_dir.config_file import read_config, require_same_run
 from jaxrl_atari.run_dir.description import (
     describe_resumed,
     is_finished,
@@ -51,7 +51,10 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
     share_devices(config, place_sessions(config))  # raises errors before a run directory is made
     resume = run_dir is not None and is_run(run_dir)
     if run_dir is not None and resume:
-        require_same_run(config, run_dir)
+        if (run_dir / "checkpoints").is_dir():
+            expected = run_dir.absolute().parent
+            raise UserError(f"--resume {run_dir}: is a session's directory; expected the run's, {expected}")
+        require_same_run(config, read_config(run_dir))
     if config.devices.distributed:
         distributed.join_processes(config.devices)
     if distributed.is_leader() and not resume:
@@ -162,6 +165,8 @@ def run_trial(config: Config, run_dir: Path, *, resume: bool = False, num_thread
     failures: dict[Any, str] = {}
     with only_writer(run_dir):
         plan = make_plan(config, run_dir, resume, places)
+        if resume and not plan.places and config != read_config(run_dir):
+            plan.write_descriptions()  # as with a smaller budget, which every session has spent
         if num_threads:
             config = dataclasses.replace(config, env=dataclasses.replace(config.env, num_threads=num_threads))
             plan = dataclasses.replace(plan, config=config)
@@ -209,21 +214,6 @@ def follow_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None
             directory = session_dir(run_dir, session)
             if not (resume and is_finished(config, directory)):
                 run_session(config, directory, session, resume=resume, stop_requested=stop.requested)
-
-
-def require_same_run(config: Config, run_dir: Path) -> None:
-    """Raises `UserError` if `run_dir` is not a run's, or if the config asks for another run than it holds."""
-    if (run_dir / "checkpoints").is_dir():
-        expected = run_dir.absolute().parent
-        raise UserError(f"--resume {run_dir}: is a session's directory; expected the run's, {expected}")
-    before = read_config(run_dir)
-    for name, was, wanted in (
-        ("env.game", before.env.game_name, config.env.game_name),
-        ("env.protocol", before.env.resolved_protocol, config.env.resolved_protocol),
-        ("seed", before.seed, config.seed),
-    ):
-        hint = "leave it out, or start a new run with --config"
-        require(wanted == was, name, wanted, f"{was}, with which the run began", hint)
 
 
 def _reported(session: int, error: Exception) -> str:
