@@ -143,6 +143,8 @@ def test_a_killed_save_keeps_the_previous_checkpoint(session):
         checkpoints = CheckpointWriter(sys.argv[1])
         arrays = {"x": jnp.ones(int(3e7))}
         checkpoints.save(30, arrays, {}, 9.0)
+        while len(list(checkpoints.directory.iterdir())) < 3:  # orbax makes the folder in a thread
+            pass
         os.kill(os.getpid(), signal.SIGKILL)
     """
     result = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(session)], timeout=120, check=False)
@@ -342,7 +344,7 @@ def as_an_ordinary_user():
 
 @pytest.mark.parametrize("refused", ["meta/metadata", "arrays/train_state.params.policy.bias/.zarray", "arrays", "."])
 def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(session, refused):
-    with tempfile.TemporaryDirectory() as folder:  # nobody may not enter pytest's
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # nobody may not enter pytest's, nor perhaps TMPDIR
         os.chmod(folder, 0o755)
         session = shutil.copytree(session, Path(folder) / "session_0")
         session.chmod(0o755)

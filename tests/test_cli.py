@@ -5,6 +5,7 @@ import errno
 import importlib
 import os
 import pickle
+import platform
 import pwd
 import re
 import subprocess
@@ -330,6 +331,14 @@ def configured(code="pass", **variables):
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_malloc_keeps_freed_memory_unless_the_user_has_set_it(tmp_path):
+    home = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert "malloc keeps freed memory" in configured(**home)
+    assert "malloc keeps" not in configured(**home, MALLOC_TOP_PAD_="65536")
+    assert configured(**home, JAXRL_ATARI_NO_TUNING="1") == "process tuning off (JAXRL_ATARI_NO_TUNING)\n"
 
 
 def test_a_read_only_cache_is_reported(tmp_path):

@@ -218,6 +218,16 @@ def test_the_shipped_configs(name, request):
     assert config.name == name
 
 
+def test_reinforce_and_the_quickstart_are_what_their_pages_say(request):
+    load = lambda name: load_config_file(request.config.rootpath / "configs" / f"{name}.py")  # noqa: E731
+    ppo = load("reinforce_qbert").ppo
+    assert (ppo.epochs, ppo.gae_lambda, ppo.entropy_coef) == (1, 1.0, 0.0)
+    assert (ppo.normalize_advantages, ppo.clip_value_loss) == (False, False)
+    assert load("reinforce_qbert").num_minibatches == 1
+    quickstart = load("quickstart")
+    assert (quickstart.env.game, quickstart.total_env_steps, quickstart.ppo) == ("CrazyClimber", 500_000, PPOConfig())
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

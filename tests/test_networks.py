@@ -1,5 +1,6 @@
 """The networks against flax's own layers, in both forms, and the frame layouts against a naive loop."""
 
+import itertools
 from typing import get_args
 
 import flax.linen as nn
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxrl_atari.config import NetworkConfig, NetworkName
 from jaxrl_atari.fast import cpu_conv
@@ -40,6 +42,33 @@ class Reference(nn.Module):
         return logits, nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0), name="value")(h)[:, 0]
 
 
+def impala(params, stacks):
+    """IMPALA's network (Espeholt et al. 2018, figure 3, right) in lax's own operations."""
+    layers = (params[f"Conv_{number}"] for number in itertools.count())
+
+    def conv(x):
+        layer = next(layers)
+        form = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, layer["kernel"], (1, 1), "SAME", dimension_numbers=form) + layer["bias"]
+
+    x = stacks / 255.0
+    for _ in range(3):
+        x = lax.reduce_window(conv(x), -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        for _ in range(2):
+            x = x + conv(jnp.maximum(conv(jnp.maximum(x, 0)), 0))
+    x = jnp.maximum(x, 0).reshape(len(x), -1)
+    x = jnp.maximum(x @ params["dense"]["kernel"] + params["dense"]["bias"], 0)
+    logits, value = (x @ params[head]["kernel"] + params[head]["bias"] for head in ("policy", "value"))
+    return logits, value[:, 0]
+
+
+def perturbed(params):
+    """Parameters with non-zero biases and a policy head of ordinary size, so that an error anywhere shows."""
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(2), len(leaves))
+    return tree.unflatten([x + 0.02 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
+
+
 @pytest.fixture(scope="module")
 def stacks():
     """Several chunks of the CPU form, the last one not full: in float32 without a loop, in bfloat16 with one."""
@@ -50,13 +79,7 @@ def stacks():
 
 @pytest.fixture(scope="module")
 def variables(stacks):
-    """Parameters with non-zero biases and a policy head of ordinary size, so that an error anywhere shows."""
-    params = Reference().init(jax.random.key(1), stacks[:1])["params"]
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    return {
-        "params": tree.unflatten([x + 0.02 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
-    }
+    return {"params": perturbed(Reference().init(jax.random.key(1), stacks[:1])["params"])}
 
 
 def scalar(outputs):
@@ -192,8 +215,11 @@ def test_the_impala_network(stacks):
     def loss(params):
         return scalar(made.apply(params, stacks[:2]))
 
+    params = perturbed(params)
     logits, value = made.apply(params, stacks[:2])
     assert (logits.shape, logits.dtype, value.shape, value.dtype) == ((2, ACTIONS), jnp.float32, (2,), jnp.float32)
+    for output, expected in zip((logits, value), impala(params, stacks[:2]), strict=True):
+        np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-4)
     gradients = jax.jit(jax.grad(loss))(params)
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(gradients))
 

@@ -136,12 +136,13 @@ def test_each_game_has_a_panel_and_runs_of_one_name_show_their_parents(tmp_path)
     assert "b/run: v5, 1 session, score 1.50" in shown
 
 
-def test_more_trials_than_colours_differ_in_line_style(tmp_path):
+def test_more_trials_than_colours_differ_in_line_style(tmp_path, monkeypatch):
     count = len(plots.COLOURS) + 1
     runs = [write_run(tmp_path / f"run_{i}", [table([100 * i, 200])]) for i in range(count)]
-    svg = plot_comparison(runs, tmp_path / "out")[1].read_text()
-    assert "stroke-dasharray" in svg
-    assert sum(text.startswith("run_") for text in texts(tmp_path / "out" / "comparison.svg")) == count
+    (axes,) = drawn(monkeypatch, plot_comparison, runs, tmp_path / "out").axes
+    curves = [line for line in axes.lines if str(line.get_label()).startswith("run_")]
+    assert len(curves) == count
+    assert len({(line.get_color(), line.get_linestyle()) for line in curves}) == count
 
 
 @pytest.mark.parametrize(

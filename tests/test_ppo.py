@@ -338,6 +338,11 @@ def test_a_whole_update(conv, seed, changes):
     for name in (*LEARNED, "gradient_norm"):
         mean = np.mean([parts[name] for parts in history])
         np.testing.assert_allclose(metrics[name], mean, rtol=1e-3, atol=1e-5, err_msg=name)
+    names = ("reward", "value", "bootstrap_value", "terminated", "truncated")
+    advantage = reference.advantages(*[rollout[name] for name in names], HYPER["gamma"], HYPER["gae_lambda"])
+    counted = rollout["weight"] > 0
+    explained = 1 - advantage[counted].var() / (rollout["value"] + advantage)[counted].var()
+    np.testing.assert_allclose(metrics["explained_variance"], explained, rtol=1e-3)
 
 
 def linear(params, stacks):

@@ -226,7 +226,6 @@ def test_the_page_of_a_search_ranks_its_trials_and_links_them(tmp_path):
     assert "Best trial 225 trial 1" in page.text
     assert "1 0.001 225 200 finished budget spent 0 1e-05 75 200 stopped ASHA 2 0.01 - 0 failed" in page.text
     assert "score against ppo.learning_rate" in page.text
-    assert "search" in page.text
 
 
 # --- A run is data ---------------------------------------------------------------------------------------------------

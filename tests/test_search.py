@@ -550,7 +550,16 @@ def test_checkpoints_are_kept_if_no_trial_has_a_score(tune, tmp_path):
 # --- Results ---------------------------------------------------------------------------------------------------------
 
 
-def test_results(tmp_path):
+def drawn(monkeypatch, search_dir):
+    """Name of each graph of a search -> its figure."""
+    figures = {}
+    keep = lambda figure, folder, name: figures.update({name: figure})  # noqa: E731
+    monkeypatch.setattr("jaxrl_atari.search.plots.save_figure", keep)
+    write_results(search_dir)
+    return figures
+
+
+def test_results(tmp_path, monkeypatch):
     search = small_search(space={**SPACE, "env.game": Choice(("Pong", "Qbert"))})
     config = Config(name="small", total_env_steps=9000, env=EnvConfig(num_envs=8), ppo=PPOConfig(epochs=2))
     start_search(tmp_path, search, config)
@@ -574,6 +583,12 @@ def test_results(tmp_path):
     for name in ("fields", "parallel", "curves"):
         for suffix in (".png", ".svg"):
             assert (tmp_path / "graphs" / (name + suffix)).stat().st_size > 5000
+    figures = drawn(monkeypatch, tmp_path)
+    (best_line,) = [line for line in figures["curves"].axes[0].lines if line.get_linewidth() > 2]
+    assert best_line.get_ydata().tolist() == [2.0, 5.0, 12.5]
+    axes = next(axes for axes in figures["fields"].axes if axes.get_xlabel() == "ppo.gae_lambda")
+    points = [tuple(map(float, points.get_offsets()[0])) for points in axes.collections]
+    assert points[1] == (some_fields(search.space, 1)["ppo.gae_lambda"], 12.5)
 
     best = tmp_path / "small_best.py"
     expected = set_fields(config, some_fields(search.space, 1))
@@ -583,7 +598,7 @@ def test_results(tmp_path):
     assert max(map(len, best.read_text().splitlines())) <= 110
 
 
-def test_the_field_that_decides_the_score_has_the_largest_importance(algorithm, tmp_path):
+def test_the_field_that_decides_the_score_has_the_largest_importance(algorithm, tmp_path, monkeypatch):
     space = {"ppo.gamma": Uniform(0.9, 0.99), "ppo.learning_rate": LogUniform(1e-4, 1e-3), "ppo.epochs": Choice((2, 4))}
     search = small_search(space=space, method="random", trials=24)
     start_search(tmp_path, search)
@@ -599,6 +614,9 @@ def test_the_field_that_decides_the_score_has_the_largest_importance(algorithm, 
     last = text.splitlines()[-1]
     assert last.startswith(f"importance for the score: ppo.learning_rate {shares['ppo.learning_rate']:.2f}, ")
     assert (tmp_path / "graphs" / "importances.png").stat().st_size > 5000
+    (axes,) = drawn(monkeypatch, tmp_path)["importances"].axes
+    widths = [bar.get_width() for bar in axes.patches]
+    assert dict(zip([label.get_text() for label in axes.get_yticklabels()], widths, strict=True)) == shares
 
 
 @pytest.mark.parametrize("scores", [[], [1.0, 2.0, 3.0], [5.0] * 8], ids=["none", "too few", "equal"])

@@ -553,6 +553,7 @@ def test_session_i_has_the_seed_of_the_trial_plus_i(tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, found[0], found[1])
     assert games[0] == games[1] != games[2]
     assert not np.array_equal(*(params["dense"]["kernel"] for params, _ in found[1:]))
+    assert not np.array_equal(*(acting for _, (acting, _) in found[1:]))
 
 
 def test_evaluations_run_where_they_are_placed_and_report_their_env_step(tmp_path, monkeypatch):

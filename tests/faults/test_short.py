@@ -151,10 +151,12 @@ def test_two_writers_to_a_pipe_that_nobody_reads(family):
     read, write = os.pipe()
     parent, marks = family("talk", stdout=write)
     os.close(write)
-    assert os.read(read, 100)
+    seen = b""
+    while seen.count(b"ready") < 2:
+        seen += os.read(read, 100)
     children = psutil.Process(parent.pid).children()
     os.close(read)
-    time.sleep(1.0)
+    time.sleep(0.5)  # they write to it meanwhile
     assert parent.poll() is None
     parent.terminate()
     assert parent.wait(timeout=30) == INTERRUPTED, parent.stderr.read()
@@ -306,7 +308,7 @@ def test_checkpoints_deleted_under_a_training(run_dir, capfd, monkeypatch):
     assert "a checkpoint could not be written" in one_error_line(capfd.readouterr().err)
     assert (run_dir / "session_0" / "deleted").exists()
     continues(run_dir, capfd)
-    assert (run_dir / "session_0" / "metrics_2.csv").exists() or steps(run_dir)[0] > 0
+    assert (run_dir / "session_0" / "metrics_2.csv").exists()  # no checkpoint was left
 
 
 def raise_at(monkeypatch, owner, name, call, error):
