@@ -157,6 +157,9 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "network.")
+        require(
+            self.conv != "matmul" or self.name == "nature", "network.conv", self.conv, f"auto or plain with {self.name}"
+        )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class Learner:
     """The train state, on one device or on several in parallel, and its update.
 
     Args:
-        state: the train state to start from; it is copied to the devices.
+        state: the train state to start from; the first update consumes it.
     """
 
     def __init__(self, config: Config, placement: Placement, num_actions: int, state: ppo.TrainState):
@@ -85,6 +85,7 @@ class OverlappedLearner(Learner):
         self._thread = ThreadPoolExecutor(1, "learner")
         self._running: Future[ppo.Metrics | None] | None = None
         self._copy = jax.jit(partial(jax.tree.map, jnp.copy))  # the running update consumes the originals
+        self._has_compiled = False
         super().__init__(config, placement, num_actions, state)
 
     def reset(self, state: ppo.TrainState) -> None:
@@ -99,11 +100,17 @@ class OverlappedLearner(Learner):
         """Starts the update on a rollout; returns the metrics of the update before, None at first."""
         metrics = self.settle()
         self._take_snapshot()
-        self._running = self._thread.submit(super().update, rollouts, hyper, key)
+        self._running = self._thread.submit(self._update_in_thread, rollouts, hyper, key)
+        return metrics
+
+    def _update_in_thread(self, *arguments: Any) -> ppo.Metrics | None:
+        with jax.transfer_guard("disallow" if self._check and self._has_compiled else "allow"):  # a thread has its own
+            metrics = super().update(*arguments)
+        self._has_compiled = True
         return metrics
 
     def acting_params(self) -> list[Any]:
-        """The parameters before the update that is running."""
+        """The parameters before the newest update, which may still be running."""
         return self._snapshot
 
     def settle(self) -> ppo.Metrics | None:

@@ -73,7 +73,7 @@ class Minibatch(NamedTuple):
     value: jax.Array
     advantage: jax.Array  # normalised over the minibatch, unless config.normalize_advantages is false
     target: jax.Array
-    weight: jax.Array  # the sample's share of a mean: the weights of a minibatch sum to 1
+    weight: jax.Array  # the sample's share of a mean: over all devices they sum to 1, or to 0 if no sample counts
 
 
 class Shard(NamedTuple):
@@ -252,7 +252,7 @@ def minibatch_indices(
     Returns:
         int32 [epochs * T * B / minibatch_size, minibatch_size]: samples as t * B + b.
     """
-    blocks = math.gcd(num_envs, minibatch_size)  # on each of c devices: gcd(c n, c m) / c
+    blocks = math.gcd(num_envs, minibatch_size)  # of this device: gcd(c n, c m) / c of c devices
     width = num_envs // blocks
 
     def permute(epoch: jax.Array, block: jax.Array) -> jax.Array:

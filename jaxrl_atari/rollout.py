@@ -65,7 +65,10 @@ def empty_state(rollout_length: int, num_envs: int, frame_shape: tuple[int, ...]
 
 @jax.jit
 def begin_rollout(state: ActorState, key: jax.Array) -> ActorState:
-    """An empty rollout that continues where `state`, a full one, ended; `state` stays valid."""
+    """An empty rollout that continues where `state`, a full one, ended.
+
+    It shares no array with `state`, which the learner still reads while `act` consumes the new one.
+    """
     length, num_envs = state.age.shape[0] - 1, state.age.shape[1]
     empty = empty_state(length, num_envs, state.frames.shape[2:])
     return empty._replace(
@@ -91,8 +94,8 @@ def act(
     t = state.step
     age = next_age(state.last_age, first)
     # Not `.at[t].set`, which on a GPU launches kernels of its own to check whether t is in range.
-    store = partial(lax.dynamic_update_index_in_dim, axis=0)
-    frames = store(state.frames, network.layout.store(frame), index=t + STACK - 1)
+    write = partial(lax.dynamic_update_index_in_dim, axis=0)
+    frames = write(state.frames, network.layout.arrange(frame), index=t + STACK - 1)
     window = lax.dynamic_slice_in_dim(frames, t, STACK)
     stacks = gather_stacks(window, age[None], jnp.arange(len(age)))
     logits, value = network.apply(params, stacks)
@@ -103,10 +106,10 @@ def act(
         step=t + 1,
         last_age=age,
         frames=frames,
-        age=store(state.age, age, index=t),
-        action=store(state.action, action, index=t),
-        log_prob=store(state.log_prob, log_prob, index=t),
-        value=store(state.value, value, index=t),
+        age=write(state.age, age, index=t),
+        action=write(state.action, action, index=t),
+        log_prob=write(state.log_prob, log_prob, index=t),
+        value=write(state.value, value, index=t),
     ), action
 
 
@@ -266,9 +269,10 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
     """
     all_groups = list(itertools.chain(*groups))
     length = all_groups[0].rollout_length
-    # The first groups of all devices take their turn together, then the second ones: devices act in lockstep.
+    # The first groups of all devices take their turn together, then the second ones: devices act in lockstep. A turn is
+    # a list of (group, parameters), one for each device.
     turns = [list(zip(turn, params, strict=True)) for turn in zip(*groups, strict=True)]
-    games, first_step_at = [], 0.0
+    games, first_step_at, started = [], 0.0, 0.0
     for group in all_groups:
         group.begin(key)
     for t in range(length):
@@ -279,13 +283,14 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
                 group.choose(group_params)
             for group, _ in turn:
                 group.send()
-        first_step_at = first_step_at or time.time()
+        if t == 0:
+            first_step_at, started = time.time(), time.perf_counter()
     for turn in turns:
         for group, group_params in turn:
             games += group.receive(length - 1)
             group.choose(group_params)  # for the bootstrap value; the next rollout draws its own action
     waited = sum(group.waited_seconds for group in all_groups)
-    acted = time.time() - first_step_at
+    acted = time.perf_counter() - started
     env_steps = sum_over_processes(sum(group.env_steps() for group in all_groups))
     in_order = sorted(gather_rows(np.reshape(games, (-1, 4))).tolist())  # by step, then by environment
     return Collected(

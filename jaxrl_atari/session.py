@@ -58,12 +58,13 @@ def run_session(
             if number == 0:
                 on_first_update()
         run.finish(stop_requested)
-        if stop_requested() or not config.is_spent(run.progress.env_steps):
+        # Several processes leave a session together, however long the leader evaluated.
+        if sum_over_processes(stop_requested()) > 0 or not config.is_spent(run.progress.env_steps):
             raise KeyboardInterrupt
 
 
 def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) -> Iterator[Metrics | None]:
-    """The loop: collect, update, log, checkpoint. After each update it yields the newest metrics, being computed."""
+    """The loop: collect, update, log, checkpoint. After each iteration it yields what `Learner.update` returned."""
     config, progress, learner = run.config, run.progress, run.learner
     while not config.is_spent(progress.env_steps):
         if sum_over_processes(stop_requested()) > 0:  # in any process
@@ -161,7 +162,8 @@ class Session:
         """Saves everything and draws the graphs where a checkpoint is due."""
         if self._save_every.due(self.progress.env_steps):
             self._save()
-            self.log.draw_graphs()
+            if self._checkpoints is not None:
+                self.log.draw_graphs()
 
     def _save(self) -> None:
         """Saves once the newest update is known to be sound. Returns while the files are being written."""

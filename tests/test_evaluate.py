@@ -25,7 +25,7 @@ from jaxrl_atari.evaluate.__main__ import _scores_to_compare, main
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
-from jaxrl_atari.fast.frames import empty_window, gather_stacks, push_frame, store_stacks
+from jaxrl_atari.fast.frames import arrange_stacks, empty_window, gather_stacks, push_frame
 from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.run_dir import checkpoints
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
@@ -177,7 +177,7 @@ def test_stacks_are_those_of_training():
 
 def test_a_policy_acts_by_its_logits(policy):
     frames = np.random.default_rng(0).integers(0, 256, (3, 84, 84, 4), np.uint8)
-    logits, _ = policy.network.apply(policy.params, store_stacks(policy.network.layout, frames))
+    logits, _ = policy.network.apply(policy.params, arrange_stacks(policy.network.layout, frames))
     probabilities = np.asarray(jax.nn.softmax(logits))
     assert probabilities.max() < 0.9, "nearly certain: this test tests little"
     np.testing.assert_array_equal(policy.act(frames, jax.random.key(0), greedy=True), probabilities.argmax(-1))

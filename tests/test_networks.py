@@ -16,11 +16,11 @@ from jaxrl_atari.fast.cpu_conv import UNROLLED, acting_params, chunk_size
 from jaxrl_atari.fast.frames import (
     BLOCKED,
     PLAIN,
+    arrange_stacks,
     block_frames,
     empty_window,
     gather_stacks,
     push_frame,
-    store_stacks,
 )
 from jaxrl_atari.networks import NETWORKS, compute_dtype, make_network, uses_cpu_conv
 
@@ -110,7 +110,7 @@ def network(conv, dtype="float32", platform="cpu"):
 def apply(conv, dtype="float32", platform="cpu"):
     """A function of variables and stacks of images."""
     made = network(conv, dtype, platform)
-    return lambda v, x: made.apply(v["params"], store_stacks(made.layout, jnp.asarray(x)))
+    return lambda v, x: made.apply(v["params"], arrange_stacks(made.layout, jnp.asarray(x)))
 
 
 @pytest.mark.parametrize("conv", ["plain", "matmul"])
@@ -268,10 +268,10 @@ def test_gather_stacks_equals_naive_loop(layout):
         t, b = sample // envs, sample % envs
         for channel, j in enumerate((3, 2, 1, 0)):
             expected[row, :, :, channel] = frames[t + 3 - min(j, age[t, b]), b]
-    stored = layout.store(jnp.asarray(frames))
+    stored = layout.arrange(jnp.asarray(frames))
     assert stored.shape[2:] == layout.shape
     got = gather_stacks(stored, jnp.asarray(age), jnp.asarray(index))
-    np.testing.assert_array_equal(got, store_stacks(layout, jnp.asarray(expected)))
+    np.testing.assert_array_equal(got, arrange_stacks(layout, jnp.asarray(expected)))
     if layout is PLAIN:
         np.testing.assert_array_equal(got, expected)
 

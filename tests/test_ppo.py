@@ -9,7 +9,7 @@ import pytest
 import reference
 
 from jaxrl_atari.config import NetworkConfig, PPOConfig, load_config_file
-from jaxrl_atari.fast.frames import BLOCKED, PLAIN, gather_stacks, store_stacks
+from jaxrl_atari.fast.frames import BLOCKED, PLAIN, arrange_stacks, gather_stacks
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import (
     Hyperparameters,
@@ -78,7 +78,7 @@ def shipped(rollout, layout=BLOCKED):
     float32 = {n: x.astype(np.float32) if x.dtype == np.float64 else x for n, x in rollout.items()}
     return Rollout(
         **{name: jnp.asarray(x) for name, x in float32.items()}
-        | {"frames": layout.store(jnp.asarray(rollout["frames"]))}
+        | {"frames": layout.arrange(jnp.asarray(rollout["frames"]))}
     )
 
 
@@ -253,7 +253,7 @@ def test_gradients_of_all_parameters(conv):
     parts, expected = reference.minibatch_gradients(in_float64(params), stacks, batch, HYPER)
     assert parts["kink_margin"] > KINK_MARGIN
     made = network(conv)
-    stored = store_stacks(made.layout, jnp.asarray(stacks))
+    stored = arrange_stacks(made.layout, jnp.asarray(stacks))
 
     @jax.jit
     @partial(jax.grad, has_aux=True)

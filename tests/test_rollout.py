@@ -12,7 +12,7 @@ from fake_pools import NoisePool, Recorded
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.fast.frames import gather_stacks, store_stacks
+from jaxrl_atari.fast.frames import arrange_stacks, gather_stacks
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.rollout import EnvGroup, act, begin_rollout, collect, empty_state
 from jaxrl_atari.run_dir.progress import EpisodeStatistics
@@ -67,7 +67,7 @@ def test_the_policy_sees_naive_frame_stacks(played):
     pool, rollouts, (network, params), _ = played
     stacks = naive_stacks(pool.steps)
     assert sum(step.first.sum() for step in pool.steps[1:]) > 3
-    apply = jax.jit(lambda x: network.apply(params, store_stacks(network.layout, x)))
+    apply = jax.jit(lambda x: network.apply(params, arrange_stacks(network.layout, x)))
     for number, rollout in enumerate(rollouts):
         start = number * LENGTH  # step t of the rollout sees what the pool gave as its step start + t
         for t in range(LENGTH + 1):
@@ -88,7 +88,7 @@ def test_the_update_sees_the_stacks_that_the_policy_saw(played):
     for number, rollout in enumerate(rollouts):
         seen = gather_stacks(rollout.frames, rollout.age, jnp.arange(LENGTH * pool.num_envs))
         expected = stacks[number * LENGTH : (number + 1) * LENGTH].reshape(-1, 84, 84, 4)
-        np.testing.assert_array_equal(seen, store_stacks(network.layout, jnp.asarray(expected)))
+        np.testing.assert_array_equal(seen, arrange_stacks(network.layout, jnp.asarray(expected)))
 
 
 def test_outcomes_of_the_steps(played):

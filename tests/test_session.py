@@ -446,6 +446,19 @@ def test_log_points_checkpoints_and_evaluations_come_at_their_intervals(tmp_path
     assert 1500 in settled  # an evaluation without a checkpoint waits for the update, too
 
 
+def test_only_the_leader_draws_graphs(tmp_path, monkeypatch):
+    config = dataclasses.replace(TINY, log=dataclasses.replace(TINY.log, checkpoint_every_env_steps=300))
+    with steady_session(config, tmp_path / "session_0", monkeypatch) as (run, saved):
+        drawn = []
+        monkeypatch.setattr(run.log, "draw_graphs", lambda wait=False: drawn.append(run.progress.env_steps))
+        iterations = session.train(run)
+        next(iterations)
+        monkeypatch.setattr(run, "_checkpoints", None)  # as in a follower
+        next(iterations)
+        assert (drawn, len(saved)) == ([300], 1)
+        monkeypatch.undo()
+
+
 def test_an_evaluation_that_is_due_waits_for_the_one_that_is_running(tmp_path, monkeypatch):
     config = dataclasses.replace(TINY, evaluation=EvaluationConfig(every_env_steps=600))
     evaluated = []

@@ -322,6 +322,22 @@ def test_the_steady_loop_makes_no_implicit_transfers(open_run, monkeypatch):
                 next(train(run))
 
 
+def test_the_guard_also_holds_in_the_thread_of_an_overlapped_update(open_run, monkeypatch):
+    run = iterate(open_run(dataclasses.replace(SMALL, overlap="update")), 3)
+    assemble = run.learner._parallel.assemble
+
+    def careless(rollouts):
+        run.learner._state.params["policy"]["bias"] + np.ones(6)
+        return assemble(rollouts)
+
+    monkeypatch.setattr(run.learner._parallel, "assemble", careless)
+    iterations = train(run)
+    next(iterations)
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        next(iterations)
+    monkeypatch.undo()
+
+
 # --- What the config asks for ----------------------------------------------------------------------------------------
 
 

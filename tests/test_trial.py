@@ -266,6 +266,20 @@ def test_a_resume_with_fewer_sessions_is_recorded_where_nothing_remains_to_be_tr
     assert read_config(run_dir).sessions == 2
 
 
+def test_an_error_of_one_of_several_processes_ends_the_trial(tmp_path, monkeypatch):
+    """The others are still in that session: the next one would add their gradients to its own."""
+    called = []
+
+    def run_session(config, folder, session, **how):
+        called.append(session)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(trial, "run_session", run_session)
+    with pytest.raises(OSError, match="the disk is full"):
+        run_new_trial(make_config(tmp_path, sessions=2, devices=DevicesConfig(distributed=True)))
+    assert called == [0]
+
+
 def test_a_failing_session_in_this_process(tmp_path, started, monkeypatch):
     def run_session(config, folder, session, **how):
         if session == 1:

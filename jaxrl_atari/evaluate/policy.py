@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import check_placement, pick_device
-from jaxrl_atari.fast.frames import store_stacks
+from jaxrl_atari.fast.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.networks import Network, make_network
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 @partial(jax.jit, static_argnames=("network", "greedy"))
 def choose_actions(network: Network, params: Any, stacks: jax.Array, key: jax.Array, greedy: bool) -> jax.Array:
     """Actions int32 `[n]` for stacks uint8 `[n, 84, 84, 4]`: sampled, or the most probable ones (`greedy`)."""
-    logits, _ = network.apply(params, store_stacks(network.layout, stacks))
+    logits, _ = network.apply(params, arrange_stacks(network.layout, stacks))
     actions = jnp.argmax(logits, axis=-1) if greedy else jax.random.categorical(key, logits)
     return actions.astype(jnp.int32)
 

@@ -26,7 +26,7 @@ class FrameLayout(NamedTuple):
     """The form in which frames are stored; the last axis is the one along which frames are stacked."""
 
     shape: tuple[int, int, int]
-    store: Callable[[jax.Array], jax.Array]  # uint8 [..., 84, 84] -> uint8 [..., *shape]
+    arrange: Callable[[jax.Array], jax.Array]  # uint8 [..., 84, 84] -> uint8 [..., *shape]
 
 
 def block_frames(frames: jax.Array) -> jax.Array:
@@ -39,9 +39,9 @@ PLAIN = FrameLayout((FRAME_SIZE, FRAME_SIZE, 1), lambda frames: frames[..., None
 BLOCKED = FrameLayout((21, 21, 16), block_frames)
 
 
-def store_stacks(layout: FrameLayout, stacks: jax.Array) -> jax.Array:
+def arrange_stacks(layout: FrameLayout, stacks: jax.Array) -> jax.Array:
     """Stacks of images, uint8 `[N, 84, 84, 4]`, as `gather_stacks` returns them in a layout."""
-    return jnp.concatenate([layout.store(stacks[..., j]) for j in range(STACK)], axis=-1)
+    return jnp.concatenate([layout.arrange(stacks[..., j]) for j in range(STACK)], axis=-1)
 
 
 def next_age(age: jax.Array, first: jax.Array) -> jax.Array:
@@ -79,7 +79,7 @@ def push_frame(window: jax.Array, age: jax.Array, frame: jax.Array, first: jax.A
     Returns:
         The new window and ages, and the stacks, uint8 `[B, 84, 84, 4]`.
     """
-    window = jnp.concatenate([window[1:], PLAIN.store(frame)[None]])
+    window = jnp.concatenate([window[1:], PLAIN.arrange(frame)[None]])
     age = next_age(age, first)
     return window, age, gather_stacks(window, age[None], jnp.arange(len(age)))
 

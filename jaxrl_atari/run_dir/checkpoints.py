@@ -50,12 +50,12 @@ class Damaged(UserError):
 
 @dataclass(frozen=True)
 class Restored:
-    """The newest sound checkpoint of a session."""
+    """A checkpoint that was restored."""
 
     step: int
     arrays: Any
     meta: dict[str, Any]
-    damaged: dict[int, Damaged]  # newer checkpoints, which are damaged
+    damaged: dict[int, Damaged]  # newer checkpoints, which were passed over because they are damaged
 
 
 class Checkpoints:

@@ -1,6 +1,6 @@
 """Session log: a session's log points, and the graphs that are drawn while it trains.
 
-The log receives values; it knows neither the learner nor the environments.
+It reads the metrics of an update once the update has ended, and stops training if one is not finite.
 """
 
 import math
@@ -93,8 +93,8 @@ class SessionLog:
             self._start = now
             self.compiling = False
         else:
-            # Each of these calls comes while an update is running, so that between two of them there are as many
-            # updates as rollouts. Between the first call, which waits, and the second there is one rollout more.
+            # The first call waits for its update, each later one returns while its update is running. So only from the
+            # second call on is there one rollout and one update between two calls.
             if self._point is None:
                 self._point = time.monotonic(), self._progress.env_steps
             else:

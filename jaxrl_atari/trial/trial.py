@@ -190,7 +190,7 @@ def run_trial(config: Config, run_dir: Path, *, resume: bool = False, num_thread
                             stop_requested=stop.requested, on_first_update=partial(began, session),
                         )  # fmt: skip
                     except Exception as error:
-                        if config.sessions == 1:
+                        if config.sessions == 1 or config.devices.distributed:  # the other processes go on with it
                             raise
                         failures[session] = _reported(session, error)
         if failures and resume:
