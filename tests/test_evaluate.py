@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -318,6 +319,14 @@ def test_command_prints_and_writes(run_dir, capsys, monkeypatch):
     assert reported == [run_dir]
     assert json.loads((session_dir / "evaluation_2000.json").read_text()) == written
     assert json.loads((session_dir / "evaluation_2000_2.json").read_text())["greedy"] is False
+
+
+def test_results_that_cannot_be_written_are_refused_before_a_game_is_played(run_dir, monkeypatch):
+    refuses = SimpleNamespace(access=lambda path, mode: False, W_OK=os.W_OK)
+    monkeypatch.setattr("jaxrl_atari.evaluate.__main__.os", refuses)
+    monkeypatch.setattr("jaxrl_atari.evaluate.__main__.run_evaluation", lambda *_, **__: pytest.fail("it played"))
+    with pytest.raises(UserError, match="session_0: cannot be written to; the results go there, so copy the run"):
+        main([str(run_dir), "--episodes", "1", "--gpu", "false"])
 
 
 def test_the_default_is_named_an_optimistic_pick(run_dir, tmp_path, capsys, monkeypatch):

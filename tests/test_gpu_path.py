@@ -150,6 +150,14 @@ def test_a_gpu_without_free_memory_is_no_reason_to_train_on_the_cpu(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+def test_a_gpu_without_the_plugin_is_not_used_and_the_install_command_is_named(tmp_path):
+    """The plugin that this environment may have is hidden."""
+    cuda = FakeCuda(tmp_path / "cuda")
+    code = "from jaxrl_atari.hardware import gpus; gpus._has_plugin = lambda: False; print(*gpus.visible())"
+    problem = "the driver shows 1, but JAX's CUDA plugin is not installed; pip install 'jaxrl_atari[cuda12]'"
+    assert cuda.python("-c", code).stdout == f"() {problem}\n"
+
+
 def test_questions_about_processes_and_a_missing_gpu_start_nothing(tmp_path):
     cuda = FakeCuda(tmp_path / "cuda", gpus=0)
     code = (

@@ -122,8 +122,9 @@ def test_parameters_are_those_of_flax_layers(conv, stacks):
     jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
-@pytest.mark.parametrize("conv", ["plain", "matmul"])
-def test_outputs_and_gradients_equal_flax_layers(conv, stacks, variables, expected):
+@pytest.mark.parametrize(("conv", "unrolled"), [("plain", UNROLLED), ("matmul", UNROLLED), ("matmul", 1)])
+def test_outputs_and_gradients_equal_flax_layers(conv, unrolled, stacks, variables, expected, monkeypatch):
+    monkeypatch.setattr(cpu_conv, "UNROLLED", unrolled)  # 1: the chunks are computed in a loop
     expected_outputs, expected_gradients = expected
     outputs = jax.jit(apply(conv))(variables, stacks)
     for got, want in zip(outputs, expected_outputs, strict=True):
