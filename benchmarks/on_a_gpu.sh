@@ -4,7 +4,7 @@
 #     bash benchmarks/on_a_gpu.sh check    # does everything run there? The report of the devices, and the tests marked gpu
 #     bash benchmarks/on_a_gpu.sh speed    # end to end, with the limit that the emulators set, and where the time goes
 #     bash benchmarks/on_a_gpu.sh compare  # alternatives, in alternating runs
-#     bash benchmarks/on_a_gpu.sh graphs   # the same with and without CUDA graphs, and a CPU beside the GPU
+#     bash benchmarks/on_a_gpu.sh graphs   # training with and without CUDA graphs, and a CPU beside the GPU
 #     bash benchmarks/on_a_gpu.sh train    # several sessions on one GPU, then one session
 #     bash benchmarks/on_a_gpu.sh scores   # starts the games of docs/reproduce.md in the background and returns
 #     bash benchmarks/on_a_gpu.sh pack     # these runs with their newest checkpoints, in files of 15 MiB
@@ -27,7 +27,8 @@ run() { # NAME COMMAND...
     local name=$1
     shift
     echo "=== $name: $*"
-    timeout -s TERM -k 60 "${LIMIT:-500}" "$@" 2>&1 | tee "$out/$name.txt" | tail -n 60
+    local left=$((${LIMIT:-560} - SECONDS)) # of this part
+    timeout -k 20 $((left > 1 ? left : 1)) "$@" 2>&1 | tee "$out/$name.txt" | tail -n 60
     echo "=== $name: status ${PIPESTATUS[0]}"
 }
 benchmark() { # NAME OPTIONS...
@@ -44,7 +45,7 @@ train() { # NAME OPTIONS...
 case ${1:-} in
 check)
     run driver nvidia-smi
-    run devices python3 -m jaxrl_atari.devices "${config[@]}"
+    run devices python3 -m jaxrl_atari.devices --config configs/qbert.py
     run tests python3 -m pytest "${tests[@]}" -n 0 -W default tests/test_{benchmark,devices,gpu_path,memory,monitor}.py
     ;;
 speed)
@@ -73,13 +74,13 @@ train)
     ;;
 scores)
     for game in breakout pong qbert; do
-        touch "$runs/$game.txt"
+        : >"$runs/$game.txt"
         # Three processes share the GPU: the share of each as `trial.parallel` would set it.
         XLA_CLIENT_MEM_FRACTION=0.3 setsid nohup python3 -m jaxrl_atari.train --config "configs/$game.py" --seed 1 \
             --devices.gpu true --run-dir "$runs/$game" --log.checkpoint-every-env-steps 100000 ${REHEARSAL:+--total-env-steps 2048} \
             >>"$runs/$game.txt" 2>&1 &
-        # The first one compiles and times kernels alone; the others read most of that from the cache.
-        timeout 200 tail -n +1 -f --pid=$! "$runs/$game.txt" | grep -m 1 -e 'compilation included' -e '^error'
+        # Each one compiles, and times kernels, before the next one starts.
+        timeout 150 tail -n +1 -f --pid=$! "$runs/$game.txt" | grep -m 1 -e 'compilation included' -e '^error'
     done
     ;;
 pack)

@@ -153,13 +153,10 @@ class NetworkConfig:
     Ampere on, `float32` convolutions compute in TF32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
     """Form of the convolutions: `plain` (cuDNN), `matmul` (fast on a CPU) or `auto`, which is `matmul` for `nature`
-    where CPUs alone learn and act, else `plain`. Results agree up to rounding."""
+    where CPUs alone learn and act, else `plain`. `impala` has `plain` alone. Results agree up to rounding."""
 
     def __post_init__(self) -> None:
         check_fields(self, "network.")
-        require(
-            self.conv != "matmul" or self.name == "nature", "network.conv", self.conv, f"auto or plain with {self.name}"
-        )
 
 
 @dataclass(frozen=True)

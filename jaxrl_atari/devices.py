@@ -125,7 +125,7 @@ AXIS = "devices"
 class DataParallel:
     """One program on one device or on several, each with its shard of the data.
 
-    On one device it is `jit`, and arrays are unchanged. On several it is `pmap`, which JAX makes of `jit(shard_map)`:
+    On one device it is `jit`, and arrays are unchanged. On several it is `pmap`, which JAX builds on `jit(shard_map)`:
     every array then has a leading axis, one row per device.
     """
 
@@ -150,7 +150,7 @@ class DataParallel:
         return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=tuple(donate_argnums))
 
     def assemble(self, shards: Sequence[Any]) -> Any:
-        """A tree of arrays from one tree per local device, which is moved there if it is elsewhere."""
+        """A tree of arrays from one tree per local device; each is moved to its device if it is elsewhere."""
         placed = [jax.device_put(shard, device) for shard, device in zip(shards, self.local_devices, strict=True)]
         if len(self) == 1:
             return placed[0]

@@ -49,7 +49,7 @@ class Learner:
         return self._parallel.shard(self._state, 0)
 
     def update(self, rollouts: Sequence[ppo.Rollout], hyper: ppo.Hyperparameters, key: jax.Array) -> ppo.Metrics | None:
-        """Starts the update on a rollout, given as one part per local device; returns its metrics, being computed."""
+        """Starts the update on a rollout, one part per local device; returns its metrics, still being computed."""
         rollout = self._parallel.assemble(rollouts)
         hyper, key = self._parallel.replicate((hyper, key))
         self._check_placement({"train_state": self._state, "rollout": rollout})
@@ -72,7 +72,7 @@ class Learner:
         return None
 
     def close(self) -> None:
-        """Frees what the learner holds beside arrays."""
+        """Frees what the learner holds besides arrays."""
 
 
 class OverlappedLearner(Learner):

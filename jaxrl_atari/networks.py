@@ -117,8 +117,8 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
     The same arguments give the same object.
 
     Args:
-        peer: the platform of the device that learns from, or acts for, this one, if it is another: both must store
-            frames in one layout.
+        peer: the platform of the device that learns from this one or acts for it, if that is a different device; both
+            must store frames in the same layout.
     """
     dtype = compute_dtype(config, platform, peer)
     module = NETWORKS[config.name](num_actions, dtype)
@@ -138,10 +138,10 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
 
 
 def compute_dtype(config: NetworkConfig, platform: str, peer: str | None = None) -> Any:
-    """The arithmetic of the torso: `network.compute_dtype`, where `auto` is bfloat16 if that is faster there.
+    """The arithmetic of the torso: `network.compute_dtype`, where `auto` is bfloat16 if that is faster.
 
-    It is on a GPU with units for it, and with `cpu_conv` on a CPU that multiplies it; XLA computes plain convolutions
-    in bfloat16 by way of float32 on every CPU.
+    bfloat16 is faster on a GPU with units for it and, with `cpu_conv`, on a CPU that multiplies it. XLA computes plain
+    bfloat16 convolutions by way of float32 on every CPU.
     """
     name = config.compute_dtype
     if name == "auto":

@@ -177,7 +177,7 @@ def ppo_loss(
         entropy = -sum(w sum_a pi(a) log pi(a))
         loss    = policy + c_v value - c_e entropy
 
-    Clipping the value is not in the paper; it is OpenAI Baselines' (`ppo2`), with the same eps.
+    Value clipping is not in the paper; it comes from OpenAI Baselines (`ppo2`), with the same eps.
 
     Args:
         params: of the network `apply`, the ones that are being trained.
@@ -243,8 +243,8 @@ def minibatch_indices(
     """Random minibatches, stratified by environment: each epoch is a fresh permutation of the samples.
 
     The environments of all devices are cut into gcd(environments, minibatch size) equal blocks (by default 16
-    blocks of one environment), and each minibatch takes equally many samples of each block. A device that holds some
-    of the blocks thus draws its part of the very minibatches that one device would draw.
+    blocks of one environment), and each minibatch takes the same number of samples from each block. A device that
+    holds some of the blocks thus draws its part of the minibatches that a single device would draw.
 
     Args:
         num_envs, minibatch_size: on this device.

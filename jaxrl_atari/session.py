@@ -44,7 +44,7 @@ def run_session(
     Args:
         session_dir: where metrics, events and checkpoints go; made if it does not exist.
         resume: continue from the newest sound checkpoint, if there is one.
-        writers: receive the log points beside those that `config.log` asks for; one that raises ends the session.
+        writers: receive the log points too, besides the writers of `config.log`; one that raises ends the session.
         stop_requested: asked after each update; if true, the session writes its last checkpoint and ends.
         on_first_update: called after the first update.
 
@@ -58,7 +58,7 @@ def run_session(
             if number == 0:
                 on_first_update()
         run.finish(stop_requested)
-        # Several processes leave a session together, however long the leader evaluated.
+        # Several processes leave a session together, although the leader alone evaluates.
         if sum_over_processes(stop_requested()) > 0 or not config.is_spent(run.progress.env_steps):
             raise KeyboardInterrupt
 
@@ -166,7 +166,7 @@ class Session:
                 self.log.draw_graphs()
 
     def _save(self) -> None:
-        """Saves once the newest update is known to be sound. Returns while the files are being written."""
+        """Saves once the newest update is known to be sound. Does not wait for the files to be written."""
         self.log.flush()
         if self._checkpoints is None:
             return
@@ -186,7 +186,7 @@ class Session:
         return f"{text}; computes in {self.learner.compute_dtype.name}"
 
     def _meta(self) -> dict[str, Any]:
-        """Content of a checkpoint beside the arrays, as JSON values."""
+        """Content of a checkpoint other than the arrays, as JSON values."""
         return {
             "config": self.config.to_dict(),
             "game": self.config.env.game_name,
@@ -204,7 +204,7 @@ class Session:
         }
 
     def finish(self, stop_requested: Callable[[], bool] = lambda: False) -> None:
-        """Writes the last log point and the last checkpoint, which is on disk before anything else is waited for."""
+        """Writes the last log point and the last checkpoint, then ends the evaluations and the graphs."""
         self.log.last_point(learning_rate(self.config, self.progress.env_steps))
         self._save()
         if self._checkpoints is None:

@@ -103,10 +103,6 @@ def test_the_rules_are_options_of_the_command_line():
         (lambda: NetworkConfig(name="resnet"), r"network\.name = 'resnet': expected one of nature, impala"),
         (lambda: NetworkConfig(compute_dtype="float16"), r"network\.compute_dtype = 'float16': expected one of auto, "),
         (lambda: NetworkConfig(conv="fft"), r"network\.conv = 'fft': expected one of auto, plain, matmul"),
-        (
-            lambda: NetworkConfig("impala", conv="matmul"),
-            r"network\.conv = 'matmul': expected auto or plain with impala",
-        ),
         (lambda: LogConfig(graphs="no"), r"log\.graphs = 'no': expected true or false"),
         (lambda: LogConfig(wandb_project=""), r"log\.wandb_project = '': expected the name of a project"),
         (lambda: TrialConfig(parallel=-1), r"trial\.parallel = -1: expected a whole number from 0 to 1,024"),

@@ -142,11 +142,11 @@ def test_the_card_quotes_the_evaluation_of_all_sessions(run_dir, tmp_path):
     }  # fmt: skip
     write_json(own / "evaluation.json", honest)
     write_json(own / "evaluation_2.json", {**honest, "checkpoint": "best", "mean": 9.0})  # later, and not to be quoted
-    write_json(own / "evaluation_10.json", {**honest, "mean": 3.5})
-    write_json(own / "evaluation_9.json", {**honest, "mean": 4.5})  # written last, as by a copy
+    write_json(own / "evaluation_3.json", {**honest, "date": "2026-02-01 00:00:00", "mean": 3.5})
+    write_json(own / "evaluation_4.json", {**honest, "date": "2026-01-01 00:00:00", "mean": 4.5})  # copied last
     assert "mean return **3.5**" in hub.collect(own, "user/breakout").card
-    (own / "evaluation_9.json").unlink()
-    (own / "evaluation_10.json").unlink()
+    (own / "evaluation_3.json").unlink()
+    (own / "evaluation_4.json").unlink()
     shared = hub.collect(own, "user/breakout")
     text = " ".join(shared.card.split())
     assert "all sessions at env step 2,000: mean return **2.5** (95% interval 1.0 to 4.0) over 2 sessions" in text

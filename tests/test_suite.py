@@ -372,8 +372,16 @@ def test_a_game_without_a_log_point_and_a_copy_of_a_game_are_left_out(tmp_path, 
     metrics = suite_dir / "Alien" / "session_0" / "metrics.csv"
     metrics.write_text(metrics.read_text().splitlines()[0] + "\n")
     assert read_suite(suite_dir)["Pong"][0]["return_mean"].tolist() == before
+    drawn = []
+
+    def plot_comparison(runs, output):
+        drawn.extend(run.path.name for run in runs)
+        output.mkdir()
+        return []
+
+    monkeypatch.setattr(plots, "plot_comparison", plot_comparison)
     plots.main([str(suite_dir), "--output", str(tmp_path / "out")])
-    assert (tmp_path / "out" / "comparison.png").is_file()
+    assert drawn == ["Breakout", "Pong"]
     assert any(f"left out: {suite_dir}/Alien" in record.getMessage() for record in caplog.records)
 
 
@@ -407,6 +415,12 @@ def test_finished_games_are_skipped_and_a_failure_does_not_stop_the_others(tmp_p
     assert "1 of 3 games failed (Pong: no reason)" in str(error.value)
     assert "game Breakout  finished already" in capsys.readouterr().out
     assert "failed: no reason" in (suite_dir / "results.md").read_text()
+
+
+def test_a_finished_suite_that_is_resumed_with_fewer_sessions_counts_those(tmp_path):
+    suite_dir = add_games(make_suite(tmp_path / "suite"), {"Pong": [0.5, 1.0], "Breakout": [2.0, 3.0], "Alien": [1, 1]})
+    suite_command.main(["--resume", str(suite_dir), "--sessions", "1", "--log.no-graphs"])
+    assert read_run(suite_dir / "Pong").config.sessions == 1
 
 
 def test_a_finished_suite_trains_nothing(tmp_path, capsys, monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sample_runs import write_checkpoint
+from sample_runs import table, write_checkpoint, write_metrics
 from user_commands import ROOT
 
 from jaxrl_atari.cli.errors import SessionsFailed, UserError
@@ -23,9 +23,10 @@ from jaxrl_atari.hardware.memory_share import FRACTION
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import describe, make_run_dir
+from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.trial import trial, worker
 from jaxrl_atari.trial.processes import Task, run_processes
-from jaxrl_atari.trial.trial import run_trial
+from jaxrl_atari.trial.trial import run_training, run_trial
 
 
 def test_two_sessions_on_two_gpus(tmp_path):
@@ -260,10 +261,16 @@ def test_a_resume_with_fewer_sessions_is_recorded_where_nothing_remains_to_be_tr
     run_trial(config, run_dir)
     for session in (0, 1):
         write_checkpoint(run_dir / f"session_{session}", 32)
+        metrics = run_dir / f"session_{session}" / "metrics.csv"
+        write_metrics(tmp_path / f"table_{session}", table([1.0], [32]))
+        (tmp_path / f"table_{session}" / "metrics.csv").rename(metrics)
     started.clear()
-    run_trial(dataclasses.replace(config, sessions=2), run_dir, resume=True)
+    write_trial_summary(run_dir)  # after the sessions, so that nothing seems to have changed since
+    run_training(dataclasses.replace(config, sessions=2), run_dir)
     assert not started
     assert read_config(run_dir).sessions == 2
+    summary = json.loads((run_dir / "trial.json").read_text())
+    assert (summary["planned_sessions"], summary["complete"]) == (2, True)
 
 
 def test_an_error_of_one_of_several_processes_ends_the_trial(tmp_path, monkeypatch):

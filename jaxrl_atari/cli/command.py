@@ -92,8 +92,8 @@ def is_command() -> bool:
 def write(text: str, stream: TextIO | None = None) -> None:
     """Writes text to standard output, or another stream, at once and in one piece.
 
-    If the pipe or the terminal behind it is closed, output goes nowhere from then on (`drop_output`). What a full disk
-    does not take is lost: it must not end a training run whose own files are elsewhere.
+    If the pipe or the terminal behind it is closed, or the disk is full, output goes nowhere from then on: that must
+    not end a training run, whose own files are elsewhere.
     """
     output = stream or sys.stdout
     try:
@@ -101,10 +101,11 @@ def write(text: str, stream: TextIO | None = None) -> None:
         output.flush()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return
-        if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
+            _drop(output.fileno())
+        elif error.errno in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
+            drop_output()
+        else:
             raise
-        drop_output()
 
 
 def say(line: str) -> None:
@@ -114,8 +115,13 @@ def say(line: str) -> None:
 
 def drop_output() -> None:
     """Redirects stdout and stderr to nowhere, except to regular files: the terminal or pipe behind them is closed."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         if not stat.S_ISREG(os.fstat(stream).st_mode):
-            os.dup2(nowhere, stream)
+            _drop(stream)
+
+
+def _drop(descriptor: int) -> None:
+    """Redirects a file descriptor to nowhere; what Python still holds for it goes there, too."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
     os.close(nowhere)

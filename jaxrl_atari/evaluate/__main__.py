@@ -11,6 +11,7 @@ From Python: `load_policy` and `run_evaluation` of `jaxrl_atari`.
 
 import dataclasses
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -158,6 +159,7 @@ def _evaluate_all(options: Options, device: jax.Device) -> None:
     path = unused(options.run_dir / "evaluation.json")
     env = policies[0].config.env
     figures = {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
         "game": env.game_name,
         "protocol": env.resolved_protocol,
         "checkpoint": options.checkpoint,

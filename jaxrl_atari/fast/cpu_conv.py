@@ -22,13 +22,12 @@ reading them from memory; where chunks are unrolled, XLA itself decides, and kee
 **bfloat16.** XLA's CPU backend copies bfloat16 by way of float32 and integers as they are, so data that is only moved
 is viewed as uint16 (`_as_uint16`). Products accumulate in float32.
 
-**Fusion.** XLA's CPU backend fuses a transposition into each of its uses, where it is repeated. A
-barrier stops the simplification, which comes first, but not fusion: this backend removes barriers before it. A
-concatenation stops both, so
-`_first_layer_backward` transposes its gradient in two halves and concatenates them. Windows that lie side by side are
-stacked on the last axis but one, which XLA writes in one pass; before a concatenation along the last axis it copies
-every operand. In a loop over chunks, XLA also fuses the slice that reads a chunk's saved output into the windows of it,
-which then take 10 times as long. There the first layer's output is saved in two halves, to be concatenated.
+**Fusion.** XLA's CPU backend fuses a transposition into each of its uses, where it is repeated. A barrier stops the
+simplification, which comes first, but not fusion: this backend removes barriers before it. A concatenation stops
+fusion, so `_first_layer_backward` transposes its gradient in two halves and concatenates them. Windows that lie side by
+side are stacked on the last axis but one, which XLA writes in one pass; before a concatenation along the last axis it
+copies every operand. In a loop over chunks, XLA also fuses the slice that reads a chunk's saved output into the windows
+of it, which then take 10 times as long. There the first layer's output is saved in two halves, to be concatenated.
 
 **Chunks.** The torso works on a part of the samples at a time (`chunk_size`), so that activations stay in the CPU's
 caches.

@@ -20,11 +20,7 @@ def join_processes(config: DevicesConfig) -> None:
     """
     limit_jax(config)
     try:
-        jax.distributed.initialize(
-            config.coordinator, config.num_processes, config.process_index,
-            # At the end the others wait for the leader, which may still draw graphs.
-            shutdown_timeout_seconds=24 * 3600,
-        )  # fmt: skip
+        jax.distributed.initialize(config.coordinator, config.num_processes, config.process_index)
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"devices.distributed: {str(error).rstrip('.')}; give devices.coordinator HOST:PORT, devices.num_processes"

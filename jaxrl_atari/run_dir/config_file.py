@@ -57,6 +57,11 @@ def require_same_run(config: Config, before: Config) -> None:
         require(wanted == was, name, wanted, f"{was}, with which the run began", hint)
 
 
+def same_budget(config: Config, other: Config) -> bool:
+    """Whether two configs ask for as many sessions and as many env steps."""
+    return (config.sessions, config.total_env_steps) == (other.sessions, other.total_env_steps)
+
+
 def _restore_from_session(path: Path, error: Exception) -> Config | None:
     """Replaces a run's config.json by the newest usable copy that a session has; the old file is kept."""
     copies = [found for found in session_dirs(path.parent) if (found / CONFIG_FILE).is_file()]

@@ -83,7 +83,10 @@ def only_writer(directory: Path) -> Iterator[None]:
     Raises:
         UserError: another process holds the lock.
     """
-    descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:  # a finished run that may only be read
+        descriptor = os.open(directory, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

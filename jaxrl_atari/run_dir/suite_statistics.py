@@ -28,8 +28,8 @@ POINTS = 50
 
 
 def suite_runs(suite_dir: str | Path) -> list[Path]:
-    """The run directories of a suite, in alphabetical order."""
-    return [path.parent for path in sorted(Path(suite_dir).glob("*/config.json"))]
+    """The run directories of a suite, which are named after their games, in alphabetical order."""
+    return [path.parent for path in sorted(Path(suite_dir).glob("*/config.json")) if path.parent.name in GAMES]
 
 
 def is_suite(directory: str | Path) -> bool:
@@ -49,8 +49,6 @@ def read_suite(suite_dir: str | Path) -> dict[str, list[Table]]:
             run = read_run(run_dir)
         except UserError:
             continue  # no log point yet
-        if run_dir.name != run.game.name:
-            continue  # a copy
         tables = list(run.tables.values())
         if (planned or run.config).is_complete([table["env_steps"][-1] for table in tables]):
             suite[run.game.name] = tables

@@ -1,6 +1,6 @@
 """The summary of a trial: RUN_DIR/trial.json, and the table that is printed at the end."""
 
-import re
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,19 +65,13 @@ def trial_summary(run: Run) -> dict[str, Any]:
 
 def newest_evaluation(run_dir: Path) -> dict[str, Any] | None:
     """The newest evaluation of the latest checkpoints of all sessions, if there is a sound one."""
-
-    def number(path: Path) -> int:  # of evaluation.json, evaluation_2.json, ...; times do not survive a copy
-        match = re.fullmatch(r"evaluation_(\d+)", path.stem)
-        return int(match[1]) if match else 1
-
-    for path in sorted(run_dir.glob("evaluation*.json"), key=number, reverse=True):
-        try:
-            found = read_json(path)
-            if found["checkpoint"] == "latest" and _is_evaluation(found):
-                return found
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return None
+    found = []
+    for path in sorted(run_dir.glob("evaluation*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            values = read_json(path)
+            if values["checkpoint"] == "latest" and _is_evaluation(values):
+                found.append(values)
+    return max(found, key=lambda values: str(values.get("date", "")), default=None)  # a copied file has another time
 
 
 def _is_evaluation(found: dict[str, Any]) -> bool:

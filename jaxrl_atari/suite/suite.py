@@ -15,8 +15,8 @@ from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict
-from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir
+from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict, read_config, same_budget
+from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir, write_description
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.trial.processes import Task, run_processes
 
@@ -116,6 +116,8 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
         run_dir = suite_dir / name
         if all(is_finished(game_config, session_dir(run_dir, i)) for i in range(config.sessions)):
             say(f"game {name}  finished already")
+            if not same_budget(game_config, read_config(run_dir)):  # a smaller budget, or fewer sessions
+                write_description(run_dir, describe_resumed(game_config, run_dir))
             continue
         run_dir.mkdir(exist_ok=True)
         waiting[name] = run_dir

@@ -74,7 +74,7 @@ class _Process:
                 self._last = line
                 self._error = line.removeprefix("error: ") if line.startswith("error: ") else self._error
             self.has_compiled = self.has_compiled or COMPILED in line
-            with contextlib.suppress(OSError):  # as on a full disk: the session must not wait for a reader
+            with contextlib.suppress(OSError):  # the session must not wait for a reader
                 say(line if line.startswith(self.label) else f"{self.label}  {line}")
 
     def is_running(self) -> bool:

@@ -21,7 +21,7 @@ from jaxrl_atari.hardware.memory_share import memory_fraction, set_memory_fracti
 from jaxrl_atari.hardware.rotation import Place, place_session
 from jaxrl_atari.plots import plot_trial
 from jaxrl_atari.report.pages import try_report
-from jaxrl_atari.run_dir.config_file import read_config, require_same_run
+from jaxrl_atari.run_dir.config_file import read_config, require_same_run, same_budget
 from jaxrl_atari.run_dir.description import (
     describe_resumed,
     is_finished,
@@ -62,6 +62,7 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
     run_dir = Path(distributed.agree(str(run_dir or "")))  # the followers' is not known before
     if not distributed.is_leader():
         follow_trial(config, run_dir, resume=resume)
+        distributed.agree("")  # the leader has written everything: JAX would end it soon after the first one has left
         return run_dir
     say(f"{'resuming' if resume else 'run directory:'} {run_dir}")
     complete = resume and _is_complete(config, run_dir)
@@ -73,11 +74,14 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
         raise
     if not complete:
         _summarise(config, run_dir)
+    distributed.agree("")
     return run_dir
 
 
 def _is_complete(config: Config, run_dir: Path) -> bool:
-    """Whether every session has spent its budget, and the summary was written after that."""
+    """Whether every session has spent the run's budget, and the summary was written after that."""
+    if not same_budget(config, read_config(run_dir)):
+        return False
     directories = [session_dir(run_dir, session) for session in range(config.sessions)]
     if not all(is_finished(config, directory) for directory in directories):
         return False
@@ -165,8 +169,8 @@ def run_trial(config: Config, run_dir: Path, *, resume: bool = False, num_thread
     failures: dict[Any, str] = {}
     with only_writer(run_dir):
         plan = make_plan(config, run_dir, resume, places)
-        if resume and not plan.places and config != read_config(run_dir):
-            plan.write_descriptions()  # as with a smaller budget, which every session has spent
+        if resume and not plan.places and not same_budget(config, read_config(run_dir)):
+            plan.write_descriptions()  # a smaller budget, or fewer sessions
         if num_threads:
             config = dataclasses.replace(config, env=dataclasses.replace(config.env, num_threads=num_threads))
             plan = dataclasses.replace(plan, config=config)
