@@ -58,8 +58,8 @@ def run_session(
             if number == 0:
                 on_first_update()
         run.finish(stop_requested)
-        # Several processes leave a session together, although the leader alone evaluates.
-        if sum_over_processes(stop_requested()) > 0 or not config.is_spent(run.progress.env_steps):
+        # Several processes leave a session together, although the leader alone evaluates at its end.
+        if not config.is_spent(run.progress.env_steps) or sum_over_processes(stop_requested()) > 0:
             raise KeyboardInterrupt
 
 
