@@ -341,6 +341,15 @@ def test_malloc_keeps_freed_memory_unless_the_user_has_set_it(tmp_path):
     assert configured(**home, JAXRL_ATARI_NO_TUNING="1") == "process tuning off (JAXRL_ATARI_NO_TUNING)\n"
 
 
+def test_a_full_disk_behind_the_output_does_not_end_training(tmp_path):
+    """As in `train ... > FILE`, where the run's own files are on another disk. /dev/full refuses what is written."""
+    code = "from jaxrl_atari import cli; cli.run(lambda: [cli.say('a line') for _ in range(3)])"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, env=environment)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 def test_a_read_only_cache_is_reported(tmp_path):
     (tmp_path / "file").touch()
     out = configured(XDG_CACHE_HOME=str(tmp_path / "file"))

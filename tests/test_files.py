@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -82,6 +83,21 @@ def test_a_directory_has_one_writer_at_a_time(tmp_path):
         pass
     with only_writer(tmp_path):  # the lock was released
         assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_directory_that_cannot_be_written_to_is_locked_too(tmp_path, monkeypatch, number):
+    """That of a finished run, which `--run-dir` leaves alone."""
+    open_file = os.open
+
+    def refuse(path, flags, *mode):
+        if flags & os.O_CREAT:
+            raise OSError(number, os.strerror(number), str(path))
+        return open_file(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with only_writer(tmp_path), pytest.raises(UserError, match="another process"), only_writer(tmp_path):
+        pass
 
 
 def test_the_git_revision_is_that_of_this_package_alone(tmp_path, monkeypatch):

@@ -213,16 +213,11 @@ def test_the_impala_network(stacks):
     assert sum(x.ndim == 4 for x in jax.tree.leaves(params)) == 15
     assert (made.layout, uses_cpu_conv(NetworkConfig(name="impala"), "cpu")) == (PLAIN, False)
 
-    def loss(params):
-        return scalar(made.apply(params, stacks[:2]))
-
     params = perturbed(params)
     logits, value = made.apply(params, stacks[:2])
     assert (logits.shape, logits.dtype, value.shape, value.dtype) == ((2, ACTIONS), jnp.float32, (2,), jnp.float32)
     for output, expected in zip((logits, value), impala(params, stacks[:2]), strict=True):
         np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-4)
-    gradients = jax.jit(jax.grad(loss))(params)
-    assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(gradients))
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,9 @@ def test_auto_is_bfloat16_where_the_cpu_multiplies_it(has, dtype, used, tmp_path
         assert run._meta()["compute_dtype"] == used
 
 
-def test_a_session_that_resumes_in_another_arithmetic_says_so(tmp_path):
+def test_a_session_that_resumes_in_another_arithmetic_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "collect", lambda *_: Collected([], TINY.rollout_size, [], 0.0, 1.0, 2.0))
+    monkeypatch.setattr(Learner, "update", lambda *_: {"policy_loss": 0.0})
     lines, session_dir = Lines(), tmp_path / "session_0"
     config = dataclasses.replace(TINY, total_env_steps=TINY.rollout_size)
     for dtype in ("float32", "float32", "bfloat16"):

@@ -1,6 +1,7 @@
 """File operations: atomic writes, unused file names, and a lock on a directory."""
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
@@ -85,8 +86,10 @@ def only_writer(directory: Path) -> Iterator[None]:
     """
     try:
         descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except PermissionError:  # a finished run that may only be read
-        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EROFS):
+            raise
+        descriptor = os.open(directory, os.O_RDONLY)  # of a run that may only be read, because it is finished
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

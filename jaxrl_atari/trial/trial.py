@@ -62,7 +62,7 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
     run_dir = Path(distributed.agree(str(run_dir or "")))  # the followers' is not known before
     if not distributed.is_leader():
         follow_trial(config, run_dir, resume=resume)
-        distributed.agree("")  # the leader has written everything: JAX would end it soon after the first one has left
+        distributed.agree("")  # waits for the leader, which JAX would end soon after another process has left
         return run_dir
     say(f"{'resuming' if resume else 'run directory:'} {run_dir}")
     complete = resume and _is_complete(config, run_dir)
