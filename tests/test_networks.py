@@ -62,6 +62,7 @@ def impala(params, stacks):
     return logits, value[:, 0]
 
 
+@jax.jit
 def perturbed(params):
     """Parameters with non-zero biases and a policy head of ordinary size, so that an error anywhere shows."""
     leaves, tree = jax.tree.flatten(params)
@@ -79,7 +80,7 @@ def stacks():
 
 @pytest.fixture(scope="module")
 def variables(stacks):
-    return {"params": perturbed(Reference().init(jax.random.key(1), stacks[:1])["params"])}
+    return {"params": perturbed(jax.jit(Reference().init)(jax.random.key(1), stacks[:1])["params"])}
 
 
 def scalar(outputs):
@@ -202,7 +203,7 @@ def test_every_network_can_be_chosen():
 def test_the_impala_network(stacks):
     """15 convolutions (Espeholt et al. 2018, figure 3): their kernels and biases, the dense layer and the heads."""
     made = make_network(NetworkConfig(name="impala"), ACTIONS, "cpu")
-    params = made.init(jax.random.key(0))
+    params = jax.jit(made.init)(jax.random.key(0))
     convolutions, channels_in = 0, 4
     for channels in (16, 32, 32):
         convolutions += 9 * channels_in * channels + channels + 4 * (9 * channels * channels + channels)
@@ -214,9 +215,9 @@ def test_the_impala_network(stacks):
     assert (made.layout, uses_cpu_conv(NetworkConfig(name="impala"), "cpu")) == (PLAIN, False)
 
     params = perturbed(params)
-    logits, value = made.apply(params, stacks[:2])
+    logits, value = jax.jit(made.apply)(params, stacks[:2])
     assert (logits.shape, logits.dtype, value.shape, value.dtype) == ((2, ACTIONS), jnp.float32, (2,), jnp.float32)
-    for output, expected in zip((logits, value), impala(params, stacks[:2]), strict=True):
+    for output, expected in zip((logits, value), jax.jit(impala)(params, stacks[:2]), strict=True):
         np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-4)
 
 
