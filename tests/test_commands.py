@@ -50,8 +50,6 @@ QUICK = {
     "plots RUN_DIR",
     "report RUN_DIR",
     "devices --config configs/qbert.py",
-    "benchmark --config configs/qbert.py --parts env,acting,update,end_to_end --repeats 5 --seconds 4 "
-    "--network.compute-dtype float32",
     "suite --games Pnog",
 }
 """The lines that CI runs."""
