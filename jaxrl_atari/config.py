@@ -47,7 +47,7 @@ class EnvConfig:
     life_loss_terminal: Switch = None
     """A lost life is a terminal for learning; the game continues."""
     noop_max: Annotated[int | None, Limits(0, 1_000)] = None
-    """Maximum of the random number of no-ops at the start of a game."""
+    """Limit of the random number of no-ops at the start of a game."""
     fire_on_reset: Switch = None
     """Press FIRE at the start of a game, if it is in the action set."""
     max_frames: Annotated[int | None, Limits(8, 10_000_000)] = None

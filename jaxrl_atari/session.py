@@ -204,7 +204,7 @@ class Session:
         }
 
     def finish(self, stop_requested: Callable[[], bool] = lambda: False) -> None:
-        """Writes the last log point and the last checkpoint, then ends the evaluations and the graphs."""
+        """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations and the graphs."""
         self.log.last_point(learning_rate(self.config, self.progress.env_steps))
         self._save()
         if self._checkpoints is None:

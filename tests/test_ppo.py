@@ -364,9 +364,11 @@ def test_target_kl_ends_the_epochs():
         step = jax.jit(partial(update, apply=linear, config=config))
         return step(init_train_state(params, config), rollout, hyperparameters(), KEY)
 
-    plain = {epochs: run(epochs) for epochs in (2, 3)}
-    mean_of_two = float(plain[2][1]["approx_kl"])  # the first epoch's is below it, the second one's above
-    for target_kl, taken in ((mean_of_two, 2), (100.0, 3)):
+    plain = {epochs: run(epochs) for epochs in (1, 2, 3)}
+    one, two = (float(plain[epochs][1]["approx_kl"]) * epochs for epochs in (1, 2))  # sums over epochs
+    first, second = one, two - one
+    assert 0 < first < second
+    for target_kl, taken in ((first / 2, 1), ((first + second) / 2, 2), (100.0, 3)):
         state, metrics = run(3, target_kl)
         expected, means = plain[taken]
         assert metrics.pop("skipped_steps") == 4 * (3 - taken)

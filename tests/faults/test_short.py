@@ -71,7 +71,7 @@ def test_one_line_survives_a_pause_a_kill_and_a_signal(train):
     train.check_soundness()
 
 
-@pytest.mark.parametrize("fault", ["disk full", pytest.param("folder moved away", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", ["disk full", "folder moved away"])
 def test_a_save_that_fails_in_the_background_ends_the_command_with_one_line(train, fault):
     """In the middle of a save: orbax has 39 arrays under way, and each fails in its turn."""
     disk = {"FAULT": "disk"} if fault == "disk full" else {}
