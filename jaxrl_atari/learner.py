@@ -1,8 +1,8 @@
 """Learning: the train state on the learner's devices, the compiled update, and the parameters to act with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from jaxrl_atari import ppo
 from jaxrl_atari.cli.errors import require
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import DataParallel, Placement, check_placement
 from jaxrl_atari.hardware.gpus import network_platform
-from jaxrl_atari.networks import compute_dtype, make_network
+from jaxrl_atari.networks import Network, compute_dtype, make_network
 
 
 class Learner:
@@ -35,8 +35,7 @@ class Learner:
         self.compute_dtype = compute_dtype(config.network, platform, actor_platform)
         self._actors, self._check = placement.actors, config.devices.check
         self._parallel = DataParallel(placement.learner)
-        update = partial(ppo.update, apply=network.apply, config=config.ppo)
-        self._update = self._parallel.compile(update, donate_argnums=[0])
+        self._update = compiled_update(placement.learner, network, config.ppo)
         self.reset(state)
 
     def reset(self, state: ppo.TrainState) -> None:
@@ -75,6 +74,15 @@ class Learner:
         """Frees what the learner holds besides arrays."""
 
 
+_copy = jax.jit(partial(jax.tree.map, jnp.copy))
+
+
+@cache
+def compiled_update(devices: tuple[jax.Device, ...], network: Network, config: PPOConfig) -> Callable:
+    """`ppo.update` on these devices. The sessions of a process share it, so that it is compiled once."""
+    return DataParallel(devices).compile(partial(ppo.update, apply=network.apply, config=config), donate_argnums=[0])
+
+
 class OverlappedLearner(Learner):
     """A learner whose update runs in a thread while the next rollout is collected (`overlap = "update"`).
 
@@ -84,7 +92,6 @@ class OverlappedLearner(Learner):
     def __init__(self, config: Config, placement: Placement, num_actions: int, state: ppo.TrainState):
         self._thread = ThreadPoolExecutor(1, "learner")
         self._running: Future[ppo.Metrics | None] | None = None
-        self._copy = jax.jit(partial(jax.tree.map, jnp.copy))  # the running update consumes the originals
         self._has_compiled = False
         super().__init__(config, placement, num_actions, state)
 
@@ -94,7 +101,7 @@ class OverlappedLearner(Learner):
         self._take_snapshot()
 
     def _take_snapshot(self) -> None:
-        self._snapshot = [self._copy(params) for params in super().acting_params()]
+        self._snapshot = [_copy(params) for params in super().acting_params()]  # the update consumes the originals
 
     def update(self, rollouts: Sequence[ppo.Rollout], hyper: ppo.Hyperparameters, key: jax.Array) -> ppo.Metrics | None:
         """Starts the update on a rollout; returns the metrics of the update before, None at first."""
@@ -128,7 +135,7 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         key = jax.random.key(seed)
-        state = jax.jit(partial(_first_state, config, num_actions))(jax.random.fold_in(key, 2**31))
+        state = _first_state(config, num_actions, jax.random.fold_in(key, 2**31))
     return jax.device_put({"train_state": state, "key": key}, device)
 
 
@@ -142,6 +149,7 @@ def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dic
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
+@partial(jax.jit, static_argnums=(0, 1))
 def _first_state(config: Config, num_actions: int, key: jax.Array) -> ppo.TrainState:
     network = make_network(config.network, num_actions, "cpu")  # every form has the same parameters
     return ppo.init_train_state(network.init(key), config.ppo)

@@ -101,6 +101,12 @@ def hyperparameters(config: Config, env_steps: int) -> Hyperparameters:
     )
 
 
+@jax.jit
+def _keys_of_update(key: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.Array]:
+    actor_key, update_key = jax.random.split(jax.random.fold_in(key, update))
+    return actor_key, update_key
+
+
 # --- What surrounds the loop -----------------------------------------------------------------------------------------
 
 
@@ -135,7 +141,6 @@ class Session:
         self._key = arrays["key"]
         kind = OverlappedLearner if config.overlap == "update" else Learner
         self.learner = kind(config, placement, self.num_actions, arrays["train_state"])
-        self._split = jax.jit(lambda key, number: tuple(jax.random.split(jax.random.fold_in(key, number))))
         self._save_every = Every(config.log.checkpoint_every_env_steps, self.progress.env_steps)
         self._evaluate_every = Every(config.evaluation.every_env_steps, self.progress.env_steps)
         self.log: SessionLog
@@ -143,7 +148,7 @@ class Session:
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
         """The keys of an update: for acting and for its minibatches."""
-        return self._split(self._key, jax.device_put(np.uint32(update), self.placement.home))
+        return _keys_of_update(self._key, jax.device_put(np.uint32(update), self.placement.home))
 
     def guard_transfers(self) -> contextlib.AbstractContextManager:
         """With `devices.check`, forbids implicit transfers between host and devices once everything is compiled."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from user_commands import user_environment
 
 jax.config.update("jax_num_cpu_devices", 8)  # not XLA_FLAGS, which the processes that tests start would inherit
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -35,6 +36,12 @@ def compilation_cache_stays():
     before = settings()
     yield
     assert settings() == before
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory):
+    """The environment of a user, in which no conftest.py has changed anything."""
+    return user_environment(XDG_CACHE_HOME=str(tmp_path_factory.mktemp("cache")))
 
 
 def wants_gpu(config):

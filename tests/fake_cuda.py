@@ -9,9 +9,8 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from user_commands import ROOT, user_environment
 
 
 class Library:
@@ -99,15 +98,6 @@ ERROR = "INTERNAL: no supported devices found for platform CUDA"
 
 SHOWN = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
 """For tests on real GPUs: those that they may take, on a machine that others use too."""
-
-
-def user_environment(**more):
-    """The variables of a user's shell; of those of the tests, only the compilation cache and where libraries are."""
-    kept = (
-        "PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "JAX_COMPILATION_CACHE_DIR",
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
-    )  # fmt: skip
-    return {name: os.environ[name] for name in kept if name in os.environ} | more
 
 
 def python(*arguments, timeout=240, **variables):

@@ -18,12 +18,11 @@ import sys
 import hub_server
 import pytest
 from test_docs import CASES
-from user_commands import ROOT, TWO_GPUS, free_address, one_error_line, user_environment
-
-environment = pytest.fixture(scope="module")(user_environment)
+from user_commands import ROOT, TWO_GPUS, free_address, one_error_line
 
 SPEC = ["--env.num-envs", "4", "--env.num-threads", "1", "--ppo.rollout-length", "16", "--ppo.minibatch-size", "64",
         "--ppo.epochs", "1"]  # fmt: skip
+TINY = ["--env.num-envs", "2", "--ppo.rollout-length", "8", "--ppo.minibatch-size", "16"]  # as in faults/rehearsal.py
 LENGTH = ["--log.every-env-steps", "64", "--log.checkpoint-every-env-steps", "128", "--log.no-graphs"]
 SHORT_GAMES = ["--env.max-frames", "120"]
 BUDGET, WHOLE_GAMES = ["--total-env-steps", "256"], ["--total-env-steps", "2048"]
@@ -128,7 +127,7 @@ def template(environment, tmp_path_factory):
     """NAME -> a finished run, suite or search, made once."""
     user, made = User(tmp_path_factory.mktemp("templates") / "user", environment), {}
     commands = {
-        "run": ("train", ["--config", "configs/quickstart.py", "--sessions", "2", *SMALL["train"]]),
+        "run": ("train", ["--config", "configs/quickstart.py", "--sessions", "2", *SMALL["train"], *TINY]),
         "suite": ("suite", ["--games", "Breakout", "Qbert", "--sessions", "2", *SPEC, *LENGTH, *WHOLE_GAMES]),
         "search": ("search", ["--config", "configs/search_qbert.py", *SMALL["search"]]),
     }  # fmt: skip

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_cuda import ROOT, SHOWN, FakeCuda, Library, python, user_environment
+from fake_cuda import SHOWN, FakeCuda, Library, python
 from fake_pools import NoisePool
-from user_commands import free_address
+from user_commands import ROOT, free_address, user_environment
 
 from jaxrl_atari import learner, rollout
 from jaxrl_atari.cli.errors import ConfigError, UserError

@@ -62,12 +62,10 @@ def impala(params, stacks):
     return logits, value[:, 0]
 
 
-@jax.jit
 def perturbed(params):
     """Parameters with non-zero biases and a policy head of ordinary size, so that an error anywhere shows."""
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    return tree.unflatten([x + 0.02 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)])
+    rng = np.random.default_rng(2)
+    return jax.tree.map(lambda x: x + 0.02 * rng.standard_normal(x.shape, np.float32), params)
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +93,11 @@ def scalar(outputs):
 def expected(stacks, variables):
     """The outputs of flax's layers, and the gradients of `scalar` of them."""
 
-    def loss(variables):
+    def loss(variables, stacks):
         outputs = Reference().apply(variables, stacks)
         return scalar(outputs), outputs
 
-    gradients, outputs = jax.jit(jax.grad(loss, has_aux=True))(variables)
+    gradients, outputs = jax.jit(jax.grad(loss, has_aux=True))(variables, stacks)
     return outputs, gradients
 
 
@@ -116,10 +114,10 @@ def apply(conv, dtype="float32", platform="cpu"):
 
 @pytest.mark.parametrize("conv", ["plain", "matmul"])
 def test_parameters_are_those_of_flax_layers(conv, stacks):
-    params = network(conv).init(jax.random.key(1))
+    params = jax.jit(network(conv).init)(jax.random.key(1))
     assert sum(x.size for x in jax.tree.leaves(params)) == 1_687_719
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
-    expected = Reference().init(jax.random.key(1), stacks[:1])["params"]
+    expected = jax.jit(Reference().init)(jax.random.key(1), stacks[:1])["params"]
     jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
@@ -127,12 +125,13 @@ def test_parameters_are_those_of_flax_layers(conv, stacks):
 def test_outputs_and_gradients_equal_flax_layers(conv, unrolled, stacks, variables, expected, monkeypatch):
     monkeypatch.setattr(cpu_conv, "UNROLLED", unrolled)  # 1: the chunks are computed in a loop
     expected_outputs, expected_gradients = expected
-    outputs = jax.jit(apply(conv))(variables, stacks)
+    forward = apply(conv)
+    outputs = jax.jit(forward)(variables, stacks)
     for got, want in zip(outputs, expected_outputs, strict=True):
         assert got.dtype == jnp.float32
         np.testing.assert_allclose(got, want, atol=1e-5)
 
-    gradients = jax.jit(jax.grad(lambda v: scalar(apply(conv)(v, stacks))))(variables)
+    gradients = jax.jit(jax.grad(lambda *given: scalar(forward(*given))))(variables, stacks)
     jax.tree.map(
         lambda got, want: np.testing.assert_allclose(got, want, atol=1e-5 * float(jnp.abs(want).max())),
         gradients,
@@ -154,13 +153,14 @@ def test_small_batches(conv, batch, variables):
 @pytest.mark.parametrize(("conv", "platform"), [("plain", "cpu"), ("matmul", "cpu"), ("matmul", "amx cpu")])
 def test_bfloat16_is_close(conv, platform, stacks, variables, expected):
     (expected_logits, expected_value), expected_gradients = expected
-    logits, value = apply(conv, "bfloat16", platform)(variables, stacks)
+    forward = apply(conv, "bfloat16", platform)
+    logits, value = forward(variables, stacks)
     assert logits.dtype == value.dtype == jnp.float32
     assert float(jnp.abs(logits - expected_logits).max()) < 0.05 * float(jnp.abs(expected_logits).max())
     assert float(jnp.abs(value - expected_value).max()) < 0.05 * float(jnp.abs(expected_value).max())
     assert float(jnp.abs(logits - expected_logits).max()) > 1e-5  # it did compute in another type
 
-    gradients = jax.jit(jax.grad(lambda v: scalar(apply(conv, "bfloat16", platform)(v, stacks))))(variables)
+    gradients = jax.jit(jax.grad(lambda *given: scalar(forward(*given))))(variables, stacks)
     error = jax.tree.map(
         lambda got, want: jnp.linalg.norm(got - want) / jnp.linalg.norm(want), gradients, expected_gradients
     )

@@ -15,6 +15,7 @@ from jaxrl_atari import ppo, rollout
 from jaxrl_atari.benchmark.instruments import Compilations
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
+from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import Hyperparameters, Rollout, init_train_state, update
 from jaxrl_atari.session import prepare, train
@@ -65,6 +66,7 @@ def test_everything_is_compiled_once(overlap, monkeypatch, open_run):
 
     monkeypatch.setattr(rollout, "sample_action", counting("act", rollout.sample_action))
     monkeypatch.setattr(ppo, "gae", counting("update", ppo.gae))
+    compiled_update.cache_clear()  # other sessions of this process have compiled it already
     run = open_run(small(overlap=overlap))
     with Compilations() as compilations:
         iterate(run, 2)
@@ -76,6 +78,17 @@ def test_everything_is_compiled_once(overlap, monkeypatch, open_run):
         iterate(run, 3)
         assert not compilations.count
         assert all(x.is_deleted() for x in before)  # an update reuses the memory of the state
+
+
+def test_a_second_session_compiles_nothing(overlap, tmp_path):
+    config = small(overlap=overlap)
+    with prepare(config, tmp_path / "session_0", quiet=True) as run:
+        iterate(run, 2)
+        run.finish()
+    with Compilations() as compilations, prepare(config, tmp_path / "session_1", session=1, quiet=True) as run:
+        iterate(run, 2)
+        run.finish()
+    assert not compilations.count[Compilations.COMPILE]
 
 
 # --- Transfers -------------------------------------------------------------------------------------------------------
@@ -189,7 +202,7 @@ def update_and_arguments(network_config, platform):
     return jax.jit(functools.partial(update, apply=network.apply, config=config)), (state, data, hyper, key)
 
 
-def compiled_update(conv="auto"):
+def program_of_the_update(conv="auto"):
     """The text of the update compiled for this machine."""
     compiled, arguments = update_and_arguments(NetworkConfig(conv=conv), "cpu")
     return compiled.lower(*arguments).compile().as_text()
@@ -197,14 +210,14 @@ def compiled_update(conv="auto"):
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the slow path is XLA's CPU back end's")
 def test_no_convolution_in_a_loop_of_the_update():
-    assert convolutions_in_loops(compiled_update()) == []
-    assert len(convolutions_in_loops(compiled_update("plain"))) >= 3  # it finds them where they are
+    assert convolutions_in_loops(program_of_the_update()) == []
+    assert len(convolutions_in_loops(program_of_the_update("plain"))) >= 3  # it finds them where they are
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the compiled program is that of XLA's CPU back end")
 def test_the_update_moves_data_once():
     """What `cpu_conv.py` says about fusion."""
-    program = compiled_update()
+    program = program_of_the_update()
     bodies = ["\n".join(lines) for lines in computations(program).values()]
     padded = [body for body in bodies if " pad(" in body]
     assert padded

@@ -45,8 +45,8 @@ from jaxrl_atari.trial.trial import run_training
 TINY = Config(
     name="tiny",
     total_env_steps=192,
-    env=EnvConfig(game="Breakout", num_envs=4, num_threads=1, max_frames=128),
-    ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=1),
+    env=EnvConfig(game="Breakout", num_envs=2, num_threads=1, max_frames=128),
+    ppo=PPOConfig(rollout_length=16, minibatch_size=16, epochs=1),
     devices=DevicesConfig(gpu=False, check=True),
     log=LogConfig(every_env_steps=32, checkpoint_every_env_steps=64, graphs=False),
 )
@@ -98,8 +98,8 @@ def test_a_tiny_training_from_the_command_line(tmp_path, capsys):
     config.write_text(
         "from jaxrl_atari.config import *\n"
         "def get_config():\n"
-        "    return Config(name='tiny', total_env_steps=96, env=EnvConfig(game='breakout', num_envs=4, num_threads=1,\n"
-        "        max_frames=128), ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=1),\n"
+        "    return Config(name='tiny', total_env_steps=96, env=EnvConfig(game='breakout', num_envs=2, num_threads=1,\n"
+        "        max_frames=128), ppo=PPOConfig(rollout_length=16, minibatch_size=16, epochs=1),\n"
         "        log=LogConfig(every_env_steps=32))\n"
     )
     train.main(
@@ -109,7 +109,7 @@ def test_a_tiny_training_from_the_command_line(tmp_path, capsys):
     (run_dir,) = (tmp_path / "data").iterdir()
     described = json.loads((run_dir / "session_0" / "config.json").read_text())
     assert (described["seed"], described["game"], described["protocol"]) == (7, "Breakout", "v5, max_frames=128")
-    assert described["config"]["env"]["num_envs"] == 4
+    assert described["config"]["env"]["num_envs"] == 2
     assert described["versions"]["jax"] == jax.__version__
     assert described["gae_lambda"] == 0.7
     names = {path.name for path in run_dir.rglob("*") if path.is_file()}
@@ -128,8 +128,9 @@ def test_a_tiny_training_from_the_command_line(tmp_path, capsys):
 
 
 def test_log_points_and_checkpoints(tmp_path):
+    config = dataclasses.replace(TINY, env=dataclasses.replace(TINY.env, max_frames=256))
     lines, began = Lines(), []
-    run_session(TINY, tmp_path / "session_0", writers=[lines], on_first_update=lambda: began.append(len(lines.rows)))
+    run_session(config, tmp_path / "session_0", writers=[lines], on_first_update=lambda: began.append(len(lines.rows)))
     assert began == [1]
     written = rows(tmp_path / "session_0")
     steps = [int(row["env_steps"]) for row in written]

@@ -23,6 +23,7 @@ from jaxrl_atari.devices import PlacementError, check_placement, place
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.evaluate.policy import Policy
+from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.rollout import num_groups
 from jaxrl_atari.session import hyperparameters, learning_rate, prepare, train
@@ -426,6 +427,7 @@ def test_the_loss_is_eight_calls_from_the_command(tmp_path, monkeypatch):
         raise LookupError("this is all that was asked")
 
     monkeypatch.setattr(ppo, "ppo_loss", spy)
+    compiled_update.cache_clear()
     config = tmp_path / "tiny.py"
     config.write_text(
         "from jaxrl_atari import *\n"

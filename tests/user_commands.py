@@ -8,12 +8,12 @@ ROOT = Path(__file__).parents[1]
 TWO_GPUS = {"JAXRL_ATARI_SIMULATED_GPUS": "2"}
 
 
-def user_environment(tmp_path_factory):
-    """The environment of a user: without the variables that the suite sets, with a cache of its own. A fixture."""
-    unwanted = ("XLA_FLAGS", "JAX_", "JAXRL_ATARI", "CUDA_", "PYTEST_", "COLUMNS", "PYTHONUNBUFFERED")
+def user_environment(**more):
+    """The variables of a user's shell; of those of the suite, only its cache of compiled programs."""
+    unwanted = ("XLA_", "JAX_", "JAXRL_ATARI", "CUDA_", "PYTEST_", "COLUMNS", "PYTHONUNBUFFERED")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
-    return kept | {"PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    return kept | {"PYTHONPATH": path, "JAX_COMPILATION_CACHE_DIR": os.environ["JAX_COMPILATION_CACHE_DIR"]} | more
 
 
 def one_error_line(output):

@@ -21,7 +21,7 @@ from jaxrl_atari.config import Config, EnvConfig, EvaluationConfig, LogConfig, P
 
 def get_config():
     return Config(
-        name="fault", total_env_steps=1_000, env=EnvConfig(game="Breakout", num_envs=2, num_threads=1),
+        name="fault", total_env_steps=1_000, env=EnvConfig(game="CrazyClimber", num_envs=2, num_threads=1),
         ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=1),
         log=LogConfig(every_env_steps=16, checkpoint_every_env_steps=64, graphs=False),
     )

@@ -26,11 +26,10 @@ import time
 import psutil
 import pytest
 from rehearsal import CONFIG, INTERRUPTED, rehearsal
-from user_commands import ROOT, TWO_GPUS, one_error_line, user_environment
+from user_commands import ROOT, TWO_GPUS, one_error_line
 
 from jaxrl_atari.run_dir.meta import is_sound
 
-environment = pytest.fixture(scope="session")(user_environment)
 train = pytest.fixture(rehearsal)
 pytestmark = [
     pytest.mark.slow,
@@ -105,7 +104,7 @@ def test_a_signal_to_all_processes_of_a_trial_ends_them_with_a_last_checkpoint(t
 def test_sigterm_during_the_start_is_answered(train, tmp_path):
     """With an empty cache of programs: compilation, in which Python handles no signals, takes seconds."""
     for seconds in [0.0, 3.0, *(random.uniform(0, 6) for _ in range(ROUNDS - 1))]:
-        process = train.start(XDG_CACHE_HOME=str(tmp_path / f"cache {seconds}"))
+        process = train.start(JAX_COMPILATION_CACHE_DIR=str(tmp_path / f"cache {seconds}"))
         assert process.stdout.readline()
         time.sleep(seconds)
         process.terminate()

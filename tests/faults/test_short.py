@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import psutil
 import pytest
 from rehearsal import INTERRUPTED, rehearsal
-from user_commands import ROOT, one_error_line, user_environment
+from user_commands import ROOT, one_error_line
 
 from jaxrl_atari import cli, session
 from jaxrl_atari import train as command
@@ -34,7 +34,6 @@ from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.meta import is_sound
 from jaxrl_atari.trial.trial import run_training
 
-environment = pytest.fixture(scope="session")(user_environment)
 train = pytest.fixture(rehearsal)
 
 SMALL = Config(
