@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxrl_atari import ppo
 from jaxrl_atari.cli.errors import require
@@ -60,6 +61,10 @@ class Learner:
         if self._check:
             check_placement("learning", arrays, self._parallel.local_devices)
 
+    def parameter_norm(self) -> float:
+        """Global L2 norm of the parameters; inf or NaN if one of them is."""
+        return float(jax.device_get(_norm(self.state.params)))
+
     def acting_params(self) -> list[Any]:
         """The parameters for each actor, on its device."""
         own = [self._parallel.shard(self._state.params, i) for i in range(len(self._actors))]
@@ -75,6 +80,7 @@ class Learner:
 
 
 _copy = jax.jit(partial(jax.tree.map, jnp.copy))
+_norm = jax.jit(optax.tree.norm)
 
 
 @cache

@@ -173,6 +173,8 @@ class Session:
     def _save(self) -> None:
         """Saves once the newest update is known to be sound. Does not wait for the files to be written."""
         self.log.flush()
+        # An update's metrics do not show what its last gradient step has done.
+        self.log.check(self.progress.updates, {"parameter_norm": self.learner.parameter_norm()})
         if self._checkpoints is None:
             return
         score = self.progress.score()  # before `_meta`, which has the best one

@@ -557,6 +557,20 @@ def test_a_checkpoint_waits_for_the_update_under_way(tmp_path, monkeypatch):
     assert not saved
 
 
+def test_parameters_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
+    """The last gradient step of an update can spoil them, and its metrics are from before."""
+    config = dataclasses.replace(TINY, log=dataclasses.replace(TINY.log, checkpoint_every_env_steps=600))
+    with steady_session(config, tmp_path / "session_0", monkeypatch) as (run, saved):
+        iterations = session.train(run)
+        next(iterations)
+        state = run.learner.state
+        bias = state.params["policy"]["bias"].at[0].set(math.inf)
+        run.learner.reset(state.replace(params=state.params | {"policy": state.params["policy"] | {"bias": bias}}))
+        with pytest.raises(NonFiniteError, match=r"update 2: parameter_norm = inf; .* the last checkpoint is kept"):
+            next(iterations)
+    assert not saved
+
+
 def test_session_i_has_the_seed_of_the_trial_plus_i(tmp_path, monkeypatch):
     """In everything that is random: parameters, keys, games."""
     make_groups, games, found = session.make_groups, [], []

@@ -23,7 +23,7 @@ from jaxrl_atari.run_dir.writers import Writer
 
 
 class NonFiniteError(UserError):
-    """A loss that is not a number: training cannot continue."""
+    """A loss or a parameter that is not finite: training cannot continue."""
 
 
 class SessionLog:
@@ -118,15 +118,18 @@ class SessionLog:
         if metrics is None:
             return
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        if not all(map(math.isfinite, values.values())):
-            bad = ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value))
-            raise NonFiniteError(
-                f"update {self._checked + 1:,}: {bad}; training stopped at {self._progress.env_steps:,} env steps, and"
-                " the last checkpoint is kept: lower ppo.learning_rate or ppo.max_grad_norm and use --resume"
-            )
+        self.check(self._checked + 1, values)
         self._checked += 1
         self._progress.optimizer_steps -= round(values.pop("skipped_steps", 0.0))  # `count` has counted them
         self._metrics.append(values)
+
+    def check(self, update: int, values: Mapping[str, float]) -> None:
+        """Raises `NonFiniteError` if a value of update number `update` is not finite."""
+        if bad := ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)):
+            raise NonFiniteError(
+                f"update {update:,}: {bad}; training stopped at {self._progress.env_steps:,} env steps, and the last"
+                " checkpoint is kept: lower ppo.learning_rate or ppo.max_grad_norm and use --resume"
+            )
 
     def _log_point(self, now: float, learning_rate: float, keep: bool) -> None:
         progress, sps, shares = self._progress, math.nan, {}
