@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import optax
 
 from jaxrl_atari import ppo
 from jaxrl_atari.cli.errors import require
-from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import DataParallel, Placement, check_placement
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import Network, compute_dtype, make_network
@@ -63,7 +63,7 @@ class Learner:
 
     def parameter_norm(self) -> float:
         """Global L2 norm of the parameters; inf or NaN if one of them is."""
-        return float(jax.device_get(_norm(self.state.params)))
+        return float(jax.device_get(_norm(self._parallel.shard(self._state.params, 0))))
 
     def acting_params(self) -> list[Any]:
         """The parameters for each actor, on its device."""
@@ -83,7 +83,7 @@ _copy = jax.jit(partial(jax.tree.map, jnp.copy))
 _norm = jax.jit(optax.tree.norm)
 
 
-@cache
+@lru_cache(maxsize=8)
 def compiled_update(devices: tuple[jax.Device, ...], network: Network, config: PPOConfig) -> Callable:
     """`ppo.update` on these devices. The sessions of a process share it, so that it is compiled once."""
     return DataParallel(devices).compile(partial(ppo.update, apply=network.apply, config=config), donate_argnums=[0])
@@ -141,21 +141,21 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         key = jax.random.key(seed)
-        state = _first_state(config, num_actions, jax.random.fold_in(key, 2**31))
+        state = _first_state(config.network, config.ppo, num_actions, jax.random.fold_in(key, 2**31))
     return jax.device_put({"train_state": state, "key": key}, device)
 
 
 def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
     """Shapes, types and placement of `first_arrays`: the target of a restore."""
     shapes = jax.eval_shape(
-        lambda key: {"train_state": _first_state(config, num_actions, key), "key": key},
+        lambda key: {"train_state": _first_state(config.network, config.ppo, num_actions, key), "key": key},
         jax.eval_shape(lambda: jax.random.key(0)),
     )
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _first_state(config: Config, num_actions: int, key: jax.Array) -> ppo.TrainState:
-    network = make_network(config.network, num_actions, "cpu")  # every form has the same parameters
-    return ppo.init_train_state(network.init(key), config.ppo)
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _first_state(network: NetworkConfig, config: PPOConfig, num_actions: int, key: jax.Array) -> ppo.TrainState:
+    init = make_network(network, num_actions, "cpu").init  # every form has the same parameters
+    return ppo.init_train_state(init(key), config)

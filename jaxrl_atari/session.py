@@ -49,8 +49,8 @@ def run_session(
         on_first_update: called after the first update.
 
     Raises:
-        UserError: the loss became non-finite (the last checkpoint before is kept), a file cannot be used, or another
-            process is training in `session_dir`.
+        UserError: a loss or a parameter became non-finite (the last checkpoint before is kept), a file cannot be used,
+            or another process is training in `session_dir`.
         KeyboardInterrupt: stopped on request, after the last checkpoint was written.
     """
     with prepare(config, session_dir, session, resume, writers) as run:
@@ -174,7 +174,7 @@ class Session:
         """Saves once the newest update is known to be sound. Does not wait for the files to be written."""
         self.log.flush()
         # An update's metrics do not show what its last gradient step has done.
-        self.log.check(self.progress.updates, {"parameter_norm": self.learner.parameter_norm()})
+        self.log.require_finite(self.progress.updates, {"parameter_norm": self.learner.parameter_norm()})
         if self._checkpoints is None:
             return
         score = self.progress.score()  # before `_meta`, which has the best one

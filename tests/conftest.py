@@ -40,7 +40,7 @@ def compilation_cache_stays():
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory):
-    """The environment of a user, in which no conftest.py has changed anything."""
+    """The environment of a user's shell, with the tests' cache of compiled programs."""
     return user_environment(XDG_CACHE_HOME=str(tmp_path_factory.mktemp("cache")))
 
 

@@ -22,7 +22,8 @@ from user_commands import ROOT, TWO_GPUS, free_address, one_error_line
 
 SPEC = ["--env.num-envs", "4", "--env.num-threads", "1", "--ppo.rollout-length", "16", "--ppo.minibatch-size", "64",
         "--ppo.epochs", "1"]  # fmt: skip
-TINY = ["--env.num-envs", "2", "--ppo.rollout-length", "8", "--ppo.minibatch-size", "16"]  # as in faults/rehearsal.py
+TINY = ["--env.num-envs", "2", "--ppo.rollout-length", "8", "--ppo.minibatch-size", "16"]
+"""With configs/quickstart.py and `SPEC`: the programs of faults/rehearsal.py."""
 LENGTH = ["--log.every-env-steps", "64", "--log.checkpoint-every-env-steps", "128", "--log.no-graphs"]
 SHORT_GAMES = ["--env.max-frames", "120"]
 BUDGET, WHOLE_GAMES = ["--total-env-steps", "256"], ["--total-env-steps", "2048"]

@@ -374,7 +374,7 @@ def test_first_arrays_are_computed_on_the_cpu(monkeypatch):
         computed_on.update(device for x in jax.tree.leaves(tree) for device in x.devices())
         return jax.tree.map(lambda x: jnp.copy(x), tree)
 
-    monkeypatch.setattr(learner, "_first_state", lambda config, actions, key: jax.random.normal(key, (2,)))
+    monkeypatch.setattr(learner, "_first_state", lambda *given: jax.random.normal(given[-1], (2,)))
     monkeypatch.setattr(learner.jax, "device_put", device_put)
     with jax.default_device(other):
         learner.first_arrays(Config(), 4, 0, home)

@@ -1,6 +1,7 @@
 """Properties that make training fast, without a clock: compilations, transfers, and the form of the compiled update."""
 
 import contextlib
+import dataclasses
 import functools
 import re
 import threading
@@ -66,7 +67,7 @@ def test_everything_is_compiled_once(overlap, monkeypatch, open_run):
 
     monkeypatch.setattr(rollout, "sample_action", counting("act", rollout.sample_action))
     monkeypatch.setattr(ppo, "gae", counting("update", ppo.gae))
-    compiled_update.cache_clear()  # other sessions of this process have compiled it already
+    compiled_update.cache_clear()  # other sessions of this process may have compiled it already
     run = open_run(small(overlap=overlap))
     with Compilations() as compilations:
         iterate(run, 2)
@@ -80,8 +81,9 @@ def test_everything_is_compiled_once(overlap, monkeypatch, open_run):
         assert all(x.is_deleted() for x in before)  # an update reuses the memory of the state
 
 
-def test_a_second_session_compiles_nothing(overlap, tmp_path):
-    config = small(overlap=overlap)
+@pytest.mark.parametrize(("overlap", "devices"), [("none", 1), ("update", 1), ("none", 2)])
+def test_a_second_session_compiles_nothing(overlap, devices, tmp_path):
+    config = dataclasses.replace(small(overlap=overlap), devices=DevicesConfig(gpu=False, data_parallel=devices))
     with prepare(config, tmp_path / "session_0", quiet=True) as run:
         iterate(run, 2)
         run.finish()

@@ -287,7 +287,7 @@ def small_config(**changes):
 
 
 @cache
-def compiled_update(config, conv):
+def jitted_update(config, conv):
     return jax.jit(partial(update, apply=network(conv).apply, config=config))
 
 
@@ -298,7 +298,7 @@ def run_update(rollout, params, config, conv="matmul", key=KEY, **changes):
     """The new state and the metrics of an update of a rollout in NumPy."""
     arrays = shipped(rollout, network(conv).layout)
     state = init_train_state(params, config)
-    return compiled_update(config, conv)(state, arrays, hyperparameters(**changes), key)
+    return jitted_update(config, conv)(state, arrays, hyperparameters(**changes), key)
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,7 @@ def test_a_tiny_training_from_the_command_line(tmp_path, capsys):
 
 
 def test_log_points_and_checkpoints(tmp_path):
+    # No game ends in the first three rollouts: the step after an end is no env step, and a log point would be late.
     config = dataclasses.replace(TINY, env=dataclasses.replace(TINY.env, max_frames=256))
     lines, began = Lines(), []
     run_session(config, tmp_path / "session_0", writers=[lines], on_first_update=lambda: began.append(len(lines.rows)))
@@ -557,12 +558,18 @@ def test_a_checkpoint_waits_for_the_update_under_way(tmp_path, monkeypatch):
     assert not saved
 
 
-def test_parameters_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
-    """The last gradient step of an update can spoil them, and its metrics are from before."""
+@pytest.mark.parametrize("leader", [True, False], ids=["leader", "follower"])
+def test_parameters_that_are_not_finite_are_not_saved(leader, tmp_path, monkeypatch):
+    """The metrics of an update are computed before its last gradient step, which can still spoil the parameters.
+
+    All processes of a session end there: a leader that left alone would let the others wait for it.
+    """
     config = dataclasses.replace(TINY, log=dataclasses.replace(TINY.log, checkpoint_every_env_steps=600))
     with steady_session(config, tmp_path / "session_0", monkeypatch) as (run, saved):
         iterations = session.train(run)
         next(iterations)
+        if not leader:
+            monkeypatch.setattr(run, "_checkpoints", None)
         state = run.learner.state
         bias = state.params["policy"]["bias"].at[0].set(math.inf)
         run.learner.reset(state.replace(params=state.params | {"policy": state.params["policy"] | {"bias": bias}}))

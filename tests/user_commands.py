@@ -1,4 +1,4 @@
-"""The commands as a user runs them: in processes, and in an environment that no conftest.py prepared."""
+"""The commands as a user runs them: in processes, and in the environment of a user's shell."""
 
 import os
 import socket
@@ -9,11 +9,12 @@ TWO_GPUS = {"JAXRL_ATARI_SIMULATED_GPUS": "2"}
 
 
 def user_environment(**more):
-    """The variables of a user's shell; of those of the suite, only its cache of compiled programs."""
+    """The variables of a user's shell; of those that the tests set, only where compiled programs are kept."""
     unwanted = ("XLA_", "JAX_", "JAXRL_ATARI", "CUDA_", "PYTEST_", "COLUMNS", "PYTHONUNBUFFERED")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
-    return kept | {"PYTHONPATH": path, "JAX_COMPILATION_CACHE_DIR": os.environ["JAX_COMPILATION_CACHE_DIR"]} | more
+    cache = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    return kept | {"PYTHONPATH": path} | {name: os.environ[name] for name in cache} | more
 
 
 def one_error_line(output):

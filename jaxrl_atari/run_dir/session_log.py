@@ -27,7 +27,7 @@ class NonFiniteError(UserError):
 
 
 class SessionLog:
-    """Messages, log points and progress of a session. SPS leave out the first iteration, which compiles.
+    """Messages, log points and progress of a session. SPS leave out the first iteration, which may compile.
 
     Args:
         settle: waits for an update under way, if there is one, and returns its metrics.
@@ -118,12 +118,12 @@ class SessionLog:
         if metrics is None:
             return
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        self.check(self._checked + 1, values)
+        self.require_finite(self._checked + 1, values)
         self._checked += 1
         self._progress.optimizer_steps -= round(values.pop("skipped_steps", 0.0))  # `count` has counted them
         self._metrics.append(values)
 
-    def check(self, update: int, values: Mapping[str, float]) -> None:
+    def require_finite(self, update: int, values: Mapping[str, float]) -> None:
         """Raises `NonFiniteError` if a value of update number `update` is not finite."""
         if bad := ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)):
             raise NonFiniteError(

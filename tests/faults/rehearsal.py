@@ -15,6 +15,7 @@ from jaxrl_atari.run_dir.meta import is_sound
 
 INTERRUPTED = 130
 
+# The game is that of configs/quickstart.py, so that test_commands.py runs the same programs.
 CONFIG = """
 import os, time
 from jaxrl_atari.config import Config, EnvConfig, EvaluationConfig, LogConfig, PPOConfig

@@ -1,4 +1,4 @@
-"""Faults, rehearsed with the real commands in an environment that no conftest.py prepared.
+"""Faults, rehearsed with the real commands in the environment of a user's shell.
 
     python -m pytest -n 0 -m slow tests/faults
 
@@ -26,11 +26,20 @@ import time
 import psutil
 import pytest
 from rehearsal import CONFIG, INTERRUPTED, rehearsal
-from user_commands import ROOT, TWO_GPUS, one_error_line
+from user_commands import ROOT, TWO_GPUS, one_error_line, user_environment
 
 from jaxrl_atari.run_dir.meta import is_sound
 
 train = pytest.fixture(rehearsal)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """With a cache of compiled programs of its own: a process that is killed can leave half a program in it."""
+    caches = {name: str(tmp_path_factory.mktemp("cache")) for name in ("XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR")}
+    return user_environment(**caches)
+
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(3_600),
