@@ -78,8 +78,8 @@ def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) ->
         acting = collected.emulator_seconds, collected.policy_seconds
         run.log.after_update(metrics, learning_rate(config, progress.env_steps), collected.first_step_at, acting)
         del collected  # the memory of the rollout, before the next one is filled
-        run.evaluate_if_due()
         run.checkpoint_if_due()
+        run.evaluate_if_due()
         yield metrics
 
 
