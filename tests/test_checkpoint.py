@@ -5,11 +5,13 @@ import json
 import logging
 import math
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -159,6 +161,23 @@ def test_a_killed_save_keeps_the_previous_checkpoint(session):
     save(writer, 30, 1.0)
     writer.close()
     assert sorted(path.name for path in (session / "checkpoints").iterdir()) == ["10", "20", "30"]
+
+
+def test_the_save_after_one_that_failed_is_written_before_the_error(session):
+    writer, before = CheckpointWriter(session), resource.getrlimit(resource.RLIMIT_FSIZE)
+    large = {"x": jax.random.normal(jax.random.key(0), (500_000,))}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, before[1]))  # as on a full disk
+    try:
+        save(writer, 30, 4.0, large)
+        while writer._manager.is_saving_in_progress():
+            time.sleep(0.01)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(UserError, match=r"could not be written .*then use --resume"):
+        save(writer, 40, 4.0)
+    writer.close()
+    assert_same(writer.restore(40, small_arrays(0)), small_arrays(40))
+    assert sorted(path.name for path in writer.directory.iterdir()) == ["10", "20", "40"], "of 30, nothing is left"
 
 
 def test_a_killed_deletion_leaves_no_half_checkpoint(session, monkeypatch):

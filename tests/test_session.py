@@ -422,6 +422,19 @@ def steady_session(config, session_dir, monkeypatch, writers=(), games=None, res
         yield run, saved
 
 
+def test_an_evaluation_that_failed_ends_training_after_the_checkpoint_that_is_due(tmp_path, monkeypatch):
+    def poll():
+        raise OSError("the disk is full")
+
+    config = dataclasses.replace(TINY, log=LogConfig(checkpoint_every_env_steps=900, graphs=False))
+    with steady_session(config, tmp_path / "session_0", monkeypatch) as (run, saved):
+        ends = itertools.chain([lambda: False] * 2, [poll])
+        run.evaluator = SimpleNamespace(poll=lambda: next(ends)())
+        with pytest.raises(OSError, match="the disk is full"):
+            list(session.train(run))
+    assert [env_steps for env_steps, _ in saved] == [900]
+
+
 def test_log_points_checkpoints_and_evaluations_come_at_their_intervals(tmp_path, monkeypatch):
     config = dataclasses.replace(
         TINY,

@@ -255,14 +255,14 @@ def test_threads_of_a_session_that_shares_the_cores_with_other_games(tmp_path, m
         assert json.loads((folder / "config.json").read_text())["config"]["env"]["num_threads"] == 0
 
 
-def test_a_resume_with_fewer_sessions_is_recorded_where_nothing_remains_to_be_trained(tmp_path, started):
+def test_a_resume_with_fewer_sessions_is_recorded_where_nothing_remains_to_be_trained(tmp_path, started, caplog):
     config = make_config(tmp_path, sessions=3)
     run_dir = make_run_dir(config)
     run_trial(config, run_dir)
-    for session in (0, 1):
-        write_checkpoint(run_dir / f"session_{session}", 32)
+    for session, (score, env_steps) in enumerate([(1.0, 32), (1.0, 32), (9.0, 16)]):  # the last one is given up
+        write_checkpoint(run_dir / f"session_{session}", env_steps)
         metrics = run_dir / f"session_{session}" / "metrics.csv"
-        write_metrics(tmp_path / f"table_{session}", table([1.0], [32]))
+        write_metrics(tmp_path / f"table_{session}", table([score], [env_steps]))
         (tmp_path / f"table_{session}" / "metrics.csv").rename(metrics)
     started.clear()
     write_trial_summary(run_dir)  # after the sessions, so that nothing seems to have changed since
@@ -270,7 +270,13 @@ def test_a_resume_with_fewer_sessions_is_recorded_where_nothing_remains_to_be_tr
     assert not started
     assert read_config(run_dir).sessions == 2
     summary = json.loads((run_dir / "trial.json").read_text())
-    assert (summary["planned_sessions"], summary["complete"]) == (2, True)
+    assert (summary["planned_sessions"], summary["complete"], summary["score"]) == (2, True, 1.0)
+    assert [session["session"] for session in summary["sessions"]] == ["session_0", "session_1"]
+    assert "session_2 ended at 16 env steps, and the run has 2 sessions now" in caplog.text
+    for session in (0, 1):
+        (run_dir / f"session_{session}" / "metrics.csv").unlink()
+    with pytest.raises(UserError, match="none of its 2 sessions holds a log point"):
+        write_trial_summary(run_dir)
 
 
 def test_an_error_of_one_of_several_processes_ends_the_trial(tmp_path, monkeypatch):

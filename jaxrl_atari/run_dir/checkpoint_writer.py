@@ -88,7 +88,8 @@ class CheckpointWriter(Checkpoints):
     def save(self, env_steps: int, arrays: Any, meta: dict[str, Any], score: float) -> None:
         """Copies the arrays to the host and returns; a background thread writes them.
 
-        The arrays may be donated or changed afterwards. Waits for the previous save if it is still running.
+        The arrays may be donated or changed afterwards. Waits for the previous save if it is still running; if that one
+        failed, this one is tried before the error is raised, because the cause may have gone.
         A step that exists already is not written again: the session has made no step since its last save or its resume.
 
         Args:
@@ -99,7 +100,19 @@ class CheckpointWriter(Checkpoints):
         Raises:
             UserError: this save or the previous one failed, for example because the disk is full.
         """
-        self.wait()
+        try:
+            self.wait()
+        except UserError:
+            with contextlib.suppress(Exception):
+                self._manager.close()
+            del self._manager  # it counts the failed checkpoint among those to keep; the next one removes its remains
+            with contextlib.suppress(UserError):
+                self._start(env_steps, arrays, meta, score)
+                self.wait()
+            raise
+        self._start(env_steps, arrays, meta, score)
+
+    def _start(self, env_steps: int, arrays: Any, meta: dict[str, Any], score: float) -> None:
         try:
             if env_steps in self.steps():
                 return

@@ -1,10 +1,12 @@
 """The summary of a trial: RUN_DIR/trial.json, and the table that is printed at the end."""
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import Game, comparable
 from jaxrl_atari.envs.protocols import comparison_note
@@ -12,6 +14,8 @@ from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.run_dir.metrics import SESSION_FIGURES, Table, aggregate_trial
 from jaxrl_atari.run_dir.reading import read_sessions
+
+_log = logging.getLogger(__name__)
 
 
 class Run(NamedTuple):
@@ -28,9 +32,23 @@ class Run(NamedTuple):
 
 
 def read_run(run_dir: str | Path) -> Run:
-    """Reads a run. Raises `UserError` if it has no readable config, or no session with metrics."""
+    """Reads a run, without sessions that were given up: begun, not finished, and beyond the config's `sessions` now.
+
+    Raises:
+        UserError: it has no readable config, or no session with metrics.
+    """
     path = Path(run_dir)
-    return Run(path, read_config(path), read_sessions(path))
+    config, tables = read_config(path), read_sessions(path)
+    planned = {path / f"session_{number}" for number in range(config.sessions)}
+    for session_dir in tables.keys() - planned:
+        env_steps = tables[session_dir]["env_steps"][-1]
+        if not config.is_spent(env_steps):
+            del tables[session_dir]
+            note = f"{session_dir} ended at {env_steps:,.0f} env steps, and the run has {config.sessions} sessions now"
+            _log.warning("left out: %s", note)
+    if not tables:
+        raise UserError(f"{path}: none of its {config.sessions} sessions holds a log point; wait for the first one")
+    return Run(path, config, tables)
 
 
 def write_trial_summary(run_dir: str | Path) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.run_dir.files import write_file, write_json
-from jaxrl_atari.run_dir.reading import read_sessions
 from jaxrl_atari.run_dir.statistics import aggregate, score_interval
 from jaxrl_atari.run_dir.suite_statistics import (
     INTERVALS,
@@ -27,7 +26,7 @@ from jaxrl_atari.run_dir.suite_statistics import (
     scores_at,
     write_rliable,
 )
-from jaxrl_atari.run_dir.summary import write_trial_summary
+from jaxrl_atari.run_dir.summary import read_run, write_trial_summary
 from jaxrl_atari.suite.suite import game_configs, read_suite_file
 
 TABLE_COLUMNS = {
@@ -97,7 +96,7 @@ def read_report(suite_dir: Path) -> dict[str, Any]:
     suite = {}
     for name in game_configs(config, games):
         try:
-            suite[name] = list(read_sessions(suite_dir / name).values())
+            suite[name] = list(read_run(suite_dir / name).tables.values())
         except UserError:
             continue  # no log point yet
     report = {}
