@@ -1,8 +1,9 @@
 """The options of a run: frozen dataclasses, validated on construction.
 
 Each option is declared once: name, type (`Literal` lists the choices), range, default, and the docstring that is its
-help text. The fields hold what the user wrote; everything derived from them is a property. The defaults are the
-published PPO-Atari spec: PPO (Schulman et al. 2017), with the lambda that SLM Lab tuned for each game.
+help text. The fields hold what the user wrote (`gpu` options are parsed); everything derived from them is a property.
+The defaults are the published PPO-Atari spec: PPO (Schulman et al. 2017), with the lambda that SLM Lab tuned for each
+game.
 """
 
 import dataclasses
@@ -57,8 +58,8 @@ class EnvConfig:
     num_envs: Annotated[int, Limits(1, 65_536)] = 16
     """Environments stepped in parallel (B)."""
     num_groups: Annotated[int, Limits(0, 64)] = 0
-    """Groups of environments that alternate: one steps while the policy acts for another. 0: 2 on a GPU (1 if its
-    share of the environments is odd), 1 on a CPU."""
+    """Groups of environments on each of the learner's devices. They alternate: one steps while the policy acts for
+    another. 0: 2 on a GPU (1 if its share of the environments is odd), 1 on a CPU."""
     num_threads: Annotated[int, Limits(0, 4_096)] = 0
     """Emulator threads of each group of environments. 0: one per core."""
 
@@ -186,7 +187,8 @@ class DevicesConfig:
     process_index: Annotated[int | None, Limits(0, 65_535)] = None
     """Index of this process, 0 .. num_processes - 1. None: read from the cluster's environment."""
     check: bool = False
-    """Assert at every step that each array is on its intended device, and forbid implicit transfers."""
+    """Assert at every step that parameters, rollouts and actions are on the intended devices, and forbid implicit
+    transfers during training (except of frames and actions)."""
 
     def __post_init__(self) -> None:
         for name, words in (("gpu", ()), ("actor", ("learner",)), ("evaluator", ("learner",))):
@@ -318,11 +320,13 @@ class Config:
             devices,
             f"a divisor of env.num_envs = {self.env.num_envs} and ppo.minibatch_size = {minibatch}",
         )
+        share = self.env.num_envs // devices
         require(
-            self.env.num_groups == 0 or self.env.num_envs % self.env.num_groups == 0,
+            self.env.num_groups == 0 or share % self.env.num_groups == 0,
             "env.num_groups",
             self.env.num_groups,
-            f"a divisor of env.num_envs = {self.env.num_envs}",
+            f"a divisor of the {share} environments of each device",
+            "change env.num_groups or env.num_envs",
         )
         require(
             self.total_env_steps >= samples,

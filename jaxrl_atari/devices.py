@@ -1,4 +1,4 @@
-"""Devices: the `gpu` option -> JAX devices, sessions over GPUs, one session over several GPUs.
+"""Devices: the `gpu` option -> JAX devices, the placement of a session, one session over several GPUs.
 
     python -m jaxrl_atari.devices [--config configs/qbert.py]
 
@@ -45,7 +45,7 @@ class Placement(NamedTuple):
 # --- The `gpu` option ----------------------------------------------------------------------------------------------
 
 
-def pick_device(gpu: GpuOption, here: bool = False) -> Choice:
+def pick_device(gpu: GpuOption, here: bool = False, field: str = "devices.gpu") -> Choice:
     """The device that a `gpu` option means.
 
     | gpu | device |
@@ -57,27 +57,28 @@ def pick_device(gpu: GpuOption, here: bool = False) -> Choice:
 
     Args:
         here: count the GPUs of this process alone, if there are several processes.
+        field: the name of the option, for the reason and for errors.
 
     Raises:
         ConfigError: no such GPU; the message names what is visible.
     """
     if gpu is False:
-        forbid_gpu("devices.gpu = false")
-        return Choice(jax.devices("cpu")[0], "devices.gpu = false")
+        forbid_gpu(f"{field} = false")
+        return Choice(jax.devices("cpu")[0], f"{field} = false")
     devices, problem = gpus_by_index()
     if here and jax.distributed.is_initialized():
         devices = dict(enumerate(d for d in devices.values() if d.process_index == jax.process_index()))
     if gpu == "auto" and not devices:
-        return Choice(jax.devices("cpu")[0], f"devices.gpu = auto, and there is no GPU: {problem}")
+        return Choice(jax.devices("cpu")[0], f"{field} = auto, and there is no GPU: {problem}")
     index = min(devices, default=0) if gpu == "auto" or gpu is True else gpu
     if index not in devices:
         if jax_gpus.limited_to and index < len(gpus.visible().gpus):
             raise ConfigError(
-                "devices.gpu", gpu, f"GPU {', '.join(map(str, devices))}, to which JAX was limited when it started",
+                field, gpu, f"GPU {', '.join(map(str, devices))}, to which JAX was limited when it started",
                 "use another GPU in a fresh process",
             )  # fmt: skip
-        raise gpus.no_such_gpu(gpu, [d.device_kind for d in devices.values()], problem)
-    reason = "devices.gpu = auto, and there is a GPU" if gpu == "auto" else f"devices.gpu = {str(gpu).lower()}"
+        raise gpus.no_such_gpu(gpu, [d.device_kind for d in devices.values()], problem, field)
+    reason = f"{field} = auto, and there is a GPU" if gpu == "auto" else f"{field} = {str(gpu).lower()}"
     simulated = "" if gpus.simulated_count() is None else ", simulated by a CPU device"
     return Choice(devices[index], reason + simulated)
 
@@ -106,13 +107,16 @@ def place(config: DevicesConfig) -> Placement:
         )  # fmt: skip
     local = tuple(d for d in learner if d.process_index == jax.process_index())
 
-    def other(option: GpuOption | Literal["learner"]) -> jax.Device | None:
+    def other(name: Literal["actor", "evaluator"]) -> jax.Device | None:
         """None: the learner's own."""
+        option = getattr(config, name)
         if option == "learner":
             return None
-        return jax.local_devices(backend="cpu")[0] if option is False else pick_device(option, here=True).device
+        if option is False:
+            return jax.local_devices(backend="cpu")[0]
+        return pick_device(option, here=True, field=f"devices.{name}").device
 
-    actor, evaluator = other(config.actor), other(config.evaluator)
+    actor, evaluator = other("actor"), other("evaluator")
     actors = local if actor is None else (actor,) * len(local)
     return Placement(learner, actors, evaluator or local[0], choice.reason)
 

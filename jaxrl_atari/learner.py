@@ -135,7 +135,7 @@ class OverlappedLearner(Learner):
 
 
 def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device) -> dict[str, Any]:
-    """The arrays of a session before its first update: `train_state`, and `key`, the source of all randomness.
+    """The arrays of a session before its first update: `train_state`, and `key` for its actions and minibatches.
 
     They are computed on the CPU, so that a seed gives the same parameters on every device.
     """

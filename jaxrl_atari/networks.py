@@ -117,8 +117,8 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
     The same arguments give the same object.
 
     Args:
-        peer: the platform of the device that learns from this one or acts for it, if that is a different device; both
-            must store frames in the same layout.
+        peer: the platform of the other side: of the actor if this is the learner's network, of the learner if it is the
+            actor's. None: the same. Both store frames in the same layout and compute in the same arithmetic.
     """
     dtype = compute_dtype(config, platform, peer)
     module = NETWORKS[config.name](num_actions, dtype)
@@ -138,15 +138,17 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
 
 
 def compute_dtype(config: NetworkConfig, platform: str, peer: str | None = None) -> Any:
-    """The arithmetic of the torso: `network.compute_dtype`, where `auto` is bfloat16 if that is faster.
+    """The arithmetic of the torso: `network.compute_dtype`, where `auto` is bfloat16 if that suits learner and actor.
 
-    bfloat16 is faster on a GPU with units for it and, with `cpu_conv`, on a CPU that multiplies it. XLA computes plain
-    bfloat16 convolutions by way of float32 on every CPU.
+    It suits GPUs with units for it (not measured yet) and, with `cpu_conv`, CPUs that multiply it, where it is faster.
+    XLA computes plain bfloat16 convolutions by way of float32 on every CPU. If a GPU learns and a CPU acts, both use
+    float32: in two arithmetics, the ratio of a first gradient step would not be 1.
     """
     name = config.compute_dtype
     if name == "auto":
-        is_faster = platform == "gpu" or (platform in BFLOAT16_CPUS and uses_cpu_conv(config, platform, peer))
-        name = "bfloat16" if is_faster else "float32"
+        both = {platform, peer or platform}
+        suits = both == {"gpu"} or (both <= BFLOAT16_CPUS and uses_cpu_conv(config, platform, peer))
+        name = "bfloat16" if suits else "float32"
     return jnp.dtype(name)
 
 

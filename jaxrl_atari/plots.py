@@ -11,7 +11,7 @@ compares suites: learning curves of each game, and statistics over the games tha
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.games import Game
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL
 from jaxrl_atari.run_dir.columns import COLUMNS
-from jaxrl_atari.run_dir.drawing import COLOURS, GREY, LINE_STYLES, env_step_axes, new_figure, save_figure
+from jaxrl_atari.run_dir.drawing import COLOURS, GREY, LINE_STYLES, env_step_axes, new_figure, plain_text, save_figure
 from jaxrl_atari.run_dir.metrics import Table, align_sessions, moving_average
 from jaxrl_atari.run_dir.reading import read_evaluations, session_dirs
 from jaxrl_atari.run_dir.statistics import probability_of_improvement
@@ -221,7 +221,7 @@ def plot_comparison(runs: Sequence[Run], output: Path) -> list[Path]:
             line = {
                 "color": COLOURS[number % len(COLOURS)],
                 "linestyle": LINE_STYLES[number // len(COLOURS) % len(LINE_STYLES)],
-                "label": f"{name}: {run.config.env.resolved_protocol}, {_sessions_and_score(run)}",
+                "label": f"{plain_text(name)}: {run.config.env.resolved_protocol}, {_sessions_and_score(run)}",
             }
             _draw_mean(axes, list(run.tables.values()), "return_ma", True, linewidth=2.2, **line)
         axes.set_title(game)
@@ -264,23 +264,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         begun = [run_dir for suite in suites for run_dir in suite_runs(suite) if session_dirs(run_dir)]
         if not begun:
             raise UserError(f"{suites[0]}: no game has a session yet; wait for the first one")
-        runs = []
-        for run_dir in begun:
-            try:
-                runs.append(read_run(run_dir))
-            except UserError as error:  # as before its first log point
-                _log.warning("left out: %s", error)
-        if runs:
+        if runs := _all_possible(read_run, begun):
             print(*plot_comparison(runs, Path(options.output)), sep="\n")
         print("\n" + compare_suites(suites, Path(options.output)))
         return
-    runs = list(map(read_run, options.run_dirs))
-    for run in runs:
-        for session_dir in run.tables:
-            print(*plot_session(run, session_dir), sep="\n")
-        print(*plot_trial(run), sep="\n")
-    if len(runs) > 1:
-        print(*plot_comparison(runs, Path(options.output)), *_improvements(runs), sep="\n")
+    if len(options.run_dirs) == 1:
+        _draw(read_run(options.run_dirs[0]))
+        return
+    runs = _all_possible(read_run, options.run_dirs)
+    _all_possible(_draw, runs)
+    if not runs:
+        raise UserError(f"{' '.join(options.run_dirs)}: none of the runs can be read")
+    print(*plot_comparison(runs, Path(options.output)), *_improvements(runs), sep="\n")
+
+
+def _draw(run: Run) -> None:
+    for session_dir in run.tables:
+        print(*plot_session(run, session_dir), sep="\n")
+    print(*plot_trial(run), sep="\n")
+
+
+def _all_possible(function: Callable[[Any], Any], arguments: Iterable[Any]) -> list[Any]:
+    """The results of a function, without those of arguments for which it raises `UserError`: a warning names these."""
+    results = []
+    for argument in arguments:
+        try:
+            results.append(function(argument))
+        except UserError as error:
+            _log.warning("left out: %s", error)
+    return results
 
 
 if __name__ == "__main__":

@@ -252,7 +252,7 @@ def minibatch_indices(
     Returns:
         int32 [epochs * T * B / minibatch_size, minibatch_size]: samples as t * B + b.
     """
-    blocks = math.gcd(num_envs, minibatch_size)  # of this device: gcd(c n, c m) / c of c devices
+    blocks = math.gcd(num_envs, minibatch_size)  # on this device; c devices have c gcd(n, m) = gcd(c n, c m)
     width = num_envs // blocks
 
     def permute(epoch: jax.Array, block: jax.Array) -> jax.Array:

@@ -24,7 +24,7 @@ from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.checkpoints import Checkpoints, Restored
 from jaxrl_atari.run_dir.files import only_writer, unused
 from jaxrl_atari.run_dir.progress import Every, Progress
-from jaxrl_atari.run_dir.reading import EVALUATIONS_FILE
+from jaxrl_atari.run_dir.reading import EVALUATIONS_FILE, read_metrics
 from jaxrl_atari.run_dir.session_log import SessionLog
 from jaxrl_atari.run_dir.writers import Writer, make_writers
 
@@ -45,7 +45,8 @@ def run_session(
         session_dir: where metrics, events and checkpoints go; made if it does not exist.
         resume: continue from the newest sound checkpoint, if there is one.
         writers: receive the log points too, besides the writers of `config.log`; one that raises ends the session.
-        stop_requested: asked after each update; if true, the session writes its last checkpoint and ends.
+        stop_requested: asked before each rollout and during the last evaluations; if true, the session writes its last
+            checkpoint and ends.
         on_first_update: called after the first update.
 
     Raises:
@@ -177,7 +178,7 @@ class Session:
         self.log.require_finite(self.progress.updates, {"parameter_norm": self.learner.parameter_norm()})
         if self._checkpoints is None:
             return
-        score = self.progress.score()  # before `_meta`, which has the best one
+        score = self.progress.record_score()
         arrays = {"train_state": self.learner.state, "key": self._key}
         self._checkpoints.save(self.progress.env_steps, arrays, self._meta(), score)
 
@@ -266,7 +267,7 @@ def prepare(
             if restored:
                 notes.append(_resume_message(config, run.progress, restored.meta, run.learner.compute_dtype.name))
             elif resume:
-                notes.append(_set_aside(session_dir))
+                notes.append(_set_aside(config, session_dir))
             made = make_writers(config, session_dir, label=f"session {session}", start_env_steps=env_steps)
             outputs = [*(made[1:] if quiet else made), *writers]  # the first one made writes to the terminal
         for writer in outputs:
@@ -322,8 +323,20 @@ def _restore(
     return found, notes
 
 
-def _set_aside(session_dir: Path) -> str:
-    """Renames the tables of a session that has no checkpoint to resume from; returns a note for the user."""
+def _set_aside(config: Config, session_dir: Path) -> str:
+    """Renames the tables of a session that has no checkpoint to resume from; returns a note for the user.
+
+    Raises:
+        UserError: it has come so far that there must have been one.
+    """
+    reached = 0.0
+    with contextlib.suppress(UserError):  # no log point yet
+        reached = read_metrics(session_dir)["env_steps"][-1]
+    if config.is_spent(reached) or reached > 2 * config.log.checkpoint_every_env_steps + config.rollout_size:
+        raise UserError(
+            f"{session_dir}: has log points up to {reached:,.0f} env steps and no checkpoint to resume from; put its"
+            " checkpoints back, or move metrics.csv away to start again at 0"
+        )
     note = "there is no checkpoint to resume from yet: the session starts at 0 env steps"
     tables = [session_dir / name for name in ("metrics.csv", "metrics.jsonl", EVALUATIONS_FILE)]
     headers = {".csv": 1, ".jsonl": 0}

@@ -27,16 +27,15 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, Path | None]:
         SystemExit: after --help.
     """
     first = cli.Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config")
-    first.add_argument("--resume")
-    first.add_argument("--run-dir")
+    first.add_path("--config")
+    first.add_path("--resume")
+    first.add_path("--run-dir")
     known, rest = first.parse_known_args(arguments)
     if known.config and known.resume:
         raise UserError("--config and --resume: a resumed run has its config already; give one of the two")
     if known.run_dir and known.resume:
         raise UserError("--resume and --run-dir: both name the run directory; give one of the two")
-    named = known.resume or known.run_dir
-    run_dir = Path(named).expanduser() if named else None
+    run_dir = known.resume or known.run_dir
     if run_dir is not None and (known.resume or is_run(run_dir)):
         default = read_config(run_dir)
     elif known.config:

@@ -163,6 +163,14 @@ def test_a_killed_save_keeps_the_previous_checkpoint(session):
     assert sorted(path.name for path in (session / "checkpoints").iterdir()) == ["10", "20", "30"]
 
 
+@pytest.mark.parametrize("name", ["DOMAIN\\user", b"caf\xe9".decode(errors="surrogateescape")])
+def test_a_path_to_which_orbax_cannot_write_is_refused(tmp_path, name):
+    """It would write the arrays of a\\b to a/b, and say nothing."""
+    with pytest.raises(UserError, match="has a backslash or is not UTF-8; choose another folder"):
+        CheckpointWriter(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_save_after_one_that_failed_is_written_before_the_error(session):
     writer, before = CheckpointWriter(session), resource.getrlimit(resource.RLIMIT_FSIZE)
     large = {"x": jax.random.normal(jax.random.key(0), (500_000,))}

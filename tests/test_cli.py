@@ -1,5 +1,6 @@
 """The command line: exit statuses, errors of one line, option parsing, config files, and the compilation cache."""
 
+import contextlib
 import dataclasses
 import errno
 import importlib
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 import tyro
 
+import jaxrl_atari.search.__main__ as search_command
+import jaxrl_atari.suite.__main__ as suite_command
 from jaxrl_atari import cli, devices, train
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, load_config_file
@@ -92,6 +95,56 @@ def test_output_that_cannot_be_written_ends_nothing():
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(PACKAGE.parent)}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "?\n", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "redirect", "status"),
+    [
+        ('raise cli_errors.UserError("no such file")', "2>/dev/full", 2),
+        ("raise KeyboardInterrupt", "2>/dev/full", 130),
+        ("os.kill(os.getpid(), 15)", "2>/dev/full", 130),
+        ('cli.say("a line")', ">/dev/full", 0),
+        ('cli.say("a line")', ">&-", 0),
+        ('cli.say("a line")', "2>&-", 0),
+    ],
+)
+def test_the_exit_status_does_not_depend_on_the_output(body, redirect, status):
+    code = (
+        f"import os; from jaxrl_atari import cli; from jaxrl_atari.cli import errors as cli_errors\n"
+        f"def main():\n    {body}\ncli.run(main)"
+    )
+    command = ["sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, code]
+    ended = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)}, capture_output=True)
+    assert ended.returncode == status, ended.stderr
+
+
+def test_a_terminal_that_takes_no_more_for_now_ends_nothing():
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    stream = open(write, "w")  # noqa: SIM115
+    cli.write("x" * 200_000, stream)  # more than a pipe holds
+    cli.write("and more", stream)
+    assert os.read(read, 10) == b"x" * 10
+    with contextlib.suppress(BlockingIOError):
+        stream.close()
+    os.close(read)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("--run-dir", "", "--run-dir: expected a path, found nothing; perhaps a shell variable is not set"),
+        ("--resume", "", "--resume: expected a path, found nothing"),
+        ("--config", "", "--config: expected a path, found nothing"),
+        ("--run-dir", "~no_such_user/run", "--run-dir ~no_such_user/run: there is no such user"),
+    ],
+)
+@pytest.mark.parametrize("command", [train, suite_command, search_command])
+def test_paths_that_are_none(command, option, text, words):
+    config = [] if option == "--config" else ["--config", "configs/qbert.py"]
+    with pytest.raises(UserError) as error:
+        command.parse([*config, option, text])
+    assert str(error.value).startswith(words)
 
 
 def test_run_dir_starts_a_run_or_continues_the_one_it_holds(tmp_path, capsys, monkeypatch, request):

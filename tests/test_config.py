@@ -124,7 +124,14 @@ def test_the_rules_are_options_of_the_command_line():
             r"ppo\.minibatch_size = 300: expected a divisor of .* 2048",
         ),
         (lambda: Config(total_env_steps=100), r"total_env_steps = 100: expected at least one rollout of 2048"),
-        (lambda: Config(env=EnvConfig(num_groups=3)), r"env\.num_groups = 3: expected a divisor of env\.num_envs = 16"),
+        (
+            lambda: Config(env=EnvConfig(num_groups=3)),
+            r"env\.num_groups = 3: expected a divisor of the 16 environments",
+        ),
+        (
+            lambda: Config(env=EnvConfig(num_groups=16), devices=DevicesConfig(data_parallel=2)),
+            r"env\.num_groups = 16: expected a divisor of the 8 environments of each device",
+        ),
         (lambda: Config(name="a/b"), r"name = 'a/b': expected a plain file name"),
         (lambda: Config(seed=-1), r"seed = -1"),
         (lambda: Config(overlap="acting"), r"overlap = 'acting': expected one of none, update"),

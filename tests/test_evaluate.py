@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
-from sample_runs import flip_bit
+from sample_runs import flip_bit, table, write_metrics
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig
@@ -30,6 +30,8 @@ from jaxrl_atari.fast.frames import arrange_stacks, empty_window, gather_stacks,
 from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.run_dir import checkpoints
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
+from jaxrl_atari.run_dir.description import describe
+from jaxrl_atari.run_dir.files import write_json
 
 CPU = jax.devices("cpu")[0]
 NUM_ACTIONS = 6  # of Qbert
@@ -289,6 +291,25 @@ def test_video_shows_the_game(one_action_policy, tmp_path):
     pool.close()
 
 
+def test_two_videos_of_a_checkpoint_at_once(tmp_path, monkeypatch, capsys):
+    """The other command has written its video while this one was recording."""
+    other = write_session(tmp_path / "session_0") / "video_1000.mp4"
+
+    def record_video(policy, path, seed, greedy):
+        assert path.parent == other.parent
+        path.write_bytes(b"mine")
+        other.write_bytes(b"of the other")
+        return Episode(0, 1.0, 2, False)
+
+    monkeypatch.setattr("jaxrl_atari.evaluate.__main__.record_video", record_video)
+    result = EvaluationResult((Episode(0, 1.0, 2, False),))
+    monkeypatch.setattr("jaxrl_atari.evaluate.__main__.run_evaluation", lambda *options: result)
+    main([str(tmp_path), "--checkpoint", "latest", "--gpu", "false", "--video"])
+    written = other.with_name("video_1000_2.mp4")
+    assert (other.read_bytes(), written.read_bytes()) == (b"of the other", b"mine")
+    assert f"written: {written}" in capsys.readouterr().out
+
+
 def test_video_that_cannot_be_written(one_action_policy, tmp_path):
     with pytest.raises(UserError, match="seed = -1: expected a whole number from 0 on"):
         record_video(one_action_policy, tmp_path / "game.mp4", seed=-1)
@@ -380,6 +401,24 @@ def test_one_session_has_no_interval(tmp_path, monkeypatch, capsys):
     assert "95% interval over sessions: -" in capsys.readouterr().out
 
 
+def test_a_session_that_was_given_up_is_not_played(tmp_path, monkeypatch, capsys):
+    for session, score in enumerate((1.0, 2.0, 9.0)):
+        write_metrics(tmp_path / f"session_{session}", table([score], [500]))
+        write_session(tmp_path / f"session_{session}", [score])
+    config = load_policy(tmp_path, "latest", CPU).config
+    result = EvaluationResult((Episode(0, 1.0, 2, False),))
+    monkeypatch.setattr("jaxrl_atari.evaluate.__main__.run_evaluation", lambda *options: result)
+    for sessions, found in ((3, [0, 1, 2]), (2, [0, 1])):
+        write_json(tmp_path / "config.json", describe(dataclasses.replace(config, sessions=sessions)))
+        main([str(tmp_path), "--sessions", "all", "--gpu", "false"])
+        written = max(tmp_path.glob("evaluation*.json"), key=lambda path: path.stat().st_mtime_ns)
+        assert json.loads(written.read_text())["sessions"] == [f"session_{session}" for session in found]
+        assert find_session(tmp_path)[0].name == f"session_{found[-1]}"
+    shutil.rmtree(tmp_path / "session_1")
+    with pytest.raises(UserError, match="1 of 2 sessions have begun"):
+        main([str(tmp_path), "--sessions", "all", "--gpu", "false"])
+
+
 def test_a_session_without_a_checkpoint_is_an_error_and_not_left_out(tmp_path):
     write_session(tmp_path / "session_0")
     (tmp_path / "session_1").mkdir()
@@ -405,7 +444,7 @@ def test_a_session_that_has_not_begun_is_an_error_and_not_left_out(tmp_path, mon
         (["--seed", "-1"], "seed = -1"),
         (["--checkpoint", "5"], "no checkpoint at env step 5; there are: 1000, 2000"),
         (["--session", "4"], "has no such session"),
-        (["--gpu", "7"], "devices.gpu = 7"),
+        (["--gpu", "7"], "--gpu = 7"),
     ],
 )
 def test_bad_options(run_dir, options, message):

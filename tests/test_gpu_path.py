@@ -298,7 +298,7 @@ def test_a_session_from_python_starts_only_its_gpus(tmp_path):
 def test_commands_start_only_their_gpu(command, settings, tmp_path):
     cuda = FakeCuda(tmp_path / "cuda", gpus=2)
     module, *arguments = command
-    assert "devices.gpu = 1: expected" in cuda.python("-m", f"jaxrl_atari.{module}", *arguments).stderr
+    assert "gpu = 1: expected" in cuda.python("-m", f"jaxrl_atari.{module}", *arguments).stderr
     assert cuda.started == [{"jax_cuda_visible_devices": "1"} | settings]
 
 

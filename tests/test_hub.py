@@ -1,5 +1,6 @@
 """Push and pull with the real huggingface_hub and a stand-in for the Hub on loopback."""
 
+import json
 import os
 import re
 import shutil
@@ -147,6 +148,10 @@ def test_the_card_quotes_the_evaluation_of_all_sessions(run_dir, tmp_path):
     assert "mean return **3.5**" in hub.collect(own, "user/breakout").card
     (own / "evaluation_3.json").unlink()
     (own / "evaluation_4.json").unlink()
+    one = {"sessions": ["session_0"], "session_means": [1.0], "matrix": [[1.0]], "env_steps": [2000]}
+    write_json(own / "evaluation_5.json", honest | one | {"date": "2026-03-01 00:00:00"})  # before session_1 was added
+    description = json.loads((own / "config.json").read_text())
+    write_json(own / "config.json", description | {"versions": None})  # restored by hand
     shared = hub.collect(own, "user/breakout")
     text = " ".join(shared.card.split())
     assert "all sessions at env step 2,000: mean return **2.5** (95% interval 1.0 to 4.0) over 2 sessions" in text
@@ -209,11 +214,12 @@ def test_errors_of_a_pull(server, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("keep")
     fails("exists already", pull, "user/other", tmp_path / "full")
+    (tmp_path / "new.partial").mkdir()  # somebody's own
     fails("expected user/repo", pull, "user/a/b", tmp_path / "new")
     fails("expected the name of a new directory", pull, "user/other", ".")
     server.down = True
     fails("answered 503", pull, "user/third", tmp_path / "new")
-    assert not (tmp_path / "new").exists()
+    assert {path.name for path in tmp_path.iterdir() if "cache" not in path.name} == {"full", "new.partial"}
 
 
 def refused(words, server, files, directory):

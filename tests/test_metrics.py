@@ -8,7 +8,7 @@ from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.games import GAMES, Game
 from jaxrl_atari.run_dir import metrics
 from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.reading import read_metrics, read_sessions, session_dirs
+from jaxrl_atari.run_dir.reading import read_evaluations, read_metrics, read_sessions, session_dirs
 from jaxrl_atari.run_dir.summary import summary_table, write_trial_summary
 
 NAN = np.nan
@@ -318,6 +318,20 @@ def test_a_running_trial_is_not_complete(tmp_path, caplog):
 def test_a_game_without_a_reference_score_has_a_summary(tmp_path):
     summary = write_trial_summary(write_run(tmp_path / "run", [table([NAN, 1])], game="Kaboom"))
     assert "reference score -" in " ".join(summary_table(summary).split())
+
+
+def test_tables_that_nobody_wrote(tmp_path):
+    """As in a run from the Hub."""
+    write_metrics(tmp_path / "session_0", table([1, 2]))
+    evaluations, metrics = (tmp_path / "session_0" / name for name in ("evaluations.csv", "metrics.csv"))
+    evaluations.write_text("env_steps,episodes,mean,std\n100,2,1.5,-0.5\n200,2,1.5,0.5\n")
+    assert read_evaluations(tmp_path / "session_0") == [["200", "2", "1.5", "0.5"]]
+    evaluations.unlink()
+    evaluations.mkdir()
+    assert read_evaluations(tmp_path / "session_0") == []
+    metrics.write_text("\n".join(f"{line},{line.split(',')[0]}" for line in metrics.read_text().split()) + "\n")
+    with pytest.raises(UserError, match="has a column twice"):
+        read_metrics(tmp_path / "session_0")
 
 
 def test_a_run_without_metrics_is_an_error_that_names_what_is_missing(tmp_path):

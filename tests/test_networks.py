@@ -232,7 +232,10 @@ def test_the_impala_network(stacks):
         (NetworkConfig(), "bfloat16 cpu", "gpu", ("float32", PLAIN)),  # plain convolutions are slow in bfloat16
         (NetworkConfig(name="impala"), "bfloat16 cpu", None, ("float32", PLAIN)),
         (NetworkConfig(compute_dtype="float32"), "bfloat16 cpu", None, ("float32", BLOCKED)),
-        (NetworkConfig(), "gpu", "cpu", ("bfloat16", PLAIN)),
+        (NetworkConfig(), "gpu", "cpu", ("float32", PLAIN)),  # the policy that acts is the one that learns
+        (NetworkConfig(), "gpu", "bfloat16 cpu", ("float32", PLAIN)),
+        (NetworkConfig(), "gpu", "old gpu", ("float32", PLAIN)),
+        (NetworkConfig(), "old gpu", "gpu", ("float32", PLAIN)),
         (NetworkConfig(compute_dtype="bfloat16", conv="plain"), "cpu", None, ("bfloat16", PLAIN)),
         (NetworkConfig(compute_dtype="float32", conv="matmul"), "gpu", None, ("float32", BLOCKED)),
     ],

@@ -9,6 +9,7 @@ from matplotlib.image import imread
 from sample_runs import learning_table, table, write_run
 
 from jaxrl_atari import cli, plots
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.run_dir.metrics import moving_average
 from jaxrl_atari.run_dir.summary import read_run
@@ -195,6 +196,29 @@ def test_the_command_prints_the_probability_of_improvement_of_trials_of_one_game
     plots.main([*map(str, (first, second, pong, classic)), "--output", str(tmp_path / "out")])
     lines = [line for line in capsys.readouterr().out.splitlines() if "probability" in line]
     assert lines == [f"Qbert: probability of improvement of {first} over {second}: 0.875 (0.500 to 1.000)"]
+
+
+def test_names_are_neither_formulas_nor_hidden(tmp_path):
+    runs = [write_run(tmp_path / name, [table([1, 2])], name="lr_$lr_$ent") for name in ("lr$^$", "_old")]
+    plots.main([*map(str, runs), "--output", str(tmp_path / "out")])
+    shown = "\n".join(texts(tmp_path / "out" / "comparison.svg"))
+    assert "lr$^$: v5" in shown
+    assert "_old: v5" in shown
+    assert "lr_$lr_$ent" in "\n".join(texts(runs[0] / "graphs" / "trial.svg"))
+
+
+def test_what_can_be_drawn_is_drawn_and_what_is_left_out_is_named(tmp_path, capsys, caplog):
+    runs = [write_run(tmp_path / name, [table([100, 200])]) for name in ("one", "half", "locked")]
+    (runs[1] / "session_0" / "metrics.csv").unlink()
+    (runs[2] / "graphs").write_text("")  # a folder that cannot be written to
+    plots.main([*map(str, runs), "--output", str(tmp_path / "out")])
+    assert (runs[0] / "graphs" / "trial.png").is_file()
+    shown = "\n".join(texts(tmp_path / "out" / "comparison.svg"))
+    assert ("one: v5" in shown, "half" in shown, "locked: v5" in shown) == (True, False, True)
+    assert f"left out: {runs[1]}/session_0/metrics.csv: cannot be read" in caplog.text
+    assert f"left out: {runs[2]}/graphs: cannot write graphs there" in caplog.text
+    with pytest.raises(UserError, match="none of the runs can be read"):
+        plots.main([str(runs[1]), str(tmp_path)])
 
 
 def test_one_run_makes_no_comparison(tmp_path, monkeypatch, capsys):

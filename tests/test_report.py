@@ -287,8 +287,9 @@ def test_damaged_trials_of_a_search_are_an_error_of_one_line(tmp_path, content):
 )
 def test_a_damaged_evaluation_is_left_out(tmp_path, value):
     run_dir = make_run(tmp_path / "run")
-    sound = {"checkpoint": "latest", "sessions": ["session_0"], "greedy": False, "episodes": 1, "mean": 1.0,
-             "interval": None, "session_means": [1.0], "matrix": [[1.0]], "env_steps": [100]}  # fmt: skip
+    sound = {"checkpoint": "latest", "sessions": ["session_0", "session_1"], "greedy": False, "episodes": 1,
+             "mean": 1.0, "interval": None, "session_means": [1.0, 1.0], "matrix": [[1.0], [1.0]],
+             "env_steps": [100, 100]}  # fmt: skip
     write_json(run_dir / "evaluation.json", sound)
     assert "evaluation 1, 95% interval -" in Text(write_report(run_dir)).text
     (run_dir / "evaluation.json").write_text(json.dumps(sound | value if isinstance(value, dict) else value))

@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -632,6 +633,13 @@ def test_a_record_with_other_fields_is_an_error_of_one_line(tmp_path):
     add_trial(tmp_path, 0, [1.0], "finished", fields={"ppo.epochs": 3})
     with pytest.raises(UserError, match=r"trial_0/record\.json: its fields are not those of the search \(ppo"):
         write_results(tmp_path)
+
+
+def test_a_copy_of_a_trial_is_no_trial(tmp_path):
+    start_search(tmp_path, small_search())
+    add_trial(tmp_path, 0, [1.0], "finished")
+    shutil.copytree(tmp_path / "trial_0", tmp_path / "trial_0_copy")
+    assert list(read_records(tmp_path)) == [0]
 
 
 def test_results_without_a_score(tmp_path):

@@ -222,7 +222,7 @@ def test_meta_of_a_checkpoint(content, tmp_path):
     if meta is not None:
         progress = Progress(meta, 0)
         progress.count(100, [(1.0, 5)], 1)
-        assert np.isfinite(progress.score())
+        assert np.isfinite(progress.record_score())
 
 
 def test_a_sound_meta_is_read(tmp_path):

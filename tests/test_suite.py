@@ -385,6 +385,39 @@ def test_a_game_without_a_log_point_and_a_copy_of_a_game_are_left_out(tmp_path, 
     assert any(f"left out: {suite_dir}/Alien" in record.getMessage() for record in caplog.records)
 
 
+def test_runs_that_somebody_has_put_into_a_suite_are_not_its_games(tmp_path, capsys, monkeypatch):
+    suite_dir = add_games(make_suite(tmp_path / "suite", games=("Pong", "Alien")), {"Pong": [0.5, 1.0]})
+    other = dataclasses.replace(TINY, env=dataclasses.replace(TINY.env, protocol="machado"))
+    add_games(suite_dir, {"Breakout": [0.5, 1.0]})  # no game of this suite
+    add_games(suite_dir, {"Alien": [0.5, 1.0]}, other)  # one, under other rules
+    assert list(read_suite(suite_dir)) == ["Pong"]
+    monkeypatch.setattr(suite, "run_processes", lambda tasks, parallel: {})
+    with pytest.raises(UserError, match=r"env\.protocol = 'v5': expected machado, with which the run began"):
+        suite_command.main(["--resume", str(suite_dir), "--log.no-graphs"])
+
+
+def test_a_game_that_failed_before_its_first_log_point_does_not_hide_the_others(tmp_path, monkeypatch, capsys):
+    suite_dir = add_games(make_suite(tmp_path / "suite", games=("Pong", "Alien")), {"Pong": [0.5, 1.0]})
+    (suite_dir / "Alien").mkdir()
+    write_json(suite_dir / "Alien" / "trial.json", {})  # of an earlier try
+    monkeypatch.setattr(suite, "run_processes", lambda tasks, parallel: {"Alien": "out of memory"})
+    with pytest.raises(UserError, match=r"1 of 2 games failed \(Alien: out of memory\)") as error:
+        suite_command.main(["--resume", str(suite_dir)])
+    assert error.value.exit_status == 1
+    assert (suite_dir / "graphs" / "comparison.png").is_file()
+
+
+def test_hours_that_are_unknown_leave_out_their_curve_alone(tmp_path):
+    suite_dir = add_games(make_suite(tmp_path / "suite"), {"Pong": [0.5, 1.0]})
+    games = read_suite(suite_dir)
+    games["Pong"][0]["wall_seconds"][:2] = np.nan  # resumed after its header was damaged
+    assert describe_suite(games)["human-normalised"]["iqm_by_hours"]["x"]
+    games["Pong"][0]["wall_seconds"][:] = np.nan
+    described = describe_suite(games)["human-normalised"]
+    assert (described["iqm_by_hours"]["x"], len(described["iqm_by_env_steps"]["x"])) == ([], 50)
+    assert draw_suites({"suite": describe_suite(games)}, tmp_path / "graphs")
+
+
 def test_suites_of_one_name_show_their_parents(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrl_atari.run_dir.suite_statistics.draw_suites", lambda *arguments: [])
     for parent in ("a", "b", "c/b"):

@@ -279,6 +279,28 @@ def test_a_resume_with_fewer_sessions_is_recorded_where_nothing_remains_to_be_tr
         write_trial_summary(run_dir)
 
 
+def test_an_interrupted_summary_is_made_again(tmp_path, started, monkeypatch):
+    """trial.json is written last: it says that the graphs and the report are there."""
+    config = make_config(tmp_path)
+    run_dir = make_run_dir(config)
+    run_trial(config, run_dir)
+    write_checkpoint(run_dir / "session_0", 32)
+    write_metrics(tmp_path / "table", table([1.0], [32]))
+    (tmp_path / "table" / "metrics.csv").rename(run_dir / "session_0" / "metrics.csv")
+
+    def stopped(run_dir):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "try_report", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run_training(config, run_dir)
+    assert not (run_dir / "trial.json").exists()
+    run_training(config, run_dir)
+    assert (run_dir / "trial.json").is_file()
+    assert (run_dir / "report.html").is_file()
+
+
 def test_an_error_of_one_of_several_processes_ends_the_trial(tmp_path, monkeypatch):
     """The others are still in that session: the next one would add their gradients to its own."""
     called = []

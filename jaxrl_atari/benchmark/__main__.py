@@ -35,6 +35,7 @@ from jaxrl_atari.benchmark.comparison import (
 )
 from jaxrl_atari.benchmark.measure import RATES, SECTIONS, measure, open_training
 from jaxrl_atari.cli.errors import ConfigError, UserError
+from jaxrl_atari.cli.values import parse_path
 from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.hardware import gpus, runtime
 from jaxrl_atari.hardware.cpu import read_cpu
@@ -204,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.compare:
         result = {"compare": options.compare, **compare(job, config, options.compare, options.repeats)}
     elif options.scale:
-        folder = Path(config.output_dir).expanduser()
+        folder = parse_path(config.output_dir, "output_dir")
         result = {"scale": options.scale, **scale(job, options.scale, options.repeats, folder)}
     elif options.trace:
         result = trace(config, options.trace, options.repeats)

@@ -43,7 +43,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     try:
         _call(main)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        write(f"error: {error}\n", sys.stderr)
         sys.exit(error.exit_status)
     except BrokenPipeError:
         drop_output()
@@ -52,10 +52,10 @@ def run(main: Callable[[], object]) -> NoReturn:
         if error.errno not in DISK_ADVICE:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror}; {DISK_ADVICE[error.errno]}", file=sys.stderr)
+        write(f"error: {where}{error.strerror}; {DISK_ADVICE[error.errno]}\n", sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        write("interrupted\n", sys.stderr)
         sys.exit(INTERRUPTED)
     finally:
         _running.pop()
@@ -80,7 +80,7 @@ def _call(main: Callable[[], object]) -> None:
 
 def _end(number: int, frame: Any) -> NoReturn:
     _ended_by.append(number)
-    print("interrupted", file=sys.stderr)
+    write("interrupted\n", sys.stderr)
     sys.exit(INTERRUPTED)
 
 
@@ -93,19 +93,21 @@ def write(text: str, stream: TextIO | None = None) -> None:
     """Writes text to standard output, or another stream, at once and in one piece.
 
     If the pipe or the terminal behind it is closed, or the disk is full, output goes nowhere from then on: that must
-    not end a training run, whose own files are elsewhere.
+    not end a training run, whose own files are elsewhere. Where a terminal takes no more for now, the text is lost.
     """
     output = stream or sys.stdout
+    if output is None:  # closed before the process began: `>&-`
+        return
     try:
         output.write(text)
         output.flush()
+    except BlockingIOError:
+        pass
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _drop(output.fileno())
-        elif error.errno in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
+        if error.errno in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
             drop_output()
         else:
-            raise
+            _drop(output.fileno())
 
 
 def say(line: str) -> None:

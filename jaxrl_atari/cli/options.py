@@ -7,6 +7,7 @@ import io
 import re
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -14,6 +15,7 @@ import tyro
 
 from jaxrl_atari.cli.command import say
 from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.cli.values import parse_path
 
 Options = TypeVar("Options")
 
@@ -43,6 +45,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; --help shows all options")
+
+    def add_path(self, option: str) -> None:
+        """Adds an option whose value is a path; see `parse_path`."""
+        self.add_argument(option, type=partial(parse_path, option=option))
 
 
 def parse(options: type[Options], arguments: Sequence[str] | None, **settings: Any) -> Options:
@@ -110,7 +116,7 @@ def call_config_file(path: str | Path, **functions: type) -> list[Any]:
     Raises:
         UserError: no such file, it does not run, or a function is missing or returns another type.
     """
-    path = Path(path).expanduser()
+    path = parse_path(str(path), "--config")
     if not path.is_file():
         raise UserError(f"--config {path}: no such file; for example configs/qbert.py")
     spec = importlib.util.spec_from_file_location(f"jaxrl_atari_config_{path.stem}", path)

@@ -1,12 +1,14 @@
 """Values of options: checked against their annotations, and parsed where tyro cannot derive how from the type."""
 
+import os
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from jaxrl_atari.cli.errors import ConfigError
+from jaxrl_atari.cli.errors import ConfigError, UserError
 
 
 class Limits(NamedTuple):
@@ -55,6 +57,15 @@ def _description(kind: Any, limits: Limits | None) -> str:
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "None"}
     text = words.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")
     return f"{text} {limits}" if limits and kind in (int, float) else text
+
+
+def parse_path(text: str, option: str) -> Path:
+    """The path that an option names, with `~` expanded. Raises `UserError` for an empty one and an unknown `~user`."""
+    if not text:
+        raise UserError(f"{option}: expected a path, found nothing; perhaps a shell variable is not set")
+    if (path := os.path.expanduser(text)).startswith("~"):
+        raise UserError(f"{option} {text}: there is no such user; ~/ is your home, ./~ a name here that begins with ~")
+    return Path(path)
 
 
 def parse_gpu(value: bool | int | str, field: str = "devices.gpu", words: tuple[str, ...] = ()) -> Any:

@@ -9,6 +9,7 @@ session and reports the mean over sessions with its interval: the figure to quot
 From Python: `load_policy` and `run_evaluation` of `jaxrl_atari`.
 """
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -37,8 +38,9 @@ from jaxrl_atari.hardware.memory_share import do_not_preallocate
 from jaxrl_atari.report.pages import REPORT_FILE, try_report
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.files import unused, write_json
-from jaxrl_atari.run_dir.reading import session_dirs
+from jaxrl_atari.run_dir.reading import session_dirs, session_number
 from jaxrl_atari.run_dir.statistics import score_interval
+from jaxrl_atari.run_dir.summary import counted_sessions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gpu = parse_gpu(options.gpu, "--gpu")
     do_not_preallocate()  # beside a training run
     limit_jax(DevicesConfig(gpu=gpu))
-    device = pick_device(gpu).device
+    device = pick_device(gpu, field="--gpu").device
     if options.sessions == "all":
         _evaluate_all(options, device)
         run_dir = options.run_dir
@@ -129,20 +131,21 @@ def _evaluate_all(options: Options, device: jax.Device) -> None:
     """
     if options.session is not None:
         raise UserError(f"--session {options.session}: --sessions all plays every session; leave one of the two out")
-    directories = session_dirs(options.run_dir)
+    directories, planned = session_dirs(options.run_dir), None
     if not directories:
         raise UserError(f"{options.run_dir}: not a run directory; expected one that holds session_0")
+    with contextlib.suppress(UserError):  # only the sessions are here
+        config = read_config(options.run_dir)  # as the last resume has it
+        directories, planned = counted_sessions(options.run_dir, config), config.sessions
     for directory in (options.run_dir, *directories):
         _check_writable(directory)
-    numbers = [int(directory.name.removeprefix("session_")) for directory in directories]
+    numbers = [session_number(directory) for directory in directories]
     policies = [load_policy(options.run_dir, options.checkpoint, device, number) for number in numbers]
-    try:
-        planned = read_config(options.run_dir).sessions  # as the last resume has it
-    except UserError:  # only the sessions are here
-        planned = max(policy.config.sessions for policy in policies)
-    if len(directories) < planned:
+    planned = planned or max(policy.config.sessions for policy in policies)
+    begun = len(set(range(planned)) & set(numbers))
+    if begun < planned:
         raise UserError(
-            f"{options.run_dir}: {len(directories)} of {planned} sessions have begun; finish it first (train --resume)"
+            f"{options.run_dir}: {begun} of {planned} sessions have begun; finish it first (train --resume)"
         )
     results = [
         _evaluate_session(policy, "each session is played", dataclasses.replace(options, seed=options.seed + number))
@@ -217,8 +220,10 @@ def _evaluate_session(policy: Policy, reason: str, options: Options) -> Evaluati
     write_json(path, figures)
     print(f"written: {path}", flush=True)
     if options.video:
-        path = unused(session_dir / f"video_{policy.env_steps}.mp4")
-        game = record_video(policy, path, options.seed, options.greedy)
+        # Another evaluation of this checkpoint may record, too.
+        own = session_dir / f".video_{policy.env_steps}_{os.getpid()}.mp4"
+        game = record_video(policy, own, options.seed, options.greedy)
+        path = own.rename(unused(session_dir / f"video_{policy.env_steps}.mp4"))
         print(f"written: {path} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
     return result
 

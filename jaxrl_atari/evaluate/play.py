@@ -42,7 +42,7 @@ def play(policy: Policy, pool: EnvPool, quota: np.ndarray, seed: int, greedy: bo
     """
     remaining, episodes, number = quota.copy(), EpisodeCounter(pool.num_envs), 0
     with jax.default_device(policy.device):  # everything: a GPU that trains has no part in an evaluation on the CPU
-        key = jax.random.key(seed)
+        key = jax.random.fold_in(jax.random.key(seed), 2**31 + 1)  # a session of that seed uses 0 to 2**31
         step = pool.reset()
         window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
         window, age, stacks = push_frame(window, age, step.frame, step.first)

@@ -1,5 +1,6 @@
 """Policies: load one from a checkpoint, and choose actions with it."""
 
+import contextlib
 import dataclasses
 import logging
 from functools import partial
@@ -18,8 +19,9 @@ from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.run_dir.checkpoints import Checkpoints, Damaged, Restored
-from jaxrl_atari.run_dir.config_file import config_from_dict
+from jaxrl_atari.run_dir.config_file import config_from_dict, read_config
 from jaxrl_atari.run_dir.reading import session_dirs
+from jaxrl_atari.run_dir.summary import counted_sessions
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +91,8 @@ def find_session(run_dir: str | Path, session: int | None = None) -> tuple[Path,
             there = ", ".join(path.name.removeprefix("session_") for path in sessions)
             raise UserError(f"--session {session}: {run_dir} has no such session; there are: {there}")
         return directory, "the session chosen"
+    with contextlib.suppress(UserError):  # no config: every session counts
+        sessions = counted_sessions(run_dir, read_config(run_dir)) or sessions
     saved = [path for path in sessions if (path / "checkpoints").is_dir() and Checkpoints(path).steps()]
     if not saved:
         raise UserError(f"{run_dir}: none of its sessions has a checkpoint yet; wait for the first one")

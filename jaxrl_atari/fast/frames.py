@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_atari.envs.pool import FRAME_SIZE
+
 STACK = 4
 """Frames in a stack."""
-
-FRAME_SIZE = 84
-"""Height and width of a frame in pixels."""
 
 
 class FrameLayout(NamedTuple):

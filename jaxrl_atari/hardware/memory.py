@@ -51,21 +51,24 @@ class Estimate:
         return self.update + self.overhead
 
 
-def estimate(config: Config, platform: str, num_actions: int = MAX_ACTIONS) -> Estimate:
-    """The memory that a config needs on each learner device ("cpu", "gpu"). Computes nothing on any device.
+def estimate(config: Config, platform: str, num_actions: int = MAX_ACTIONS, actor: str | None = None) -> Estimate:
+    """The memory that a config needs on each learner device. Computes nothing on any device.
 
     `devices.data_parallel = all` is counted as one device.
+
+    Args:
+        platform, actor: `network_platform` of the learner's and the actor's devices; None: the same.
     """
     devices = 1 if config.devices.data_parallel == "all" else config.devices.data_parallel
     num_envs, samples = config.env.num_envs // devices, config.ppo.minibatch_size // devices
-    dtype = compute_dtype(config.network, platform)
+    dtype = compute_dtype(config.network, platform, actor)
     parameters, activations = _network_size(config.network.name, num_actions)
     weights = 4 * parameters
 
     frames = (config.ppo.rollout_length + STACK) * num_envs * FRAME
     steps = config.ppo.rollout_length * num_envs * PER_STEP
     stacks = STACK * FRAME
-    if uses_cpu_conv(config.network, platform):
+    if uses_cpu_conv(config.network, platform, actor):
         # Patches and the gradients of the layers exist for one chunk at a time; without a loop, XLA frees some of them
         # late. All factors are measured.
         sample = 2 * stacks + round(0.8 * activations * dtype.itemsize)

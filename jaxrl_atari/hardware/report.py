@@ -132,7 +132,10 @@ def main(pick_device: PickDevice, arguments: Sequence[str] | None = None) -> Non
     if config is not None:
         device, _ = pick_device(config.devices.gpu)
         limit = (device.memory_stats() or {}).get("bytes_limit")
-        print("\n" + report(estimate(config, gpus.network_platform(device)), limit))
+        option = config.devices.actor
+        actor = device if option == "learner" else jax.devices("cpu")[0] if option is False else pick_device(option)[0]
+        learner, actor = gpus.network_platform(device), gpus.network_platform(actor)
+        print("\n" + report(estimate(config, learner, actor=actor), limit))
     print("\n" + ("\n".join(f"problem: {problem}" for problem in [*missing, *faults]) or "no problem found"))
     if faults:
         sys.exit(1)

@@ -9,6 +9,7 @@ into a run directory, for `evaluate` and `plots`. HF_TOKEN and HF_ENDPOINT are r
 """
 
 import contextlib
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +23,9 @@ from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hardware.jax_gpus import forbid_gpu
 from jaxrl_atari.hub.card import model_card
+from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.reading import session_dirs
-from jaxrl_atari.run_dir.summary import write_trial_summary
+from jaxrl_atari.run_dir.summary import counted_sessions, write_trial_summary
 
 SESSION_FILES = ("config.json", "metrics.csv", "graphs/*.png", "graphs/*.svg", "evaluation_*.json", "evaluations.csv")
 RUN_FILES = ("config.json", "trial.json", "evaluation*.json", "graphs/*.png", "graphs/*.svg")
@@ -56,7 +58,7 @@ def collect(run_dir: str | Path, repo_id: str, checkpoint: Literal["best", "late
     best_session, step = policy.session_dir, policy.env_steps
     summary = write_trial_summary(run_dir)
     chosen = [path for pattern in RUN_FILES for path in sorted(run_dir.glob(pattern))]
-    for session_dir in session_dirs(run_dir):
+    for session_dir in counted_sessions(run_dir, read_config(run_dir)):
         chosen += [path for pattern in SESSION_FILES for path in sorted(session_dir.glob(pattern))]
     checkpoint_dir = best_session / "checkpoints" / str(step)
     saved = [path for path in sorted(checkpoint_dir.rglob("*")) if path.is_file()]
@@ -157,6 +159,10 @@ def push(
     api = library.HfApi(endpoint=endpoint, library_name="jaxrl_atari")
     with _errors_in_one_line(repo_id, api.endpoint):
         api.whoami()  # fails on a bad token or no network, before anything is created
+        try:
+            added = [library.CommitOperationAdd(name, str(path)) for name, path in upload.files.items()]
+        except (ValueError, OSError) as error:
+            raise UserError(f"{run_dir}: training has replaced a file meanwhile ({error}); try again") from error
         url = api.create_repo(repo_id, private=private, exist_ok=True)
         kept = {*upload.files, "README.md", ".gitattributes"}
         stale = [name for name in api.list_repo_files(repo_id) if name not in kept]
@@ -164,7 +170,7 @@ def push(
             repo_id,
             [
                 library.CommitOperationAdd("README.md", upload.card.encode()),
-                *(library.CommitOperationAdd(name, str(path)) for name, path in upload.files.items()),
+                *added,
                 *(library.CommitOperationDelete(name) for name in stale),
             ],
             commit_message=f"{Path(run_dir).resolve().name}, checkpoint at env step {upload.step:,}",
@@ -229,9 +235,8 @@ def pull(repo_id: str, directory: str | Path | None = None, endpoint: str | None
     files = _checked_files(repo_id, snapshot)
     if not (snapshot / "config.json").is_file() or not session_dirs(snapshot):
         raise UserError(f"{repo_id}: not a run of jaxrl_atari (expected config.json and session_0); check the name")
-    partial = directory.with_name(directory.name + ".partial")
+    partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
         for name, path in files.items():
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, partial / name)
@@ -240,6 +245,8 @@ def pull(repo_id: str, directory: str | Path | None = None, endpoint: str | None
         partial.rename(directory)
     except OSError as error:
         raise UserError(f"{directory}: cannot be written ({error.strerror or error}); choose another one") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return directory
 
 

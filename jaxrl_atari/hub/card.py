@@ -37,6 +37,8 @@ def model_card(repo_id: str, run_dir: Path, summary: dict[str, Any], session: st
         "the same in SLM Lab's tutorial": summary["tutorial_score"],
         "a human tester": summary["human_score"],
     }
+    versions = description.get("versions")
+    versions = versions if isinstance(versions, dict) else {}  # config.json was restored by hand
     known = [f"{name} {value:,.2f}" for name, value in references.items() if value is not None]
     note = summary["comparison_note"]
     comparison = f"Score {note}." if note else f"For comparison: {'; '.join(known) or 'no scores known'}."
@@ -52,7 +54,7 @@ def model_card(repo_id: str, run_dir: Path, summary: dict[str, Any], session: st
         budget=f"{summary['planned_env_steps']:,}",
         comparison=comparison,
         session_rows="\n".join(rows),
-        evaluation=_evaluation_text(newest_evaluation(run_dir)),
+        evaluation=_evaluation_text(newest_evaluation(run_dir, [row["session"] for row in summary["sessions"]])),
         checkpoint=f"{'the best one' if is_best else 'that'} of {session} at env step {step:,}",
         optimistic="It is an optimistic pick: the scores of other seeds are usually lower." if is_best else "",
         repo_id=repo_id,
@@ -61,7 +63,7 @@ def model_card(repo_id: str, run_dir: Path, summary: dict[str, Any], session: st
         seed=summary["seed"],
         gae_lambda=description.get("gae_lambda"),
         num_envs=config.env.num_envs,
-        versions=", ".join(f"{name} {version}" for name, version in description.get("versions", {}).items()),
+        versions=", ".join(f"{name} {version}" for name, version in versions.items()),
     )
 
 

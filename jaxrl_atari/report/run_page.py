@@ -18,6 +18,7 @@ from jaxrl_atari.run_dir.description import latest_text
 from jaxrl_atari.run_dir.files import read_json
 from jaxrl_atari.run_dir.metrics import Table, moving_average
 from jaxrl_atari.run_dir.summary import (
+    Run,
     evaluated_at,
     figure_rows,
     newest_evaluation,
@@ -61,7 +62,7 @@ def describe_run(run_dir: Path) -> dict[str, Any]:
         "interval": interval_text(summary["score_interval"]),
         "progress": _progress(summary),
         "marks": _marks(summary),
-        "evaluation": _evaluation(run_dir),
+        "evaluation": _evaluation(run),
         "returns": returns_chart(summary, sessions),
         "panels": _panels(sessions),
         "legend": list(sessions),
@@ -99,9 +100,9 @@ def _marks(summary: Mapping[str, Any]) -> list[Any]:
     return scale([(name, value, score_text(value)) for name, value in scores], summary["score_interval"])
 
 
-def _evaluation(run_dir: Path) -> dict[str, Any] | None:
+def _evaluation(run: Run) -> dict[str, Any] | None:
     """The newest evaluation of the latest checkpoints of all sessions, as text."""
-    found = newest_evaluation(run_dir)
+    found = newest_evaluation(run.path, [path.name for path in run.tables])
     if found is None:
         return None
     matrix = zip(found["sessions"], found["session_means"], found["matrix"], strict=True)

@@ -41,11 +41,16 @@ class CheckpointWriter(Checkpoints):
     Makes the folder `checkpoints` if it is missing. The first save removes what an interrupted one left behind.
 
     Raises:
-        UserError: the folder cannot be made.
+        UserError: the folder cannot be made, or orbax cannot write to its path.
     """
 
     def __init__(self, session_dir: str | Path):
         directory = Path(session_dir) / "checkpoints"
+        name = str(directory.absolute())
+        if "\\" in name or name.encode(errors="ignore").decode() != name:
+            raise UserError(
+                f"{directory}: orbax cannot write to a path that has a backslash or is not UTF-8; choose another folder"
+            )
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:

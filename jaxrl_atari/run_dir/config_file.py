@@ -10,7 +10,7 @@ from typing import Any
 from jaxrl_atari.cli.errors import UserError, require
 from jaxrl_atari.config import Config
 from jaxrl_atari.run_dir.files import read_json, unused, write_json
-from jaxrl_atari.run_dir.reading import session_dirs
+from jaxrl_atari.run_dir.reading import session_dirs, session_number
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def _restore_from_session(path: Path, error: Exception) -> Config | None:
     """Replaces a run's config.json by the newest usable copy that a session has; the old file is kept."""
     copies = [found for found in session_dirs(path.parent) if (found / CONFIG_FILE).is_file()]
     for session_dir in sorted(copies, key=lambda found: (found / CONFIG_FILE).stat().st_mtime, reverse=True):
-        number = int(session_dir.name.removeprefix("session_"))
+        number = session_number(session_dir)
         try:
             values = read_json(session_dir / CONFIG_FILE)
             own = config_from_dict(values["config"])

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.cli.values import parse_path
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
@@ -51,7 +52,7 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
         return wanted
     stamp = time.strftime("%Y%m%d_%H%M%S")
     for suffix in ("", *(f"_{i}" for i in range(2, 100))):
-        run_dir = Path(config.output_dir).expanduser() / f"{config.name}_{stamp}{suffix}"
+        run_dir = parse_path(config.output_dir, "output_dir") / f"{config.name}_{stamp}{suffix}"
         try:
             run_dir.mkdir(parents=True)
             return run_dir

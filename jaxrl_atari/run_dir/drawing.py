@@ -22,8 +22,13 @@ GREY = "#555555"
 def new_figure(title: str, width: float, height: float) -> Figure:
     """A figure with a title; its size is in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title, fontsize="large", fontweight="bold")
+    figure.suptitle(plain_text(title), fontsize="large", fontweight="bold")
     return figure
+
+
+def plain_text(name: str) -> str:
+    """A name that a user has chosen, as matplotlib shows it: `$` begins no formula, `_` hides no line of a legend."""
+    return f"{' ' * name.startswith('_')}{name}".replace("$", r"\$")
 
 
 def save_figure(figure: Figure, directory: Path, name: str) -> list[Path]:

@@ -179,7 +179,7 @@ def score_at(table: Table, points: ArrayLike, along: str = "env_steps") -> np.nd
 
     Interpolates between log points. NaN before the first finished game; the last score is held after the end.
     """
-    points, known = np.asarray(points, np.float64), np.isfinite(table["return_ma"])
+    points, known = np.asarray(points, np.float64), np.isfinite(table["return_ma"]) & np.isfinite(table[along])
     if not known.any():
         return np.full_like(points, np.nan)
     return np.interp(points, table[along][known], table["return_ma"][known], left=np.nan)

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_atari.run_dir.metrics import WINDOW
+
 
 class EpisodeStatistics:
     """Returns of full games and their moving averages; `return_ma` is the figure that scores are quoted in."""
 
-    WINDOW = 100
-
     def __init__(self) -> None:
         self.episodes = 0
-        self.returns: deque[float] = deque(maxlen=self.WINDOW)  # of the last 100 finished games
-        self.lengths: deque[float] = deque(maxlen=self.WINDOW)
-        self.points: deque[float] = deque(maxlen=self.WINDOW)  # of the last 100 log points
+        self.returns: deque[float] = deque(maxlen=100)  # of the last 100 finished games
+        self.lengths: deque[float] = deque(maxlen=100)
+        self.points: deque[float] = deque(maxlen=WINDOW)  # of the last 100 log points
 
     def game_over(self, episode_return: float, length: int) -> None:
         """Counts a finished game: the sum of its raw rewards, and its length in env steps."""
@@ -83,8 +83,8 @@ class Progress:
         for episode_return, length in games:
             self.statistics.game_over(episode_return, length)
 
-    def score(self) -> float:
-        """The score by which the best checkpoint is kept: the mean return of the last 100 games. Updates the best."""
+    def record_score(self) -> float:
+        """The score by which the best checkpoint is kept, the mean return of the last 100 games; updates the best."""
         score = self.statistics.mean_return()
         if not math.isnan(score):
             self.best_score = score if self.best_score is None else max(score, self.best_score)

@@ -83,6 +83,8 @@ def read_metrics(session_dir: str | Path) -> Table:
         raise UserError(f"{path}: holds no log point yet; wait for the first one, or remove the session")
     if missing := [name for name in REQUIRED_COLUMNS if name not in header]:
         raise UserError(f"{path}: has no column {', '.join(missing)}; expected a metrics.csv of jaxrl_atari")
+    if len(set(header)) < len(header):
+        raise UserError(f"{path}: has a column twice; expected a metrics.csv of jaxrl_atari")
     if not rows:
         raise UserError(f"{path}: every line is damaged; restore it from a copy, or remove the session")
     values = np.array([[float(cell) if cell else np.nan for cell in row] for row in rows])
@@ -103,20 +105,21 @@ def read_evaluations(session_dir: Path) -> list[list[str]]:
     """The rows of a session's evaluations.csv, as text, without damaged ones; none if there is no such file."""
     try:
         text = (session_dir / EVALUATIONS_FILE).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return []
-    rows = map(_cells, text.splitlines())
-    return [row for row in rows if len(row) == len(EVALUATIONS_HEADER) and all(row) and all(map(_is_number, row))]
+    rows = [row for row in map(_cells, text.splitlines()) if len(row) == len(EVALUATIONS_HEADER) and all(row)]
+    return [row for row in rows if all(map(_is_number, row)) and float(row[-1]) >= 0]
 
 
 def session_dirs(run_dir: str | Path) -> list[Path]:
     """The directories `session_<i>` of a run, ordered by i."""
-    numbered = {
-        int(match[1]): path
-        for path in Path(run_dir).glob("session_*")
-        if path.is_dir() and (match := re.fullmatch(r"session_(\d+)", path.name))
-    }
-    return [numbered[index] for index in sorted(numbered)]
+    found = (path for path in Path(run_dir).glob("session_*") if re.fullmatch(r"session_(0|[1-9]\d*)", path.name))
+    return sorted(filter(Path.is_dir, found), key=session_number)
+
+
+def session_number(session_dir: Path) -> int:
+    """The i of a directory `session_<i>`."""
+    return int(session_dir.name.removeprefix("session_"))
 
 
 def read_sessions(run_dir: str | Path) -> dict[Path, Table]:

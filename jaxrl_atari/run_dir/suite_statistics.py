@@ -13,7 +13,7 @@ from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL, comparison_note
 from jaxrl_atari.run_dir import statistics
 from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict, read_config
-from jaxrl_atari.run_dir.drawing import COLOURS, env_step_axes, new_figure, open_axes, save_figure
+from jaxrl_atari.run_dir.drawing import COLOURS, env_step_axes, new_figure, open_axes, plain_text, save_figure
 from jaxrl_atari.run_dir.files import read_json, write_file, write_json
 from jaxrl_atari.run_dir.metrics import Table, human_normalised, reference_normalised, score_at
 from jaxrl_atari.run_dir.statistics import Estimate
@@ -38,19 +38,25 @@ def is_suite(directory: str | Path) -> bool:
 
 
 def read_suite(suite_dir: str | Path) -> dict[str, list[Table]]:
-    """Reads the complete games of a suite: those whose sessions have all spent the suite's budget."""
+    """Reads the complete games of a suite: those whose sessions have all spent the suite's budget.
+
+    Runs of other games or with another protocol, which somebody has put there, are left out.
+    """
     try:  # a suite that is trained longer has games that still name the budget before
-        planned = config_from_dict(read_json(Path(suite_dir) / SUITE_FILE)["config"])
+        values = read_json(Path(suite_dir) / SUITE_FILE)
+        planned, games = config_from_dict(values["config"]), set(values["games"])
     except (OSError, ValueError, KeyError, TypeError, UserError):
-        planned = None
+        planned, games = None, set(GAMES)
     suite = {}
     for run_dir in suite_runs(suite_dir):
         try:
             run = read_run(run_dir)
         except UserError:
             continue  # no log point yet
-        tables = list(run.tables.values())
-        if (planned or run.config).is_complete([table["env_steps"][-1] for table in tables]):
+        tables, env = list(run.tables.values()), run.config.env
+        protocol = (planned or run.config).env.resolved_protocol
+        is_own = env.game_name == run_dir.name in games and env.resolved_protocol == protocol
+        if is_own and (planned or run.config).is_complete([table["env_steps"][-1] for table in tables]):
             suite[run.game.name] = tables
     return suite
 
@@ -89,10 +95,11 @@ def describe_suite(suite: Suite) -> dict[str, Any]:
 
 def _iqm_curve(suite: Suite, kind: str, along: str, unit: float = 1.0) -> dict[str, Any]:
     """The IQM along a column, from where every session has a score; a finished session keeps its last score."""
-    tables = [table for tables in suite.values() for table in tables]
-    start = max(table[along][np.isfinite(table["return_ma"])][0] for table in tables)
-    end = max(table[along][-1] for table in tables)
-    grid = np.unique(np.linspace(start, end, POINTS))
+    scored = [table[along][np.isfinite(table["return_ma"])] for tables in suite.values() for table in tables]
+    known = [column[np.isfinite(column)] for column in scored]
+    if not all(map(len, known)):  # such as the hours of a table whose header was damaged
+        return _curve(np.zeros(0), [])
+    grid = np.unique(np.linspace(max(column[0] for column in known), max(column[-1] for column in known), POINTS))
     return _curve(grid / unit, statistics.iqm_curve(normalise(scores_at(suite, grid, along), kind)))
 
 
@@ -234,7 +241,7 @@ def draw_suites(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list[P
             value, interval = found[figure_name], found[f"{figure_name}_interval"]
             y = row + 0.5 * ((number + 0.5) / count - 0.5)
             colour = COLOURS[number % len(COLOURS)]
-            bars.plot(value, y, "o", color=colour, label=name if row == 0 else "_")
+            bars.plot(value, y, "o", color=colour, label=plain_text(name) if row == 0 else "_")
             if interval is not None:
                 bars.plot(interval, [y, y], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt")
     bars.set_yticks(range(len(statistics.FIGURES)), [title for title, _ in statistics.FIGURES.values()])
@@ -249,7 +256,7 @@ def draw_suites(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list[P
     for index, (key, title, xlabel, ylabel) in enumerate(panels, start=1):
         axes = figure.add_subplot(grid[index // 2, index % 2])
         for number, (name, found) in enumerate(described.items()):
-            _draw_curve(axes, found[key], COLOURS[number % len(COLOURS)], name)
+            _draw_curve(axes, found[key], COLOURS[number % len(COLOURS)], plain_text(name))
         if key == "iqm_by_env_steps":
             env_step_axes(axes, max(found[key]["x"][-1] for found in described.values()), ylabel)
         else:

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.run_dir.metrics import SESSION_FIGURES, Table, aggregate_trial
-from jaxrl_atari.run_dir.reading import read_sessions
+from jaxrl_atari.run_dir.reading import read_metrics, read_sessions, session_dirs, session_number
 
 _log = logging.getLogger(__name__)
 
@@ -32,23 +32,33 @@ class Run(NamedTuple):
 
 
 def read_run(run_dir: str | Path) -> Run:
-    """Reads a run, without sessions that were given up: begun, not finished, and beyond the config's `sessions` now.
+    """Reads a run, without the sessions that `counted_sessions` leaves out.
 
     Raises:
         UserError: it has no readable config, or no session with metrics.
     """
     path = Path(run_dir)
     config, tables = read_config(path), read_sessions(path)
-    planned = {path / f"session_{number}" for number in range(config.sessions)}
-    for session_dir in tables.keys() - planned:
-        env_steps = tables[session_dir]["env_steps"][-1]
-        if not config.is_spent(env_steps):
-            del tables[session_dir]
-            note = f"{session_dir} ended at {env_steps:,.0f} env steps, and the run has {config.sessions} sessions now"
-            _log.warning("left out: %s", note)
+    for session_dir in tables.keys() - set(counted_sessions(path, config)):
+        env_steps = tables.pop(session_dir)["env_steps"][-1]
+        note = f"{session_dir} ended at {env_steps:,.0f} env steps, and the run has {config.sessions} sessions now"
+        _log.warning("left out: %s", note)
     if not tables:
         raise UserError(f"{path}: none of its {config.sessions} sessions holds a log point; wait for the first one")
     return Run(path, config, tables)
+
+
+def counted_sessions(run_dir: Path, config: Config) -> list[Path]:
+    """The directories of a run's sessions, without those given up: not finished, and beyond `config.sessions`."""
+
+    def counts(session_dir: Path) -> bool:
+        if session_number(session_dir) < config.sessions:
+            return True
+        with contextlib.suppress(UserError):  # no log point
+            return config.is_spent(read_metrics(session_dir)["env_steps"][-1])
+        return False
+
+    return list(filter(counts, session_dirs(run_dir)))
 
 
 def write_trial_summary(run_dir: str | Path) -> dict[str, Any]:
@@ -81,13 +91,13 @@ def trial_summary(run: Run) -> dict[str, Any]:
     return summary
 
 
-def newest_evaluation(run_dir: Path) -> dict[str, Any] | None:
-    """The newest evaluation of the latest checkpoints of all sessions, if there is a sound one."""
+def newest_evaluation(run_dir: Path, sessions: Collection[str]) -> dict[str, Any] | None:
+    """The newest evaluation of the latest checkpoints of exactly these sessions, if there is a sound one."""
     found = []
     for path in sorted(run_dir.glob("evaluation*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             values = read_json(path)
-            if values["checkpoint"] == "latest" and _is_evaluation(values):
+            if values["checkpoint"] == "latest" and _is_evaluation(values) and set(values["sessions"]) == set(sessions):
                 found.append(values)
     return max(found, key=lambda values: str(values.get("date", "")), default=None)  # a copied file has another time
 

@@ -64,9 +64,9 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path |
         SystemExit: after --help.
     """
     first = cli.Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config")
-    first.add_argument("--resume")
-    first.add_argument("--run-dir")
+    first.add_path("--config")
+    first.add_path("--resume")
+    first.add_path("--run-dir")
     known, rest = first.parse_known_args(arguments)
     about: dict[str, Any] = {"prog": "python -m jaxrl_atari.search", "description": __doc__}
     if not (known.config or known.resume) and {"-h", "--help"} & set(rest):
@@ -79,13 +79,13 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path |
         config, search = call_config_file(known.config, get_config=Config, get_search=SearchConfig)
         options = cli.parse(Options, rest, default=Options(search, config), **about)
         config, search = options.config, options.search
-        search_dir = Path(known.run_dir).expanduser() if known.run_dir else None
+        search_dir = known.run_dir
         saved, before = read_search(search_dir) if search_dir and is_search(search_dir) else (config, search)
         old = cli.flat(saved.to_dict())
         for name, value in cli.flat(config.to_dict()).items():
             require(value == old[name], name, value, f"{old[name]!r}, its value in this search", "leave it at that")
     else:
-        search_dir = Path(known.resume).expanduser()
+        search_dir = known.resume
         config, before = read_search(search_dir)
         search = cli.parse(ResumeOptions, rest, default=ResumeOptions(before), **about).search
     for name in (f.name for f in dataclasses.fields(SearchConfig) if f.name not in CHANGED_BY_RESUME):

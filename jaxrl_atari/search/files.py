@@ -8,6 +8,7 @@ SEARCH_DIR/trial_<i>/output.txt   output of the trial
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,8 @@ def read_records(search_dir: Path) -> dict[int, Record]:
     """The records of all trials, by number. Raises `UserError` for a damaged one."""
     records = {}
     for path in search_dir.glob("trial_*/record.json"):
+        if not re.fullmatch(r"trial_\d+", path.parent.name):
+            continue  # a user's copy
         try:
             record = Record(**read_json(path))
             check_fields(record)

@@ -15,6 +15,7 @@ Every field of the config but env.game, name and devices.distributed is an optio
 for each game unless it is given.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,12 +56,12 @@ def parse(arguments: Sequence[str] | None) -> Command:
         UserError: a value that cannot be used.
     """
     first = cli.Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config")
-    first.add_argument("--resume")
-    first.add_argument("--run-dir")
+    first.add_path("--config")
+    first.add_path("--resume")
+    first.add_path("--run-dir")
     first.add_argument("--games", nargs="*")
     first.add_argument("--report-at", nargs="*", type=int)
-    first.add_argument("--compare", type=Path)
+    first.add_path("--compare")
     known, rest = first.parse_known_args(arguments)
     if known.resume and known.run_dir:
         raise UserError("--resume and --run-dir: both name the directory of the suite; give one of the two")
@@ -68,8 +69,7 @@ def parse(arguments: Sequence[str] | None) -> Command:
         raise UserError("--resume: the suite has its games and config already; leave --games and --config out")
     if any(word.partition("=")[0] in ("--env.game", "--name") for word in rest):
         raise UserError("--env.game and --name: each game of a suite has its own; choose with --games Pong Breakout")
-    named = known.resume or known.run_dir
-    suite_dir = Path(named).expanduser() if named else None
+    suite_dir = known.resume or known.run_dir
     wanted = _named_suite(load_config_file(known.config) if known.config else Config())
     if suite_dir is not None and (known.resume or is_suite(suite_dir)):
         default, games, report_at = read_suite_file(suite_dir)
@@ -127,7 +127,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def plot(suite_dir: Path, config: Config, games: Sequence[str]) -> None:
     """Draws the learning curves so far, a panel for each game, and the statistics of the complete games, if any."""
-    runs = [read_run(suite_dir / game) for game in games if (suite_dir / game / "trial.json").is_file()]
+    runs = []
+    for game in games:
+        with contextlib.suppress(UserError):  # waiting, or failed before its first log point
+            runs.append(read_run(suite_dir / game))
     if runs:
         say("\n".join(map(str, plot_comparison(runs, suite_dir / "graphs"))))
         if not comparison_note(config.env.resolved_protocol):

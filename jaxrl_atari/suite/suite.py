@@ -15,8 +15,8 @@ from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict, read_config, same_budget
-from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir, write_description
+from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict, read_config, require_same_run, same_budget
+from jaxrl_atari.run_dir.description import describe_resumed, is_finished, is_run, session_dir, write_description
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.trial.processes import Task, run_processes
 
@@ -114,6 +114,8 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
     waiting = {}
     for name, game_config in game_configs(config, games).items():
         run_dir = suite_dir / name
+        if is_run(run_dir):
+            require_same_run(game_config, read_config(run_dir))
         if all(is_finished(game_config, session_dir(run_dir, i)) for i in range(config.sessions)):
             say(f"game {name}  finished already")
             if not same_budget(game_config, read_config(run_dir)):  # a smaller budget, or fewer sessions

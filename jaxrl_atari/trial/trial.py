@@ -31,7 +31,7 @@ from jaxrl_atari.run_dir.description import (
     write_description,
 )
 from jaxrl_atari.run_dir.files import only_writer
-from jaxrl_atari.run_dir.summary import read_run, summary_table, write_trial_summary
+from jaxrl_atari.run_dir.summary import read_run, summary_table, trial_summary, write_trial_summary
 from jaxrl_atari.session import run_session
 from jaxrl_atari.trial.processes import Task, run_processes
 from jaxrl_atari.trial.stopping import SessionStop
@@ -91,12 +91,13 @@ def _is_complete(config: Config, run_dir: Path) -> bool:
 
 
 def _summarise(config: Config, run_dir: Path) -> None:
-    """Writes trial.json, the trial's graphs and its report, and prints a table."""
-    summary = write_trial_summary(run_dir)
-    graphs = plot_trial(read_run(run_dir)) if config.log.graphs else []
-    say("\n".join(["", summary_table(summary), *map(str, graphs)]))
+    """Prints a table, and writes the trial's graphs, its report and, when these are complete, trial.json."""
+    run = read_run(run_dir)
+    graphs = plot_trial(run) if config.log.graphs else []
+    say("\n".join(["", summary_table(trial_summary(run)), *map(str, graphs)]))
     if config.log.graphs:
         try_report(run_dir)
+    write_trial_summary(run_dir)
 
 
 @dataclasses.dataclass(frozen=True)
