@@ -30,7 +30,7 @@ class Learner:
             minibatch % count == 0, "ppo.minibatch_size", minibatch, f"a multiple of {count} devices",
             "change ppo.minibatch_size or devices.data_parallel",
         )  # fmt: skip
-        platform, actor_platform = network_platform(placement.home), network_platform(placement.actors[0])
+        platform, actor_platform = network_platform(*placement.learner), network_platform(*placement.actors)
         network = make_network(config.network, num_actions, platform, actor_platform)
         self._acting_network = make_network(config.network, num_actions, actor_platform, platform)
         self.compute_dtype = compute_dtype(config.network, platform, actor_platform)

@@ -272,10 +272,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _draw(read_run(options.run_dirs[0]))
         return
     runs = _all_possible(read_run, options.run_dirs)
-    _all_possible(_draw, runs)
-    if not runs:
-        raise UserError(f"{' '.join(options.run_dirs)}: none of the runs can be read")
-    print(*plot_comparison(runs, Path(options.output)), *_improvements(runs), sep="\n")
+    drawn = _all_possible(_draw, runs)
+    if len(runs) > 1:
+        print(*plot_comparison(runs, Path(options.output)), *_improvements(runs), sep="\n")
+    if len(drawn) < len(options.run_dirs):
+        raise UserError(f"{len(drawn)} of {len(options.run_dirs)} runs are drawn; the warnings name what was left out")
 
 
 def _draw(run: Run) -> None:

@@ -322,6 +322,7 @@ def make_groups(config: Config, placement: Placement, seed: int) -> list[list[En
             "change env.num_envs, devices.data_parallel or env.num_groups",
         )  # fmt: skip
     size = env.num_envs // (devices * per_device)
+    platform, learner_platform = network_platform(*placement.actors), network_platform(*placement.learner)
 
     def make(learner: jax.Device, actor: jax.Device, number: int) -> EnvGroup:
         first_env = (placement.learner.index(learner) * per_device + number) * size
@@ -332,7 +333,7 @@ def make_groups(config: Config, placement: Placement, seed: int) -> list[list[En
             num_threads=env.num_threads,
             rules=env.rules,
         )  # fmt: skip
-        network = make_network(config.network, pool.num_actions, network_platform(actor), network_platform(learner))
+        network = make_network(config.network, pool.num_actions, platform, learner_platform)
         return EnvGroup(pool, network, config.ppo.rollout_length, actor, first_env, config.devices.check, env.rules)
 
     local = [device for device in placement.learner if device.process_index == placement.home.process_index]

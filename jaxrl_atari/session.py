@@ -267,7 +267,7 @@ def prepare(
             if restored:
                 notes.append(_resume_message(config, run.progress, restored.meta, run.learner.compute_dtype.name))
             elif resume:
-                notes.append(_set_aside(config, session_dir))
+                notes.append(set_aside(session_dir))
             made = make_writers(config, session_dir, label=f"session {session}", start_env_steps=env_steps)
             outputs = [*(made[1:] if quiet else made), *writers]  # the first one made writes to the terminal
         for writer in outputs:
@@ -309,6 +309,8 @@ def _restore(
         return Restored(step, checkpoints.restore(step, target(meta)), meta, {}), []
     try:
         found = writer.restore_newest(target) if writer.steps() else None
+        if found is None:
+            _require_unfinished(config, session_dir)
     except UserError as error:
         agree(f"error {error}"[:1_000])
         raise
@@ -323,20 +325,21 @@ def _restore(
     return found, notes
 
 
-def _set_aside(config: Config, session_dir: Path) -> str:
-    """Renames the tables of a session that has no checkpoint to resume from; returns a note for the user.
-
-    Raises:
-        UserError: it has come so far that there must have been one.
-    """
-    reached = 0.0
-    with contextlib.suppress(UserError):  # no log point yet
+def _require_unfinished(config: Config, session_dir: Path) -> None:
+    """Raises `UserError` if a session without a checkpoint has finished: its checkpoints have been removed."""
+    try:
         reached = read_metrics(session_dir)["env_steps"][-1]
-    if config.is_spent(reached) or reached > 2 * config.log.checkpoint_every_env_steps + config.rollout_size:
+    except UserError:  # no log point yet
+        return
+    if config.is_spent(reached):
         raise UserError(
-            f"{session_dir}: has log points up to {reached:,.0f} env steps and no checkpoint to resume from; put its"
-            " checkpoints back, or move metrics.csv away to start again at 0"
+            f"{session_dir}: finished, and has no checkpoint any more; put its checkpoints back, or move"
+            " metrics.csv away to start again at 0 env steps"
         )
+
+
+def set_aside(session_dir: Path) -> str:
+    """Renames the tables of a session that has no checkpoint to resume from; returns a note for the user."""
     note = "there is no checkpoint to resume from yet: the session starts at 0 env steps"
     tables = [session_dir / name for name in ("metrics.csv", "metrics.jsonl", EVALUATIONS_FILE)]
     headers = {".csv": 1, ".jsonl": 0}

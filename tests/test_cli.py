@@ -23,6 +23,7 @@ from jaxrl_atari import cli, devices, train
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.hardware import gpus, report
+from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.run_dir.description import describe, make_run_dir, write_description
 
 PACKAGE = Path(cli.__file__).parents[1]
@@ -406,7 +407,7 @@ def test_a_full_disk_behind_the_output_does_not_end_training(tmp_path):
 def test_a_read_only_cache_is_reported(tmp_path):
     (tmp_path / "file").touch()
     out = configured(XDG_CACHE_HOME=str(tmp_path / "file"))
-    assert f"compiled programs are not kept: {tmp_path}/file/jaxrl_atari/xla cannot be written to" in out
+    assert f"compiled programs are not kept: {tmp_path}/file/jaxrl_atari/xla/threads_" in out
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without an entry in /etc/passwd")
@@ -414,7 +415,7 @@ def test_a_user_without_a_home_gets_no_cache(tmp_path):
     unknown = {"HOME": None, "XDG_CACHE_HOME": None, "code": "os.setuid(54_321)"}
     assert "compiled programs are not kept: this user has no home; set HOME or" in configured(**unknown)
     unknown |= {"XDG_CACHE_HOME": str(tmp_path / "missing")}
-    assert "missing/jaxrl_atari/xla cannot be written to" in configured(**unknown)
+    assert "missing/jaxrl_atari/xla/threads_" in configured(**unknown)
 
 
 def test_without_home_the_cache_is_in_the_home_of_the_passwd_entry():
@@ -426,7 +427,7 @@ def test_without_home_the_cache_is_in_the_home_of_the_passwd_entry():
     except KeyError:
         assert "this user has no home" in out
     else:
-        assert f"compiled programs are not kept: {home}/.cache/jaxrl_atari/xla cannot be written to" in out
+        assert f"compiled programs are not kept: {home}/.cache/jaxrl_atari/xla/threads_" in out
 
 
 def test_the_default_cache_folder_keeps_compiled_programs(tmp_path):
@@ -438,10 +439,26 @@ def test_the_default_cache_folder_keeps_compiled_programs(tmp_path):
     unwanted = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "XDG_CACHE_HOME")
     environment = {name: value for name, value in os.environ.items() if name not in unwanted}
     environment |= {"HOME": str(tmp_path), "PYTHONPATH": str(PACKAGE.parent)}
-    folder, programs = tmp_path / ".cache" / "jaxrl_atari" / "xla", []
+    folder, programs = tmp_path / ".cache" / "jaxrl_atari" / "xla" / f"threads_{usable_cores()}", []
     for _ in range(2):
         ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         assert f"compiled programs are kept in {folder}" in ended.stdout, ended.stderr
         programs.append(sorted(path.name for path in folder.iterdir() if not path.name.endswith("-atime")))
     assert programs[0] == programs[1]
     assert any("lambda" in name for name in programs[0])
+
+
+def test_each_number_of_threads_has_a_cache_of_its_own(tmp_path):
+    """JAX's key of a program does not have the number of XLA's threads, by which the program differs."""
+    for threads in ("1", "3"):
+        out = configured(XDG_CACHE_HOME=str(tmp_path), NPROC=threads)
+        assert f"compiled programs are kept in {tmp_path}/jaxrl_atari/xla/threads_{threads}\n" in out
+
+
+def test_a_cache_in_a_bucket_is_left_to_jax(tmp_path):
+    code = f"os.chdir({str(tmp_path)!r})"
+    assert "compiled programs are kept in gs://bucket/cache" in configured(
+        code, JAX_COMPILATION_CACHE_DIR="gs://bucket/cache"
+    )
+    assert not list(tmp_path.iterdir())
+    assert "not kept: JAX_COMPILATION_CACHE_DIR is empty" in configured(code, JAX_COMPILATION_CACHE_DIR="")

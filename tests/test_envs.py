@@ -227,6 +227,13 @@ def test_zero_lives_in_a_running_game_is_not_a_lost_life():
 
 
 @both
+def test_a_missing_rom_is_one_line(backend, tmp_path, monkeypatch):
+    monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
+    with pytest.raises(UserError, match=r"env.game = 'Pong': its ROM cannot be read \(.*pong.bin.*ALE_ROMS_DIR"):
+        make_pool(backend, "Pong", 1, seed=0)
+
+
+@both
 def test_games_differ_with_sticky_actions_and_not_without(backend):
     """Freeway with the same actions: without sticky actions only the number of no-ops (0 to 3) differs."""
 

@@ -214,6 +214,15 @@ def test_best_session_is_taken_and_named(tmp_path):
         load_policy(tmp_path, session=3)
 
 
+def test_to_choose_a_session_changes_no_file(tmp_path):
+    """Evaluation may read a run that somebody else trains: a damaged config.json is left to the training's resume."""
+    write_session(tmp_path / "session_0")
+    (tmp_path / "config.json").write_text("{")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert find_session(tmp_path)[0].name == "session_0"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_a_damaged_latest_checkpoint_is_replaced_by_the_one_before_with_a_line(tmp_path, caplog):
     session_dir = write_session(tmp_path / "session_0", (3.0, 2.0))
     largest = max((session_dir / "checkpoints" / "2000").rglob("[0-9]*"), key=lambda path: path.stat().st_size)

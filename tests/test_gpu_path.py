@@ -88,8 +88,12 @@ def test_deterministic_kernels_are_chosen_before_cuda_starts(tmp_path):
     assert settings["XLA_FLAGS"].split() == [*own.split(), DETERMINISTIC]
 
 
-def test_xla_knows_the_flags_of_determinism(tmp_path):
-    """An unknown flag ends the process; the known ones reach the compiler although JAX has been imported."""
+@pytest.mark.parametrize("in_file", [False, True])
+def test_xla_knows_the_flags_of_determinism(in_file, tmp_path):
+    """An unknown flag ends the process; the known ones reach the compiler although JAX has been imported.
+
+    XLA_FLAGS may name a file of flags.
+    """
     code = (
         "import jax, sys; from jaxrl_atari.config import DevicesConfig;"
         "from jaxrl_atari.hardware.jax_gpus import limit_jax;"
@@ -97,6 +101,9 @@ def test_xla_knows_the_flags_of_determinism(tmp_path):
         "jax.jit(lambda x: x + 1)(1.0)"
     )
     dump = f"--xla_dump_to={tmp_path}"
+    if in_file:
+        (tmp_path / "flags").write_text(f"{dump}\n")
+        dump = str(tmp_path / "flags")
     result = python("-c", code, XLA_FLAGS=dump, JAX_ENABLE_COMPILATION_CACHE="false")
     assert result.returncode == 0, result.stderr
     (options,) = tmp_path.glob("*lambda*debug_options")
@@ -115,6 +122,19 @@ def test_determinism_needs_a_fresh_process_on_a_gpu_and_another_network_than_imp
         jax_gpus.limit_jax(deterministic)
     with pytest.raises(ConfigError, match=r"devices.deterministic = True: expected false with network.name = impala"):
         Config(network=NetworkConfig(name="impala"), devices=deterministic)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_jax_platforms_that_name_gpus_alone_keep_the_cpu(distributed, monkeypatch):
+    """The CPU computes the first parameters. In a distributed run, JAX starts before a session asks for its devices."""
+    settings = {"jax_platforms": "cuda"}
+    stand_in = SimpleNamespace(jax_platforms="cuda", update=settings.__setitem__, read=lambda name: "all")
+    monkeypatch.setattr(jax_gpus, "jax", SimpleNamespace(config=stand_in))
+    monkeypatch.setattr(jax_gpus, "jax_has_started", lambda: False)
+    monkeypatch.setattr(gpus, "visible", lambda: Visible((Gpu("0", "H100", 80 << 30),), ""))
+    monkeypatch.setattr(jax_gpus, "apply_memory_fraction", lambda config: None)
+    jax_gpus.limit_jax(DevicesConfig(distributed=distributed))
+    assert settings["jax_platforms"] == "cuda,cpu"
 
 
 def test_auto_runs_on_the_cpu_where_cuda_cannot_start(tmp_path):
@@ -546,8 +566,10 @@ def test_handles_and_contexts_without_memory_end_in_advice(message, monkeypatch)
 
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), "float32"), ((8, 0), "bfloat16"), ((10, 0), "bfloat16")])
 def test_bfloat16_is_the_choice_for_gpus_that_have_it(capability, expected, monkeypatch):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(["a GPU"] * 2, capabilities={1: capability}))
-    platform = network_platform(SimpleNamespace(platform="gpu", local_hardware_id=1))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library(["a GPU"] * 2, capabilities={0: (9, 0), 1: capability}))
+    devices = [SimpleNamespace(platform="gpu", local_hardware_id=number) for number in range(2)]
+    assert network_platform(*devices) == network_platform(devices[1]), "the older one decides"
+    platform = network_platform(devices[1])
     assert compute_dtype(NetworkConfig(), platform) == expected
     assert compute_dtype(NetworkConfig(compute_dtype="bfloat16"), platform) == jnp.bfloat16
 
@@ -642,7 +664,7 @@ def test_groups_follow_the_platform_that_acts(monkeypatch):
         make_groups(Config(env=EnvConfig(num_envs=16)), Placement((learner,), (actor,), actor, ""), 0)
     assert asked == ["cpu"]
     # The actor stores frames as the learner's network takes them.
-    monkeypatch.setattr(rollout, "network_platform", lambda device: device.platform)
+    monkeypatch.setattr(rollout, "network_platform", lambda device, *others: device.platform)
     monkeypatch.setattr(rollout, "make_pool", lambda *_, **__: NoisePool(2, seed=0))
     monkeypatch.setattr(rollout, "EnvGroup", lambda pool, network, *_: network.layout)
     placement = Placement((learner,), (actor,), actor, "")

@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import jax
+import psutil
 import pytest
 
 from jaxrl_atari.hardware import monitor as module
@@ -228,6 +229,16 @@ def test_children_are_counted():
     assert together > alone + 0.004  # a bare Python takes some 10 MiB
     after = host.read()["rss_gib"]
     assert after < together
+
+
+def test_hidden_processes_do_not_end_training(monkeypatch):
+    """As in a /proc that is mounted with `hidepid`."""
+
+    def refuse(process, recursive=False):
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil.Process, "children", refuse)
+    assert HostReader().read()["rss_gib"] > 0
 
 
 @pytest.mark.gpu

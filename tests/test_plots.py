@@ -211,14 +211,16 @@ def test_what_can_be_drawn_is_drawn_and_what_is_left_out_is_named(tmp_path, caps
     runs = [write_run(tmp_path / name, [table([100, 200])]) for name in ("one", "half", "locked")]
     (runs[1] / "session_0" / "metrics.csv").unlink()
     (runs[2] / "graphs").write_text("")  # a folder that cannot be written to
-    plots.main([*map(str, runs), "--output", str(tmp_path / "out")])
+    with pytest.raises(UserError, match="1 of 3 runs are drawn; the warnings name what was left out"):
+        plots.main([*map(str, runs), "--output", str(tmp_path / "out")])
     assert (runs[0] / "graphs" / "trial.png").is_file()
     shown = "\n".join(texts(tmp_path / "out" / "comparison.svg"))
     assert ("one: v5" in shown, "half" in shown, "locked: v5" in shown) == (True, False, True)
     assert f"left out: {runs[1]}/session_0/metrics.csv: cannot be read" in caplog.text
     assert f"left out: {runs[2]}/graphs: cannot write graphs there" in caplog.text
-    with pytest.raises(UserError, match="none of the runs can be read"):
-        plots.main([str(runs[1]), str(tmp_path)])
+    with pytest.raises(UserError, match="1 of 2 runs"):
+        plots.main([str(runs[0]), str(runs[1]), "--output", str(tmp_path / "alone")])
+    assert not (tmp_path / "alone").exists(), "one run is no comparison"
 
 
 def test_one_run_makes_no_comparison(tmp_path, monkeypatch, capsys):

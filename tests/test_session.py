@@ -806,11 +806,10 @@ def test_log_points_of_a_session_that_starts_again_are_set_aside(tmp_path):
     evaluations.write_text("env_steps,episodes,mean,std\n64,2,1.5,0.5\n")
     before = (tmp_path / "session_0" / "metrics.csv").read_bytes()
     shutil.rmtree(tmp_path / "session_0" / "checkpoints")
-    with pytest.raises(UserError, match=r"log points up to \d+ env steps and no checkpoint .* put its check"):
+    with pytest.raises(UserError, match="finished, and has no checkpoint any more; put its checkpoints back"):
         run_session(TINY, tmp_path / "session_0", resume=True)  # it was finished
     assert (tmp_path / "session_0" / "metrics.csv").read_bytes() == before
-    lines, log = Lines(), dataclasses.replace(TINY.log, checkpoint_every_env_steps=1_000)
-    unfinished = dataclasses.replace(TINY, total_env_steps=2 * TINY.total_env_steps, log=log)
+    lines, unfinished = Lines(), dataclasses.replace(TINY, total_env_steps=2 * TINY.total_env_steps)
     run_session(unfinished, tmp_path / "session_0", resume=True, writers=[lines])
     assert (tmp_path / "session_0" / "metrics_2.csv").read_bytes() == before
     assert evaluations.with_stem("evaluations_2").read_text().endswith("64,2,1.5,0.5\n")

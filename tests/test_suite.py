@@ -450,6 +450,25 @@ def test_finished_games_are_skipped_and_a_failure_does_not_stop_the_others(tmp_p
     assert "failed: no reason" in (suite_dir / "results.md").read_text()
 
 
+def test_a_damaged_config_of_one_game_does_not_stop_the_others(tmp_path, monkeypatch):
+    suite_dir = add_games(make_suite(tmp_path / "suite"), {"Breakout": [1.0, 1.0]})
+    (suite_dir / "Pong").mkdir()
+    (suite_dir / "Pong" / "config.json").write_text("{")
+    started = []
+    monkeypatch.setattr(suite, "run_processes", lambda tasks, *_: started.extend(task.label for task in tasks) or {})
+    suite_command.main(["--resume", str(suite_dir), "--log.no-graphs"])
+    assert started == ["game Pong", "game Alien"]
+    assert (suite_dir / "Pong" / "config.json").read_text() == "{"
+
+
+def test_a_game_of_another_seed_is_refused(tmp_path, monkeypatch):
+    suite_dir = add_games(make_suite(tmp_path / "suite"), {"Pong": [1.0, 1.0]})
+    other = dataclasses.replace(TINY, seed=7)
+    monkeypatch.setattr(suite, "run_processes", lambda *_: pytest.fail("something was started"))
+    with pytest.raises(UserError, match="seed"):
+        suite.run_suite(suite_dir, other, ["Pong"])
+
+
 def test_a_finished_suite_that_is_resumed_with_fewer_sessions_counts_those(tmp_path):
     suite_dir = add_games(make_suite(tmp_path / "suite"), {"Pong": [0.5, 1.0], "Breakout": [2.0, 3.0], "Alien": [1, 1]})
     suite_command.main(["--resume", str(suite_dir), "--sessions", "1", "--log.no-graphs"])

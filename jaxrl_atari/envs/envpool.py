@@ -54,7 +54,7 @@ class EnvpoolPool(EnvPool):
         self._max_steps = rules.max_frames // FRAME_SKIP
         with tempfile.TemporaryDirectory() as assets:  # envpool reads the ROM once, when the pool is made
             Path(assets, "atari").mkdir()
-            Path(assets, "atari", "roms").symlink_to(rom.parent)
+            Path(assets, "atari", "roms").symlink_to(rom.parent.absolute())
             config = envpool_atari.AtariEnvSpec.gen_config(
                 task=rom_ids()[game],
                 base_path=assets,

@@ -92,7 +92,7 @@ def find_session(run_dir: str | Path, session: int | None = None) -> tuple[Path,
             raise UserError(f"--session {session}: {run_dir} has no such session; there are: {there}")
         return directory, "the session chosen"
     with contextlib.suppress(UserError):  # no config: every session counts
-        sessions = counted_sessions(run_dir, read_config(run_dir)) or sessions
+        sessions = counted_sessions(run_dir, read_config(run_dir, restore=False)) or sessions
     saved = [path for path in sessions if (path / "checkpoints").is_dir() and Checkpoints(path).steps()]
     if not saved:
         raise UserError(f"{run_dir}: none of its sessions has a checkpoint yet; wait for the first one")

@@ -19,6 +19,7 @@ def join_processes(config: DevicesConfig) -> None:
         UserError: the others cannot be found.
     """
     limit_jax(config)
+    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM until a session handles it
     try:
         jax.distributed.initialize(config.coordinator, config.num_processes, config.process_index)
     except (RuntimeError, ValueError) as error:

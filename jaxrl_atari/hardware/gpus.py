@@ -106,12 +106,16 @@ def driver_gpus(names: str | None) -> Visible:
     return Visible(gpus, "" if gpus else _hidden(names) or "the NVIDIA driver shows no GPU")
 
 
-def network_platform(device: jax.Device) -> str:
+def network_platform(device: jax.Device, *others: jax.Device) -> str:
     """The platform for which `make_network` makes a network: how it computes bfloat16 decides arithmetic and chunks.
+
+    Several devices compute one network together, so "old gpu" if one of them is.
 
     "amx cpu" (it has AVX512-BF16 and AMX), "bfloat16 cpu" (AVX512-BF16 alone) or "cpu"; "gpu" (it has bfloat16 units)
     or "old gpu".
     """
+    if "old gpu" in map(network_platform, others):
+        return "old gpu"
     if device.platform == "cpu":
         sets = read_cpu().instruction_sets or ()
         if "BF16" not in sets:

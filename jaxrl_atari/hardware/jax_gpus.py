@@ -30,6 +30,7 @@ def limit_jax(config: DevicesConfig) -> None:
         use_deterministic_kernels()
     if jax_has_started():
         return
+    _keep_cpu()
     if config.gpu is False and gpus.simulated_count() is None:
         forbid_gpu("devices.gpu = false")  # without a call of the CUDA driver
         return
@@ -72,6 +73,13 @@ def forbid_gpu(reason: str = "") -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
+def _keep_cpu() -> None:
+    """Adds the CPU, where the first parameters are computed, to a JAX_PLATFORMS that names GPUs alone."""
+    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    if platforms and "cpu" not in platforms.split(",") and not jax_has_started():
+        jax.config.update("jax_platforms", f"{platforms},cpu")
+
+
 def visible_gpus() -> list[jax.Device]:
     """The GPUs that JAX sees (those that CUDA_VISIBLE_DEVICES leaves), by index. Starts JAX's back end."""
     return list(gpus_by_index()[0].values())
@@ -89,9 +97,7 @@ def gpus_by_index() -> tuple[dict[int, jax.Device], str]:
     if not shown:
         forbid_gpu(problem)
         return {}, gpus.forbidden_because
-    platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
-    if platforms and "cpu" not in platforms.split(",") and not jax_has_started():
-        jax.config.update("jax_platforms", f"{platforms},cpu")  # first parameters are computed on the CPU
+    _keep_cpu()
     with _plugin_failures() as failures:
         try:
             return _by_index(jax.devices("gpu")), ""

@@ -3,6 +3,7 @@
 They never override a setting of the user, and `JAXRL_ATARI_NO_TUNING=1` turns them off.
 """
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -13,6 +14,7 @@ import jax
 from jax._src import xla_bridge  # JAX has no public way to ask whether its back end has started
 
 from jaxrl_atari.cli.errors import ConfigError
+from jaxrl_atari.hardware.cpu import usable_cores
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 """XLA's flag for the same bits in every run on a GPU: no atomic additions, and the first such kernel, untimed."""
@@ -60,16 +62,23 @@ def _keep_freed_memory() -> str | None:
 
 
 def _cache_compiled_programs() -> str | None:
-    """Keeps compiled programs on disk, so that the next start does not compile them again."""
+    """Keeps compiled programs on disk, so that the next start does not compile them again.
+
+    Each number of XLA's threads has a folder of its own: programs differ by it, and JAX's names of programs do not.
+    """
+    if _cache_dir() == "":
+        return "compiled programs are not kept: JAX_COMPILATION_CACHE_DIR is empty"
     if _cache_dir() is None:  # JAX_COMPILATION_CACHE_DIR is not set either
+        threads = os.environ.get("NPROC") or usable_cores()
         try:
-            folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxrl_atari" / "xla"
+            caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            folder = caches / "jaxrl_atari" / "xla" / f"threads_{threads}"
         except RuntimeError:  # as in a container whose user has neither HOME nor an entry in /etc/passwd
             return "compiled programs are not kept: this user has no home; set HOME or JAX_COMPILATION_CACHE_DIR"
         if not _can_write(folder):
             return f"compiled programs are not kept: {folder} cannot be written to"
         jax.config.update("jax_compilation_cache_dir", str(folder))
-    elif not _can_write(Path(str(_cache_dir()))):
+    elif "://" not in str(_cache_dir()) and not _can_write(Path(str(_cache_dir()))):
         jax.config.update("jax_enable_compilation_cache", False)
         return f"compiled programs are not kept: {_cache_dir()} cannot be written to"
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
@@ -93,7 +102,11 @@ def use_deterministic_kernels() -> None:
     """
     # XLA's cache of timed choices is read before the flag is, and has it in no key.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
-    flags = os.environ.get("XLA_FLAGS", "").split()
+    own = os.environ.get("XLA_FLAGS", "").strip()
+    if own and not own.startswith("-"):  # XLA takes it as the name of a file with flags
+        with contextlib.suppress(OSError):
+            own = Path(own).read_text()
+    flags = own.split()
     if flags[-1:] == [DETERMINISTIC]:
         return
     if not jax_has_started():

@@ -22,8 +22,11 @@ def is_search(directory: str | Path) -> bool:
     return (Path(directory) / SEARCH_FILE).is_file()
 
 
-def read_config(run_dir: str | Path) -> Config:
+def read_config(run_dir: str | Path, restore: bool = True) -> Config:
     """Reads the config of a run directory. A damaged config.json is restored from a session's copy, with a warning.
+
+    Args:
+        restore: False: change nothing; a damaged config.json is an error.
 
     Raises:
         UserError: `run_dir` is not a run directory, or its config.json is not usable and no session has a usable copy.
@@ -32,7 +35,7 @@ def read_config(run_dir: str | Path) -> Config:
     try:
         return config_from_dict(read_json(path)["config"])
     except (OSError, ValueError, KeyError, UserError) as error:
-        if (config := _restore_from_session(path, error)) is not None:
+        if restore and (config := _restore_from_session(path, error)) is not None:
             return config
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             raise UserError(

@@ -102,13 +102,14 @@ def describe(config: Config) -> dict[str, Any]:
 
 
 def describe_resumed(config: Config, directory: Path, file: str = CONFIG_FILE) -> dict[str, Any]:
-    """As `describe`, but a directory with checkpoints keeps its first `surroundings`; today's are added to `resumed`.
+    """As `describe`, but a directory that has trained keeps its first `surroundings`; today's are added to `resumed`.
 
     Args:
         file: name of the file in `directory` that has the history.
     """
     path, described = directory / file, describe(config)
-    if not path.is_file() or not any(directory.rglob("checkpoints/*")):
+    has_trained = any(directory.rglob("checkpoints/*")) or any(directory.rglob("metrics.csv"))
+    if not path.is_file() or not has_trained:
         return described
     try:
         before = read_json(path)

@@ -1,7 +1,7 @@
 """Statistics of suites: normalised scores aggregated over games, as JSON, Markdown, graphs and rliable's dictionary."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL, comparison_note
 from jaxrl_atari.run_dir import statistics
@@ -28,8 +29,22 @@ POINTS = 50
 
 
 def suite_runs(suite_dir: str | Path) -> list[Path]:
-    """The run directories of a suite, which are named after their games, in alphabetical order."""
-    return [path.parent for path in sorted(Path(suite_dir).glob("*/config.json")) if path.parent.name in GAMES]
+    """The run directories of a suite, which are named after their games, in alphabetical order.
+
+    Runs of other games or with another protocol, which somebody has put there, are left out.
+    """
+    planned, games = _read_plan(Path(suite_dir))
+
+    def is_own(run_dir: Path) -> bool:
+        try:
+            config = read_config(run_dir, restore=False)
+        except UserError:
+            return True  # its readers say what is wrong with it
+        protocol = (planned or config).env.resolved_protocol
+        return config.env.game_name == run_dir.name and config.env.resolved_protocol == protocol
+
+    found = [path.parent for path in sorted(Path(suite_dir).glob("*/config.json"))]
+    return [run_dir for run_dir in found if run_dir.name in games and is_own(run_dir)]
 
 
 def is_suite(directory: str | Path) -> bool:
@@ -38,27 +53,27 @@ def is_suite(directory: str | Path) -> bool:
 
 
 def read_suite(suite_dir: str | Path) -> dict[str, list[Table]]:
-    """Reads the complete games of a suite: those whose sessions have all spent the suite's budget.
-
-    Runs of other games or with another protocol, which somebody has put there, are left out.
-    """
-    try:  # a suite that is trained longer has games that still name the budget before
-        values = read_json(Path(suite_dir) / SUITE_FILE)
-        planned, games = config_from_dict(values["config"]), set(values["games"])
-    except (OSError, ValueError, KeyError, TypeError, UserError):
-        planned, games = None, set(GAMES)
+    """Reads the complete games of a suite: those whose sessions have all spent the suite's budget."""
+    planned, _ = _read_plan(Path(suite_dir))  # a game may still name the budget before
     suite = {}
     for run_dir in suite_runs(suite_dir):
         try:
             run = read_run(run_dir)
         except UserError:
             continue  # no log point yet
-        tables, env = list(run.tables.values()), run.config.env
-        protocol = (planned or run.config).env.resolved_protocol
-        is_own = env.game_name == run_dir.name in games and env.resolved_protocol == protocol
-        if is_own and (planned or run.config).is_complete([table["env_steps"][-1] for table in tables]):
+        tables = list(run.tables.values())
+        if (planned or run.config).is_complete([table["env_steps"][-1] for table in tables]):
             suite[run.game.name] = tables
     return suite
+
+
+def _read_plan(suite_dir: Path) -> tuple[Config | None, Collection[str]]:
+    """The config and the games of a suite; None and every game if suite.json cannot be read."""
+    try:
+        values = read_json(suite_dir / SUITE_FILE)
+        return config_from_dict(values["config"]), set(values["games"]) & GAMES.keys()
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return None, GAMES.keys()
 
 
 def scores_at(suite: Suite, points: Any = np.inf, along: str = "env_steps") -> dict[str, np.ndarray]:
@@ -176,9 +191,9 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
     for directory in (Path(suite_dir).absolute() for suite_dir in suite_dirs):
         names = directory.name, f"{directory.parent.name}/{directory.name}", str(directory)
         name = next(name for name in names if name not in suites or name == names[-1])
-        for run_dir in suite_runs(directory):
-            if note := comparison_note(read_config(run_dir).env.resolved_protocol):
-                raise UserError(f"{directory}: {note}; compare suites of protocol {REFERENCE_PROTOCOL}")
+        planned, _ = _read_plan(directory)
+        if planned is not None and (note := comparison_note(planned.env.resolved_protocol)):
+            raise UserError(f"{directory}: {note}; compare suites of protocol {REFERENCE_PROTOCOL}")
         suites[name] = read_suite(directory)
     shared = sorted(set.intersection(*({*scores_at(suite)} for suite in suites.values())))
     suites = {name: {game: suite[game] for game in shared} for name, suite in suites.items()}

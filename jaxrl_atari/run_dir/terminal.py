@@ -77,7 +77,7 @@ class ProgressWriter:
     ):
         self._total, self._label = total_env_steps, label
         self._stream = sys.stdout if stream is None else stream
-        self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._live = self._stream is not None and self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._clock, self._pace = clock, Pace(clock)
         self._drawn_at = -math.inf
         self._line = ""  # the text on the terminal's last line

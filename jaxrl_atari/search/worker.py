@@ -21,7 +21,7 @@ from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.run_dir.writers import Row, Writer
 from jaxrl_atari.search.files import StopFile, read_records, read_search, trial_dir, write_record
 from jaxrl_atari.search.space import Fields, SearchConfig, set_fields
-from jaxrl_atari.session import run_session
+from jaxrl_atari.session import run_session, set_aside
 from jaxrl_atari.trial.stopping import StopRequest
 
 
@@ -110,6 +110,8 @@ def run_search_trial(task: dict[str, Any]) -> dict[str, Any] | None:
         stop = StopFile(search_dir)
         for session in range(config.sessions):
             directory = session_dir(run_dir, session)
+            if not (directory / "checkpoints").exists():
+                set_aside(directory)  # of a try that failed; the search has removed its checkpoints
             if not is_finished(config, directory):
                 writers = [TuneWriter(config, stop)]
                 try:

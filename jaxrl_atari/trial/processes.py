@@ -104,7 +104,7 @@ class _Process:
         if status == 0:
             return ""
         if status == INTERRUPTED:
-            return "its process was asked to stop; its last checkpoint is written"
+            return "its process was asked to stop"
         if status < 0:
             hint = "; does the machine have too little memory?" if -status == signal.SIGKILL else ""
             return f"its process was ended by {signal.Signals(-status).name}{hint}"

@@ -30,8 +30,8 @@ from jaxrl_atari.run_dir.description import (
     session_dir,
     write_description,
 )
-from jaxrl_atari.run_dir.files import only_writer
-from jaxrl_atari.run_dir.summary import read_run, summary_table, trial_summary, write_trial_summary
+from jaxrl_atari.run_dir.files import only_writer, write_json
+from jaxrl_atari.run_dir.summary import read_run, summary_table, trial_summary
 from jaxrl_atari.session import run_session
 from jaxrl_atari.trial.processes import Task, run_processes
 from jaxrl_atari.trial.stopping import SessionStop
@@ -93,11 +93,15 @@ def _is_complete(config: Config, run_dir: Path) -> bool:
 def _summarise(config: Config, run_dir: Path) -> None:
     """Prints a table, and writes the trial's graphs, its report and, when these are complete, trial.json."""
     run = read_run(run_dir)
-    graphs = plot_trial(run) if config.log.graphs else []
-    say("\n".join(["", summary_table(trial_summary(run)), *map(str, graphs)]))
+    summary = trial_summary(run)
+    say(f"\n{summary_table(summary)}")
     if config.log.graphs:
+        try:
+            say("\n".join(map(str, plot_trial(run))))
+        except UserError as error:  # the folder cannot be written to
+            say(f"no graphs: {error}")
         try_report(run_dir)
-    write_trial_summary(run_dir)
+    write_json(run_dir / "trial.json", summary)
 
 
 @dataclasses.dataclass(frozen=True)
