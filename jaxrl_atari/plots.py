@@ -276,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if len(runs) > 1:
         print(*plot_comparison(runs, Path(options.output)), *_improvements(runs), sep="\n")
     if len(drawn) < len(options.run_dirs):
-        raise UserError(f"{len(drawn)} of {len(options.run_dirs)} runs are drawn; the warnings name what was left out")
+        raise UserError(f"drew {len(drawn)} of {len(options.run_dirs)} runs; the warnings above say why")
 
 
 def _draw(run: Run) -> None:

@@ -22,6 +22,7 @@ from jaxrl_atari.ppo import Hyperparameters, Metrics
 from jaxrl_atari.rollout import collect, make_groups
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.checkpoints import Checkpoints, Restored
+from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.files import only_writer, unused
 from jaxrl_atari.run_dir.progress import Every, Progress
 from jaxrl_atari.run_dir.reading import EVALUATIONS_FILE, read_metrics
@@ -310,7 +311,7 @@ def _restore(
     try:
         found = writer.restore_newest(target) if writer.steps() else None
         if found is None:
-            _require_unfinished(config, session_dir)
+            _require_young(config, session_dir)
     except UserError as error:
         agree(f"error {error}"[:1_000])
         raise
@@ -325,25 +326,26 @@ def _restore(
     return found, notes
 
 
-def _require_unfinished(config: Config, session_dir: Path) -> None:
-    """Raises `UserError` if a session without a checkpoint has finished: its checkpoints have been removed."""
+def _require_young(config: Config, session_dir: Path) -> None:
+    """Raises `UserError` if a session has no checkpoint and came so far that there must have been one."""
     try:
         reached = read_metrics(session_dir)["env_steps"][-1]
     except UserError:  # no log point yet
         return
-    if config.is_spent(reached):
+    with contextlib.suppress(UserError):
+        config = read_config(session_dir, restore=False)  # with which it came so far
+    if config.is_spent(reached) or reached > 2 * config.log.checkpoint_every_env_steps + config.rollout_size:
         raise UserError(
-            f"{session_dir}: finished, and has no checkpoint any more; put its checkpoints back, or move"
-            " metrics.csv away to start again at 0 env steps"
+            f"{session_dir}: has log points up to {reached:,.0f} env steps, but no checkpoint; put its checkpoints"
+            " back, or move metrics.csv away to train again from 0"
         )
 
 
 def set_aside(session_dir: Path) -> str:
-    """Renames the tables of a session that has no checkpoint to resume from; returns a note for the user."""
-    note = "there is no checkpoint to resume from yet: the session starts at 0 env steps"
-    tables = [session_dir / name for name in ("metrics.csv", "metrics.jsonl", EVALUATIONS_FILE)]
-    headers = {".csv": 1, ".jsonl": 0}
-    used = [path for path in tables if path.is_file() and len(path.read_bytes().splitlines()) > headers[path.suffix]]
+    """Renames what a session without a checkpoint has logged, so that it starts anew; returns a note for the user."""
+    note = "there is no checkpoint to resume from: the session starts at 0 env steps"
+    files = [session_dir / name for name in ("metrics.csv", "metrics.jsonl", EVALUATIONS_FILE, "wandb_id")]
+    used = [path for path in files if path.is_file() and len(path.read_bytes().splitlines()) > (path.suffix == ".csv")]
     kept = [path.rename(unused(path)).name for path in used]
     return f"{note}; what was logged before is in {', '.join(kept)}" if kept else note
 

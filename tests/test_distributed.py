@@ -35,7 +35,7 @@ def start_together(commands, devices_here=1):
         return printed
     finally:
         for child in children:
-            child.kill()  # jax.distributed swallows SIGTERM
+            child.kill()
             child.wait()
 
 

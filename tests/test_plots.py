@@ -211,7 +211,7 @@ def test_what_can_be_drawn_is_drawn_and_what_is_left_out_is_named(tmp_path, caps
     runs = [write_run(tmp_path / name, [table([100, 200])]) for name in ("one", "half", "locked")]
     (runs[1] / "session_0" / "metrics.csv").unlink()
     (runs[2] / "graphs").write_text("")  # a folder that cannot be written to
-    with pytest.raises(UserError, match="1 of 3 runs are drawn; the warnings name what was left out"):
+    with pytest.raises(UserError, match="drew 1 of 3 runs; the warnings above say why"):
         plots.main([*map(str, runs), "--output", str(tmp_path / "out")])
     assert (runs[0] / "graphs" / "trial.png").is_file()
     shown = "\n".join(texts(tmp_path / "out" / "comparison.svg"))

@@ -806,10 +806,17 @@ def test_log_points_of_a_session_that_starts_again_are_set_aside(tmp_path):
     evaluations.write_text("env_steps,episodes,mean,std\n64,2,1.5,0.5\n")
     before = (tmp_path / "session_0" / "metrics.csv").read_bytes()
     shutil.rmtree(tmp_path / "session_0" / "checkpoints")
-    with pytest.raises(UserError, match="finished, and has no checkpoint any more; put its checkpoints back"):
-        run_session(TINY, tmp_path / "session_0", resume=True)  # it was finished
+    often = dataclasses.replace(TINY, total_env_steps=2 * TINY.total_env_steps)
+    unfinished = dataclasses.replace(often, log=dataclasses.replace(TINY.log, checkpoint_every_env_steps=1_000))
+    for config in (TINY, often):  # it was finished, or has had a checkpoint
+        with pytest.raises(UserError, match=r"log points up to \d+ env steps, but no checkpoint; put its checkpoints"):
+            run_session(config, tmp_path / "session_0", resume=True)
+    write_json(tmp_path / "session_0" / "config.json", describe(TINY))
+    with pytest.raises(UserError, match="no checkpoint"):  # although it has a larger budget now
+        run_session(unfinished, tmp_path / "session_0", resume=True)
     assert (tmp_path / "session_0" / "metrics.csv").read_bytes() == before
-    lines, unfinished = Lines(), dataclasses.replace(TINY, total_env_steps=2 * TINY.total_env_steps)
+    (tmp_path / "session_0" / "config.json").unlink()
+    lines = Lines()
     run_session(unfinished, tmp_path / "session_0", resume=True, writers=[lines])
     assert (tmp_path / "session_0" / "metrics_2.csv").read_bytes() == before
     assert evaluations.with_stem("evaluations_2").read_text().endswith("64,2,1.5,0.5\n")

@@ -117,9 +117,9 @@ def say(line: str) -> None:
 
 def drop_output() -> None:
     """Redirects stdout and stderr to nowhere, except to regular files: the terminal or pipe behind them is closed."""
-    for stream in (1, 2):
-        if not stat.S_ISREG(os.fstat(stream).st_mode):
-            _drop(stream)
+    for number, stream in enumerate((sys.__stdout__, sys.__stderr__), start=1):
+        if stream is not None and not stat.S_ISREG(os.fstat(number).st_mode):  # None: closed before the process began
+            _drop(number)
 
 
 def _drop(descriptor: int) -> None:

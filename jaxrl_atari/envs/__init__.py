@@ -17,7 +17,6 @@ actions both give the same frames and rewards in the games that the tests replay
 
 import numpy as np
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, Episode, EpisodeCounter
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 
@@ -57,13 +56,9 @@ def make_pool(
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]
     # Imported here, so that the interface alone imports no emulator.
     if backend == "envpool":
-        from jaxrl_atari.envs.envpool import EnvpoolPool as Pool
-    else:
-        from jaxrl_atari.envs.ale import AlePool as Pool
-    try:
-        return Pool(game, seeds, num_threads, rules)
-    except OSError as error:  # also of a file with another hash
-        raise UserError(
-            f"env.game = {game!r}: its ROM cannot be read ({' '.join(str(error).split())}); install ale-py again, or"
-            " unset ALE_ROMS_DIR if it names a folder without ROMs"
-        ) from error
+        from jaxrl_atari.envs.envpool import EnvpoolPool
+
+        return EnvpoolPool(game, seeds, num_threads, rules)
+    from jaxrl_atari.envs.ale import AlePool
+
+    return AlePool(game, seeds, num_threads, rules)

@@ -1,12 +1,14 @@
 """The `ale` back end: ale-py's `AtariVectorEnv`. Also the ROMs, which both back ends read from ale-py."""
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from ale_py import roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
 from jaxrl_atari.envs.protocols import Rules
 
@@ -21,6 +23,19 @@ def rom_ids() -> dict[str, str]:
     return {rom_id_to_name(rom): rom for rom in sorted(ids)}
 
 
+def rom_path(game: str) -> Path:
+    """The file of a game's ROM. Raises `UserError` if it is missing or not ale-py's."""
+    try:
+        path = roms.get_rom_path(rom_ids()[game])
+    except OSError as error:
+        raise UserError(
+            f"env.game = {game!r}: its ROM cannot be read ({' '.join(str(error).split())}); install ale-py again, or"
+            " unset ALE_ROMS_DIR if it names a folder without ROMs"
+        ) from error
+    assert path is not None  # the ids are ale-py's own
+    return path
+
+
 class AlePool(EnvPool):
     """A pool on ale-py's `AtariVectorEnv`, which returns new arrays at every step: nothing needs to be copied.
 
@@ -32,6 +47,8 @@ class AlePool(EnvPool):
     """uint8 [n, 210, 160, 3]: the colour screens of the newest step (also the maximum of two frames)."""
 
     def __init__(self, game: str, seeds: list[int], num_threads: int, rules: Rules, colour: bool = False):
+        rom_path(game)  # `AtariVectorEnv` finds it in the same way
+
         def make(**shape) -> AtariVectorEnv:
             return AtariVectorEnv(
                 rom_ids()[game],

@@ -11,10 +11,9 @@ from typing import Any
 
 import ale_py
 import numpy as np
-from ale_py import roms
 
 from jaxrl_atari.cli.errors import ConfigError, UserError
-from jaxrl_atari.envs.ale import rom_ids
+from jaxrl_atari.envs.ale import rom_ids, rom_path
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
 from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP, Rules
 
@@ -44,8 +43,7 @@ class EnvpoolPool(EnvPool):
 
     def __init__(self, game: str, seeds: list[int], num_threads: int, rules: Rules):
         envpool_atari = _import_envpool()
-        emulator, rom = ale_py.ALEInterface(), roms.get_rom_path(rom_ids()[game])
-        assert rom is not None  # the ids are ale-py's own
+        emulator, rom = ale_py.ALEInterface(), rom_path(game)
         emulator.loadROM(rom)
         actions = emulator.getLegalActionSet() if rules.full_action_space else emulator.getMinimalActionSet()
         fire = rules.fire_on_reset and ale_py.Action.FIRE in actions

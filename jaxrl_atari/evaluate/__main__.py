@@ -135,7 +135,7 @@ def _evaluate_all(options: Options, device: jax.Device) -> None:
     if not directories:
         raise UserError(f"{options.run_dir}: not a run directory; expected one that holds session_0")
     with contextlib.suppress(UserError):  # only the sessions are here
-        config = read_config(options.run_dir)  # as the last resume has it
+        config = read_config(options.run_dir, restore=False)  # as the last resume has it
         directories, planned = counted_sessions(options.run_dir, config), config.sessions
     for directory in (options.run_dir, *directories):
         _check_writable(directory)

@@ -109,10 +109,8 @@ def driver_gpus(names: str | None) -> Visible:
 def network_platform(device: jax.Device, *others: jax.Device) -> str:
     """The platform for which `make_network` makes a network: how it computes bfloat16 decides arithmetic and chunks.
 
-    Several devices compute one network together, so "old gpu" if one of them is.
-
     "amx cpu" (it has AVX512-BF16 and AMX), "bfloat16 cpu" (AVX512-BF16 alone) or "cpu"; "gpu" (it has bfloat16 units)
-    or "old gpu".
+    or "old gpu". Of several devices, which compute one network together, an old GPU decides.
     """
     if "old gpu" in map(network_platform, others):
         return "old gpu"
@@ -121,7 +119,7 @@ def network_platform(device: jax.Device, *others: jax.Device) -> str:
         if "BF16" not in sets:
             return "cpu"
         return "amx cpu" if "AMX" in sets else "bfloat16 cpu"
-    if device.platform != "gpu":
+    if device.platform != "gpu" or device.local_hardware_id is None:  # another process's, which is like ours
         return device.platform
     try:
         capability = CudaDriver().compute_capability(device.local_hardware_id)

@@ -119,7 +119,7 @@ class HostReader:
         if self._readings % self.REFRESH_CHILDREN == 0:
             me = self._processes[0]
             known = {process: process for process in self._processes}
-            with contextlib.suppress(psutil.Error, OSError):  # as where /proc hides the processes of others
+            with contextlib.suppress(psutil.Error, OSError):  # for example where /proc hides the processes of others
                 self._processes = [me, *(known.get(child, child) for child in me.children(recursive=True))]
         self._readings += 1
         cpu, rss = 0.0, 0

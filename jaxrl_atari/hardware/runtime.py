@@ -5,6 +5,7 @@ They never override a setting of the user, and `JAXRL_ATARI_NO_TUNING=1` turns t
 
 import contextlib
 import ctypes
+import itertools
 import os
 import sys
 from functools import cache
@@ -64,7 +65,7 @@ def _keep_freed_memory() -> str | None:
 def _cache_compiled_programs() -> str | None:
     """Keeps compiled programs on disk, so that the next start does not compile them again.
 
-    Each number of XLA's threads has a folder of its own: programs differ by it, and JAX's names of programs do not.
+    Each number of XLA's threads has a folder of its own: programs depend on it, and JAX's cache key leaves it out.
     """
     if _cache_dir() == "":
         return "compiled programs are not kept: JAX_COMPILATION_CACHE_DIR is empty"
@@ -103,14 +104,13 @@ def use_deterministic_kernels() -> None:
     # XLA's cache of timed choices is read before the flag is, and has it in no key.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     own = os.environ.get("XLA_FLAGS", "").strip()
-    if own and not own.startswith("-"):  # XLA takes it as the name of a file with flags
-        with contextlib.suppress(OSError):
-            own = Path(own).read_text()
-    flags = own.split()
-    if flags[-1:] == [DETERMINISTIC]:
+    if own and not own.startswith("-"):  # XLA takes it as the name of a file, and reads flags up to a comment
+        with contextlib.suppress(OSError, ValueError):
+            own = " ".join(itertools.takewhile(lambda flag: flag.startswith("-"), Path(own).read_text().split()))
+    if own.endswith(DETERMINISTIC):
         return
     if not jax_has_started():
-        os.environ["XLA_FLAGS"] = " ".join([*flags, DETERMINISTIC])
+        os.environ["XLA_FLAGS"] = f"{own} {DETERMINISTIC}".strip()
     elif jax.default_backend() != "cpu":
         raise ConfigError(
             "devices.deterministic", True, "to be set before JAX starts", "train in a fresh process, or leave it out"

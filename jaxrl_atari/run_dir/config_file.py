@@ -26,7 +26,7 @@ def read_config(run_dir: str | Path, restore: bool = True) -> Config:
     """Reads the config of a run directory. A damaged config.json is restored from a session's copy, with a warning.
 
     Args:
-        restore: False: change nothing; a damaged config.json is an error.
+        restore: if false, the session's copy is used, and nothing is written.
 
     Raises:
         UserError: `run_dir` is not a run directory, or its config.json is not usable and no session has a usable copy.
@@ -35,7 +35,7 @@ def read_config(run_dir: str | Path, restore: bool = True) -> Config:
     try:
         return config_from_dict(read_json(path)["config"])
     except (OSError, ValueError, KeyError, UserError) as error:
-        if restore and (config := _restore_from_session(path, error)) is not None:
+        if (config := _restore_from_session(path, error, restore)) is not None:
             return config
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             raise UserError(
@@ -65,8 +65,8 @@ def same_budget(config: Config, other: Config) -> bool:
     return (config.sessions, config.total_env_steps) == (other.sessions, other.total_env_steps)
 
 
-def _restore_from_session(path: Path, error: Exception) -> Config | None:
-    """Replaces a run's config.json by the newest usable copy that a session has; the old file is kept."""
+def _restore_from_session(path: Path, error: Exception, restore: bool) -> Config | None:
+    """The newest usable copy of a run's config.json that a session has. Restores the file and keeps the damaged one."""
     copies = [found for found in session_dirs(path.parent) if (found / CONFIG_FILE).is_file()]
     for session_dir in sorted(copies, key=lambda found: (found / CONFIG_FILE).stat().st_mtime, reverse=True):
         number = session_number(session_dir)
@@ -78,12 +78,13 @@ def _restore_from_session(path: Path, error: Exception) -> Config | None:
             continue
         done = "used instead"
         with contextlib.suppress(OSError, ValueError):
-            if path.exists():
+            if path.exists() and restore:
                 shutil.copyfile(path, aside := unused(path.with_stem("config_damaged")))
                 done = f"the damaged file is now {aside.name}, restored"
-            else:
+            elif restore:
                 done = "restored"
-            write_json(path, values | {"config": config.to_dict(), "seed": config.seed})
+            if restore:
+                write_json(path, values | {"config": config.to_dict(), "seed": config.seed})
         _log.warning("%s: damaged (%s: %s); %s from %s", path, type(error).__name__, error, done,
                      session_dir / CONFIG_FILE)  # fmt: skip
         return config

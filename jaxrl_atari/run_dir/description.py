@@ -102,7 +102,7 @@ def describe(config: Config) -> dict[str, Any]:
 
 
 def describe_resumed(config: Config, directory: Path, file: str = CONFIG_FILE) -> dict[str, Any]:
-    """As `describe`, but a directory that has trained keeps its first `surroundings`; today's are added to `resumed`.
+    """As `describe`, but a run that has begun keeps its first `surroundings`; today's are added to `resumed`.
 
     Args:
         file: name of the file in `directory` that has the history.

@@ -49,7 +49,7 @@ def read_run(run_dir: str | Path) -> Run:
 
 
 def counted_sessions(run_dir: Path, config: Config) -> list[Path]:
-    """The directories of a run's sessions, without unfinished ones from `session_<config.sessions>` on: given up."""
+    """The directories of a run's sessions, without unfinished ones numbered `config.sessions` or higher: given up."""
 
     def counts(session_dir: Path) -> bool:
         if session_number(session_dir) < config.sessions:

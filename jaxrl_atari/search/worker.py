@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import runtime
@@ -110,8 +111,8 @@ def run_search_trial(task: dict[str, Any]) -> dict[str, Any] | None:
         stop = StopFile(search_dir)
         for session in range(config.sessions):
             directory = session_dir(run_dir, session)
-            if not (directory / "checkpoints").exists():
-                set_aside(directory)  # of a try that failed; the search has removed its checkpoints
+            if (directory / "metrics.csv").exists() and not any(directory.glob("checkpoints/[0-9]*")):
+                say(set_aside(directory))  # a try that failed, whose checkpoints the search has removed
             if not is_finished(config, directory):
                 writers = [TuneWriter(config, stop)]
                 try:

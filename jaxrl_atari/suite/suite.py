@@ -5,7 +5,6 @@ SUITE_DIR/<Game>/                a run directory like any other
 SUITE_DIR/results.{md,csv,json}  written each time a game ends (`results.py`)
 """
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict, read_config, require_same_run, same_budget
-from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir, write_description
+from jaxrl_atari.run_dir.description import describe_resumed, is_finished, is_run, session_dir, write_description
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.trial.processes import Task, run_processes
 
@@ -106,34 +105,31 @@ def emulator_threads(config: Config, shares: Sequence[tuple[int, ...]]) -> int:
     return max(1, usable_cores() // (len(shares) * sessions))
 
 
-def _config_before(run_dir: Path) -> Config | None:
-    """The config with which a game was trained so far; None if there is none that can be read."""
-    with contextlib.suppress(UserError):  # a damaged one is named by the game's own process
-        return read_config(run_dir)
-    return None
-
-
 def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str, str]:
     """Trains the unfinished games, each in a process of its own; returns failed games with the reasons.
 
     Raises:
         KeyboardInterrupt: after SIGINT or SIGTERM, once every session has written its last checkpoint.
     """
-    waiting = {}
+    waiting, failures = {}, {}
     for name, game_config in game_configs(config, games).items():
         run_dir = suite_dir / name
-        before = _config_before(run_dir)
-        if before is not None:
+        if is_run(run_dir):
+            try:
+                before = read_config(run_dir)
+            except UserError as error:  # damaged; the other games go on
+                failures[name] = str(error)
+                continue
             require_same_run(game_config, before)
         if all(is_finished(game_config, session_dir(run_dir, i)) for i in range(config.sessions)):
             say(f"game {name}  finished already")
-            if before is None or not same_budget(game_config, before):  # a smaller budget, or fewer sessions
+            if not same_budget(game_config, read_config(run_dir)):  # a smaller budget, or fewer sessions
                 write_description(run_dir, describe_resumed(game_config, run_dir))
             continue
         run_dir.mkdir(exist_ok=True)
         waiting[name] = run_dir
     if not waiting:
-        return {}
+        return failures
     gpus = visible().gpus if config.devices.gpu is not False else ()
     shares = share_gpus(config, len(waiting), len(gpus))
     threads = str(emulator_threads(config, shares))
@@ -146,4 +142,4 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
         arguments = ("jaxrl_atari.suite.worker", str(run_dir), threads)
         tasks.append(Task(name, arguments, environment, share, kind="game"))
     say(f"{len(waiting)} game{'s' if len(waiting) > 1 else ''} to train, {len(shares)} at a time")
-    return {str(name): reason for name, reason in run_processes(tasks, len(shares)).items()}
+    return failures | {str(name): reason for name, reason in run_processes(tasks, len(shares)).items()}

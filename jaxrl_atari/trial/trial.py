@@ -98,8 +98,8 @@ def _summarise(config: Config, run_dir: Path) -> None:
     if config.log.graphs:
         try:
             say("\n".join(map(str, plot_trial(run))))
-        except UserError as error:  # the folder cannot be written to
-            say(f"no graphs: {error}")
+        except Exception as error:  # training must not fail for its graphs
+            say(f"no graphs: {error}; python -m jaxrl_atari.plots {run_dir} tries again")
         try_report(run_dir)
     write_json(run_dir / "trial.json", summary)
 

@@ -297,8 +297,10 @@ def test_checkpoints_deleted_under_a_training(run_dir, capfd, monkeypatch):
     assert ends(run_dir, 320) == 2
     assert "a checkpoint could not be written" in one_error_line(capfd.readouterr().err)
     assert (run_dir / "session_0" / "deleted").exists()
+    assert ends(run_dir, 320) == 2
+    assert "but no checkpoint; put its checkpoints back" in one_error_line(capfd.readouterr().err)
+    (run_dir / "session_0" / "metrics.csv").rename(run_dir / "session_0" / "elsewhere.csv")
     continues(run_dir, capfd)
-    assert (run_dir / "session_0" / "metrics_2.csv").exists()  # no checkpoint was left
 
 
 def raise_at(monkeypatch, owner, name, call, error):
