@@ -21,13 +21,6 @@ from jaxrl_atari.hardware.jax_gpus import forbid_gpu, gpus_by_index, visible_gpu
 from jaxrl_atari.ppo import Shard
 
 
-class Choice(NamedTuple):
-    """A device and why it was picked."""
-
-    device: jax.Device
-    reason: str
-
-
 class Placement(NamedTuple):
     """Which device does what in a session."""
 
@@ -41,12 +34,17 @@ class Placement(NamedTuple):
         """The learner's first device in this process."""
         return next(d for d in self.learner if d.process_index == jax.process_index())
 
+    @property
+    def devices(self) -> list[jax.Device]:
+        """All devices that learn or act."""
+        return sorted({*self.learner, *self.actors}, key=str)
+
 
 # --- The `gpu` option ----------------------------------------------------------------------------------------------
 
 
-def pick_device(gpu: GpuOption, here: bool = False, field: str = "devices.gpu") -> Choice:
-    """The device that a `gpu` option means.
+def pick_device(gpu: GpuOption, here: bool = False, field: str = "devices.gpu") -> tuple[jax.Device, str]:
+    """The device that a `gpu` option means, and why.
 
     | gpu | device |
     |---|---|
@@ -64,12 +62,12 @@ def pick_device(gpu: GpuOption, here: bool = False, field: str = "devices.gpu") 
     """
     if gpu is False:
         forbid_gpu(f"{field} = false")
-        return Choice(jax.devices("cpu")[0], f"{field} = false")
+        return jax.devices("cpu")[0], f"{field} = false"
     devices, problem = gpus_by_index()
     if here and jax.distributed.is_initialized():
         devices = dict(enumerate(d for d in devices.values() if d.process_index == jax.process_index()))
     if gpu == "auto" and not devices:
-        return Choice(jax.devices("cpu")[0], f"{field} = auto, and there is no GPU: {problem}")
+        return jax.devices("cpu")[0], f"{field} = auto, and there is no GPU: {problem}"
     index = min(devices, default=0) if gpu == "auto" or gpu is True else gpu
     if index not in devices:
         if jax_gpus.limited_to and index < len(gpus.visible().gpus):
@@ -80,7 +78,7 @@ def pick_device(gpu: GpuOption, here: bool = False, field: str = "devices.gpu") 
         raise gpus.no_such_gpu(gpu, [d.device_kind for d in devices.values()], problem, field)
     reason = f"{field} = auto, and there is a GPU" if gpu == "auto" else f"{field} = {str(gpu).lower()}"
     simulated = "" if gpus.simulated_count() is None else ", simulated by a CPU device"
-    return Choice(devices[index], reason + simulated)
+    return devices[index], reason + simulated
 
 
 def place(config: DevicesConfig) -> Placement:
@@ -89,16 +87,16 @@ def place(config: DevicesConfig) -> Placement:
     Raises:
         ConfigError: a device that is not there.
     """
-    choice = pick_device(config.gpu)
+    first, reason = pick_device(config.gpu)
     # Several devices: those from the chosen one on.
-    peers = [choice.device]
+    peers = [first]
     if config.data_parallel != 1:
         gpus_here = visible_gpus() if config.gpu is not False else []
-        everywhere = gpus_here if choice.device in gpus_here else jax.devices(choice.device.platform)
-        peers = everywhere[everywhere.index(choice.device) :]
+        everywhere = gpus_here if first in gpus_here else jax.devices(first.platform)
+        peers = everywhere[everywhere.index(first) :]
     count = len(peers) if config.data_parallel == "all" else config.data_parallel
     if count > len(peers):
-        raise ConfigError("devices.data_parallel", count, f"at most {len(peers)}, the devices from {choice.device} on")
+        raise ConfigError("devices.data_parallel", count, f"at most {len(peers)}, the devices from {first} on")
     learner = tuple(peers[:count])
     if len({d.process_index for d in learner}) < jax.process_count():
         raise ConfigError(
@@ -114,11 +112,11 @@ def place(config: DevicesConfig) -> Placement:
             return None
         if option is False:
             return jax.local_devices(backend="cpu")[0]
-        return pick_device(option, here=True, field=f"devices.{name}").device
+        return pick_device(option, here=True, field=f"devices.{name}")[0]
 
     actor, evaluator = other("actor"), other("evaluator")
     actors = local if actor is None else (actor,) * len(local)
-    return Placement(learner, actors, evaluator or local[0], choice.reason)
+    return Placement(learner, actors, evaluator or local[0], reason)
 
 
 # --- Data parallel -----------------------------------------------------------------------------------------------
@@ -158,13 +156,12 @@ class DataParallel:
         placed = [jax.device_put(shard, device) for shard, device in zip(shards, self.local_devices, strict=True)]
         if len(self) == 1:
             return placed[0]
-        placed = _without_keys(placed)
 
         def rows(*parts: jax.Array) -> jax.Array:
-            shape = (len(self.devices), *parts[0].shape)
-            return jax.make_array_from_single_device_arrays(shape, self._rows, [_as_row(part) for part in parts])
+            shape = (len(self), *parts[0].shape)
+            return jax.make_array_from_single_device_arrays(shape, self._rows, [part[None] for part in parts])
 
-        return jax.tree.map(rows, *placed)
+        return jax.tree.map(rows, *_without_keys(placed))
 
     def replicate(self, tree: Any) -> Any:
         """The same values on all devices."""
@@ -174,7 +171,12 @@ class DataParallel:
         """The part of a tree that local device `index` holds, on that device."""
         if len(self) == 1:
             return tree
-        return jax.tree.map(lambda x: _as_shard(_local_row(x, self.local_devices[index])), tree)
+        device = self.local_devices[index]
+
+        def row(x: jax.Array) -> jax.Array:
+            return next(part.data for part in x.addressable_shards if part.device == device).squeeze(0)
+
+        return jax.tree.map(row, tree)
 
 
 class _KeyData(NamedTuple):
@@ -191,14 +193,6 @@ def _without_keys(tree: Any) -> Any:
 def _with_keys(tree: Any) -> Any:
     is_data = lambda x: isinstance(x, _KeyData)  # noqa: E731
     return jax.tree.map(lambda x: jax.random.wrap_key_data(x.data) if is_data(x) else x, tree, is_leaf=is_data)
-
-
-_as_row = jax.jit(lambda x: x[None])
-_as_shard = jax.jit(lambda x: x[0])
-
-
-def _local_row(x: jax.Array, device: jax.Device) -> jax.Array:
-    return next(shard.data for shard in x.addressable_shards if shard.device == device)
 
 
 # --- The checker -------------------------------------------------------------------------------------------------

@@ -4,9 +4,8 @@ To add one, write a `flax.linen.Module` with the signature of `NatureActorCritic
 name to `config.NetworkName`. Training, evaluation, checkpoints and the memory estimate then work with it unchanged.
 """
 
-import functools
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -110,7 +109,7 @@ class Network(NamedTuple):
     acting_params: Callable[[Any], Any]  # params -> params that `apply` reads faster, with the same outputs
 
 
-@functools.cache
+@cache
 def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: str | None = None) -> Network:
     """The network of a config in the form that suits a platform (`network_platform`).
 

@@ -137,22 +137,13 @@ class Outcome(NamedTuple):
 @jax.jit
 def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
     """The rollout over all groups of a device, from each group's full state and outcome."""
-    states, outcomes = [state for state, _ in groups], [outcome for _, outcome in groups]
-
-    def join(parts: Sequence[jax.Array], axis: int = 1) -> jax.Array:
-        return jnp.concatenate(parts, axis=axis) if len(parts) > 1 else parts[0]
-
-    def steps(name: str) -> jax.Array:
-        return join([getattr(state, name)[:-1] for state in states])
-
+    states, outcomes = zip(*groups, strict=True)
+    join = partial(jnp.concatenate, axis=1)
     return Rollout(
         frames=join([state.frames for state in states]),
-        age=steps("age"),
-        action=steps("action"),
-        log_prob=steps("log_prob"),
-        value=steps("value"),
-        **{name: join([getattr(outcome, name) for outcome in outcomes]) for name in Outcome._fields},
-        bootstrap_value=join([state.value[-1] for state in states], axis=0),
+        **{n: join([getattr(state, n)[:-1] for state in states]) for n in ("age", "action", "log_prob", "value")},
+        **{n: join([getattr(outcome, n) for outcome in outcomes]) for n in Outcome._fields},
+        bootstrap_value=jnp.concatenate([state.value[-1] for state in states]),
     )
 
 

@@ -277,8 +277,7 @@ def prepare(
         run.log = SessionLog(outputs, config.log, run.progress, session, session_dir, lambda: run.learner.settle())
         for note in notes:
             run.log.message(note)
-        devices = sorted({*placement.learner, *placement.actors}, key=str)
-        run.log.monitor = exits.enter_context(Monitor(devices, run.log.message)).read
+        run.log.monitor = exits.enter_context(Monitor(placement.devices, run.log.message)).read
         if leader and config.evaluation.every_env_steps:
             run.evaluator = Evaluator(
                 config, run.seed, run.num_actions, placement.evaluator, session_dir, env_steps, run.log.message

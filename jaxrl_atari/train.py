@@ -27,9 +27,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, Path | None]:
         SystemExit: after --help.
     """
     first = cli.Parser(add_help=False, allow_abbrev=False)
-    first.add_path("--config")
-    first.add_path("--resume")
-    first.add_path("--run-dir")
+    first.add_paths("--config", "--resume", "--run-dir")
     known, rest = first.parse_known_args(arguments)
     if known.config and known.resume:
         raise UserError("--config and --resume: a resumed run has its config already; give one of the two")

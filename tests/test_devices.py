@@ -96,8 +96,7 @@ from jaxrl_atari.cli.values import parse_gpu
 from jaxrl_atari.devices import pick_device
 for text in sys.argv[1:]:
     try:
-        choice = pick_device(parse_gpu(text))
-        print(choice.device, choice.reason, sep='|')
+        print(*pick_device(parse_gpu(text)), sep='|')
     except Exception as error:
         print(type(error).__name__, error, sep='|')
 """
@@ -139,7 +138,7 @@ def test_gpu_option_on_a_real_gpu():
 FALSE = """
 import os, jax
 from jaxrl_atari.devices import pick_device
-print(pick_device(False).device.platform, jax.default_backend())
+print(pick_device(False)[0].platform, jax.default_backend())
 opened = {os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")}
 print(any(name.startswith("/dev/nvidia") for name in opened))
 """

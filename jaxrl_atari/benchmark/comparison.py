@@ -1,6 +1,5 @@
 """Benchmarks in separate processes: start-up, comparisons in turns, and one field over a range of values."""
 
-import dataclasses
 import importlib.util
 import json
 import math
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from matplotlib.ticker import NullLocator
 
 from jaxrl_atari.benchmark.measure import RATES
+from jaxrl_atari.cli import flat
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import gpus
@@ -123,13 +123,7 @@ def option_of(field: str) -> str:
     Raises:
         UserError: the config has no such field, or several.
     """
-    paths = []
-    for top in dataclasses.fields(Config):
-        if dataclasses.is_dataclass(top.type):
-            paths += [f"{top.name}.{inner.name}" for inner in dataclasses.fields(top.type)]
-        else:
-            paths.append(top.name)
-    wanted = field.replace("-", "_")
+    paths, wanted = flat(Config().to_dict()), field.replace("-", "_")
     named = [path for path in paths if wanted in (path, path.rpartition(".")[2])]
     found = [path for path in named if path == wanted or path.startswith(("env.", "ppo."))] or named
     if len(found) != 1:

@@ -68,32 +68,9 @@ class Training:
         self.pools: list[EnvPool] = []  # of `env`
         self._rng = np.random.default_rng(run.config.seed)
 
-    @property
-    def devices(self) -> list[jax.Device]:
-        """All devices that learn or act."""
-        return sorted({*self.run.placement.learner, *self.run.placement.actors}, key=str)
-
     def iterate(self) -> Any:
         """One iteration of training with its log; returns the newest metrics, being computed."""
         return next(self._iterations)
-
-    def first_iteration(self) -> tuple[float, float]:
-        """Unix times of the first env step and of the end of the first update."""
-        first_step: list[float] = []
-
-        def wrap(recv: Callable) -> Callable:
-            def stamped() -> Any:
-                step = recv()
-                if not first_step:
-                    first_step.append(time.time())
-                return step
-
-            return stamped
-
-        with wrapped(self._groups[0].pool, "recv", wrap):
-            metrics = self.iterate()
-        jax.block_until_ready(self.run.learner.settle() if self.overlap else metrics)
-        return first_step[0], time.time()
 
     def warm_up(self) -> None:
         """Iterates until nothing is compiled any more."""
@@ -285,13 +262,14 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
     sections: defaultdict[str, list[float]] = defaultdict(list)
     memory: dict[str, float | None] = {}
     with open_training(config) as training:
-        first_step_at, first_update_at = training.first_iteration()
+        training.iterate()  # the first one waits for its update
+        first_update_at = time.time()
         compilations = training.compilations
         process = {
-            "devices": [f"{device} ({device.device_kind})" for device in training.devices],
+            "devices": [f"{device} ({device.device_kind})" for device in training.run.placement.devices],
             "reason": training.run.placement.reason,
             "compute_dtype": training.run.learner.compute_dtype.name,
-            "first_env_step_at": first_step_at,
+            "first_env_step_at": training.run.log.first_step_at,
             "first_update_at": first_update_at,
             "compile_seconds": compilations.compile_seconds,
             "programs": compilations.count[Compilations.COMPILE],
@@ -302,7 +280,7 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         for _ in range(repeats):
             for part, name in RATES.items():
                 if part == "end_to_end" and part in parts:
-                    with Monitor(training.devices, say=lambda line: None) as monitor:
+                    with Monitor(training.run.placement.devices, say=lambda line: None) as monitor:
                         figures[name].append(training.end_to_end(seconds))
                         monitor.sample()
                         _append(figures, monitor.read())
@@ -320,4 +298,4 @@ def _append(lists: dict[str, list[float]], values: dict[str, float]) -> None:
 
 
 def _memory(training: Training) -> dict[str, float | None]:
-    return {"peak_rss_gib": peak_rss_gib(), "peak_device_gib": peak_device_gib(training.devices)}
+    return {"peak_rss_gib": peak_rss_gib(), "peak_device_gib": peak_device_gib(training.run.placement.devices)}

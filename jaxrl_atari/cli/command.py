@@ -35,13 +35,25 @@ def run(main: Callable[[], object]) -> NoReturn:
     logging.basicConfig()
     for handler in logging.getLogger().handlers:  # perhaps absl's, which names the module in each warning
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    ended = False
+
+    def end(number: int, frame: Any) -> NoReturn:
+        nonlocal ended
+        ended = True
+        write("interrupted\n", sys.stderr)
+        sys.exit(INTERRUPTED)
+
     requests = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
     ignored = [number for number in requests if signal.getsignal(number) == signal.SIG_IGN]  # SIGINT, by a shell's `&`
-    before = {number: signal.signal(number, _end) for number in requests if number not in ignored}
+    before = {number: signal.signal(number, end) for number in requests if number not in ignored}
     _running.append(main)
-    _ended_by.clear()
     try:
-        _call(main)
+        try:
+            main()
+        except Exception:
+            if ended:  # an import may have replaced the `SystemExit`
+                sys.exit(INTERRUPTED)
+            raise
     except UserError as error:
         write(f"error: {error}\n", sys.stderr)
         sys.exit(error.exit_status)
@@ -65,23 +77,6 @@ def run(main: Callable[[], object]) -> NoReturn:
 
 
 _running: list[Callable[[], object]] = []
-_ended_by: list[int] = []
-
-
-def _call(main: Callable[[], object]) -> None:
-    """Calls `main`. After a signal, any error counts as a stop: an import may replace the `SystemExit`."""
-    try:
-        main()
-    except Exception:
-        if _ended_by:
-            sys.exit(INTERRUPTED)
-        raise
-
-
-def _end(number: int, frame: Any) -> NoReturn:
-    _ended_by.append(number)
-    write("interrupted\n", sys.stderr)
-    sys.exit(INTERRUPTED)
 
 
 def is_command() -> bool:

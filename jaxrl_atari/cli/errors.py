@@ -34,7 +34,7 @@ class ConfigError(UserError, ValueError):
         super().__init__(f"{field} = {value!r}: expected {expected}" + (f"; {hint}" if hint else ""))
 
     def __reduce__(self):
-        # Exceptions of sessions in other processes arrive by pickle, which calls type(*args).
+        # Ray Tune pickles the exceptions of its trials, and pickle calls type(*args).
         return type(self), (self.field, self.value, self.expected, self.hint)
 
 

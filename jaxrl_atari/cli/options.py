@@ -46,9 +46,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; --help shows all options")
 
-    def add_path(self, option: str) -> None:
-        """Adds an option whose value is a path; see `parse_path`."""
-        self.add_argument(option, type=partial(parse_path, option=option))
+    def add_paths(self, *options: str) -> None:
+        """Adds options whose values are paths; see `parse_path`."""
+        for option in options:
+            self.add_argument(option, type=partial(parse_path, option=option))
 
 
 def parse(options: type[Options], arguments: Sequence[str] | None, **settings: Any) -> Options:

@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gpu = parse_gpu(options.gpu, "--gpu")
     do_not_preallocate()  # beside a training run
     limit_jax(DevicesConfig(gpu=gpu))
-    device = pick_device(gpu, field="--gpu").device
+    device, _ = pick_device(gpu, field="--gpu")
     if options.sessions == "all":
         _evaluate_all(options, device)
         run_dir = options.run_dir

@@ -142,25 +142,23 @@ def load_policy(
     """
     session_dir, _ = find_session(run_dir, session)
     checkpoints = Checkpoints(session_dir)
-    home = pick_device("auto").device if device is None else device
+    home = pick_device("auto")[0] if device is None else device
 
     def target(meta: dict[str, Any]) -> dict[str, Any]:
         return abstract_arrays(_config(checkpoints, meta), meta["num_actions"], home)
 
-    def restore() -> Restored:
-        fields = ("config", "num_actions")
-        step = checkpoints.best_step() if checkpoint == "best" else checkpoint
-        if step is None or not checkpoints.steps():
-            raise UserError(f"{session_dir}: holds no complete checkpoint yet; wait for the session's first one")
-        if step == "latest":
-            return checkpoints.restore_newest(target, fields)
-        meta = checkpoints.read_meta(step, fields)
-        return Restored(step, checkpoints.restore(step, target(meta)), meta, {})
-
+    fields = ("config", "num_actions")
     while True:
         steps = checkpoints.steps()
         try:
-            found = restore()
+            step = checkpoints.best_step() if checkpoint == "best" else checkpoint
+            if step is None or not steps:
+                raise UserError(f"{session_dir}: holds no complete checkpoint yet; wait for the session's first one")
+            if step == "latest":
+                found = checkpoints.restore_newest(target, fields)
+            else:
+                meta = checkpoints.read_meta(step, fields)
+                found = Restored(step, checkpoints.restore(step, target(meta)), meta, {})
             break
         except UserError:
             if set(steps) <= set(checkpoints.steps()):

@@ -8,7 +8,6 @@ GPU of JAX in NVML.
 import contextlib
 import math
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -155,7 +154,7 @@ class Monitor:
         self._host = HostReader()
         self._lock = threading.Lock()
         self._newest: dict[str, float] = {}
-        self._recent = _Mean()
+        self._samples: list[dict[str, float]] = []  # since the last `read`
         self._stop = threading.Event()
         self._seconds = seconds
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
@@ -179,7 +178,7 @@ class Monitor:
                 self._unsaid = _host_only(error)
         with self._lock:
             self._newest = values
-            self._recent.add(values)
+            self._samples.append(values)
 
     def read(self) -> dict[str, float]:
         """`MONITOR_COLUMNS`: means over the samples since the last `read`, or the newest sample if there is none.
@@ -192,9 +191,8 @@ class Monitor:
             self._say(self._unsaid)
             self._unsaid = ""
         with self._lock:
-            values = self._recent.read() if self._recent.samples else dict(self._newest)
-            self._recent = _Mean()
-        return values
+            samples, self._samples = self._samples or [self._newest], []
+        return {name: _mean([sample[name] for sample in samples]) for name in MONITOR_COLUMNS}
 
     def __enter__(self) -> "Monitor":
         return self
@@ -211,20 +209,7 @@ def _host_only(reason: Exception) -> str:
     return f"monitor: {reason}; only the CPU and memory of this process are recorded"
 
 
-class _Mean:
-    """Means of columns, each over its finite values."""
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self._sum: defaultdict[str, float] = defaultdict(float)
-        self._count: defaultdict[str, int] = defaultdict(int)
-
-    def add(self, values: dict[str, float]) -> None:
-        self.samples += 1
-        for name, value in values.items():
-            if math.isfinite(value):
-                self._sum[name] += value
-                self._count[name] += 1
-
-    def read(self) -> dict[str, float]:
-        return {n: self._sum[n] / self._count[n] if self._count[n] else math.nan for n in MONITOR_COLUMNS}
+def _mean(values: Sequence[float]) -> float:
+    """Mean of the finite values; NaN if there is none."""
+    known = [value for value in values if math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan

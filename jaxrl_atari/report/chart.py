@@ -15,7 +15,7 @@ from jaxrl_atari.run_dir.drawing import plain_numbers
 
 SIZE = 1000
 MAX_POINTS = 240
-COLOURS = 6
+NUM_COLOURS = 6
 """Colours of the page, `--c0` to `--c5`."""
 
 
@@ -97,7 +97,7 @@ def draw(
 
     shapes = []
     for x, y, one in lines:
-        colour = one.colour % COLOURS
+        colour = one.colour % NUM_COLOURS
         if one.low is not None and one.high is not None:
             edge = [*zip(across(one.x), down(one.high), strict=True)]
             edge += [*zip(across(one.x), down(one.low), strict=True)][::-1]

@@ -77,14 +77,14 @@ def _restore_from_session(path: Path, error: Exception, restore: bool) -> Config
         except (OSError, ValueError, KeyError, UserError):
             continue
         done = "used instead"
-        with contextlib.suppress(OSError, ValueError):
-            if path.exists() and restore:
-                shutil.copyfile(path, aside := unused(path.with_stem("config_damaged")))
-                done = f"the damaged file is now {aside.name}, restored"
-            elif restore:
-                done = "restored"
-            if restore:
+        if restore:
+            with contextlib.suppress(OSError, ValueError):
+                kept = ""
+                if path.exists():
+                    shutil.copyfile(path, aside := unused(path.with_stem("config_damaged")))
+                    kept = f"the damaged file is now {aside.name}, "
                 write_json(path, values | {"config": config.to_dict(), "seed": config.seed})
+                done = f"{kept}restored"
         _log.warning("%s: damaged (%s: %s); %s from %s", path, type(error).__name__, error, done,
                      session_dir / CONFIG_FILE)  # fmt: skip
         return config

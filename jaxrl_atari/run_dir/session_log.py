@@ -50,6 +50,7 @@ class SessionLog:
         self._start = time.monotonic()
         self._point: tuple[float, int] | None = None  # start of the next log point's SPS
         self.compiling = True
+        self.first_step_at = math.nan  # `time.time()` of the first env step
         self._pending: Metrics | None = None  # of the newest update, still on the device
         self._checked = progress.updates  # updates whose metrics were read and are finite
         self._metrics: list[dict[str, float]] = []  # of the updates since the last log point
@@ -84,6 +85,7 @@ class SessionLog:
         self._read(self._pending)
         self._pending = metrics
         if self.compiling:
+            self.first_step_at = first_step_at
             self.flush()
             now = time.monotonic()
             self.message(

@@ -169,10 +169,10 @@ def aggregate_rows(results: Mapping[str, Mapping[str, Any]], heading: str) -> li
     return rows
 
 
-def aggregates_table(results: Mapping[str, Mapping[str, Any]], heading: str) -> list[str]:
-    """`aggregate_rows` as lines of Markdown."""
-    header, *lines = [f"| {' | '.join(row)} |" for row in aggregate_rows(results, heading)]
-    return [header, "|---|" + "---:|" * (1 + len(statistics.FIGURES)), *lines]
+def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells, the header first, as lines of Markdown; all columns but the first are aligned right."""
+    header, *lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [header, "|---|" + "---:|" * (len(rows[0]) - 1), *lines]
 
 
 # Comparison.
@@ -216,7 +216,7 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
             "suites": {name: described[name][kind] for name in suites},
             "probability_of_improvement": {name: found._asdict() for name, found in chances.items()},
         }
-        lines += [*aggregates_table({name: described[name][kind] for name in suites}, kind), ""]
+        lines += [*markdown_table(aggregate_rows({name: described[name][kind] for name in suites}, kind)), ""]
         lines += [
             f"Probability of improvement of {first} over {other}: {estimate_text(*found)}."
             for other, found in chances.items()

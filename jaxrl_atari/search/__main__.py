@@ -64,9 +64,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path |
         SystemExit: after --help.
     """
     first = cli.Parser(add_help=False, allow_abbrev=False)
-    first.add_path("--config")
-    first.add_path("--resume")
-    first.add_path("--run-dir")
+    first.add_paths("--config", "--resume", "--run-dir")
     known, rest = first.parse_known_args(arguments)
     about: dict[str, Any] = {"prog": "python -m jaxrl_atari.search", "description": __doc__}
     if not (known.config or known.resume) and {"-h", "--help"} & set(rest):

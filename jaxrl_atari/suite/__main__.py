@@ -44,7 +44,7 @@ class Command(NamedTuple):
 
     config: Config
     games: list[str]
-    suite_dir: Path | None  # of the suite to resume
+    suite_dir: Path | None  # None: a new one
     report_at: list[int]  # env steps
     compare: Path | None  # directory of another suite
 
@@ -56,12 +56,9 @@ def parse(arguments: Sequence[str] | None) -> Command:
         UserError: a value that cannot be used.
     """
     first = cli.Parser(add_help=False, allow_abbrev=False)
-    first.add_path("--config")
-    first.add_path("--resume")
-    first.add_path("--run-dir")
+    first.add_paths("--config", "--resume", "--run-dir", "--compare")
     first.add_argument("--games", nargs="*")
     first.add_argument("--report-at", nargs="*", type=int)
-    first.add_path("--compare")
     known, rest = first.parse_known_args(arguments)
     if known.resume and known.run_dir:
         raise UserError("--resume and --run-dir: both name the directory of the suite; give one of the two")

@@ -18,9 +18,10 @@ from jaxrl_atari.run_dir.statistics import aggregate, score_interval
 from jaxrl_atari.run_dir.suite_statistics import (
     INTERVALS,
     NORMALISATIONS,
-    aggregates_table,
+    aggregate_rows,
     describe_suite,
     estimate_text,
+    markdown_table,
     normalise,
     read_suite,
     scores_at,
@@ -129,18 +130,13 @@ def _cell(name: str, value: Any) -> str:
 
 def _report_table(report: Mapping[str, Any]) -> list[str]:
     """Markdown table of the scores at the reporting points: a row for each game and for the IQM over games."""
-    lines = [
-        f"| `return_ma` at | {' | '.join(f'{int(point):,}' for point in report)} |",
-        "|---|" + "---:|" * len(report),
-    ]
+    rows = [["`return_ma` at", *(f"{int(point):,}" for point in report)]]
     for game in dict.fromkeys(game for found in report.values() for game in found["scores"]):
-        cells = [_score_cell(found["scores"].get(game)) for found in report.values()]
-        lines.append(f"| {game} | {' | '.join(cells)} |")
+        rows.append([game, *(_score_cell(found["scores"].get(game)) for found in report.values())])
     for kind in NORMALISATIONS:
         if any(kind in found["aggregates"] for found in report.values()):
-            cells = [_iqm_cell(found["aggregates"].get(kind)) for found in report.values()]
-            lines.append(f"| IQM, {kind} | {' | '.join(cells)} |")
-    return lines
+            rows.append([f"IQM, {kind}", *(_iqm_cell(found["aggregates"].get(kind)) for found in report.values())])
+    return markdown_table(rows)
 
 
 def _iqm_cell(figures: Mapping[str, Any] | None) -> str:
@@ -176,7 +172,7 @@ def markdown(
     if note := comparison_note(protocol):
         lines += [f"No aggregates: {note}.", ""]
     elif aggregates:
-        lines += [*aggregates_table(aggregates, "over the complete games"), ""]
+        lines += [*markdown_table(aggregate_rows(aggregates, "over the complete games")), ""]
     else:
         lines += ["No game with a score to compare with is complete: no aggregates yet.", ""]
     if report:

@@ -48,7 +48,7 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
     Raises:
         UserError: as `run_trial`; `run_dir` holds a run of another game, protocol or seed.
     """
-    share_devices(config, place_sessions(config))  # raises errors before a run directory is made
+    count_processes(config, place_sessions(config))  # raises errors before a run directory is made
     resume = run_dir is not None and is_run(run_dir)
     if run_dir is not None and resume:
         if (run_dir / "checkpoints").is_dir():
@@ -65,20 +65,20 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
         distributed.agree("")  # waits for the leader, which JAX would end soon after another process has left
         return run_dir
     say(f"{'resuming' if resume else 'run directory:'} {run_dir}")
-    complete = resume and _is_complete(config, run_dir)
+    summarised = resume and _is_summarised(config, run_dir)
     try:
         run_trial(config, run_dir, resume=resume)
     except SessionsFailed:
         with contextlib.suppress(UserError):  # no session has figures
             _summarise(config, run_dir)
         raise
-    if not complete:
+    if not summarised:
         _summarise(config, run_dir)
     distributed.agree("")
     return run_dir
 
 
-def _is_complete(config: Config, run_dir: Path) -> bool:
+def _is_summarised(config: Config, run_dir: Path) -> bool:
     """Whether every session has spent the run's budget, and the summary was written after that."""
     if not same_budget(config, read_config(run_dir)):
         return False
@@ -108,7 +108,6 @@ def _summarise(config: Config, run_dir: Path) -> None:
 class Plan:
     """The sessions of a trial that remain to be trained, their GPUs, and the config.json files."""
 
-    config: Config
     run_dir: Path
     resume: bool
     places: dict[int, Place]  # of the sessions to train
@@ -125,7 +124,7 @@ def place_sessions(config: Config) -> list[Place]:
     return [place_session(config, session) for session in range(config.sessions)]
 
 
-def share_devices(config: Config, places: Sequence[Place]) -> tuple[int, int]:
+def count_processes(config: Config, places: Sequence[Place]) -> tuple[int, int]:
     """Number of sessions at a time, and of processes on each GPU.
 
     Raises:
@@ -152,7 +151,7 @@ def make_plan(config: Config, run_dir: Path, resume: bool, places: list[Place]) 
         directory = session_dir(run_dir, session)
         own = dataclasses.replace(config, seed=config.seed + session)
         descriptions[directory] = describe_resumed(own, directory)
-    return Plan(config, run_dir, resume, waiting, descriptions)
+    return Plan(run_dir, resume, waiting, descriptions)
 
 
 def run_trial(config: Config, run_dir: Path, *, resume: bool = False, num_threads: int = 0) -> None:
@@ -178,12 +177,11 @@ def run_trial(config: Config, run_dir: Path, *, resume: bool = False, num_thread
             plan.write_descriptions()  # a smaller budget, or fewer sessions
         if num_threads:
             config = dataclasses.replace(config, env=dataclasses.replace(config.env, num_threads=num_threads))
-            plan = dataclasses.replace(plan, config=config)
         if plan.places and not resume:
             plan.write_descriptions(*plan.places)
-        parallel, per_gpu = share_devices(config, list(plan.places.values()))
+        parallel, per_gpu = count_processes(config, list(plan.places.values()))
         if parallel > 1 or any(map(_needs_process, plan.places.values())):
-            tasks = [_task(plan, session, per_gpu, parallel) for session in plan.places]
+            tasks = [_task(config, plan, session, per_gpu, parallel) for session in plan.places]
             failures = run_processes(tasks, parallel, per_gpu)
         else:
             with SessionStop(quick=not config.devices.distributed) as stop:
@@ -234,14 +232,13 @@ def _reported(session: int, error: Exception) -> str:
     return reason
 
 
-def _task(plan: Plan, session: int, sharing: int, parallel: int) -> Task:
+def _task(config: Config, plan: Plan, session: int, sharing: int, parallel: int) -> Task:
     """The process of a session; its config and its config.json files travel on its standard input.
 
     Args:
         sharing: processes on its GPU; parallel: sessions at a time, which share the cores.
     """
-    config, place = plan.config, plan.places[session]
-    environment = dict(os.environ)
+    place, environment = plan.places[session], dict(os.environ)
     where = "CPU"
     if place.gpus:
         gpus = [visible().gpus[index] for index in place.gpus]
