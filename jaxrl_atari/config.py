@@ -48,7 +48,7 @@ class EnvConfig:
     life_loss_terminal: Switch = None
     """A lost life is a terminal for learning; the game continues."""
     noop_max: Annotated[int | None, Limits(0, 1_000)] = None
-    """Limit of the random number of no-ops at the start of a game."""
+    """Upper limit for the random number of no-ops at the start of a game."""
     fire_on_reset: Switch = None
     """Press FIRE at the start of a game, if it is in the action set."""
     max_frames: Annotated[int | None, Limits(8, 10_000_000)] = None
@@ -136,7 +136,7 @@ class PPOConfig:
     clip_value_loss: bool = True
     """Clip the change of the value by clip_epsilon in the value loss."""
     target_kl: Annotated[float | None, Limits(0.0, 100.0)] = None
-    """An update ends after the first epoch whose mean approx_kl exceeds this. None: it always has all epochs."""
+    """An update ends after the first epoch whose mean approx_kl exceeds this. None: every update runs all epochs."""
 
     def __post_init__(self) -> None:
         check_fields(self, "ppo.")

@@ -50,7 +50,7 @@ def pick_device(gpu: GpuOption, here: bool = False, field: str = "devices.gpu") 
     |---|---|
     | "auto" | the first GPU if JAX has one, else the CPU |
     | True | the first GPU, or an error |
-    | False | the CPU, even where a GPU is |
+    | False | the CPU, even if there is a GPU |
     | 0, 1, ... | exactly that GPU, or an error |
 
     Args:
@@ -206,7 +206,7 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
     """Asserts that every array of a tree lies on exactly these devices of this process.
 
     Raises:
-        PlacementError: it names the first array that does not, where it is and where it should be.
+        PlacementError: it names the first misplaced array, where it is and where it should be.
     """
     wanted = set(devices)
     for path, x in jax.tree_util.tree_leaves_with_path(arrays):

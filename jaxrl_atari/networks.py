@@ -137,11 +137,11 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
 
 
 def compute_dtype(config: NetworkConfig, platform: str, peer: str | None = None) -> Any:
-    """The arithmetic of the torso: `network.compute_dtype`, where `auto` is bfloat16 if that suits learner and actor.
+    """The arithmetic of the torso: `network.compute_dtype`, with `auto` resolved.
 
-    It suits GPUs with units for it (not measured yet) and, with `cpu_conv`, CPUs that multiply it, where it is faster.
-    XLA computes plain bfloat16 convolutions by way of float32 on every CPU. If a GPU learns and a CPU acts, both use
-    float32: in two arithmetics, the ratio of a first gradient step would not be 1.
+    `auto` is bfloat16 if learner and actor are both GPUs with bfloat16 units (not measured yet) or, with `cpu_conv`,
+    both CPUs with bfloat16 instructions; else float32. On every CPU, XLA computes plain bfloat16 convolutions by way of
+    float32. If a GPU learns and a CPU acts, float32 in both keeps the ratio at 1 in an update's first gradient step.
     """
     name = config.compute_dtype
     if name == "auto":

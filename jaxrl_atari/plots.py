@@ -49,7 +49,7 @@ SESSION_PANELS = {
 RETURN_MEAN = "return_mean (last 100 games)"
 RETURN_MA = "return_ma (mean of the last 100 log points)"
 EVALUATIONS = "evaluation (± 1 std)"
-THIN_LINES = " (thin: not all sessions have come so far)"
+THIN_LINES = " (thin: not all sessions have got this far)"
 SMOOTHING = 20
 """Log points in the moving average of a session's small panels."""
 
@@ -286,7 +286,7 @@ def _draw(run: Run) -> None:
 
 
 def _all_possible(function: Callable[[Any], Any], arguments: Iterable[Any]) -> list[Any]:
-    """The results of a function, without those of arguments for which it raises `UserError`: a warning names these."""
+    """The results of a function for each argument; one that raises `UserError` is left out with a warning."""
     results = []
     for argument in arguments:
         try:

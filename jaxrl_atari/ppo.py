@@ -125,8 +125,8 @@ def gae(
         delta_t = r_t + gamma * (1 - terminated_t) * V_{t+1} - V_t
         A_t     = delta_t + gamma * lambda * (1 - terminated_t) * (1 - truncated_t) * A_{t+1},    A_T = 0
 
-    Where a game is truncated, V_{t+1} is the value of its last observation (the pool resets one step later), so the
-    return is bootstrapped through the truncation; the sum of rewards stops there all the same.
+    Where a game is truncated, V_{t+1} is the value of its last observation (the pool resets one step later). The return
+    bootstraps from that value, and the sum of rewards stops there.
 
     Args:
         reward, value: float32 [T, B].
@@ -180,7 +180,7 @@ def ppo_loss(
     Value clipping is not in the paper; it comes from OpenAI Baselines (`ppo2`), with the same eps.
 
     Args:
-        params: of the network `apply`, the ones that are being trained.
+        params: parameters of the network `apply`, which are being trained.
         batch: where devices share a minibatch, this device's samples; the loss is then its share of the sum.
         clip_value: False takes (V - target)^2 alone in the value loss.
 
@@ -354,7 +354,7 @@ def scan_epochs(step: Callable, state: TrainState, epochs: jax.Array, target_kl:
 
 
 def explained_variance(target: jax.Array, error: jax.Array, weight: jax.Array, shard: Shard = ONE_DEVICE) -> jax.Array:
-    """1 - Var(error) / Var(target): 1 is a perfect value function, 0 one that knows nothing.
+    """1 - Var(error) / Var(target): 1 is a perfect value function, 0 no better than a constant.
 
     Args:
         error: target - V_old, which is the advantage.

@@ -51,7 +51,7 @@ def run_session(
         on_first_update: called after the first update.
 
     Raises:
-        UserError: a loss or a parameter became non-finite (the last checkpoint before is kept), a file cannot be used,
+        UserError: a loss or a parameter became non-finite (the last checkpoint is kept), a file cannot be used,
             or another process is training in `session_dir`.
         KeyboardInterrupt: stopped on request, after the last checkpoint was written.
     """

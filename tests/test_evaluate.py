@@ -205,7 +205,7 @@ def test_best_session_is_taken_and_named(tmp_path):
     for i, scores in enumerate([(np.nan, np.nan), (9.0, 1.0), (5.0, 5.0)]):
         write_session(tmp_path / f"session_{i}", scores)
     (tmp_path / "session_3").mkdir()  # has not saved yet
-    assert find_session(tmp_path) == (tmp_path / "session_1", "the best of 4 sessions, --session takes another")
+    assert find_session(tmp_path) == (tmp_path / "session_1", "the best of 4 sessions, --session N picks another")
     assert load_policy(tmp_path).session_dir == tmp_path / "session_1"
     assert load_policy(tmp_path, session=2).session_dir == tmp_path / "session_2"
     with pytest.raises(UserError, match=r"--session 7: .* has no such session; there are: 0, 1, 2, 3"):

@@ -113,7 +113,7 @@ def test_references_are_drawn_beside_scores_of_their_protocol_alone(tmp_path):
 
 def test_a_trial_graph_notes_sessions_that_are_behind(tmp_path):
     run_dir = write_run(tmp_path / "run", [table([100, 200]), table([100, 200, 300, 400])])
-    assert "env steps (thin: not all sessions have come so far)" in texts(plot_trial(run_dir)[1])
+    assert "env steps (thin: not all sessions have got this far)" in texts(plot_trial(run_dir)[1])
 
 
 def test_trials_of_one_game_are_compared_in_one_panel(qbert, tmp_path):

@@ -64,7 +64,7 @@ def parse_path(text: str, option: str) -> Path:
     if not text:
         raise UserError(f"{option}: expected a path, found nothing; perhaps a shell variable is not set")
     if (path := os.path.expanduser(text)).startswith("~"):
-        raise UserError(f"{option} {text}: there is no such user; ~/ is your home, ./~ a name here that begins with ~")
+        raise UserError(f"{option} {text}: there is no such user; ~/ is your home, and ./~ starts a name with ~")
     return Path(path)
 
 

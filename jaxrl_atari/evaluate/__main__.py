@@ -50,7 +50,7 @@ class Options:
     run_dir: tyro.conf.Positional[Path]
     """Directory of a run (data/NAME_TIMESTAMP) or of one of its sessions (data/NAME_TIMESTAMP/session_0)."""
     checkpoint: Literal["best", "latest"] | int = "best"
-    """The checkpoint with the best score, the latest one, or the one at an env step."""
+    """The one with the highest mean return of the last 100 games, the latest one, or the one at an env step."""
     episodes: int = 32
     """Full games to play."""
     video: bool = False
@@ -58,7 +58,7 @@ class Options:
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
     session: int | None = None
-    """Session of the run. None: its only one, else the one with the highest score."""
+    """Session of the run. None: its only one, else the one with the highest mean return of 100 games."""
     sessions: Literal["one", "all"] = "one"
     """all: play every session, and report the mean over sessions with its 95% interval."""
     seed: int = 0

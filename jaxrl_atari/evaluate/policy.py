@@ -98,7 +98,7 @@ def find_session(run_dir: str | Path, session: int | None = None) -> tuple[Path,
         raise UserError(f"{run_dir}: none of its sessions has a checkpoint yet; wait for the first one")
     if len(sessions) == 1:
         return sessions[0], "the only session"
-    return max(saved, key=_best_score), f"the best of {len(sessions)} sessions, --session takes another"
+    return max(saved, key=_best_score), f"the best of {len(sessions)} sessions, --session N picks another"
 
 
 def _best_score(session_dir: Path) -> float:
@@ -132,8 +132,8 @@ def load_policy(
 
     Args:
         run_dir: a trial's directory, or a session's.
-        checkpoint: the one with the best score, the newest one that is sound (a warning names newer, damaged ones), or
-            the one at an env step.
+        checkpoint: `best` (by mean return of the last 100 games), `latest` (the newest sound one; a warning names
+            newer, damaged ones), or an env step.
         device: where to act; None: the first GPU, or the CPU if there is none.
         session: see `find_session`.
 

@@ -27,7 +27,7 @@ def _start_ffmpeg(path: Path) -> subprocess.Popen[bytes]:
 
         program = imageio_ffmpeg.get_ffmpeg_exe()
     except (ImportError, RuntimeError) as error:
-        raise UserError("--video: ffmpeg is not there; pip install 'imageio[ffmpeg]'") from error
+        raise UserError("--video: ffmpeg is not installed; pip install 'imageio[ffmpeg]'") from error
     height, width, _ = SCREEN_SHAPE
     scale = f"scale={VIDEO_SCALE * width}:{VIDEO_SCALE * height}:flags=neighbor"
     options = f"-y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {VIDEO_FPS} -i - -vf {scale}"

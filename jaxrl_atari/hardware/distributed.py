@@ -25,7 +25,7 @@ def join_processes(config: DevicesConfig) -> None:
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"devices.distributed: {str(error).rstrip('.')}; give devices.coordinator HOST:PORT, devices.num_processes"
-            " and devices.process_index, or start it by a cluster manager that JAX knows"
+            " and devices.process_index, or start it under a cluster manager that JAX knows"
         ) from error
 
 

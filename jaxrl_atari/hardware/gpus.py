@@ -110,7 +110,7 @@ def network_platform(device: jax.Device, *others: jax.Device) -> str:
     """The platform for which `make_network` makes a network: how it computes bfloat16 decides arithmetic and chunks.
 
     "amx cpu" (it has AVX512-BF16 and AMX), "bfloat16 cpu" (AVX512-BF16 alone) or "cpu"; "gpu" (it has bfloat16 units)
-    or "old gpu". Of several devices, which compute one network together, an old GPU decides.
+    or "old gpu". If several devices compute one network together and one is an old GPU, the result is "old gpu".
     """
     if "old gpu" in map(network_platform, others):
         return "old gpu"

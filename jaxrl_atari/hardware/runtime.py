@@ -18,7 +18,7 @@ from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.hardware.cpu import usable_cores
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
-"""XLA's flag for the same bits in every run on a GPU: no atomic additions, and the first such kernel, untimed."""
+"""XLA's flag for the same bits in every run on a GPU: no atomic additions, and no kernel chosen by timing."""
 
 # glibc's <malloc.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8

@@ -74,7 +74,7 @@ class Checkpoints:
             raise UserError(f"{session_dir}: no such directory; expected a session directory such as RUN_DIR/session_0")
         if not self.directory.is_dir():
             raise UserError(
-                f"{session_dir}: holds no checkpoints; expected a session directory (RUN_DIR/session_0) of a session "
+                f"{session_dir}: holds no checkpoints; expected the directory (RUN_DIR/session_0) of a session "
                 "that has written its first checkpoint"
             )
 

@@ -76,7 +76,7 @@ def _restore_from_session(path: Path, error: Exception, restore: bool) -> Config
             config = dataclasses.replace(own, seed=own.seed - number)  # session i of a trial has seed + i
         except (OSError, ValueError, KeyError, UserError):
             continue
-        done = "used instead"
+        done = "using the copy"
         if restore:
             with contextlib.suppress(OSError, ValueError):
                 kept = ""

@@ -49,8 +49,8 @@ def is_sound(step_dir: Path) -> bool:
     """Whether a checkpoint can be read and equals its checksums.
 
     This reads the arrays with TensorStore, as orbax does, but starts no back end of JAX, as orbax would: whoever asks
-    whether a session is finished must leave the GPUs to the sessions. Of orbax's own description of the arrays
-    it checks only that it is JSON; `Checkpoints.restore` has the last word.
+    whether a session is finished must leave the GPUs to the sessions. It checks only that orbax's own description of
+    the arrays is JSON; `Checkpoints.restore` checks the rest.
     """
     import tensorstore
 

@@ -27,7 +27,7 @@ class NonFiniteError(UserError):
 
 
 class SessionLog:
-    """Messages, log points and progress of a session. SPS leave out the first iteration, which may compile.
+    """Messages, log points and progress of a session. SPS excludes the first iteration, which may compile.
 
     Args:
         settle: waits for an update under way, if there is one, and returns its metrics.

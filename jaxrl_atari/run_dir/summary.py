@@ -72,8 +72,8 @@ def trial_summary(run: Run) -> dict[str, Any]:
     """Aggregates the sessions of a run, ready for JSON.
 
     The content is that of `metrics.aggregate_trial` plus the config's name, protocol, seed, `planned_sessions` and
-    `planned_env_steps`, `complete`: whether every session has spent its budget, and `comparison_note`: why the scores
-    to compare with are None, if the protocol is another than theirs.
+    `planned_env_steps`. `complete` tells whether every session has spent its budget, and `comparison_note` why the
+    scores to compare with are None, if the protocol differs from theirs.
     """
     config, tables, protocol = run.config, list(run.tables.values()), run.config.env.resolved_protocol
     summary = {

@@ -81,7 +81,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path |
         saved, before = read_search(search_dir) if search_dir and is_search(search_dir) else (config, search)
         old = cli.flat(saved.to_dict())
         for name, value in cli.flat(config.to_dict()).items():
-            require(value == old[name], name, value, f"{old[name]!r}, its value in this search", "leave it at that")
+            require(value == old[name], name, value, f"{old[name]!r}, its value in this search", "keep that value")
     else:
         search_dir = known.resume
         config, before = read_search(search_dir)

@@ -1,8 +1,8 @@
-"""Several sessions, or games of a suite, at a time, each in a process of its own.
+"""Runs several sessions, or games of a suite, at a time, each in its own process.
 
-A session's process leads a process group of its own, so that Ctrl-C on a terminal reaches this process alone, which
-passes it on once. Its standard input is a pipe, through which the task's first line goes, if there is one. When this
-process ends, however that happens, the pipe ends, and the session with it.
+Each session's process leads its own process group, so Ctrl-C on a terminal reaches only the parent, which passes it
+on once. The session's standard input is a pipe that carries the task's first line, if there is one. When the parent
+ends for any reason, the pipe closes, and the session ends too.
 """
 
 import contextlib
@@ -133,7 +133,7 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
                 if stop.signal is not None and not stopping:
                     stopping = True
                     waiting.clear()
-                    what = f"{len(running)} {tasks[0].kind}s write a last checkpoint"
+                    what = f"{len(running)} {tasks[0].kind}{'s' * (len(running) != 1)} still to write a last checkpoint"
                     say(f"stopping: {what} (Ctrl-C again: stop at once)")
                     for process in running:
                         process.send(stop.signal)
