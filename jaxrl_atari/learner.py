@@ -147,7 +147,10 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
 
 def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
     """Shapes, types and placement of `first_arrays`: the target of a restore."""
-    shapes = jax.eval_shape(lambda: first_arrays(config, num_actions, 0, device))
+    shapes = jax.eval_shape(
+        lambda key: {"train_state": _first_state(config.network, config.ppo, num_actions, key), "key": key},
+        jax.eval_shape(lambda: jax.random.key(0)),
+    )
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 

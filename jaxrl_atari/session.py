@@ -333,7 +333,8 @@ def _require_young(config: Config, session_dir: Path) -> None:
         return
     with contextlib.suppress(UserError):
         config = read_config(session_dir, restore=False)  # with which it came so far
-    if config.is_spent(reached) or reached > 2 * config.log.checkpoint_every_env_steps + config.rollout_size:
+    interval = max(config.log.checkpoint_every_env_steps, config.rollout_size)
+    if config.is_spent(reached) or reached > 2 * interval + config.rollout_size:
         raise UserError(
             f"{session_dir}: has log points up to {reached:,.0f} env steps, but no checkpoint; put its checkpoints"
             " back, or move metrics.csv away to train again from 0"

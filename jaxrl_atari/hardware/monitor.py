@@ -8,6 +8,7 @@ GPU of JAX in NVML.
 import contextlib
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -154,7 +155,7 @@ class Monitor:
         self._host = HostReader()
         self._lock = threading.Lock()
         self._newest: dict[str, float] = {}
-        self._samples: list[dict[str, float]] = []  # since the last `read`
+        self._samples: deque[dict[str, float]] = deque(maxlen=3_600)  # since the last `read`
         self._stop = threading.Event()
         self._seconds = seconds
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
@@ -191,7 +192,8 @@ class Monitor:
             self._say(self._unsaid)
             self._unsaid = ""
         with self._lock:
-            samples, self._samples = self._samples or [self._newest], []
+            samples = list(self._samples) or [self._newest]
+            self._samples.clear()
         return {name: _mean([sample[name] for sample in samples]) for name in MONITOR_COLUMNS}
 
     def __enter__(self) -> "Monitor":

@@ -5,8 +5,8 @@ They never override a setting of the user, and `JAXRL_ATARI_NO_TUNING=1` turns t
 
 import contextlib
 import ctypes
-import itertools
 import os
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -96,7 +96,9 @@ def _can_write(folder: Path) -> bool:
 
 
 def use_deterministic_kernels() -> None:
-    """Adds `DETERMINISTIC` to XLA_FLAGS; of two values of a flag, the later one holds. Call before JAX starts.
+    """Puts `DETERMINISTIC` at the front of XLA_FLAGS, in place of another value. Call before JAX starts.
+
+    At the end, a quotation or a comment in the user's flags could swallow it.
 
     Raises:
         ConfigError: JAX has already started on a GPU, without this flag.
@@ -104,13 +106,14 @@ def use_deterministic_kernels() -> None:
     # XLA's cache of timed choices is read before the flag is, and has it in no key.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     own = os.environ.get("XLA_FLAGS", "").strip()
-    if own and not own.startswith("-"):  # XLA takes it as the name of a file, and reads flags up to a comment
-        with contextlib.suppress(OSError, ValueError):
-            own = " ".join(itertools.takewhile(lambda flag: flag.startswith("-"), Path(own).read_text().split()))
-    if own.endswith(DETERMINISTIC):
+    if own.startswith(DETERMINISTIC):
         return
+    if own and not own.startswith("-"):  # XLA takes it as the name of a file
+        with contextlib.suppress(OSError, ValueError):
+            own = Path(own).read_text()
+    own = re.sub(rf"{DETERMINISTIC.partition('=')[0]}\S*", "", own)
     if not jax_has_started():
-        os.environ["XLA_FLAGS"] = f"{own} {DETERMINISTIC}".strip()
+        os.environ["XLA_FLAGS"] = f"{DETERMINISTIC} {own}".strip()
     elif jax.default_backend() != "cpu":
         raise ConfigError(
             "devices.deterministic", True, "to be set before JAX starts", "train in a fresh process, or leave it out"

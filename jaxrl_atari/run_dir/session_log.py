@@ -50,7 +50,7 @@ class SessionLog:
         self._start = time.monotonic()
         self._point: tuple[float, int] | None = None  # start of the next log point's SPS
         self.compiling = True
-        self.first_step_at = math.nan  # `time.time()` of the first env step
+        self.first_step_at = math.nan  # `time.time()` when the first actions were sent
         self._pending: Metrics | None = None  # of the newest update, still on the device
         self._checked = progress.updates  # updates whose metrics were read and are finite
         self._metrics: list[dict[str, float]] = []  # of the updates since the last log point

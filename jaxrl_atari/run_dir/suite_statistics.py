@@ -191,11 +191,10 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
     for directory in (Path(suite_dir).absolute() for suite_dir in suite_dirs):
         names = directory.name, f"{directory.parent.name}/{directory.name}", str(directory)
         name = next(name for name in names if name not in suites or name == names[-1])
-        planned, _ = _read_plan(directory)
-        for config in [planned] if planned else map(read_config, suite_runs(directory)):
-            if note := comparison_note(config.env.resolved_protocol):
-                raise UserError(f"{directory}: {note}; compare suites of protocol {REFERENCE_PROTOCOL}")
         suites[name] = read_suite(directory)
+        for game in suites[name]:
+            if note := comparison_note(read_config(directory / game, restore=False).env.resolved_protocol):
+                raise UserError(f"{directory}: {note}; compare suites of protocol {REFERENCE_PROTOCOL}")
     shared = sorted(set.intersection(*({*scores_at(suite)} for suite in suites.values())))
     suites = {name: {game: suite[game] for game in shared} for name, suite in suites.items()}
     described = {name: describe_suite(suite) for name, suite in suites.items()}

@@ -18,6 +18,7 @@ from jaxrl_atari.hardware.gpus import Visible, visible
 from jaxrl_atari.hardware.memory_share import equal_share
 from jaxrl_atari.hardware.rotation import check_devices
 from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir, write_description
+from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.run_dir.writers import Row, Writer
 from jaxrl_atari.search.files import StopFile, read_records, read_search, trial_dir, write_record
@@ -111,8 +112,7 @@ def run_search_trial(task: dict[str, Any]) -> dict[str, Any] | None:
         stop = StopFile(search_dir)
         for session in range(config.sessions):
             directory = session_dir(run_dir, session)
-            if (directory / "metrics.csv").exists() and not any(directory.glob("checkpoints/[0-9]*")):
-                say(set_aside(directory))  # a try that failed, whose checkpoints the search has removed
+            _forget_failed_try(directory)
             if not is_finished(config, directory):
                 writers = [TuneWriter(config, stop)]
                 try:
@@ -123,6 +123,15 @@ def run_search_trial(task: dict[str, Any]) -> dict[str, Any] | None:
     if summary["score"] is None:
         return None
     return {"env_steps": round(summary["mean"]["env_steps"]), "return_ma": summary["score"]}
+
+
+def _forget_failed_try(directory: Path) -> None:
+    """Lets a session whose checkpoints the search has removed start again at 0: renames what it has logged."""
+    checkpoints = directory / "checkpoints"
+    if (directory / "metrics.csv").exists():
+        with only_writer(directory):
+            if not (checkpoints.exists() and any(path.name.isdecimal() for path in checkpoints.iterdir())):
+                say(set_aside(directory))
 
 
 @contextlib.contextmanager

@@ -114,16 +114,18 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
     waiting, failures = {}, {}
     for name, game_config in game_configs(config, games).items():
         run_dir = suite_dir / name
+        before = None
         if is_run(run_dir):
             try:
                 before = read_config(run_dir)
             except UserError as error:  # damaged; the other games go on
+                say(f"game {name}  failed: {error}")
                 failures[name] = str(error)
                 continue
             require_same_run(game_config, before)
         if all(is_finished(game_config, session_dir(run_dir, i)) for i in range(config.sessions)):
             say(f"game {name}  finished already")
-            if not same_budget(game_config, read_config(run_dir)):  # a smaller budget, or fewer sessions
+            if before is None or not same_budget(game_config, before):  # a smaller budget, or fewer sessions
                 write_description(run_dir, describe_resumed(game_config, run_dir))
             continue
         run_dir.mkdir(exist_ok=True)
