@@ -1,6 +1,8 @@
 """Checkpoints with real orbax: restoring, retention, and error messages."""
 
+import asyncio
 import contextlib
+import gc
 import json
 import logging
 import math
@@ -25,7 +27,7 @@ from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import TrainState, init_train_state
-from jaxrl_atari.run_dir.arrays import hide_closed_loops
+from jaxrl_atari.run_dir.arrays import hide_later_errors
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints, Damaged
 from jaxrl_atari.run_dir.meta import is_sound, meta_checksum
@@ -537,7 +539,8 @@ def test_a_folder_that_is_deleted_while_training(session):
 def test_only_tensorstores_calls_of_a_closed_loop_are_hidden(monkeypatch):
     shown = []
     monkeypatch.setattr(sys, "unraisablehook", shown.append)
-    hide_closed_loops.__wrapped__()
+    monkeypatch.setattr(logging.getLogger("asyncio"), "filters", [])
+    hide_later_errors.__wrapped__()
     closed = RuntimeError("Event loop is closed")
     sys.unraisablehook(SimpleNamespace(object=None, exc_value=closed))
     assert shown == []
@@ -547,3 +550,16 @@ def test_only_tensorstores_calls_of_a_closed_loop_are_hidden(monkeypatch):
     ):
         sys.unraisablehook(seen)
         assert shown.pop() is seen
+
+
+@pytest.mark.parametrize(("error", "hidden"), [(ValueError("NOT_FOUND: gone"), True), (ValueError("a bug"), False)])
+def test_asyncio_reports_only_errors_that_are_not_tensorstores(error, hidden, monkeypatch, caplog):
+    logger = logging.getLogger("asyncio")
+    monkeypatch.setattr(logger, "filters", [])
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    hide_later_errors.__wrapped__()
+    loop = asyncio.new_event_loop()
+    loop.create_future().set_exception(error)  # nobody retrieves it
+    gc.collect()
+    loop.close()
+    assert ("never retrieved" in caplog.text) is not hidden

@@ -20,8 +20,8 @@ def user_environment(**more):
 def one_error_line(output):
     errors = [line for line in output.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, output
-    assert "Traceback" not in output
-    assert "Event loop" not in output
+    assert "Traceback" not in output, output
+    assert "Event loop" not in output, output
     return errors[0]
 
 

@@ -1,6 +1,7 @@
 """Arrays of a checkpoint, written and read by orbax, in this process alone and without its internal messages."""
 
 import logging
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -50,7 +51,7 @@ def to_device(value: np.ndarray, target: Any) -> jax.Array:
 def read_arrays(directory: Path, target: Any) -> Any:
     """Reads a folder of arrays as NumPy arrays, in the structure, shapes and dtypes of `target`. Can raise any type."""
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=single_process())
-    hide_closed_loops()
+    hide_later_errors()
     return handler.restore(
         directory.absolute(),  # pyright: ignore[reportArgumentType]
         args=ocp.args.StandardRestore(jax.tree.map(_restore_template, target)),
@@ -58,13 +59,22 @@ def read_arrays(directory: Path, target: Any) -> Any:
 
 
 @cache
-def hide_closed_loops() -> None:
-    """Hides tensorstore's "Event loop is closed" tracebacks from now on. Call it before orbax writes or reads.
+def hide_later_errors() -> None:
+    """From now on, hides the tracebacks of all arrays but the first. Call it before orbax writes or reads.
 
-    When one array cannot be written or read, orbax raises the error and closes its event loop. Other arrays fail after
-    that, in threads of tensorstore, which call the closed loop: Python would print a traceback for each, beside our
-    one-line error. A save fails in the background, so the hook stays until the process ends.
+    When one array cannot be written or read, orbax raises the error and closes its event loop. Other arrays fail with
+    it, or later, in threads of tensorstore, which call the closed loop: asyncio and Python would print a traceback for
+    each, beside our one-line error. A save fails in the background, so this lasts until the process ends.
     """
+    logging.getLogger("asyncio").addFilter(
+        lambda record: (
+            not (
+                "exception was never retrieved" in record.getMessage()
+                and record.exc_info
+                and re.match("[A-Z_]+: ", str(record.exc_info[1]))  # the form of tensorstore's errors
+            )
+        )
+    )
     hook = sys.unraisablehook
 
     def hide_closed_loop(unraisable: Any) -> None:

@@ -14,7 +14,7 @@ from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from jaxrl_atari import __version__
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.run_dir.arrays import hide_closed_loops, reason_text, single_process, to_host
+from jaxrl_atari.run_dir.arrays import hide_later_errors, reason_text, single_process, to_host
 from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints
 from jaxrl_atari.run_dir.files import unused
 from jaxrl_atari.run_dir.meta import array_checksums, array_shapes, meta_checksum
@@ -72,7 +72,7 @@ class CheckpointWriter(Checkpoints):
         Each array has a folder of its own (`use_ocdbt=False`). In one database for all arrays, orbax asks TensorStore
         for JSON at every array, and TensorStore 0.1.86 never frees it: 160 Python objects a checkpoint.
         """
-        hide_closed_loops()
+        hide_later_errors()
         processes = single_process()
         return ocp.CheckpointManager(
             self.directory.absolute(),
