@@ -286,7 +286,7 @@ def test_commands_beside_a_training_leave_the_gpus_alone(tmp_path):
     assert "pushed: 64" in cuda.python("-c", push, "push", run, "a/b").stdout
     assert cuda.python("-m", "jaxrl_atari.plots", run).returncode == 0
     assert cuda.started == []
-    assert "devices.gpu = 1" in cuda.python("-m", "jaxrl_atari.evaluate", run, "--gpu", "1").stderr
+    assert "--gpu = 1" in cuda.python("-m", "jaxrl_atari.evaluate", run, "--gpu", "1").stderr
     assert cuda.started == [{"jax_cuda_visible_devices": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}]
 
 
