@@ -1,7 +1,8 @@
 """Networks: frame stacks in, policy logits and a value out.
 
 To add one, write a `flax.linen.Module` with the signature of `NatureActorCritic`, enter it in `NETWORKS`, and add its
-name to `config.NetworkName`. Training, evaluation, checkpoints and the memory estimate then work with it unchanged.
+name to `config.NetworkName`. Training, evaluation, checkpoints and the memory estimate then work with it unchanged. On
+a CPU it trains many times more slowly than `nature`, whose convolutions `fast/cpu_conv.py` computes as matrix products.
 """
 
 from collections.abc import Callable
@@ -42,6 +43,9 @@ class NatureActorCritic(nn.Module):
 
     Orthogonal initialisation with the gains of OpenAI Baselines' PPO: sqrt(2), policy head 0.01, value head 1. The
     torso computes in `dtype`, the heads in float32; parameters are float32. 1,687,719 parameters with 6 actions.
+
+    On CPUs this module makes the parameters alone: `fast/cpu_conv.py` computes the outputs. A changed `__call__` has an
+    effect there only under a name of its own in `NETWORKS`, or with `network.conv = plain`.
     """
 
     num_actions: int
@@ -94,7 +98,13 @@ class ImpalaActorCritic(nn.Module):
 
 
 NETWORKS: dict[str, Any] = {"nature": NatureActorCritic, "impala": ImpalaActorCritic}
-"""`network.name` -> module, constructed with (num_actions, dtype)."""
+"""`network.name` -> module."""
+
+
+def make_module(config: NetworkConfig, num_actions: int, dtype: Any) -> nn.Module:
+    """The module of a config. An option of a network is passed to it here."""
+    return NETWORKS[config.name](num_actions, dtype)
+
 
 BFLOAT16_CPUS = {"bfloat16 cpu", "amx cpu"}
 """The platforms that are CPUs which multiply bfloat16; see `hardware.gpus.network_platform`."""
@@ -120,7 +130,7 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
             actor's. None: the same. Both store frames in the same layout and compute in the same arithmetic.
     """
     dtype = compute_dtype(config, platform, peer)
-    module = NETWORKS[config.name](num_actions, dtype)
+    module = make_module(config, num_actions, dtype)
 
     def init(key: jax.Array) -> Any:
         return module.init(key, jnp.zeros((1, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8))["params"]

@@ -11,6 +11,7 @@ compares suites: learning curves of each game, and statistics over the games tha
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from jaxrl_atari.run_dir.metrics import Table, align_sessions, moving_average
 from jaxrl_atari.run_dir.reading import read_evaluations, session_dirs
 from jaxrl_atari.run_dir.statistics import probability_of_improvement
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, estimate_text, is_suite, scores_at, suite_runs
-from jaxrl_atari.run_dir.summary import Run, read_run, score_text, trial_summary
+from jaxrl_atari.run_dir.summary import Run, read_run, score_text, sessions_text, trial_summary
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ SESSION_PANELS = {
     "gpu_busy_percent": "GPU busy",
     "learning_rate": "learning rate",
 }
-"""Column -> title of the small panels of a session's graph, which shows the first nine that have values."""
+"""Column -> title of the small panels of a session's graph, which shows those that have values."""
 
 RETURN_MEAN = "return_mean (last 100 games)"
 RETURN_MA = "return_ma (mean of the last 100 log points)"
@@ -102,12 +103,13 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
     """
     table = run.tables[session_dir]
     env_steps, last = table["env_steps"], table["env_steps"][-1]
-    panels = [column for column in SESSION_PANELS if np.isfinite(table.get(column, np.nan)).any()][:9]
+    panels = [column for column in SESSION_PANELS if np.isfinite(table.get(column, np.nan)).any()]
+    rows = math.ceil(len(panels) / 3)
     strong: dict[str, Any] = {"color": COLOURS[0]}
     faint: dict[str, Any] = {"color": COLOURS[0], "alpha": 0.35, "linewidth": 0.9, "clip_on": False}
-    figure = new_figure(f"{_title(run)}, {session_dir.name.replace('_', ' ')}", 11, 11)
+    figure = new_figure(f"{_title(run)}, {session_dir.name.replace('_', ' ')}", 11, 4.1 + 2.3 * rows)
     figure.supxlabel(f"small graphs: each log point, and the mean of the last {SMOOTHING}", fontsize="medium")
-    grid = figure.add_gridspec(4, 3, height_ratios=[1.8, 1, 1, 1])
+    grid = figure.add_gridspec(1 + rows, 3, height_ratios=[1.8] + rows * [1])
     axes = figure.add_subplot(grid[0, :])
     marker = _marker(env_steps)
     axes.plot(env_steps, table["return_mean"], **faint, marker=marker, label=RETURN_MEAN)
@@ -153,12 +155,11 @@ def _legend_below(axes: Axes) -> None:
 
 def _sessions_and_score(run: Run) -> str:
     """The score and its standard deviation over sessions: `4 sessions, score 14,482 ± 41`."""
-    count = f"{len(run.tables)} session{'' if len(run.tables) == 1 else 's'}"
     trial = trial_summary(run)
     if trial["score"] is None:
-        return f"{count}, no finished game yet"
-    spread = f" ± {score_text(trial['score_std'])}" if len(run.tables) > 1 else ""
-    return f"{count}, score {score_text(trial['score'])}{spread}"
+        return f"{sessions_text(trial)}, no finished game yet"
+    spread = f" ± {score_text(trial['score_std'])}" if trial["scored_sessions"] > 1 else ""
+    return f"{sessions_text(trial)}, score {score_text(trial['score'])}{spread}"
 
 
 def _title(run: Run) -> str:
@@ -242,8 +243,11 @@ def _improvements(runs: Sequence[Run]) -> list[str]:
     for run in (run for run in runs if len(run.tables) > 1):
         name = run.game.name
         found = scores_at({name: list(run.tables.values())})
+        if not found:
+            _log.warning("%s: a session has no score; no probability of improvement is given for it", run.path)
+            continue
         earlier, scores = first.setdefault((name, run.config.env.resolved_protocol), (run, found))
-        if earlier is not run and scores and found:
+        if earlier is not run:
             chance = estimate_text(*probability_of_improvement(scores, found))
             lines.append(f"{name}: probability of improvement of {earlier.path} over {run.path}: {chance}")
     return lines

@@ -26,7 +26,7 @@ Apply = Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 class Hyperparameters(NamedTuple):
-    """Hyperparameters that a search varies: float32 scalars, passed as data, so that one program serves every trial."""
+    """Hyperparameters that enter the compiled update as data: float32 scalars. A new value needs no compilation."""
 
     learning_rate: Scalar
     gamma: Scalar
@@ -181,7 +181,9 @@ def ppo_loss(
 
     Args:
         params: parameters of the network `apply`, which are being trained.
-        batch: where devices share a minibatch, this device's samples; the loss is then its share of the sum.
+        batch: where devices share a minibatch, this device's samples. The loss is then this device's summand: a new
+            term has the form `sum(batch.weight * x)`; one without samples, such as a penalty on parameters, is
+            multiplied by `sum(batch.weight)`, which over all devices is 1.
         clip_value: False takes (V - target)^2 alone in the value loss.
 
     Returns:
@@ -219,7 +221,10 @@ def ppo_loss(
 
 
 def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
-    """AdamW without its step size, which `Hyperparameters.learning_rate` gives at each update."""
+    """AdamW's direction, without sign and step size: `update` subtracts `Hyperparameters.learning_rate` times it.
+
+    Another optimiser is one of optax's `scale_by_...`; `optax.adam` and its like would step uphill.
+    """
     return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
         optax.scale_by_adam(eps=config.adam_epsilon),

@@ -86,13 +86,13 @@ def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) ->
 
 
 def learning_rate(config: Config, env_steps: int) -> float:
-    """The rate of the next update: linear in env steps, from ppo.learning_rate to 0 at total_env_steps."""
+    """The rate of the next update: linear in env steps, to 0 at total_env_steps, unless it is not annealed."""
     remaining = max(0.0, 1.0 - env_steps / config.total_env_steps)
     return config.ppo.learning_rate * (remaining if config.ppo.anneal_learning_rate else 1.0)
 
 
 def hyperparameters(config: Config, env_steps: int) -> Hyperparameters:
-    """The hyperparameters of the next update, as NumPy scalars."""
+    """The hyperparameters of the next update, as NumPy scalars. A schedule of one of them stands here."""
     return Hyperparameters(
         learning_rate=np.float32(learning_rate(config, env_steps)),
         gamma=np.float32(config.ppo.gamma),

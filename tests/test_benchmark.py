@@ -592,3 +592,7 @@ def test_the_scale_graph_shows_median_and_range(tmp_path, monkeypatch):
     speed, memory = drawn[0].axes
     assert [line.get_ydata(orig=False).tolist() for line in speed.lines] == [[2.0, 2.0]] * 3
     assert [line.get_ydata(orig=False).tolist() for line in memory.lines] == [[1.0, 2.0]]
+    rows = {value: figures | {"peak_rss_gib": 1.0, "peak_device_gib": None} for value in (0, 1, 2, 4)}
+    comparison.draw_scale("num_groups", rows, tmp_path)  # 0: automatic
+    gaps = np.diff(drawn[1].axes[0].transData.transform([[value, 1] for value in rows])[:, 0])
+    assert gaps.min() > 0.2 * gaps.sum()  # all four are told apart

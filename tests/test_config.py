@@ -235,6 +235,15 @@ def test_reinforce_and_the_quickstart_are_what_their_pages_say(request):
     assert (quickstart.env.game, quickstart.total_env_steps, quickstart.ppo) == ("CrazyClimber", 500_000, PPOConfig())
 
 
+def test_a_config_file_with_a_dataclass_and_postponed_annotations(tmp_path):
+    path = tmp_path / "config.py"
+    path.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom jaxrl_atari.config import Config\n"
+        "@dataclass\nclass Mine:\n    seed: int = 7\ndef get_config(): return Config(seed=Mine().seed)\n"
+    )
+    assert load_config_file(path).seed == 7
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

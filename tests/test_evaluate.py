@@ -320,8 +320,9 @@ def test_two_videos_of_a_checkpoint_at_once(tmp_path, monkeypatch, capsys):
 
 
 def test_video_that_cannot_be_written(one_action_policy, tmp_path):
-    with pytest.raises(UserError, match="seed = -1: expected a whole number from 0 on"):
-        record_video(one_action_policy, tmp_path / "game.mp4", seed=-1)
+    for seed in (-1, 2**63):
+        with pytest.raises(UserError, match=f"seed = {seed}: expected a whole number from 0 to 4294967295"):
+            record_video(one_action_policy, tmp_path / "game.mp4", seed=seed)
     with pytest.raises(UserError, match=r"missing/video.mp4: the video could not be written \(.*No such file"):
         record_video(one_action_policy, tmp_path / "missing" / "video.mp4")
 

@@ -137,6 +137,12 @@ def test_a_short_session_does_not_shorten_the_others():
     np.testing.assert_array_equal(values, [[1, 2, NAN, NAN], [3, 4, 5, 6]])
 
 
+def test_sessions_with_one_log_point_each_share_it():
+    last = [table([1], env_steps=[396]), table([3], env_steps=[400])]  # auto-reset steps made the difference
+    grid, values = metrics.align_sessions(last, "return_mean")
+    assert (grid.tolist(), values.tolist()) == ([400], [[1], [3]])
+
+
 def test_trial_aggregation():
     trial = metrics.aggregate_trial([table([20, 40]), table([40, 80, 120])], GAME)
     # Final return_ma 30 and 80: score 55, std 25. Strengths 20 (of 10, 30) and 70 (of 30, 70, 110).
@@ -157,7 +163,7 @@ def test_a_trial_of_one_session_or_without_finished_games():
     empty = metrics.aggregate_trial([table([NAN]), table([NAN])], GAME)
     assert (empty["score"], empty["consistency"], empty["reference_normalised_score"]) == (None, None, None)
     half = metrics.aggregate_trial([table([NAN, NAN]), table([20, 40])], GAME)
-    assert half["score"] == 30
+    assert (half["score"], half["scored_sessions"], half["score_std"]) == (30, 1, None)
     assert {trial["score_interval"] for trial in (alone, empty, half)} == {None}
     json.dumps([alone, empty, half], allow_nan=False)
 

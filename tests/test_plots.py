@@ -68,7 +68,7 @@ def test_a_session_graph_shows_every_panel_with_its_unit(qbert):
         *("nats", "env steps / s", "%", "share of samples", "env steps", "10M", "10,000"),
     ):
         assert text in shown, text
-    assert "learning rate" not in shown  # the ninth panel shows the GPU if there is one
+    assert "learning rate" in shown
     assert pixels(png, plots.COLOURS[0]) > 1000
 
 
@@ -185,7 +185,7 @@ def test_the_command_draws_everything_and_prints_the_files(tmp_path, capsys):
     assert {path.relative_to(tmp_path).parts[:2] for path in printed} >= {("one", "session_0"), ("two", "graphs")}
 
 
-def test_the_command_prints_the_probability_of_improvement_of_trials_of_one_game(tmp_path, capsys, monkeypatch):
+def test_the_command_prints_the_probability_of_improvement_of_trials_of_one_game(tmp_path, capsys, caplog, monkeypatch):
     for name in ("plot_session", "plot_trial", "plot_comparison"):
         monkeypatch.setattr(plots, name, lambda *arguments: [])
     first, second, pong = (
@@ -193,8 +193,11 @@ def test_the_command_prints_the_probability_of_improvement_of_trials_of_one_game
         for name, game, scores in (("one", "Qbert", [3, 2]), ("two", "Qbert", [1, 2]), ("pong", "Pong", [1, 2]))
     )
     classic = write_run(tmp_path / "classic", [table([9]), table([8])], protocol="classic")
-    plots.main([*map(str, (first, second, pong, classic)), "--output", str(tmp_path / "out")])
-    lines = [line for line in capsys.readouterr().out.splitlines() if "probability" in line]
+    unscored = write_run(tmp_path / "unscored", [table([np.nan]), table([1])])
+    plots.main([*map(str, (unscored, first, second, pong, classic)), "--output", str(tmp_path / "out")])
+    shown = capsys.readouterr()
+    lines = [line for line in (shown.out + shown.err + caplog.text).splitlines() if "probability" in line]
+    assert f"{unscored}: a session has no score; no probability of improvement is given for it" in lines.pop()
     assert lines == [f"Qbert: probability of improvement of {first} over {second}: 0.875 (0.500 to 1.000)"]
 
 

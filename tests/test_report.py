@@ -16,10 +16,13 @@ from sample_runs import learning_table, table, write_metrics, write_run
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.plots import main as plots_command
 from jaxrl_atari.report import chart, pages
 from jaxrl_atari.report.__main__ import main
 from jaxrl_atari.report.pages import try_report, write_report
+from jaxrl_atari.run_dir.columns import REQUIRED_COLUMNS
 from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.summary import read_run, trial_summary
 from jaxrl_atari.search import __main__ as search_command
 from jaxrl_atari.search.files import Record, read_search, write_record, write_search
 from jaxrl_atari.search.results import write_results as write_search_results
@@ -154,8 +157,12 @@ def test_the_first_log_points_make_a_page(tmp_path, returns, game):
     assert ("No game has ended yet" in text) == bool(np.isnan(returns[-1]))
 
 
-def test_metrics_of_an_older_version(tmp_path):
-    write_run(tmp_path / "run", [table([1.0, 2.0])])  # no columns of time, no software
+@pytest.mark.parametrize("columns", [table([1.0]), REQUIRED_COLUMNS])  # no columns of time; no losses either
+def test_metrics_of_an_older_version(tmp_path, columns):
+    session = table([1.0, 2.0])
+    write_run(tmp_path / "run", [{name: session[name] for name in columns}])
+    plots_command([str(tmp_path / "run")])
+    assert trial_summary(read_run(tmp_path / "run"))["score"] == 1.5
     text = Text(write_report(tmp_path / "run")).text
     assert "Where the time went is not known" in text
     assert "Not recorded" in text
@@ -218,7 +225,7 @@ def make_search(search_dir):
     return search_dir
 
 
-def test_the_page_of_a_search_ranks_its_trials_and_links_them(tmp_path):
+def test_the_page_of_a_search_ranks_its_trials_and_links_them(tmp_path, monkeypatch):
     search_dir = make_search(tmp_path / "search")
     page = Text(write_report(search_dir))
     assert page.links() == ["./trial_1/report.html", "./trial_0/report.html"]
@@ -226,6 +233,12 @@ def test_the_page_of_a_search_ranks_its_trials_and_links_them(tmp_path):
     assert "Best trial 225 trial 1" in page.text
     assert "1 0.001 225 200 finished budget spent 0 1e-05 75 200 stopped ASHA 2 0.01 - 0 failed" in page.text
     assert "score against ppo.learning_rate" in page.text
+    for number in (0, 1):  # interrupted before a trial had a rank
+        write_record(search_dir, Record(number, {"ppo.learning_rate": 1e-5}, "unfinished", "", 75.0 + number, 200))
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxrl_atari.search.results.plot_search", lambda *_: None)
+        write_search_results(search_dir)
+    assert "Best trial" not in Text(write_report(search_dir)).text
 
 
 # --- A run is data ---------------------------------------------------------------------------------------------------
@@ -372,6 +385,9 @@ def test_gaps_are_not_bridged_and_a_lone_point_is_a_dot():
     alone = chart.draw("title", [chart.Series([5.0], [1.0])])
     assert alone is not None
     assert "dots" in [shape.look for shape in alone.shapes]
+    many = chart.draw("title", [chart.Series(np.arange(1000) % 2, np.arange(1000.0), look="dots")])
+    assert many is not None
+    assert set(re.findall(r"M(\d+) ", many.shapes[0].d)) == {"0", "1000"}  # each dot where its point is
     assert chart.draw("title", [chart.Series([1, 2], [np.nan, np.nan])]) is None
 
 

@@ -15,6 +15,7 @@ from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig, TrialConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.hardware.cpu import usable_cores
+from jaxrl_atari.report import group_pages
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.description import describe
 from jaxrl_atari.run_dir.files import write_json
@@ -309,6 +310,7 @@ def test_scores_at_reporting_points(tmp_path):
     # A resumed suite keeps its reporting points, unless it gets others.
     assert suite_command.parse(["--resume", str(suite_dir)]).report_at == [32, 64]
     assert suite_command.parse(["--resume", str(suite_dir), "--report-at", "48", "16"]).report_at == [16, 48]
+    assert suite_command.parse(["--resume", str(suite_dir), "--total-env-steps", "48"]).report_at == [32]
 
 
 def test_two_suites_are_compared(tmp_path, capsys):
@@ -415,6 +417,7 @@ def test_hours_that_are_unknown_leave_out_their_curve_alone(tmp_path):
     games["Pong"][0]["wall_seconds"][:] = np.nan
     described = describe_suite(games)["human-normalised"]
     assert (described["iqm_by_hours"]["x"], len(described["iqm_by_env_steps"]["x"])) == ([], 50)
+    assert len(group_pages._suite_charts({"human-normalised": described})) == 2
     assert draw_suites({"suite": describe_suite(games)}, tmp_path / "graphs")
 
 

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import io
 import re
+import sys
 import traceback
 from collections.abc import Sequence
 from functools import partial
@@ -124,6 +125,7 @@ def call_config_file(path: str | Path, **functions: type) -> list[Any]:
     if spec is None or spec.loader is None:
         raise UserError(f"--config {path}: not a Python file; expected one that defines {' and '.join(functions)}")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there for the module of a class
     results = []
     try:
         spec.loader.exec_module(module)

@@ -162,7 +162,7 @@ def _evaluate_all(options: Options, device: jax.Device) -> None:
     path = unused(options.run_dir / "evaluation.json")
     env = policies[0].config.env
     figures = {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "game": env.game_name,
         "protocol": env.resolved_protocol,
         "checkpoint": options.checkpoint,

@@ -33,7 +33,7 @@ def _start_ffmpeg(path: Path) -> subprocess.Popen[bytes]:
     options = f"-y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {VIDEO_FPS} -i - -vf {scale}"
     # 4:2:0 colours are what browsers play; with the index in front they start before all is loaded.
     options += " -an -c:v libx264 -pix_fmt yuv420p -movflags +faststart -f mp4"
-    command = [program, *options.split(), str(path)]
+    command = [program, *options.split(), str(path.absolute())]  # a relative one may look like a protocol, as a:b
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -41,9 +41,9 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, 480x630 pixels).
 
     Raises:
-        UserError: a negative seed, ffmpeg is missing, or the file cannot be written.
+        UserError: a seed that is not possible, ffmpeg is missing, or the file cannot be written.
     """
-    require(seed >= 0, "seed", seed, "a whole number from 0 on")
+    require(0 <= seed < 2**32, "seed", seed, "a whole number from 0 to 4294967295")
     path = Path(path)
     partial_path = path.with_name(path.name + ".partial")
     played: list[Episode] = []

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, NetworkConfig
 from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.fast.frames import FRAME_SIZE, STACK
-from jaxrl_atari.networks import NETWORKS, compute_dtype, uses_cpu_conv
+from jaxrl_atari.networks import compute_dtype, make_module, uses_cpu_conv
 
 FRAME = FRAME_SIZE**2  # bytes, uint8
 CHUNK_SAMPLE = 140_000  # values of a sample while `cpu_conv` works on its chunk
@@ -62,7 +62,7 @@ def estimate(config: Config, platform: str, num_actions: int = MAX_ACTIONS, acto
     devices = 1 if config.devices.data_parallel == "all" else config.devices.data_parallel
     num_envs, samples = config.env.num_envs // devices, config.ppo.minibatch_size // devices
     dtype = compute_dtype(config.network, platform, actor)
-    parameters, activations = _network_size(config.network.name, num_actions)
+    parameters, activations = _network_size(config.network, num_actions)
     weights = 4 * parameters
 
     frames = (config.ppo.rollout_length + STACK) * num_envs * FRAME
@@ -93,9 +93,9 @@ def estimate(config: Config, platform: str, num_actions: int = MAX_ACTIONS, acto
     )
 
 
-def _network_size(name: str, num_actions: int) -> tuple[int, int]:
+def _network_size(config: NetworkConfig, num_actions: int) -> tuple[int, int]:
     """Parameters of a network, and outputs of its convolutions and dense layers for one sample."""
-    module = NETWORKS[name](num_actions, jnp.float32)
+    module = make_module(config, num_actions, jnp.float32)
     stacks = jnp.zeros((1, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
 
     def init() -> Any:

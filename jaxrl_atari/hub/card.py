@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.files import read_json
-from jaxrl_atari.run_dir.summary import evaluated_at, newest_evaluation
+from jaxrl_atari.run_dir.summary import evaluated_at, newest_evaluation, sessions_text
 
 
 def model_card(repo_id: str, run_dir: Path, summary: dict[str, Any], session: str, step: int, is_best: bool) -> str:
@@ -22,8 +22,8 @@ def model_card(repo_id: str, run_dir: Path, summary: dict[str, Any], session: st
     template = resources.files("jaxrl_atari.hub").joinpath("model_card.md").read_text(encoding="utf-8")
     config, description = read_config(run_dir), read_json(run_dir / "config.json")
     rules = config.env.rules
-    mean, std, count = summary["score"], summary["score_std"], len(summary["sessions"])
-    score = "unknown" if mean is None else f"{mean:.2f} +/- {std or 0.0:.2f}"
+    mean, std = summary["score"], summary["score_std"]
+    score = "unknown" if mean is None else f"{mean:.2f}" if std is None else f"{mean:.2f} +/- {std:.2f}"
     repo_name = repo_id.rpartition("/")[2]
     rows = []
     for session_summary in summary["sessions"]:
@@ -46,7 +46,7 @@ def model_card(repo_id: str, run_dir: Path, summary: dict[str, Any], session: st
         metadata=_metadata(repo_name, summary, score),
         game=summary["game"],
         score=score,
-        sessions=f"{count} session{'s' if count > 1 else ''}",
+        sessions=sessions_text(summary),
         incomplete="" if summary["complete"] else "\nThe run is **not complete**: it has not spent its budget.\n",
         protocol=summary["protocol"],
         sticky_actions=f"sticky actions {rules.sticky_actions:g}" if rules.sticky_actions else "no sticky actions",

@@ -73,7 +73,8 @@ def draw(
             them is left out.
         x_from: left end of the x axis; None: the smallest x.
     """
-    lines = [(*thin(one.x, one.y), one) for one in series]
+    as_given = [(np.asarray(one.x, np.float64), np.asarray(one.y, np.float64)) for one in series]
+    lines = [(*(xy if one.look == "dots" else thin(*xy)), one) for xy, one in zip(as_given, series, strict=True)]
     known = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y, _ in lines]
     if not any(x.size for x, _ in known):
         return None

@@ -126,7 +126,8 @@ def _suite_charts(described: Mapping[str, Any]) -> list[Any]:
     for name, (title, x_label) in panels.items():
         curve = found[name]
         series = Series(curve["x"], curve["value"], low=curve["low"], high=curve["high"])
-        charts.append(draw(title, [series], x_label))
+        chart = draw(title, [series], x_label)
+        charts += [chart] if chart is not None else []
     return charts
 
 
@@ -164,7 +165,7 @@ def describe_search(search_dir: Path, written: set[str]) -> dict[str, Any]:
         "protocol": config.env.resolved_protocol,
         "fields": fields,
         "trials": trials,
-        "best": next((trial for trial in trials if trial["score"] != "-" and trial["status"] != "failed"), None),
+        "best": trials[0] if rows and _is_ranked(rows[0]) else None,
         "curves": _trial_curves(search_dir, rows),
         "scatters": _scatters(fields, rows),
         "search": [(name, str(value)) for name, value in flat(search if isinstance(search, dict) else {}).items()],
@@ -198,6 +199,11 @@ def _short(text: str) -> str:
     return text if value is None else f"{value:.4g}"
 
 
+def _is_ranked(row: dict[str, str]) -> bool:
+    """Whether a trial has a rank: those that have come first in trials.csv, others follow in the order of numbers."""
+    return _number(row["score"]) is not None and row["status"] in ("finished", "stopped")
+
+
 def _trial_curves(search_dir: Path, rows: list[dict[str, str]]) -> Any:
     """`return_ma` of every trial, the mean over its sessions; the best one is strong."""
     series = []
@@ -210,7 +216,8 @@ def _trial_curves(search_dir: Path, rows: list[dict[str, str]]) -> Any:
         known = np.isfinite(returns).any(axis=0)
         if known.any():
             mean = np.nanmean(returns[:, known], axis=0)
-            series.append(Series(env_steps[known], mean, 0 if rank == 0 else 1, "strong" if rank == 0 else "faint"))
+            best = rank == 0 and _is_ranked(row)
+            series.append(Series(env_steps[known], mean, 0 if best else 1, "strong" if best else "faint"))
     return draw("return_ma of all trials; the best one is thick", series)
 
 

@@ -132,7 +132,7 @@ def returns_chart(summary: Mapping[str, Any], sessions: Mapping[str, Table]) -> 
 
 
 def _panels(sessions: Mapping[str, Table]) -> list[Chart]:
-    """Small charts of the first nine learning metrics that have values: moving averages, as in a session's graph."""
+    """Small charts of the learning metrics that have values: moving averages, as in a session's graph."""
     charts = []
     for column, title in SESSION_PANELS.items():
         window = 1 if column == "learning_rate" else SMOOTHING
@@ -144,7 +144,7 @@ def _panels(sessions: Mapping[str, Table]) -> list[Chart]:
         unit = COLUMNS[column].unit
         chart = draw(f"{title}, {unit}" if unit else title, series)
         charts += [chart] if chart is not None else []
-    return charts[:9]
+    return charts
 
 
 def _figures(summary: dict[str, Any]) -> list[list[str]]:

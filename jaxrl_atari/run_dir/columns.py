@@ -41,8 +41,8 @@ COLUMNS = {
 }
 """All columns, in the order of metrics.csv. "losses" are means over the updates since the last log point."""
 
-REQUIRED_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group in ("charts", "losses"))
-"""The columns that every metrics.csv has."""
+REQUIRED_COLUMNS = ("env_steps", "optimizer_steps", "wall_seconds", "episodes", "return_mean", "return_ma")
+"""The columns without which a metrics.csv cannot be read. Others may be missing: an earlier version had fewer."""
 
 TIME_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group == "time")
 """Where the time since the last log point went; their sum is 100."""

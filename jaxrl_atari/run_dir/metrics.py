@@ -163,7 +163,7 @@ def align_sessions(tables: Sequence[Table], column: str) -> tuple[np.ndarray, np
     """
     furthest = max(tables, key=lambda table: table["env_steps"][-1])
     grid = np.asarray(furthest["env_steps"], np.float64)
-    interval = float(np.median(np.diff(grid))) if grid.size > 1 else 0.0
+    interval = float(np.median(np.diff(grid))) if grid.size > 1 else grid[-1]
     values = np.full((len(tables), grid.size), np.nan)
     for row, table in zip(values, tables, strict=True):
         known = np.isfinite(table[column])
@@ -188,8 +188,9 @@ def score_at(table: Table, points: ArrayLike, along: str = "env_steps") -> np.nd
 def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, Any]:
     """A trial's summary, ready for JSON: an unknown value is None.
 
-    The score is the mean over sessions of the final `return_ma`; `score_interval` is its 95% bootstrap interval, None
-    for a single session. `sessions` has the figures of each session; `mean` and `std` are their mean and population
+    The score is the mean of the final `return_ma` over the `scored_sessions`, those that have finished a game.
+    `score_std` is None where only one of several has; `score_interval` is the 95% bootstrap interval, None for a single
+    one. `sessions` has the figures of each session; `mean` and `std` are their mean and population
     standard deviation over sessions. `consistency` is over the log points that all sessions have reached, and None for
     a single session.
 
@@ -212,7 +213,8 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
     return {
         "game": game.name,
         "score": score,
-        "score_std": stds["final_return_ma"],
+        "scored_sessions": len(scores),
+        "score_std": stds["final_return_ma"] if len(scores) != 1 or len(sessions) == 1 else None,
         "score_interval": None if interval is None else list(interval),
         "reference_score": game.reference_score,
         "tutorial_score": game.tutorial_score,

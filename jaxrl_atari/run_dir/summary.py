@@ -127,6 +127,13 @@ def evaluated_at(evaluation: dict[str, Any]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
+def sessions_text(summary: dict[str, Any]) -> str:
+    """The sessions of a trial: `4 sessions`, or `4 sessions, of which 3 have a score`."""
+    count, scored = len(summary["sessions"]), summary["scored_sessions"]
+    text = f"{count} session{'' if count == 1 else 's'}"
+    return text if scored in (0, count) else f"{text}, of which {scored} {'has' if scored == 1 else 'have'} a score"
+
+
 def score_text(score: float | None) -> str:
     """A score as text: 14,482 or 1.44; `-` where there is none."""
     if score is None:
@@ -168,8 +175,8 @@ def summary_table(summary: dict[str, Any]) -> str:
     """
     sessions = summary["sessions"]
     heading = (
-        f"{summary['name']}: {summary['game']}, protocol {summary['protocol']}, {len(sessions)} "
-        f"session{'s' if len(sessions) > 1 else ''}, {summary['planned_env_steps']:,} env steps each"
+        f"{summary['name']}: {summary['game']}, protocol {summary['protocol']}, {sessions_text(summary)}, "
+        f"{summary['planned_env_steps']:,} env steps each"
     )
     if not summary["complete"]:
         heading += " (not complete)"

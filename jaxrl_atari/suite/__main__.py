@@ -84,6 +84,8 @@ def parse(arguments: Sequence[str] | None) -> Command:
     require(
         not config.devices.distributed, "devices.distributed", True, "false in a suite", "use --devices.no-distributed"
     )
+    if known.report_at is None:  # those of the suite, which a smaller budget may have passed over
+        report_at = [point for point in report_at if point <= config.total_env_steps]
     for point in report_at:
         if not 0 < point <= config.total_env_steps:
             raise UserError(f"--report-at {point}: expected env steps from 1 to the budget, {config.total_env_steps}")

@@ -51,7 +51,8 @@ EXPLANATION = (
     "ours: `return_ma` at the end, mean and standard deviation over sessions, and the 95% bootstrap interval of the "
     "mean. reference: SLM Lab's PPO, protocol v5, 10,000,000 env steps. ratio: (ours - random) / (reference - random), "
     "which is meaningful for negative scores too. human-normalised: (ours - random) / (human - random), the usual "
-    "measure in DQN papers. hours: training time, mean over sessions. env steps: mean over the sessions so far."
+    "measure in DQN papers. hours: training time, mean over sessions. env steps: mean over the sessions so far. "
+    "A game in which a session has no score is left out of the statistics over games."
 )
 
 
@@ -79,10 +80,12 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             continue  # no log point yet
         row |= {key: summary[key] for key in row if key in summary and key not in ("sessions", "game")}
         row["sessions"] = len(summary["sessions"])
-        row["score_std"] = summary["score_std"] if row["sessions"] > 1 else None
+        row["score_std"] = summary["score_std"] if summary["scored_sessions"] > 1 else None
         row["env_steps"], row["hours"] = summary["mean"]["env_steps"], summary["mean"]["wall_hours"]
         complete = game_config.is_complete([session["env_steps"] for session in summary["sessions"]])
         row["status"] = "complete" if complete else "not complete"
+        if complete and (unscored := row["sessions"] - summary["scored_sessions"]):
+            row["status"] += f"; {unscored} session{'s have' if unscored > 1 else ' has'} no score"
         scores[name] = [session["final_return_ma"] for session in summary["sessions"]]
         row["score_low"], row["score_high"] = summary["score_interval"] or (None, None)
     return rows, {"games": list(scores), "matrix": list(itertools.zip_longest(*scores.values()))}
@@ -121,6 +124,8 @@ def read_report(suite_dir: Path) -> dict[str, Any]:
 def _cell(name: str, value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or "-"
+    if name == "gae_lambda":
+        return f"{value:g}"
     if name in ("sessions", "env_steps"):
         return f"{value:,.0f}"
     if name in ("reference_normalised_score", "human_normalised_score"):
