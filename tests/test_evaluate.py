@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -283,13 +284,15 @@ def read_video(path):
     return decoded.stderr.decode(), np.frombuffer(decoded.stdout, np.uint8).reshape(-1, 630, 480, 3)
 
 
-def test_video_shows_the_game(one_action_policy, tmp_path):
-    path = tmp_path / "video.mp4"
+def test_video_shows_the_game(one_action_policy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path("lr:3e-4.mp4")  # to ffmpeg, a relative one looks like a protocol
     game = record_video(one_action_policy, path, seed=3)
+    path = path.absolute()
     said, frames = read_video(path)
     assert re.search(r"Video: h264 .*yuv420p\b.* 480x630\b.* 15 fps", said)
     assert len(frames) == game.length + 1  # with the one before the first step
-    assert [p.name for p in tmp_path.iterdir()] == ["video.mp4"]
+    assert [p.name for p in tmp_path.iterdir()] == ["lr:3e-4.mp4"]
 
     pool = AlePool("Qbert", env_seeds(3, 1), 0, PROTOCOLS["classic"]._replace(max_frames=2400), colour=True)
     pool.reset()
