@@ -111,7 +111,7 @@ class PPOConfig:
     minibatch_size: Annotated[int, Limits(1, 2**31 - 1)] = 256
     """Samples per gradient step, over all devices."""
     learning_rate: Annotated[float, Limits(0.0, 1.0)] = 2.5e-4
-    """Adam's initial step size; falls linearly to zero at total_env_steps, a little after each update."""
+    """Adam's initial step size; falls linearly, by a step after each update, to zero at total_env_steps."""
     anneal_learning_rate: bool = True
     """False keeps the learning rate constant."""
     adam_epsilon: Annotated[float, Limits(1e-12, 1.0)] = 1e-5
@@ -158,12 +158,6 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "network.")
-        require(
-            self.conv != "matmul" or self.name == "nature",
-            "network.conv",
-            self.conv,
-            f"auto or plain with network.name = {self.name}",
-        )
 
 
 @dataclass(frozen=True)

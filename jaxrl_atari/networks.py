@@ -44,8 +44,8 @@ class NatureActorCritic(nn.Module):
     Orthogonal initialisation with the gains of OpenAI Baselines' PPO: sqrt(2), policy head 0.01, value head 1. The
     torso computes in `dtype`, the heads in float32; parameters are float32. 1,687,719 parameters with 6 actions.
 
-    On CPUs this module makes the parameters alone: `fast/cpu_conv.py` computes the outputs. A changed `__call__` has an
-    effect there only under a name of its own in `NETWORKS`, or with `network.conv = plain`.
+    On CPUs this module only makes the parameters, and `fast/cpu_conv.py` computes the outputs from them. A variant that
+    computes something else needs a name of its own in `NETWORKS`, or `network.conv = plain`.
     """
 
     num_actions: int

@@ -318,11 +318,6 @@ REFUSALS = [
     ("train", "--config configs/qbert.py --overlap update --devices.distributed", "overlap = 'update': expected none"),
     (
         "train",
-        "--config configs/qbert.py --network.name impala --network.conv matmul",
-        "network.conv = 'matmul': expected auto or plain with network.name = impala",
-    ),
-    (
-        "train",
         "--config configs/qbert.py --network.name impala --devices.deterministic",
         "devices.deterministic = True",
     ),

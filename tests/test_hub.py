@@ -120,7 +120,7 @@ def test_the_card_states_score_and_protocol(run_dir):
     assert result["dataset"]["type"] == "ALE/Breakout-v5"
     assert {"atari", "reinforcement-learning", "ALE/Breakout-v5"} <= set(metadata["tags"])
     text = " ".join(text.split())
-    assert "**3.00 +/- 1.50** (mean +/- std over 2 sessions" in text.replace("Score ", "")
+    assert "**3.00 +/- 1.50** (mean +/- std of `return_ma` over 2 sessions" in text.replace("Score ", "")
     assert "Protocol: **v5** (sticky actions 0.25" in text
     assert "not complete" not in text
     assert "2,048 env steps per session" in text

@@ -93,7 +93,8 @@ def _game_row(suite_dir: Path, config: Config, name: str, written: set[str], sta
     curves = [Series(table["env_steps"], table["return_ma"], i) for i, table in enumerate(tables)]
     if not status.startswith("failed"):
         complete = config.is_complete([table["env_steps"][-1] for table in tables])
-        row["status"] = "complete" if complete else "not complete"
+        if not (complete and status.startswith("complete")):  # with a note, if a session has no score
+            row["status"] = "complete" if complete else "not complete"
     return row | {
         "summary": summary,
         "curve": draw(name, curves),
@@ -218,7 +219,8 @@ def _trial_curves(search_dir: Path, rows: list[dict[str, str]]) -> Any:
             mean = np.nanmean(returns[:, known], axis=0)
             best = rank == 0 and _is_ranked(row)
             series.append(Series(env_steps[known], mean, 0 if best else 1, "strong" if best else "faint"))
-    return draw("return_ma of all trials; the best one is thick", series)
+    best_text = "; the best one is thick" if any(one.look == "strong" for one in series) else ""
+    return draw(f"return_ma of all trials{best_text}", series)
 
 
 def _scatters(fields: list[str], rows: list[dict[str, str]]) -> list[Any]:

@@ -24,6 +24,7 @@ from jaxrl_atari.run_dir.summary import (
     newest_evaluation,
     read_run,
     score_text,
+    sessions_text,
     trial_summary,
 )
 
@@ -57,6 +58,7 @@ def describe_run(run_dir: Path) -> dict[str, Any]:
         "title": "" if config.name == summary["game"] else config.name,
         "summary": summary,
         "config": config,
+        "sessions": sessions_text(summary),
         "score": score_text(summary["score"]),
         "score_std": score_text(summary["score_std"]),
         "interval": interval_text(summary["score_interval"]),

@@ -188,11 +188,11 @@ def score_at(table: Table, points: ArrayLike, along: str = "env_steps") -> np.nd
 def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, Any]:
     """A trial's summary, ready for JSON: an unknown value is None.
 
-    The score is the mean of the final `return_ma` over the `scored_sessions`, those that have finished a game.
-    `score_std` is None where only one of several has; `score_interval` is the 95% bootstrap interval, None for a single
-    one. `sessions` has the figures of each session; `mean` and `std` are their mean and population
-    standard deviation over sessions. `consistency` is over the log points that all sessions have reached, and None for
-    a single session.
+    The score is the mean of the final `return_ma` over the sessions that have finished a game, `scored_sessions` in
+    number; `score_interval` is its 95% bootstrap interval, None for a single score. `sessions` has the figures of each
+    session; `mean` and `std` are their mean and population standard deviation over sessions, and `std` is None where
+    one of several sessions has a figure. `consistency` is over the log points that all sessions have reached, and None
+    for a single session.
 
     Args:
         session_tables: at least one table with at least one row.
@@ -201,7 +201,8 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
     sessions = [session_figures(table, game) for table in session_tables]
     known = {name: [value for each in sessions if (value := each[name]) is not None] for name in SESSION_FIGURES}
     means = {name: float(np.mean(values)) if values else None for name, values in known.items()}
-    stds = {name: float(np.std(values)) if values else None for name, values in known.items()}
+    least = min(2, len(sessions))  # a single one of several sessions has no spread
+    stds = {name: float(np.std(values)) if len(values) >= least else None for name, values in known.items()}
     score, scores = means["final_return_ma"], known["final_return_ma"]
     interval = score_interval(scores) if scores else None
     similarity = None
@@ -214,7 +215,7 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
         "game": game.name,
         "score": score,
         "scored_sessions": len(scores),
-        "score_std": stds["final_return_ma"] if len(scores) != 1 or len(sessions) == 1 else None,
+        "score_std": stds["final_return_ma"],
         "score_interval": None if interval is None else list(interval),
         "reference_score": game.reference_score,
         "tutorial_score": game.tutorial_score,

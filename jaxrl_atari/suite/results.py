@@ -125,7 +125,7 @@ def _cell(name: str, value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or "-"
     if name == "gae_lambda":
-        return f"{value:g}"
+        return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"
     if name in ("sessions", "env_steps"):
         return f"{value:,.0f}"
     if name in ("reference_normalised_score", "human_normalised_score"):
