@@ -108,7 +108,8 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
     strong: dict[str, Any] = {"color": COLOURS[0]}
     faint: dict[str, Any] = {"color": COLOURS[0], "alpha": 0.35, "linewidth": 0.9, "clip_on": False}
     figure = new_figure(f"{_title(run)}, {session_dir.name.replace('_', ' ')}", 11, 4.1 + 2.3 * rows)
-    figure.supxlabel(f"small graphs: each log point, and the mean of the last {SMOOTHING}", fontsize="medium")
+    if panels:
+        figure.supxlabel(f"small graphs: each log point, and the mean of the last {SMOOTHING}", fontsize="medium")
     grid = figure.add_gridspec(1 + rows, 3, height_ratios=[1.8] + rows * [1])
     axes = figure.add_subplot(grid[0, :])
     marker = _marker(env_steps)
