@@ -390,6 +390,7 @@ def test_every_session_is_played_and_the_interval_is_over_sessions(tmp_path, cap
     assert written["matrix"] == [found["returns"] for found in single]  # sessions x games
     assert written["matrix"][0] != written["matrix"][1]
     assert written["session_means"] == [found["mean"] for found in single]
+    assert written["date"].endswith(" UTC")  # the newest is quoted: in local time, an hour comes twice a year
     assert written["mean"] == pytest.approx(np.mean([found["mean"] for found in single]))
     # Of two sessions, a quarter of the resamples has only the worse one, and a quarter only the better one.
     assert written["interval"] == sorted(found["mean"] for found in single)

@@ -409,6 +409,10 @@ def test_a_game_that_failed_before_its_first_log_point_does_not_hide_the_others(
     assert (suite_dir / "graphs" / "comparison.png").is_file()
 
 
+def test_the_table_shows_lambda_as_it_was_set():
+    assert [results._cell("gae_lambda", value) for value in (0.7, 0.95, 0.999)] == ["0.70", "0.95", "0.999"]
+
+
 def test_hours_that_are_unknown_leave_out_their_curve_alone(tmp_path):
     suite_dir = add_games(make_suite(tmp_path / "suite"), {"Pong": [0.5, 1.0]})
     games = read_suite(suite_dir)
