@@ -9,11 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.evaluate.during_training import Evaluator
-from jaxrl_atari.hardware.distributed import agree, is_leader, sum_over_processes
+from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import Monitor
@@ -21,11 +20,10 @@ from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, fir
 from jaxrl_atari.ppo import Hyperparameters, Metrics
 from jaxrl_atari.rollout import collect, make_groups
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
-from jaxrl_atari.run_dir.checkpoints import Checkpoints, Restored
-from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.files import only_writer, unused
+from jaxrl_atari.run_dir.checkpoints import Restored
+from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.progress import Every, Progress
-from jaxrl_atari.run_dir.reading import EVALUATIONS_FILE, read_metrics
+from jaxrl_atari.run_dir.resume import restore_session, set_aside_logs
 from jaxrl_atari.run_dir.session_log import SessionLog
 from jaxrl_atari.run_dir.writers import Writer, make_writers
 
@@ -243,6 +241,10 @@ def prepare(
     Args:
         quiet: print nothing.
     """
+
+    def target(meta: dict[str, Any]) -> dict[str, Any]:
+        return abstract_arrays(config, meta["num_actions"], placement.home)
+
     limit_jax(config.devices)
     placement = place(config.devices)
     leader = is_leader()  # of several processes, only the leader writes
@@ -255,7 +257,7 @@ def prepare(
             checkpoints = CheckpointWriter(session_dir)
             exits.callback(checkpoints.close)
         if resume:
-            restored, damage = _restore(config, checkpoints, session_dir, placement.home)
+            restored, damage = restore_session(config, session_dir, checkpoints, target)
         run = Session(config, session, placement, checkpoints, restored)
         exits.callback(run.learner.close)
         for group in itertools.chain(*run.groups):
@@ -268,7 +270,7 @@ def prepare(
             if restored:
                 notes.append(_resume_message(config, run.progress, restored.meta, run.learner.compute_dtype.name))
             elif resume:
-                notes.append(set_aside(session_dir))
+                notes.append(set_aside_logs(session_dir))
             made = make_writers(config, session_dir, label=f"session {session}", start_env_steps=env_steps)
             outputs = [*(made[1:] if quiet else made), *writers]  # the first one made writes to the terminal
         for writer in outputs:
@@ -284,70 +286,6 @@ def prepare(
             )
             exits.callback(run.evaluator.close)
         yield run
-
-
-def _restore(
-    config: Config, writer: CheckpointWriter | None, session_dir: Path, device: jax.Device
-) -> tuple[Restored | None, list[str]]:
-    """The newest sound checkpoint, if there is one, and messages about damaged ones.
-
-    The leader, which has the writer, chooses the checkpoint and sets the newer, damaged ones aside; other processes
-    read the same one.
-    """
-
-    def target(meta: dict[str, Any]) -> dict[str, Any]:
-        return abstract_arrays(config, meta["num_actions"], device)
-
-    if writer is None:
-        choice = agree("")
-        if choice.startswith("error "):
-            raise UserError(choice.removeprefix("error "))
-        if not choice:
-            return None, []
-        step, checkpoints = int(choice), Checkpoints(session_dir)
-        meta = checkpoints.read_meta(step)
-        return Restored(step, checkpoints.restore(step, target(meta)), meta, {}), []
-    try:
-        found = writer.restore_newest(target) if writer.steps() else None
-        if found is None:
-            _require_young(config, session_dir)
-    except UserError as error:
-        agree(f"error {error}"[:1_000])
-        raise
-    agree(str(found.step) if found else "")
-    if found is None:
-        return None, []
-    notes = [
-        f"the checkpoint at {step:,} env steps is damaged ({error.reason}) and is now "
-        f"{writer.set_aside(step)}; {step - found.step:,} env steps are lost; it resumes at {found.step:,}"
-        for step, error in found.damaged.items()
-    ]
-    return found, notes
-
-
-def _require_young(config: Config, session_dir: Path) -> None:
-    """Raises `UserError` if a session has no checkpoint and came so far that there must have been one."""
-    try:
-        reached = read_metrics(session_dir)["env_steps"][-1]
-    except UserError:  # no log point yet
-        return
-    with contextlib.suppress(UserError):
-        config = read_config(session_dir, restore=False)  # with which it came so far
-    interval = max(config.log.checkpoint_every_env_steps, config.rollout_size)
-    if config.is_spent(reached) or reached > 2 * interval + config.rollout_size:
-        raise UserError(
-            f"{session_dir}: has log points up to {reached:,.0f} env steps, but no checkpoint; put its checkpoints"
-            " back, or move metrics.csv away to train again from 0"
-        )
-
-
-def set_aside(session_dir: Path) -> str:
-    """Renames what a session without a checkpoint has logged, so that it starts anew; returns a note for the user."""
-    note = "there is no checkpoint to resume from: the session starts at 0 env steps"
-    files = [session_dir / name for name in ("metrics.csv", "metrics.jsonl", EVALUATIONS_FILE, "wandb_id")]
-    used = [path for path in files if path.is_file() and len(path.read_bytes().splitlines()) > (path.suffix == ".csv")]
-    kept = [path.rename(unused(path)).name for path in used]
-    return f"{note}; what was logged before is in {', '.join(kept)}" if kept else note
 
 
 def _resume_message(config: Config, progress: Progress, meta: dict[str, Any], dtype: str) -> str:

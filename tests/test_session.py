@@ -28,7 +28,7 @@ from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import Collected, collect
-from jaxrl_atari.run_dir import session_log
+from jaxrl_atari.run_dir import resume, session_log
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.checkpoints import Checkpoints, Restored
 from jaxrl_atari.run_dir.columns import TIME_COLUMNS
@@ -544,7 +544,7 @@ def test_a_resumed_session_continues_what_it_counted(tmp_path, monkeypatch):
     }  # fmt: skip
     arrays = first_arrays(config, 4, 0, jax.devices("cpu")[0])
     arrays["train_state"] = arrays["train_state"].replace(optimizer_steps=jax.numpy.int32(50))
-    monkeypatch.setattr(session, "_restore", lambda *_: (Restored(600, arrays, meta, {}), []))
+    monkeypatch.setattr(session, "restore_session", lambda *_: (Restored(600, arrays, meta, {}), []))
     session_dir, lines = tmp_path / "session_0", Lines()
     session_dir.mkdir()
     (session_dir / "evaluations.csv").write_text("env_steps,episodes,mean,std\n300,2,1.5,0.5\n900,2,2.5,0.5\n")
@@ -768,22 +768,25 @@ def test_processes_restore_the_checkpoint_that_the_leader_chose(trained, tmp_pat
 
     def restore(leader):
         session_dir = tmp_path / "session_0"
-        return session._restore(TINY, CheckpointWriter(session_dir) if leader else None, session_dir, place)
+        writer = CheckpointWriter(session_dir) if leader else None
+        return resume.restore_session(
+            TINY, session_dir, writer, lambda meta: abstract_arrays(TINY, meta["num_actions"], place)
+        )
 
-    monkeypatch.setattr(session, "agree", lambda text: sent.append(text) or str(earlier))
+    monkeypatch.setattr(resume, "agree", lambda text: sent.append(text) or str(earlier))
     restored, notes = restore(leader=False)
     assert (restored.meta["env_steps"], notes, sent) == (earlier, [], [""])
     damage(tmp_path / "session_0" / "checkpoints" / str(latest_step))
     restored, notes = restore(leader=True)
     assert (restored.meta["env_steps"], len(notes), sent[1:]) == (earlier, 1, [str(earlier)])
-    monkeypatch.setattr(session, "agree", lambda text: "error 20: damaged")
+    monkeypatch.setattr(resume, "agree", lambda text: "error 20: damaged")
     with pytest.raises(UserError, match=r"^20: damaged$"):
         restore(leader=False)
     damage(tmp_path / "session_0" / "checkpoints" / str(earlier))
     for step in checkpoint_steps(tmp_path / "session_0"):
         if step != earlier:
             shutil.rmtree(tmp_path / "session_0" / "checkpoints" / str(step))
-    monkeypatch.setattr(session, "agree", lambda text: sent.append(text) or text)
+    monkeypatch.setattr(resume, "agree", lambda text: sent.append(text) or text)
     with pytest.raises(UserError, match="no checkpoint is sound"):
         restore(leader=True)
     assert sent[-1].startswith("error "), "the others would wait for ever"
