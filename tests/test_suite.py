@@ -409,6 +409,15 @@ def test_a_game_that_failed_before_its_first_log_point_does_not_hide_the_others(
     assert (suite_dir / "graphs" / "comparison.png").is_file()
 
 
+def test_a_complete_game_with_a_session_without_a_score_says_so(tmp_path):
+    suite_dir = make_suite(tmp_path / "suite")
+    add_session(suite_dir, "Pong", 0, [-20.0, -20.0])
+    add_session(suite_dir, "Pong", 1, [np.nan, np.nan])
+    assert "| complete; 1 session has no score |" in results.write_results(suite_dir)
+    (row,) = [row for row in group_pages.describe_suite_page(suite_dir, set())["games"] if row["name"] == "Pong"]
+    assert (row["status"], row["sessions"]) == ("complete; 1 session has no score", "-20, -")
+
+
 def test_the_table_shows_lambda_as_it_was_set():
     assert [results._cell("gae_lambda", value) for value in (0.7, 0.95, 0.999)] == ["0.70", "0.95", "0.999"]
 

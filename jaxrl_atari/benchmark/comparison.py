@@ -305,7 +305,8 @@ def draw_scale(field: str, rows: Mapping[int, Mapping[str, Any]], folder: Path) 
         if all(rows[i][name] is not None for i in x):
             memory.plot(x, [rows[i][name] for i in x], marker="o", label=label)
     for axes, title in ((speed, "env steps / s"), (memory, "peak memory, GiB")):
-        axes.set_xscale("log", base=2) if x[0] > 0 else axes.set_xscale("symlog", base=2, linthresh=1)
+        scale: dict[str, Any] = {"value": "log"} if x[0] > 0 else {"value": "symlog", "linthresh": 1}
+        axes.set_xscale(**scale, base=2)
         axes.set_xticks(x)
         axes.xaxis.set_minor_locator(NullLocator())
         for axis in (axes.xaxis, axes.yaxis):

@@ -73,8 +73,7 @@ def draw(
             them is left out.
         x_from: left end of the x axis; None: the smallest x.
     """
-    as_given = [(np.asarray(one.x, np.float64), np.asarray(one.y, np.float64)) for one in series]
-    lines = [(*(xy if one.look == "dots" else thin(*xy)), one) for xy, one in zip(as_given, series, strict=True)]
+    lines = [(*thin(one.x, one.y, np.size(one.x) if one.look == "dots" else MAX_POINTS), one) for one in series]
     known = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y, _ in lines]
     if not any(x.size for x, _ in known):
         return None

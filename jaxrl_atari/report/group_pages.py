@@ -24,7 +24,7 @@ from jaxrl_atari.run_dir.files import read_json
 from jaxrl_atari.run_dir.metrics import align_sessions
 from jaxrl_atari.run_dir.reading import read_sessions
 from jaxrl_atari.run_dir.suite_statistics import aggregate_rows, describe_suite, read_suite, suite_runs
-from jaxrl_atari.run_dir.summary import number_text, read_run, score_text, trial_summary
+from jaxrl_atari.run_dir.summary import number_text, read_run, score_text, status_text, trial_summary
 
 
 def link(name: str, written: set[str]) -> str | None:
@@ -92,9 +92,7 @@ def _game_row(suite_dir: Path, config: Config, name: str, written: set[str], sta
     summary, tables = trial_summary(run), run.tables.values()
     curves = [Series(table["env_steps"], table["return_ma"], i) for i, table in enumerate(tables)]
     if not status.startswith("failed"):
-        complete = config.is_complete([table["env_steps"][-1] for table in tables])
-        if not (complete and status.startswith("complete")):  # with a note, if a session has no score
-            row["status"] = "complete" if complete else "not complete"
+        row["status"] = status_text(config, summary)
     return row | {
         "summary": summary,
         "curve": draw(name, curves),

@@ -134,6 +134,18 @@ def sessions_text(summary: dict[str, Any]) -> str:
     return text if scored in (0, count) else f"{text}, of which {scored} {'has' if scored == 1 else 'have'} a score"
 
 
+def status_text(config: Config, summary: dict[str, Any]) -> str:
+    """How far a game of a suite has come: `not complete`, `complete` or `complete; 1 session has no score`.
+
+    Args:
+        config: with the budget that the suite has now.
+    """
+    if not config.is_complete([session["env_steps"] for session in summary["sessions"]]):
+        return "not complete"
+    unscored = len(summary["sessions"]) - summary["scored_sessions"]
+    return f"complete; {unscored} session{' has' if unscored == 1 else 's have'} no score" if unscored else "complete"
+
+
 def score_text(score: float | None) -> str:
     """A score as text: 14,482 or 1.44; `-` where there is none."""
     if score is None:

@@ -27,7 +27,7 @@ from jaxrl_atari.run_dir.suite_statistics import (
     scores_at,
     write_rliable,
 )
-from jaxrl_atari.run_dir.summary import read_run, write_trial_summary
+from jaxrl_atari.run_dir.summary import read_run, status_text, write_trial_summary
 from jaxrl_atari.suite.suite import game_configs, read_suite_file
 
 TABLE_COLUMNS = {
@@ -82,10 +82,7 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         row["sessions"] = len(summary["sessions"])
         row["score_std"] = summary["score_std"] if summary["scored_sessions"] > 1 else None
         row["env_steps"], row["hours"] = summary["mean"]["env_steps"], summary["mean"]["wall_hours"]
-        complete = game_config.is_complete([session["env_steps"] for session in summary["sessions"]])
-        row["status"] = "complete" if complete else "not complete"
-        if complete and (unscored := row["sessions"] - summary["scored_sessions"]):
-            row["status"] += f"; {unscored} session{'s have' if unscored > 1 else ' has'} no score"
+        row["status"] = status_text(game_config, summary)
         scores[name] = [session["final_return_ma"] for session in summary["sessions"]]
         row["score_low"], row["score_high"] = summary["score_interval"] or (None, None)
     return rows, {"games": list(scores), "matrix": list(itertools.zip_longest(*scores.values()))}
