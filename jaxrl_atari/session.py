@@ -282,8 +282,9 @@ def prepare(
         run.log.monitor = exits.enter_context(Monitor(placement.devices, run.log.message)).read
         if leader and config.evaluation.every_env_steps:
             run.evaluator = Evaluator(
-                config, run.seed, run.num_actions, placement.evaluator, session_dir, env_steps, run.log.message
-            )
+                config, run.seed, run.num_actions, placement.evaluator, session_dir, env_steps,
+                run.log.message, run.log.evaluation,
+            )  # fmt: skip
             exits.callback(run.evaluator.close)
         yield run
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -126,7 +125,8 @@ def test_the_card_states_score_and_protocol(run_dir):
     assert "2,048 env steps per session" in text
     assert "best one of session_1 at env step 1,000. It is an optimistic pick" in text
     later = " ".join(hub.collect(run_dir, "user/breakout", "latest").card.split())
-    assert re.search(r"The checkpoint is that of session_1 at env step [\d,]+\.", later)
+    assert "Checkpoints: session_1 at env step 2,048, session_0 at env step 2,048." in later
+    assert "The checkpoint is that of session_1 at env step 1,000." in hub.collect(run_dir, "user/breakout", 1000).card
     assert "optimistic" not in later
     assert "hub pull user/breakout breakout" in text
     assert "![returns](graphs/trial.png)" in text
@@ -167,7 +167,7 @@ def test_the_card_of_another_protocol_names_what_differs_and_compares_nothing(tm
     write_metrics(tmp_path / "session_0", table([1.0, 2.0], [1000, 2048]))
     write_json(tmp_path / "config.json", describe(config))
     summary = write_trial_summary(tmp_path)
-    _, header, text = model_card("user/x", tmp_path, summary, "session_0", 2048, True).split("---\n", 2)
+    _, header, text = model_card("user/x", tmp_path, summary, {tmp_path / "session_0": 2048}, True).split("---\n", 2)
     protocol = "machado, clip_rewards=false"
     assert yaml.safe_load(header)["model-index"][0]["results"][0]["dataset"]["type"] == f"Breakout ({protocol})"
     assert f"Protocol: **{protocol}** (sticky actions 0.25" in text
@@ -264,6 +264,25 @@ def test_a_link_to_another_place_is_refused(server, tmp_path, monkeypatch):
         refused("link is a link to another place", server, {"version": target.encode()}, tmp_path)
 
 
+def _steps(upload):
+    return {directory.name: step for directory, step in upload.checkpoints.items()}
+
+
+def test_a_push_of_the_latest_checkpoints_has_one_of_every_session(server, run_dir, tmp_path):
+    """So that whoever pulls the run can play what its score to quote was measured with, and resume every session."""
+    hub.push(run_dir, "user/breakout", endpoint=server.url, checkpoint="latest")
+    back = hub.pull("user/breakout", tmp_path / "back", server.url)
+    for session in (0, 1):
+        policy = load_policy(back, "latest", CPU, session)
+        original = load_policy(run_dir, "latest", CPU, session)
+        assert policy.env_steps == 2048
+        assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), policy.params, original.params))
+    begun = tmp_path / "begun"
+    shutil.copytree(run_dir, begun)
+    shutil.rmtree(begun / "session_0" / "checkpoints")
+    assert _steps(hub.collect(begun, "user/breakout", "latest")) == {"session_1": 2048}
+
+
 def test_a_push_verifies_its_checkpoint(run_dir, tmp_path, caplog):
     damaged = tmp_path / "damaged"
     shutil.copytree(run_dir, damaged)
@@ -273,15 +292,15 @@ def test_a_push_verifies_its_checkpoint(run_dir, tmp_path, caplog):
         flip_bit(max(files, key=lambda path: path.stat().st_size))
 
     damage(2048)
-    assert hub.collect(damaged, "user/breakout").step == 1000, "the best is sound"
+    assert _steps(hub.collect(damaged, "user/breakout")) == {"session_1": 1000}, "the best is sound"
     shared = hub.collect(damaged, "user/breakout", "latest")
-    assert shared.step == 1000
-    assert not [name for name in shared.files if "/2048/" in name]
+    assert _steps(shared) == {"session_0": 2048, "session_1": 1000}
+    assert not [name for name in shared.files if "session_1/checkpoints/2048" in name]
     assert "checkpoints/2048: damaged: its array" in caplog.text
     assert "the one at env step 1000 is used" in caplog.text
     damage(1000)
     fails("checkpoints/1000: damaged: its array", hub.collect, damaged, "user/breakout")
-    assert hub.collect(run_dir, "user/breakout", 2048).step == 2048
+    assert _steps(hub.collect(run_dir, "user/breakout", 2048)) == {"session_1": 2048}
     fails("has no checkpoint at env step 7", hub.collect, run_dir, "user/breakout", 7)
 
 

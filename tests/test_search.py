@@ -150,6 +150,7 @@ def test_published_space_is_shipped():
         "ppo.learning_rate": LogUniform(1e-4, 5e-4),
     }
     assert (search.grace_env_steps, search.reduction, search.early_stopping) == (500_000, 3, "asha")
+    assert search.resources == ResourcesConfig(gpu=0.25)
     check_space(config, search)
 
 

@@ -56,13 +56,16 @@ class Lines:
     """A writer that keeps what it is given."""
 
     def __init__(self):
-        self.rows, self.messages = [], []
+        self.rows, self.evaluations, self.messages = [], [], []
 
     def write(self, row):
         self.rows.append(row)
 
     def message(self, text):
         self.messages.append(text)
+
+    def evaluation(self, env_steps, mean, std):
+        self.evaluations.append((env_steps, mean, std))
 
     def progress(self, env_steps, row):
         pass
@@ -312,7 +315,7 @@ def test_closing_an_evaluator_drops_what_it_plays(tmp_path, monkeypatch):
         config, evaluation=EvaluationConfig(every_env_steps=64, episodes=16, num_envs=1, greedy=True)
     )
     device = jax.devices("cpu")[0]
-    evaluator = Evaluator(config, 3, 6, device, tmp_path, 0, print)
+    evaluator = Evaluator(config, 3, 6, device, tmp_path, 0, print, print)
     evaluator.start(first_arrays(config, 6, 0, device)["train_state"].params, 64)
     assert begun.wait(timeout=60)
     assert evaluator.poll()
@@ -352,7 +355,7 @@ def test_the_last_graphs_are_drawn_after_those_of_a_checkpoint(tmp_path, monkeyp
 
 def test_evaluations_beyond_the_checkpoint_are_dropped_on_resume(tmp_path):
     (tmp_path / "evaluations.csv").write_text("env_steps,episodes,mean,std\n64,2,1.5,0.5\n128,2,2.5,0.5\n19")
-    Evaluator(TINY, 0, 4, jax.devices("cpu")[0], tmp_path, 100, print).close()
+    Evaluator(TINY, 0, 4, jax.devices("cpu")[0], tmp_path, 100, print, print).close()
     assert (tmp_path / "evaluations.csv").read_text().split() == ["env_steps,episodes,mean,std", "64,2,1.5,0.5"]
 
 
@@ -621,6 +624,7 @@ def test_evaluations_run_where_they_are_placed_and_report_their_env_step(tmp_pat
     assert int(result["episodes"]) == 2
     assert float(result["mean"]) >= 0
     assert 64 <= int(result["env_steps"]) <= 96
+    assert lines.evaluations == [(int(result["env_steps"]), float(result["mean"]), float(result["std"]))]
     (message,) = [m for m in lines.messages if m.startswith("evaluation at")]
     assert message.startswith(f"evaluation at {result['env_steps']} env steps")
     assert message.endswith(f"full games on {there}")

@@ -147,11 +147,15 @@ def test_resumed_tensorboard_replaces_later_points(tmp_path):
     writer.close()
     resumed = TensorBoardWriter(tmp_path, start_env_steps=20480)
     resumed.write(row(30720, return_mean=-1.0))
+    resumed.evaluation(25000, 7.25, 0.5)  # it was played while training went on
+    resumed.write(row(40960))
     resumed.close()
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 2
     assert scalars(tmp_path, "charts/return_mean") == [(10240, 5120.0), (20480, 10240.0), (30720, -1.0)]
     assert scalars(tmp_path, "losses/value_loss") == [(10240, 0.25), (20480, 0.25)]
     assert scalars(tmp_path, "system/rss_gib") == [(10240, 1.0), (20480, 1.0)]
+    assert scalars(tmp_path, "evaluation/return_mean") == [(25000, 7.25)]
+    assert scalars(tmp_path, "evaluation/return_std") == [(25000, 0.5)]
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert "charts/return_ma" not in events.Tags()["scalars"]  # NaN at each point
@@ -215,6 +219,9 @@ for env_steps in (10240, 20480):
     for writer in writers:
         writer.write({"env_steps": env_steps, "return_ma": env_steps / 10, "entropy": float("nan")})
 for writer in writers:
+    writer.evaluation(15000, 7.25, 0.5)  # it was played while training went on
+    writer.write({"env_steps": 30720})
+for writer in writers:
     writer.close()
 """
 
@@ -235,7 +242,7 @@ def test_wandb_offline_run_stays_in_the_session_directory(tmp_path, monkeypatch)
     assert "Weights & Biases: offline" in result.stdout
     (run_file,) = session_dir.glob("wandb/offline-run-*/run-a1b2c3d4.wandb")
     content = run_file.read_bytes()  # records of protobuf, numbers as JSON text
-    for text in ("charts/return_ma", "1024", "2048", '"game":"Qbert"'):
+    for text in ("charts/return_ma", "1024", "2048", "evaluation/return_mean", "7.25", "15000", '"game":"Qbert"'):
         assert text.encode() in content
     assert b"losses/entropy" not in content  # NaN at each point
     assert "wandb sync" in result.stdout
@@ -243,9 +250,9 @@ def test_wandb_offline_run_stays_in_the_session_directory(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(("marker", "trial"), [("suite.json", "suite_a-Breakout"), ("", "Breakout")])
 def test_runs_of_equal_names_in_two_folders_are_two_wandb_runs(tmp_path, monkeypatch, marker, trial):
-    asked = {}
+    asked, run = {}, SimpleNamespace(offline=False, url="", dir="x", define_metric=lambda *_, **__: None)
     wandb = SimpleNamespace(
-        init=lambda **options: asked.update(options) or SimpleNamespace(offline=False, url="", dir="x"),
+        init=lambda **options: asked.update(options) or run,
         Settings=lambda **options: None,
         Error=Exception,
     )

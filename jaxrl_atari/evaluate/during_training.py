@@ -21,10 +21,12 @@ from jaxrl_atari.run_dir.reading import EVALUATIONS_FILE, EVALUATIONS_HEADER, re
 class Evaluator:
     """Plays games in a thread, one evaluation at a time, while the learner trains.
 
-    Each result is appended to SESSION_DIR/evaluations.csv and reported in a line through `say`.
+    Each result is appended to SESSION_DIR/evaluations.csv and passed on.
 
     Args:
         env_steps: where the session starts or resumes; rows beyond it are dropped from the file.
+        say: receives lines for the user.
+        write: receives each result: env steps, mean and standard deviation of the returns.
     """
 
     def __init__(
@@ -36,8 +38,10 @@ class Evaluator:
         session_dir: Path,
         env_steps: int,
         say: Callable[[str], None],
+        write: Callable[[int, float, float], None],
     ):
-        self._config, self._seed, self._device, self._dir, self._say = config, seed, device, session_dir, say
+        self._config, self._seed, self._device, self._dir = config, seed, device, session_dir
+        self._say, self._write = say, write
         self._network = make_network(config.network, num_actions, network_platform(device))
         self._table = session_dir / EVALUATIONS_FILE
         kept = [row for row in read_evaluations(session_dir) if float(row[0]) <= env_steps]
@@ -77,6 +81,7 @@ class Evaluator:
         result = running.result()
         with self._table.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerow([self._at, len(result.games), result.mean, result.std])
+        self._write(self._at, result.mean, result.std)
         self._say(
             f"evaluation at {self._at:,} env steps: mean return {result.mean:,.1f} ± {result.std:,.1f} over"
             f" {len(result.games)} full games on {self._device}"

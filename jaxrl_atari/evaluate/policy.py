@@ -93,12 +93,17 @@ def find_session(run_dir: str | Path, session: int | None = None) -> tuple[Path,
         return directory, "the session chosen"
     with contextlib.suppress(UserError):  # no config: every session counts
         sessions = counted_sessions(run_dir, read_config(run_dir, restore=False)) or sessions
-    saved = [path for path in sessions if (path / "checkpoints").is_dir() and Checkpoints(path).steps()]
+    saved = list(filter(has_checkpoint, sessions))
     if not saved:
         raise UserError(f"{run_dir}: none of its sessions has a checkpoint yet; wait for the first one")
     if len(sessions) == 1:
         return sessions[0], "the only session"
     return max(saved, key=_best_score), f"the best of {len(sessions)} sessions, --session N picks another"
+
+
+def has_checkpoint(session_dir: Path) -> bool:
+    """Whether a session has written a checkpoint."""
+    return (session_dir / "checkpoints").is_dir() and bool(Checkpoints(session_dir).steps())
 
 
 def _best_score(session_dir: Path) -> float:

@@ -4,8 +4,9 @@
     python -m jaxrl_atari.hub pull user/repo [DIR]
 
 A repository has the layout of a run directory: config, metrics and graphs of every session, and one checkpoint of the
-best session. It also has a model card (README.md) and the newest video of that session (replay.mp4). `pull` turns it
-into a run directory, for `evaluate` and `plots`. HF_TOKEN and HF_ENDPOINT are respected.
+best session; with `--checkpoint latest`, the latest one of every session. It also has a model card (README.md) and the
+newest video of the best session (replay.mp4). `pull` turns it into a run directory, for `evaluate`, `plots` and, with
+the latest checkpoints, `train --resume`. HF_TOKEN and HF_ENDPOINT are respected.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ import jax
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.evaluate.policy import has_checkpoint, load_policy
 from jaxrl_atari.hardware.jax_gpus import forbid_gpu
 from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.run_dir.config_file import read_config
@@ -39,14 +40,14 @@ class Upload(NamedTuple):
 
     files: dict[str, Path]  # name in the repository -> file
     card: str  # README.md
-    step: int  # env steps of the checkpoint
+    checkpoints: dict[Path, int]  # session directory -> env steps of its checkpoint
 
 
 def collect(run_dir: str | Path, repo_id: str, checkpoint: Literal["best", "latest"] | int = "best") -> Upload:
     """Chooses the files of a run to push, and makes the model card.
 
     Args:
-        checkpoint: as for `load_policy`.
+        checkpoint: as for `load_policy`: of the best session; `latest`: of every session that has one.
 
     Raises:
         UserError: not a run directory, or none of its sessions has such a checkpoint, or it is damaged.
@@ -54,25 +55,29 @@ def collect(run_dir: str | Path, repo_id: str, checkpoint: Literal["best", "late
     run_dir = Path(run_dir)
     if (run_dir / "checkpoints").is_dir():
         raise UserError(f"{run_dir}: the directory of a session; expected that of the run, {run_dir.resolve().parent}")
-    policy = load_policy(run_dir, checkpoint, jax.devices("cpu")[0])  # of the best session; verifies the checkpoint
-    best_session, step = policy.session_dir, policy.env_steps
+    cpu = jax.devices("cpu")[0]
+    policy = load_policy(run_dir, checkpoint, cpu)  # of the best session; verifies the checkpoint
+    best_session, checkpoints = policy.session_dir, {policy.session_dir: policy.env_steps}
     summary = write_trial_summary(run_dir)
     chosen = [path for pattern in RUN_FILES for path in sorted(run_dir.glob(pattern))]
     for session_dir in counted_sessions(run_dir, read_config(run_dir)):
         chosen += [path for pattern in SESSION_FILES for path in sorted(session_dir.glob(pattern))]
-    checkpoint_dir = best_session / "checkpoints" / str(step)
-    saved = [path for path in sorted(checkpoint_dir.rglob("*")) if path.is_file()]
-    if not saved:  # `load_policy` has just read it
-        raise UserError(f"{checkpoint_dir}: training has replaced this checkpoint; try again")
-    chosen += saved
+        if checkpoint == "latest" and session_dir != best_session and has_checkpoint(session_dir):
+            checkpoints[session_dir] = load_policy(session_dir, "latest", cpu).env_steps
+    for session_dir, step in checkpoints.items():
+        checkpoint_dir = session_dir / "checkpoints" / str(step)
+        saved = [path for path in sorted(checkpoint_dir.rglob("*")) if path.is_file()]
+        if not saved:  # `load_policy` has just read it
+            raise UserError(f"{checkpoint_dir}: training has replaced this checkpoint; try again")
+        chosen += saved
     files = {path.relative_to(run_dir).as_posix(): path for path in chosen}
     videos = sorted(best_session.glob("video_*.mp4"), key=lambda path: path.stat().st_mtime)
     if (pulled := run_dir / "replay.mp4").is_file():
         videos.insert(0, pulled)
     if videos:
         files["replay.mp4"] = videos[-1]  # the Hub shows a video of this name
-    card = model_card(repo_id, run_dir, summary, best_session.name, step, is_best=checkpoint == "best")
-    return Upload(files, card, step)
+    card = model_card(repo_id, run_dir, summary, checkpoints, is_best=checkpoint == "best")
+    return Upload(files, card, checkpoints)
 
 
 def _library() -> Any:
@@ -147,7 +152,7 @@ def push(
 
     Args:
         endpoint: URL of the Hub; None: HF_ENDPOINT, else huggingface.co.
-        checkpoint: of the best session: the best, the newest sound one, or the one at an env step.
+        checkpoint: as for `collect`.
 
     Raises:
         UserError: no run, no token, no network, or no write access to the repository.
@@ -163,6 +168,7 @@ def push(
             added = [library.CommitOperationAdd(name, str(path)) for name, path in upload.files.items()]
         except (ValueError, OSError) as error:
             raise UserError(f"{run_dir}: training has replaced a file meanwhile ({error}); try again") from error
+        newest = max(upload.checkpoints.values())
         url = api.create_repo(repo_id, private=private, exist_ok=True)
         kept = {*upload.files, "README.md", ".gitattributes"}
         stale = [name for name in api.list_repo_files(repo_id) if name not in kept]
@@ -173,7 +179,7 @@ def push(
                 *added,
                 *(library.CommitOperationDelete(name) for name in stale),
             ],
-            commit_message=f"{Path(run_dir).resolve().name}, checkpoint at env step {upload.step:,}",
+            commit_message=f"{Path(run_dir).resolve().name}, checkpoint at env step {newest:,}",
         )
     return str(url)
 
@@ -267,7 +273,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     push_parser.add_argument("repo_id", metavar="USER/REPO", help="model repository, created if it does not exist")
     push_parser.add_argument("--private", action="store_true", help="create a private repository")
     push_parser.add_argument(
-        "--checkpoint", type=_checkpoint, default="best", help="best, latest or an env step [best]"
+        "--checkpoint",
+        type=_checkpoint,
+        default="best",
+        help="of the best session: best, or an env step; of every session: latest [best]",
     )
     pull_parser = commands.add_parser("pull", help="download a run, to evaluate it")
     pull_parser.add_argument("repo_id", metavar="USER/REPO")

@@ -1,5 +1,6 @@
 """Model card of a run: README.md of its repository, from the template model_card.md."""
 
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -10,14 +11,15 @@ from jaxrl_atari.run_dir.files import read_json
 from jaxrl_atari.run_dir.summary import evaluated_at, newest_evaluation, sessions_text
 
 
-def model_card(repo_id: str, run_dir: Path, summary: dict[str, Any], session: str, step: int, is_best: bool) -> str:
+def model_card(
+    repo_id: str, run_dir: Path, summary: dict[str, Any], checkpoints: Mapping[Path, int], is_best: bool
+) -> str:
     """Fills in the template. The card starts with the metadata that the Hub reads (YAML).
 
     Args:
         summary: the result of `write_trial_summary`.
-        session: the session whose checkpoint is pushed.
-        step: env steps of that checkpoint.
-        is_best: whether it was chosen as the best one.
+        checkpoints: session directory -> env steps of its checkpoint that is pushed.
+        is_best: whether there is one, chosen as the best one of the best session.
     """
     template = resources.files("jaxrl_atari.hub").joinpath("model_card.md").read_text(encoding="utf-8")
     config, description = read_config(run_dir), read_json(run_dir / "config.json")
@@ -55,7 +57,7 @@ def model_card(repo_id: str, run_dir: Path, summary: dict[str, Any], session: st
         comparison=comparison,
         session_rows="\n".join(rows),
         evaluation=_evaluation_text(newest_evaluation(run_dir, [row["session"] for row in summary["sessions"]])),
-        checkpoint=f"{'the best one' if is_best else 'that'} of {session} at env step {step:,}",
+        checkpoints=_checkpoints_text(checkpoints, is_best),
         optimistic="It is an optimistic pick: the scores of other seeds are usually lower." if is_best else "",
         repo_id=repo_id,
         repo_name=repo_name,
@@ -65,6 +67,13 @@ def model_card(repo_id: str, run_dir: Path, summary: dict[str, Any], session: st
         num_envs=config.env.num_envs,
         versions=", ".join(f"{name} {version}" for name, version in versions.items()),
     )
+
+
+def _checkpoints_text(checkpoints: Mapping[Path, int], is_best: bool) -> str:
+    places = [f"{directory.name} at env step {step:,}" for directory, step in checkpoints.items()]
+    if is_best:
+        return f"The checkpoint is the best one of {places[0]}."
+    return f"The checkpoint is that of {places[0]}." if len(places) == 1 else f"Checkpoints: {', '.join(places)}."
 
 
 def _evaluation_text(evaluation: dict[str, Any] | None) -> str:

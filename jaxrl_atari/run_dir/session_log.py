@@ -63,6 +63,11 @@ class SessionLog:
         for writer in self._writers:
             writer.message(text)
 
+    def evaluation(self, env_steps: int, mean: float, std: float) -> None:
+        """Writes an evaluation during training."""
+        for writer in self._writers:
+            writer.evaluation(env_steps, mean, std)
+
     def wall_seconds(self) -> float:
         """Seconds of training, with those before a resume, without the first iteration's."""
         return self._progress.earlier_seconds + (0.0 if self.compiling else time.monotonic() - self._start)

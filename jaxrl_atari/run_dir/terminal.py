@@ -93,6 +93,9 @@ class ProgressWriter:
         if not self._live:
             self._print(self._plain_line(row))
 
+    def evaluation(self, env_steps: int, mean: float, std: float) -> None:
+        """Nothing: the evaluator has a message."""
+
     def message(self, text: str) -> None:
         line = self._line
         self._draw("")

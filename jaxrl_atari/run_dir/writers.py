@@ -35,6 +35,9 @@ class Writer(Protocol):
     def write(self, row: Row) -> None:
         """Writes a log point."""
 
+    def evaluation(self, env_steps: int, mean: float, std: float) -> None:
+        """Writes an evaluation during training: mean and standard deviation of its returns."""
+
     def progress(self, env_steps: int, row: Row) -> None:
         """Called after each update; `row` is the newest log point, empty before the first."""
 
@@ -90,6 +93,10 @@ def cells(row: Row) -> dict[str, int | float | None]:
 def _tag(name: str) -> str:
     """The name of a column in TensorBoard and Weights & Biases: "charts/return_ma"."""
     return f"{COLUMNS[name].group}/{name}"
+
+
+def _evaluation_tags(mean: float, std: float) -> dict[str, float]:
+    return {"evaluation/return_mean": mean, "evaluation/return_std": std}
 
 
 # --- Files -----------------------------------------------------------------------------------------------------------
@@ -208,13 +215,19 @@ class TensorBoardWriter(_FileWriter):
         self._file.write(event.SerializeToString())
         self._file.flush()
 
+    def _add_scalars(self, env_steps: Any, values: Mapping[str, Any]) -> None:
+        summary = self._summary()
+        for tag, value in values.items():
+            if value is not None:
+                summary.value.add(tag=tag, simple_value=value)
+        self._add(self._event(step=env_steps, summary=summary))
+
     def write(self, row: Row) -> None:
         values = cells(row)
-        summary = self._summary()
-        for name, value in values.items():
-            if value is not None:
-                summary.value.add(tag=_tag(name), simple_value=value)
-        self._add(self._event(step=values["env_steps"], summary=summary))
+        self._add_scalars(values["env_steps"], {_tag(name): value for name, value in values.items()})
+
+    def evaluation(self, env_steps: int, mean: float, std: float) -> None:
+        self._add_scalars(env_steps, _evaluation_tags(mean, std))
 
 
 # --- Weights & Biases ------------------------------------------------------------------------------------------------
@@ -265,6 +278,8 @@ class WandbWriter(Writer):
             raise UserError(
                 f"log.wandb = true: {error}; run `wandb login`, set WANDB_MODE=offline, or leave log.wandb out"
             ) from error
+        # A log point with more env steps may have been logged by the time that an evaluation ends.
+        self._run.define_metric("evaluation/*", step_metric="evaluation/env_steps")
         offline = f"offline; upload with `wandb sync {Path(self._run.dir).parent}`"
         self.where: str = offline if self._run.offline else self._run.url
 
@@ -275,6 +290,9 @@ class WandbWriter(Writer):
             {_tag(name): value for name, value in values.items() if value is not None},
             step=values["env_steps"],
         )
+
+    def evaluation(self, env_steps: int, mean: float, std: float) -> None:
+        self._run.log({"evaluation/env_steps": env_steps, **_evaluation_tags(mean, std)})
 
     def close(self) -> None:
         self._run.finish()
