@@ -29,7 +29,7 @@ def table(return_mean, env_steps=None, **columns):
 
 
 def write_metrics(session_dir, columns):
-    session_dir.mkdir(parents=True)
+    session_dir.mkdir(parents=True, exist_ok=True)
     rows = np.stack(list(columns.values()), axis=1).tolist()
     lines = [",".join("" if np.isnan(cell) else repr(cell) for cell in row) for row in rows]
     (session_dir / "metrics.csv").write_text("\n".join([",".join(columns), *lines]) + "\n")

@@ -346,7 +346,14 @@ def test_failed_trials_are_tried_again_as_often_as_asked(algorithm, tmp_path):
     assert algorithm.TrialSampler(tmp_path, small_search(retries=1), {}).suggest("id")["number"] == 0
 
 
+@pytest.fixture
+def one_thread(monkeypatch):
+    """`run_search_trial` in this process: it sets NPROC, which would stay for the tests after it."""
+    monkeypatch.setenv("NPROC", "1")
+
+
 @pytest.mark.parametrize("status", ["unfinished", "failed"])
+@pytest.mark.usefixtures("one_thread")
 def test_a_trial_that_starts_again_has_no_reason_of_an_earlier_end(tmp_path, monkeypatch, status):
     start_search(tmp_path, small_search())
     add_trial(tmp_path, 0, [1.0])
@@ -357,6 +364,7 @@ def test_a_trial_that_starts_again_has_no_reason_of_an_earlier_end(tmp_path, mon
     assert read_records(tmp_path)[0] == record
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_resumed_trial_keeps_the_software_that_began_it(tmp_path, monkeypatch):
     start_search(tmp_path, small_search())
     add_trial(tmp_path, 0, [1.0])
@@ -530,6 +538,7 @@ def test_a_failed_trial_that_is_tried_again_keeps_its_checkpoints(tune, tmp_path
     assert not list(tmp_path.glob("trial_0/session_0/checkpoints"))
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_trial_whose_checkpoints_are_gone_starts_again_at_0(tmp_path, monkeypatch):
     """As a failed one that more `retries` start again: also those of its sessions that had finished."""
     config = Config(name="small", total_env_steps=4096, sessions=2)

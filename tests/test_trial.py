@@ -285,8 +285,7 @@ def test_an_interrupted_summary_is_made_again(tmp_path, started, monkeypatch):
     run_dir = make_run_dir(config)
     run_trial(config, run_dir)
     write_checkpoint(run_dir / "session_0", 32)
-    write_metrics(tmp_path / "table", table([1.0], [32]))
-    (tmp_path / "table" / "metrics.csv").rename(run_dir / "session_0" / "metrics.csv")
+    write_metrics(run_dir / "session_0", table([1.0], [32]))
 
     def stopped(run_dir):
         raise KeyboardInterrupt
@@ -299,6 +298,27 @@ def test_an_interrupted_summary_is_made_again(tmp_path, started, monkeypatch):
     run_training(config, run_dir)
     assert (run_dir / "trial.json").is_file()
     assert (run_dir / "report.html").is_file()
+
+
+def test_an_interrupted_run_has_a_summary_of_how_far_it_came(tmp_path, started, monkeypatch):
+    """Also one that had been complete, with a smaller budget."""
+    run_dir = make_run_dir(make_config(tmp_path))
+
+    def run_session(config, folder, session, *, on_first_update, **how):
+        on_first_update()
+        if config.total_env_steps > 32:
+            raise KeyboardInterrupt
+        write_metrics(folder, table([1.0], [32]))
+        write_checkpoint(folder, 32)
+
+    monkeypatch.setattr(trial, "run_session", run_session)
+    run_training(make_config(tmp_path), run_dir)
+    assert json.loads((run_dir / "trial.json").read_text())["complete"]
+    longer = dataclasses.replace(make_config(tmp_path), total_env_steps=64)
+    with pytest.raises(KeyboardInterrupt):
+        run_training(longer, run_dir)
+    summary = json.loads((run_dir / "trial.json").read_text())
+    assert (summary["complete"], summary["planned_env_steps"], summary["score"]) == (False, 64, 1.0)
 
 
 def test_an_error_of_one_of_several_processes_ends_the_trial(tmp_path, monkeypatch):

@@ -72,6 +72,12 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
         with contextlib.suppress(UserError):  # no session has figures
             _summarise(config, run_dir)
         raise
+    except KeyboardInterrupt:
+        with contextlib.suppress(UserError):
+            summary = trial_summary(read_run(run_dir))
+            if not summary["complete"]:  # of a complete run, graphs and report are written first
+                write_json(run_dir / "trial.json", summary)
+        raise
     if not summarised:
         _summarise(config, run_dir)
     distributed.agree("")
