@@ -27,7 +27,7 @@ from jax.experimental import topologies
 from jaxrl_atari import ppo, rollout
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.hardware.memory import estimate, format_bytes
-from jaxrl_atari.networks import Network, make_network
+from jaxrl_atari.networks import Network, init_params, make_network
 from jaxrl_atari.train import parse
 
 H100 = """
@@ -100,7 +100,9 @@ def main() -> None:
     network, device = make_network(config.network, pool.num_actions, "gpu"), h100()
     length, size = config.ppo.rollout_length, config.env.num_envs // rollout.num_groups(config.env, 1, "gpu")
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(lambda key: ppo.init_train_state(network.init(key), config.ppo), key)
+    state = jax.eval_shape(
+        lambda key: ppo.init_train_state(init_params(config.network, pool.num_actions, key), config.ppo), key
+    )
     hyper = ppo.Hyperparameters(*[jax.ShapeDtypeStruct((), jnp.float32)] * len(ppo.Hyperparameters._fields))
     params = jax.eval_shape(network.acting_params, state.params)
     acting = jax.eval_shape(lambda: rollout.empty_state(length, size, network.layout.shape))

@@ -14,7 +14,7 @@ from jaxrl_atari.cli.errors import require
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import DataParallel, Placement, check_placement
 from jaxrl_atari.hardware.gpus import network_platform
-from jaxrl_atari.networks import Network, compute_dtype, make_network
+from jaxrl_atari.networks import Network, compute_dtype, init_params, make_network
 
 
 class Learner:
@@ -157,5 +157,4 @@ def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dic
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _first_state(network: NetworkConfig, config: PPOConfig, num_actions: int, key: jax.Array) -> ppo.TrainState:
-    init = make_network(network, num_actions, "cpu").init  # every form has the same parameters
-    return ppo.init_train_state(init(key), config)
+    return ppo.init_train_state(init_params(network, num_actions, key), config)

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxrl_atari.cli.errors import require
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.fast import cpu_conv
-from jaxrl_atari.fast.frames import BLOCKED, FRAME_SIZE, PLAIN, STACK, FrameLayout
+from jaxrl_atari.fast.frames import BLOCKED, FRAME_SIZE, PLAIN, STACK, FrameLayout, arrange_stacks
 
 
 def bias_in_float32(*arrays: Any, dtype: Any = None, inexact: bool = True) -> list[Any]:
@@ -44,8 +46,8 @@ class NatureActorCritic(nn.Module):
     Orthogonal initialisation with the gains of OpenAI Baselines' PPO: sqrt(2), policy head 0.01, value head 1. The
     torso computes in `dtype`, the heads in float32; parameters are float32. 1,687,719 parameters with 6 actions.
 
-    On CPUs this module only makes the parameters, and `fast/cpu_conv.py` computes the outputs from them. A variant that
-    computes something else needs a name of its own in `NETWORKS`, or `network.conv = plain`.
+    On CPUs this module only makes the parameters, and `fast/cpu_conv.py` computes the outputs from them. After an edit
+    of what is computed here, `make_network` refuses `network.conv = matmul`.
     """
 
     num_actions: int
@@ -110,10 +112,15 @@ BFLOAT16_CPUS = {"bfloat16 cpu", "amx cpu"}
 """The platforms that are CPUs which multiply bfloat16; see `hardware.gpus.network_platform`."""
 
 
+def init_params(config: NetworkConfig, num_actions: int, key: jax.Array) -> Any:
+    """The first parameters, float32; the same in every form of the network."""
+    stacks = jnp.zeros((1, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
+    return make_module(config, num_actions, jnp.float32).init(key, stacks)["params"]
+
+
 class Network(NamedTuple):
     """A network as plain functions, in the form and arithmetic that suit a kind of device."""
 
-    init: Callable[[jax.Array], Any]  # key -> params
     apply: Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]  # params, stacks -> logits [N, A], value [N]
     layout: FrameLayout  # the form of the frames in `stacks`, uint8 [N, H, W, 4 * C]
     acting_params: Callable[[Any], Any]  # params -> params that `apply` reads faster, with the same outputs
@@ -130,20 +137,45 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
             actor's. None: the same. Both store frames in the same layout and compute in the same arithmetic.
     """
     dtype = compute_dtype(config, platform, peer)
-    module = make_module(config, num_actions, dtype)
-
-    def init(key: jax.Array) -> Any:
-        return module.init(key, jnp.zeros((1, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8))["params"]
-
     if uses_cpu_conv(config, platform, peer):
+        require(
+            _cpu_conv_agrees(num_actions), "network.conv", config.conv, "plain, since NatureActorCritic was edited",
+            "fast/cpu_conv.py still computes the original network",
+        )  # fmt: skip
         acting_params = jax.jit(partial(cpu_conv.acting_params, dtype=dtype))
         chunk = cpu_conv.chunk_size(platform, dtype)
-        return Network(init, partial(cpu_conv.apply, dtype=dtype, chunk=chunk), BLOCKED, acting_params)
+        return Network(partial(cpu_conv.apply, dtype=dtype, chunk=chunk), BLOCKED, acting_params)
+
+    module = make_module(config, num_actions, dtype)
 
     def apply(params: Any, stacks: jax.Array) -> Any:
         return module.apply({"params": params}, stacks)
 
-    return Network(init, apply, PLAIN, acting_params=lambda params: params)
+    return Network(apply, PLAIN, acting_params=lambda params: params)
+
+
+@cache
+def _cpu_conv_agrees(num_actions: int) -> bool:
+    """Whether `cpu_conv` computes what `NatureActorCritic` computes, for one stack and random parameters.
+
+    Otherwise an edit of the module would have no effect on a CPU, without a word.
+    """
+    module, random = NETWORKS["nature"](num_actions), np.random.default_rng(0)
+    stacks = random.integers(0, 256, (1, FRAME_SIZE, FRAME_SIZE, STACK), np.uint8)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), stacks)
+    variables = jax.tree.map(lambda x: random.normal(0, 0.05, x.shape).astype(np.float32), shapes)
+
+    @jax.jit
+    def matmul(variables: Any, stacks: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return cpu_conv.apply(variables["params"], arrange_stacks(BLOCKED, stacks), jnp.float32, chunk=1)
+
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        expected = jax.jit(module.apply)(variables, stacks)
+        try:
+            outputs = matmul(variables, stacks)
+        except (KeyError, TypeError, ValueError):  # other layers, or layers of another size
+            return False
+        return all(np.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(outputs, expected, strict=True))
 
 
 def compute_dtype(config: NetworkConfig, platform: str, peer: str | None = None) -> Any:

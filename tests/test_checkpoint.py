@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import NetworkConfig, PPOConfig
-from jaxrl_atari.networks import make_network
+from jaxrl_atari.networks import init_params
 from jaxrl_atari.ppo import TrainState, init_train_state
 from jaxrl_atari.run_dir.arrays import hide_later_errors
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
@@ -66,8 +66,9 @@ def assert_same(a, b):
 
 
 def test_train_state_is_restored_bit_for_bit(tmp_path):
-    network = make_network(NetworkConfig(), 6, "cpu")
-    shapes = jax.eval_shape(lambda key: init_train_state(network.init(key), PPOConfig()), jax.random.key(0))
+    shapes = jax.eval_shape(
+        lambda key: init_train_state(init_params(NetworkConfig(), 6, key), PPOConfig()), jax.random.key(0)
+    )
     rng = np.random.default_rng(1)
     state = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
     arrays = {"train_state": state, "key": jax.random.key(7)}
@@ -441,8 +442,7 @@ def test_soundness_is_known_without_restoring(session):
 
 @pytest.mark.slow
 def test_a_flipped_bit_in_a_checkpoint_of_real_size(tmp_path):
-    network = make_network(NetworkConfig(), 6, "cpu")
-    state = init_train_state(network.init(jax.random.key(0)), PPOConfig())
+    state = init_train_state(init_params(NetworkConfig(), 6, jax.random.key(0)), PPOConfig())
     arrays, other = ({"train_state": state, "key": jax.random.key(key)} for key in (7, 8))
     checkpoints = CheckpointWriter(tmp_path)
     checkpoints.save(10, arrays, {}, 1.0)

@@ -9,7 +9,7 @@ from fake_pools import Corridor
 from sample_runs import read_csv
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, NetworkConfig, PPOConfig
-from jaxrl_atari.networks import make_network
+from jaxrl_atari.networks import init_params, make_network
 from jaxrl_atari.ppo import Hyperparameters, init_train_state, update
 from jaxrl_atari.rollout import EnvGroup, collect
 from jaxrl_atari.session import run_session
@@ -21,7 +21,7 @@ def test_learns_to_walk_to_the_lamp():
     config = PPOConfig(rollout_length=length, minibatch_size=32, epochs=4)
     hyper = Hyperparameters(*map(np.float32, (5e-4, 0.99, 0.95, 0.1, 0.01, 0.5)))
     network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
-    state = init_train_state(network.init(jax.random.key(0)), config)
+    state = init_train_state(init_params(NetworkConfig(), Corridor.num_actions, jax.random.key(0)), config)
     learn = jax.jit(partial(update, apply=network.apply, config=config), donate_argnums=0)
     group = EnvGroup(Corridor(num_envs, seed=0), network, length, jax.devices("cpu")[0])
     means = []

@@ -10,7 +10,7 @@ import pytest
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.hardware.memory import Estimate, estimate, out_of_memory_advice, report
-from jaxrl_atari.networks import make_network
+from jaxrl_atari.networks import init_params, make_network
 from jaxrl_atari.ppo import Hyperparameters, init_train_state, update
 from jaxrl_atari.rollout import Outcome, empty_state, finish_rollout
 
@@ -28,7 +28,7 @@ def analysed_bytes(config, platform="cpu"):
     """XLA's memory of the compiled update: arguments, results and temporaries, donated arguments counted once."""
     network = make_network(config.network, 6, platform)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(lambda key: init_train_state(network.init(key), config.ppo), key)
+    state = jax.eval_shape(lambda key: init_train_state(init_params(config.network, 6, key), config.ppo), key)
     shape = (config.ppo.rollout_length, config.env.num_envs)
     actor = jax.eval_shape(partial(empty_state, *shape, network.layout.shape))
     dtypes = Outcome(jnp.float32, jnp.bool_, jnp.bool_, jnp.float32)

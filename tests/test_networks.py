@@ -1,7 +1,8 @@
 """The networks against flax's own layers, in both forms, and the frame layouts against a naive loop."""
 
 import itertools
-from typing import get_args
+from functools import partial
+from typing import Any, get_args
 
 import flax.linen as nn
 import jax
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jaxrl_atari import networks
+from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import NetworkConfig, NetworkName
 from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.fast.cpu_conv import UNROLLED, acting_params, chunk_size
@@ -22,7 +25,14 @@ from jaxrl_atari.fast.frames import (
     gather_stacks,
     push_frame,
 )
-from jaxrl_atari.networks import NETWORKS, compute_dtype, make_network, uses_cpu_conv
+from jaxrl_atari.networks import (
+    NETWORKS,
+    NatureActorCritic,
+    compute_dtype,
+    init_params,
+    make_network,
+    uses_cpu_conv,
+)
 
 ACTIONS = 6
 
@@ -112,9 +122,8 @@ def apply(conv, dtype="float32", platform="cpu"):
     return lambda v, x: made.apply(v["params"], arrange_stacks(made.layout, jnp.asarray(x)))
 
 
-@pytest.mark.parametrize("conv", ["plain", "matmul"])
-def test_parameters_are_those_of_flax_layers(conv, stacks):
-    params = jax.jit(network(conv).init)(jax.random.key(1))
+def test_parameters_are_those_of_flax_layers(stacks):
+    params = jax.jit(partial(init_params, NetworkConfig(), ACTIONS))(jax.random.key(1))
     assert sum(x.size for x in jax.tree.leaves(params)) == 1_687_719
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
     expected = jax.jit(Reference().init)(jax.random.key(1), stacks[:1])["params"]
@@ -188,9 +197,43 @@ def test_small_chunks_are_for_cpus_without_amx(platform, size):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu_conv, "_torso", sees_chunks)
         made = make_network(NetworkConfig(conv="matmul", compute_dtype="bfloat16"), ACTIONS, platform)
-        params = jax.eval_shape(made.init, jax.random.key(0))
+        params = jax.eval_shape(lambda: init_params(NetworkConfig(), ACTIONS, jax.random.key(0)))
         jax.eval_shape(made.apply, params, jax.ShapeDtypeStruct((256, 21, 21, 64), jnp.uint8))
     assert set(sizes) == {size}
+
+
+class GeluActorCritic(NatureActorCritic):
+    """The module after an edit: another activation."""
+
+    def __call__(self, stacks):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nn, "relu", nn.gelu)
+            return NatureActorCritic.__call__(self, stacks)
+
+
+class NarrowActorCritic(nn.Module):
+    """The module after an edit: fewer channels and one layer less."""
+
+    num_actions: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, stacks):
+        x = nn.Conv(16, (8, 8), 4, padding="VALID", name="conv1")(stacks.astype(self.dtype) / 255)
+        x = nn.relu(x).reshape(len(x), -1)
+        return nn.Dense(self.num_actions, name="policy")(x), nn.Dense(1, name="value")(x)[..., 0]
+
+
+@pytest.mark.parametrize("edited", [GeluActorCritic, NarrowActorCritic])
+def test_an_edit_that_a_cpu_would_not_compute_is_refused(edited, monkeypatch):
+    monkeypatch.setitem(NETWORKS, "nature", edited)
+    networks._cpu_conv_agrees.cache_clear()
+    make = make_network.__wrapped__
+    with pytest.raises(ConfigError, match=r"network\.conv = .*: expected plain, since NatureActorCritic was edited"):
+        make(NetworkConfig(), ACTIONS, "cpu")
+    assert make(NetworkConfig(conv="plain"), ACTIONS, "cpu").layout == PLAIN
+    assert make(NetworkConfig(), ACTIONS, "gpu").layout == PLAIN
+    networks._cpu_conv_agrees.cache_clear()
 
 
 # --- The choice ------------------------------------------------------------------------------------------------------
@@ -203,7 +246,7 @@ def test_every_network_can_be_chosen():
 def test_the_impala_network(stacks):
     """15 convolutions (Espeholt et al. 2018, figure 3): their kernels and biases, the dense layer and the heads."""
     made = make_network(NetworkConfig(name="impala"), ACTIONS, "cpu")
-    params = jax.jit(made.init)(jax.random.key(0))
+    params = jax.jit(partial(init_params, NetworkConfig(name="impala"), ACTIONS))(jax.random.key(0))
     convolutions, channels_in = 0, 4
     for channels in (16, 32, 32):
         convolutions += 9 * channels_in * channels + channels + 4 * (9 * channels * channels + channels)

@@ -17,7 +17,7 @@ from jaxrl_atari.benchmark.instruments import Compilations
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
 from jaxrl_atari.learner import compiled_update
-from jaxrl_atari.networks import make_network
+from jaxrl_atari.networks import init_params, make_network
 from jaxrl_atari.ppo import Hyperparameters, Rollout, init_train_state, update
 from jaxrl_atari.session import prepare, train
 
@@ -199,7 +199,7 @@ def update_and_arguments(network_config, platform):
         truncated=marks, weight=per_step, bootstrap_value=jax.ShapeDtypeStruct((ENVS,), jnp.float32),
     )  # fmt: skip
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(lambda: init_train_state(network.init(jax.random.key(0)), config))
+    state = jax.eval_shape(lambda: init_train_state(init_params(network_config, 6, jax.random.key(0)), config))
     hyper = Hyperparameters(*[jax.ShapeDtypeStruct((), jnp.float32)] * len(Hyperparameters._fields))
     return jax.jit(functools.partial(update, apply=network.apply, config=config)), (state, data, hyper, key)
 
@@ -233,7 +233,7 @@ def test_the_update_moves_data_once():
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the compiled program is that of XLA's CPU back end")
 def test_a_loop_over_chunks_reads_a_saved_output_before_it_takes_windows_of_it():
     network = make_network(NetworkConfig(compute_dtype="bfloat16"), 6, "cpu")
-    params = jax.eval_shape(network.init, jax.random.key(0))
+    params = jax.eval_shape(lambda: init_params(NetworkConfig(), 6, jax.random.key(0)))
     samples = (UNROLLED + 1) * chunk_size("cpu", "bfloat16")
     stacks = jax.ShapeDtypeStruct((samples, 21, 21, 64), jnp.uint8)
     gradient = jax.jit(jax.grad(lambda params, stacks: network.apply(params, stacks)[1].sum()))
@@ -265,7 +265,7 @@ def test_the_update_of_a_gpu_has_its_convolutions_in_bfloat16_and_heads_in_float
 
 def test_the_policy_of_a_gpu_does_not_call_the_host():
     network = make_network(NetworkConfig(), 6, "gpu")
-    params = jax.eval_shape(network.init, jax.random.key(0))
+    params = jax.eval_shape(lambda: init_params(NetworkConfig(), 6, jax.random.key(0)))
     state = jax.eval_shape(lambda: rollout.empty_state(LENGTH, ENVS, network.layout.shape))
     frame, first = jax.ShapeDtypeStruct((ENVS, 84, 84), jnp.uint8), jax.ShapeDtypeStruct((ENVS,), jnp.bool_)
     act = jax.jit(functools.partial(rollout.act.__wrapped__, network))

@@ -13,7 +13,7 @@ from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.fast.frames import arrange_stacks, gather_stacks
-from jaxrl_atari.networks import make_network
+from jaxrl_atari.networks import init_params, make_network
 from jaxrl_atari.rollout import EnvGroup, act, begin_rollout, collect, empty_state
 from jaxrl_atari.run_dir.progress import EpisodeStatistics
 
@@ -40,7 +40,7 @@ def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS, rules=V5, devices=1):
     The groups are dealt to `devices` devices; the rollouts are those of the first.
     """
     network = make_network(NetworkConfig(), pools[0].num_actions, "cpu")
-    params = network.init(jax.random.key(seed))
+    params = init_params(NetworkConfig(), pools[0].num_actions, jax.random.key(seed))
     params["policy"]["kernel"] *= 100  # so that the actions depend on what is seen
     first_env, groups = 0, []
     for pool in pools:
@@ -213,7 +213,7 @@ def test_return_ma_is_the_mean_of_the_last_100_means_of_the_last_100_games():
 def test_every_step_and_every_environment_draws_for_itself():
     """Where the policy has no preference and sees always the same, only the keys decide."""
     network = make_network(NetworkConfig(), 4, "cpu")
-    params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(network.init, jax.random.key(0)))
+    params = jax.tree.map(jnp.zeros_like, init_params(NetworkConfig(), 4, jax.random.key(0)))
     state = begin_rollout(empty_state(16, 8, network.layout.shape), jax.random.key(0))
     for _ in range(16):
         state, _ = act(network, params, state, jnp.zeros((8, 84, 84), jnp.uint8), jnp.zeros(8, bool))

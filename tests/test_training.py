@@ -24,7 +24,7 @@ from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.learner import compiled_update
-from jaxrl_atari.networks import make_network
+from jaxrl_atari.networks import init_params, make_network
 from jaxrl_atari.rollout import num_groups
 from jaxrl_atari.session import hyperparameters, learning_rate, prepare, train
 
@@ -285,7 +285,7 @@ def test_the_checker_watches_learning(open_run):
 def test_the_checker_watches_evaluation(tmp_path):
     here, there = jax.devices("cpu")[:2]
     network = make_network(SMALL.network, 6, "cpu")
-    params = jax.device_put(network.init(jax.random.key(0)), there)
+    params = jax.device_put(init_params(SMALL.network, 6, jax.random.key(0)), there)
     policy = Policy(SMALL, network, params, there, tmp_path, 0)
     frames = np.zeros((2, 84, 84, 4), np.uint8)
     assert policy.act(frames, jax.random.key(0)).shape == (2,)
