@@ -2,7 +2,7 @@
 
 A script needs one import line: `from jaxrl_atari import Config, EnvConfig, run_training, load_policy, run_evaluation`.
 A name is loaded when it is imported or used, so that `import jaxrl_atari` alone costs nothing.
-Importing it also lets a signal end a command, `python -m jaxrl_atari.X`, that has not reached `cli.run` yet.
+In a command, `python -m jaxrl_atari.X`, the import also lets a signal end the process before `cli.run` takes over.
 """
 
 import os

@@ -122,7 +122,7 @@ class PPOConfig:
     gamma: Annotated[float, Limits(0.0, 1.0)] = 0.99
     """Discount per env step."""
     gae_lambda: Annotated[float | None, Limits(0.0, 1.0)] = None
-    """Lambda of generalised advantage estimation. None: the value tuned for the game."""
+    """Lambda of generalised advantage estimation. None: the value tuned for the game, else 0.95."""
     clip_epsilon: Annotated[float, Limits(1e-6, 10.0)] = 0.1
     """Clip range of the probability ratio and of the value."""
     entropy_coef: Annotated[float, Limits(0.0, 10.0)] = 0.01

@@ -159,7 +159,7 @@ def _sessions_and_score(run: Run) -> str:
     trial = trial_summary(run)
     if trial["score"] is None:
         return f"{sessions_text(trial)}, no finished game yet"
-    spread = f" ± {score_text(trial['score_std'])}" if trial["scored_sessions"] > 1 else ""
+    spread = "" if trial["score_std"] is None else f" ± {score_text(trial['score_std'])}"
     return f"{sessions_text(trial)}, score {score_text(trial['score'])}{spread}"
 
 

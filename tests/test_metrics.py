@@ -159,7 +159,7 @@ def test_trial_aggregation():
 
 def test_a_trial_of_one_session_or_without_finished_games():
     alone = metrics.aggregate_trial([table([20, 40])], GAME)
-    assert (alone["score"], alone["score_std"], alone["consistency"]) == (30, 0, None)
+    assert (alone["score"], alone["score_std"], alone["consistency"]) == (30, None, None)
     empty = metrics.aggregate_trial([table([NAN]), table([NAN])], GAME)
     assert (empty["score"], empty["consistency"], empty["reference_normalised_score"]) == (None, None, None)
     half = metrics.aggregate_trial([table([NAN, NAN]), table([20, 40])], GAME)

@@ -114,7 +114,10 @@ def main(pick_device: PickDevice, arguments: Sequence[str] | None = None) -> Non
     """
     prog = "python -m jaxrl_atari.devices"
     parser = cli.Parser(
-        prog=prog, description=__doc__, allow_abbrev=False, usage="%(prog)s [--config FILE [config options]]"
+        prog=prog,
+        description="Reports this machine's devices, which of them each devices.gpu value picks, and problems.",
+        allow_abbrev=False,
+        usage="%(prog)s [--config FILE [config options]]",
     )
     parser.add_argument("--config", help="config file; adds an estimate of the memory that its training needs")
     options, overrides = parser.parse_known_args(arguments)

@@ -1,7 +1,7 @@
 """Charts as data for the templates: SVG paths in a square of 1000 x 1000, and tick labels in percent of it.
 
 The page stretches the square to the place it has, and writes the labels as text beside it, so that a chart is as sharp
-and its text as large on a telephone as on a wide screen.
+and its text as large on a phone as on a wide screen.
 """
 
 from collections.abc import Sequence

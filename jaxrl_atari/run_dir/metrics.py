@@ -190,8 +190,8 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
 
     The score is the mean of the final `return_ma` over the sessions that have finished a game, `scored_sessions` in
     number; `score_interval` is its 95% bootstrap interval, None for a single score. `sessions` has the figures of each
-    session; `mean` and `std` are their mean and population standard deviation over sessions, and `std` is None where
-    one of several sessions has a figure. `consistency` is over the log points that all sessions have reached, and None
+    session; `mean` and `std` are their mean and population standard deviation over sessions, and `std` is None for a
+    single value. `consistency` is over the log points that all sessions have reached, and None
     for a single session.
 
     Args:
@@ -201,8 +201,7 @@ def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, An
     sessions = [session_figures(table, game) for table in session_tables]
     known = {name: [value for each in sessions if (value := each[name]) is not None] for name in SESSION_FIGURES}
     means = {name: float(np.mean(values)) if values else None for name, values in known.items()}
-    least = min(2, len(sessions))  # a single one of several sessions has no spread
-    stds = {name: float(np.std(values)) if len(values) >= least else None for name, values in known.items()}
+    stds = {name: float(np.std(values)) if len(values) > 1 else None for name, values in known.items()}
     score, scores = means["final_return_ma"], known["final_return_ma"]
     interval = score_interval(scores) if scores else None
     similarity = None

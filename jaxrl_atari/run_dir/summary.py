@@ -194,7 +194,8 @@ def summary_table(summary: dict[str, Any]) -> str:
         heading += " (not complete)"
     figures = [["figure", "mean", "std", *(session["session"] for session in sessions)], *figure_rows(summary)]
     scores = [["score", number_text(summary["score"])]]
-    sources = [f"± {number_text(summary['score_std'])} over sessions; return_ma at the end"]
+    spread = "" if summary["score_std"] is None else f"± {number_text(summary['score_std'])} over sessions; "
+    sources = [f"{spread}return_ma at the end"]
     low, high = summary["score_interval"] or (None, None)
     scores.append(["95% interval", "-" if low is None else f"{number_text(low)} to {number_text(high)}"])
     sources.append("of the score, by bootstrap over sessions")

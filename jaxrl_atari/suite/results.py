@@ -50,8 +50,9 @@ TABLE_COLUMNS = {
 EXPLANATION = (
     "ours: `return_ma` at the end, mean and standard deviation over sessions, and the 95% bootstrap interval of the "
     "mean. reference: SLM Lab's PPO, protocol v5, 10,000,000 env steps. ratio: (ours - random) / (reference - random), "
-    "which is meaningful for negative scores too. human-normalised: (ours - random) / (human - random), the usual "
-    "measure in DQN papers. hours: training time, mean over sessions. env steps: mean over the sessions so far. "
+    "which is meaningful for negative scores too. human-normalised: (ours - random) / (human - random), with the "
+    "random and human scores of DQN Zoo. hours: training time, mean over sessions. env steps: mean over the sessions "
+    "so far. "
     "A game in which a session has no score is left out of the statistics over games."
 )
 
@@ -80,7 +81,7 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             continue  # no log point yet
         row |= {key: summary[key] for key in row if key in summary and key not in ("sessions", "game")}
         row["sessions"] = len(summary["sessions"])
-        row["score_std"] = summary["score_std"] if summary["scored_sessions"] > 1 else None
+        row["score_std"] = summary["score_std"]
         row["env_steps"], row["hours"] = summary["mean"]["env_steps"], summary["mean"]["wall_hours"]
         row["status"] = status_text(game_config, summary)
         scores[name] = [session["final_return_ma"] for session in summary["sessions"]]
