@@ -23,6 +23,7 @@ from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.checkpoints import Restored
 from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.progress import Every, Progress
+from jaxrl_atari.run_dir.reading import cut_evaluations
 from jaxrl_atari.run_dir.resume import restore_session, set_aside_logs
 from jaxrl_atari.run_dir.session_log import SessionLog
 from jaxrl_atari.run_dir.writers import Writer, make_writers
@@ -212,6 +213,8 @@ class Session:
 
     def finish(self, stop_requested: Callable[[], bool] = lambda: False) -> None:
         """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations and the graphs."""
+        if self.progress.updates == 0:  # stopped before the first update: there is nothing to save
+            return
         self.log.last_point(learning_rate(self.config, self.progress.env_steps))
         self._save()
         if self._checkpoints is None:
@@ -221,7 +224,8 @@ class Session:
             self.evaluator.settle(stop_requested)
             # The last update may end just before the budget, where an evaluation is due.
             reached = max(self.progress.env_steps, self.config.total_env_steps)
-            if self.config.is_spent(self.progress.env_steps) and self._evaluate_every.due(reached):
+            due = self._evaluate_every.due(reached) and self.evaluator.at != self.progress.env_steps
+            if due and self.config.is_spent(self.progress.env_steps):
                 self.evaluator.start(self.learner.state.params, self.progress.env_steps)
                 self.evaluator.settle(stop_requested)
         self.log.draw_graphs(wait=True)
@@ -270,21 +274,20 @@ def prepare(
             if restored:
                 notes.append(_resume_message(config, run.progress, restored.meta, run.learner.compute_dtype.name))
             elif resume:
-                notes.append(set_aside_logs(session_dir))
+                notes += set_aside_logs(session_dir)
+            cut_evaluations(session_dir, env_steps)
             made = make_writers(config, session_dir, label=f"session {session}", start_env_steps=env_steps)
             outputs = [*(made[1:] if quiet else made), *writers]  # the first one made writes to the terminal
         for writer in outputs:
             exits.callback(writer.close)
-        # A lambda, because the benchmark replaces `settle` later.
-        run.log = SessionLog(outputs, config.log, run.progress, session, session_dir, lambda: run.learner.settle())
+        run.log = SessionLog(outputs, config.log, run.progress, session, session_dir, run.learner.settle)
         for note in notes:
             run.log.message(note)
         run.log.monitor = exits.enter_context(Monitor(placement.devices, run.log.message)).read
         if leader and config.evaluation.every_env_steps:
             run.evaluator = Evaluator(
-                config, run.seed, run.num_actions, placement.evaluator, session_dir, env_steps,
-                run.log.message, run.log.evaluation,
-            )  # fmt: skip
+                config, run.seed, run.num_actions, placement.evaluator, session_dir, run.log.message, run.log.evaluation
+            )
             exits.callback(run.evaluator.close)
         yield run
 
@@ -295,8 +298,8 @@ def _resume_message(config: Config, progress: Progress, meta: dict[str, Any], dt
         text += f"; arithmetic {earlier} -> {dtype}: --network.compute-dtype {earlier} keeps what it was"
     before = meta["config"]["total_env_steps"]
     if before != config.total_env_steps:
-        text += (
-            f"; budget {before:,} -> {config.total_env_steps:,} env steps: the learning rate continues at"
-            f" {learning_rate(config, progress.env_steps):.3g}, on the line that reaches zero at the new budget"
-        )
+        text += f"; budget {before:,} -> {config.total_env_steps:,} env steps"
+        if config.ppo.anneal_learning_rate:
+            rate = learning_rate(config, progress.env_steps)
+            text += f": the learning rate continues at {rate:.3g}, on the line that reaches zero at the new budget"
     return text

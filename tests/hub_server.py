@@ -46,8 +46,8 @@ class Handler(BaseHTTPRequestHandler):
         hub = self.server
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
         parts = path.strip("/").split("/")
+        good = self.headers.get("Authorization") == f"Bearer {TOKEN}"
         if parts[:2] == ["api", "whoami-v2"]:
-            good = self.headers.get("Authorization") == f"Bearer {TOKEN}"
             return (
                 self.answer(200, {"name": "user", "type": "user"}) if good else self.answer(401, {"error": "bad token"})
             )
@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
         if parts[0] == "lfs":
             return self.answer(200, hub.objects[parts[1]])
         repo_id = "/".join(parts[2:4] if parts[:2] == ["api", "models"] else parts[:2])
-        if repo_id not in hub.repos:
+        if repo_id not in hub.repos or (repo_id in hub.private and not good):
             return self.answer(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
         files = hub.repos[repo_id]
         sha = hashlib.sha1(
@@ -66,7 +66,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(200, [self.entry(name, content) for name, content in files.items()])
         if parts[:2] == ["api", "models"]:
             siblings = [{"rfilename": name} for name in files]
-            return self.answer(200, {"id": repo_id, "sha": sha, "siblings": siblings, "private": False, "tags": []})
+            private = repo_id in hub.private
+            return self.answer(200, {"id": repo_id, "sha": sha, "siblings": siblings, "private": private, "tags": []})
         if parts[2] == "resolve":
             content = files["/".join(parts[4:])]
             if (oid := _sha256(content)) in hub.objects:
@@ -119,10 +120,14 @@ class Handler(BaseHTTPRequestHandler):
             repo_id = f"{wanted['organization']}/{wanted['name']}"
             if wanted["organization"] != "user":
                 return self.answer(403, {"error": "not your namespace"})
-            hub.created.append(wanted)
-            status = 409 if repo_id in hub.repos else 200
-            hub.repos.setdefault(repo_id, {".gitattributes": b"*.bin filter=lfs\n"})
-            return self.answer(status, {"url": f"{hub.url}/{repo_id}"})
+            if repo_id in hub.repos:  # the visibility stays as it is
+                return self.answer(409, {"url": f"{hub.url}/{repo_id}"})
+            hub.repos[repo_id] = {".gitattributes": b"*.bin filter=lfs\n"}
+            # Visibility in huggingface_hub 2, a flag in 1; without either, the default of the organization.
+            default = {"visibility": "private" if hub.private_by_default else "public"}
+            if wanted.get("private", (default | wanted)["visibility"] == "private"):
+                hub.private.add(repo_id)
+            return self.answer(200, {"url": f"{hub.url}/{repo_id}"})
         if parts == ["api", "validate-yaml"]:
             return self.answer(200, {"warnings": [], "errors": []})
         repo_id = "/".join(parts[2:4])
@@ -152,13 +157,15 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def serve():
-    """Runs a Hub: `url`, `repos` (name -> file -> bytes), `created`, `commits`, and `down` to make it answer 503.
+    """Runs a Hub: `url`, `repos` (name -> file -> bytes), `commits`, and `down` to make it answer 503.
 
-    `objects` are the files that came by Git LFS: SHA-256 -> bytes.
+    `private` are the names of the private repositories, which need the token; `private_by_default` makes new ones
+    private. `objects` are the files that came by Git LFS: SHA-256 -> bytes.
     """
     server = Server(("127.0.0.1", 0), Handler)
     server.url = f"http://127.0.0.1:{server.server_port}"
-    server.repos, server.objects, server.created, server.commits, server.down = {}, {}, [], [], False
+    server.repos, server.objects, server.commits, server.down = {}, {}, [], False
+    server.private, server.private_by_default = set(), False
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

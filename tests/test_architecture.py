@@ -67,6 +67,7 @@ DOORS = {
         "run_dir.progress",
         "run_dir.reading",
         "run_dir.resume",
+        "run_dir.search_records",
         "run_dir.session_log",
         "run_dir.statistics",
         "run_dir.suite_statistics",

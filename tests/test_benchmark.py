@@ -103,7 +103,7 @@ def test_compilations_are_counted():
         first = compilations.count[compilations.COMPILE]
         twice(x)
         assert compilations.count[compilations.COMPILE] == first > 0
-        assert compilations.count[compilations.TRACE] > 0
+        assert compilations.count["/jax/core/compile/jaxpr_trace_duration"] > 0
         assert compilations.compile_seconds > 0
     jax.jit(lambda x: 3 * x + 41)(x)
     assert compilations.count[compilations.COMPILE] == first
@@ -235,7 +235,7 @@ def test_sides_take_turns_and_ratios_are_of_neighbours(monkeypatch, capsys):
 
     sides = ({name: side(name) for name in "abc"}, [("b", "a"), ("c", "a")])
     monkeypatch.setattr(comparison, "make_sides", lambda *_: sides)
-    result = compare(Job("x.py", (), 1.0), Config(), "anything", repeats=2)
+    result = compare(Job(Path("x.py"), (), 1.0), Config(), "anything", repeats=2)
     assert order == ["a", "b", "c", "c", "b", "a"]
     assert result["ratios"]["b / a"]["values"] == [2 / 1, 5 / 6]
     assert result["ratios"]["c / a"]["values"] == [3 / 1, 4 / 6]
@@ -263,7 +263,7 @@ def fake_run(calls):
 def test_the_processes_of_a_comparison(monkeypatch):
     calls = []
     monkeypatch.setattr(comparison, "run_for_json", fake_run(calls))
-    job = Job("c.py", ("--seed", "3"), 1.5)
+    job = Job(Path("c.py"), ("--seed", "3"), 1.5)
     compare(job, Config(), "overlap=none,update", repeats=1)
     assert [arguments[-4:] for arguments, _ in calls] == [
         ["--seed", "3", "--overlap", "none"],
@@ -308,7 +308,7 @@ def test_pytorch_is_compared_in_the_same_arithmetic(dtype, has_bfloat16, expecte
     monkeypatch.setattr(comparison.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(comparison, "multiplies_bfloat16", lambda: has_bfloat16)
     config = Config(network=NetworkConfig(compute_dtype=dtype))
-    result = compare(Job("c.py", (), 1.0), config, "torch", repeats=1)
+    result = compare(Job(Path("c.py"), (), 1.0), config, "torch", repeats=1)
     pairs = [pair.split() for pair in expected]
     assert list(result["ratios"]) == [f"jaxrl_atari {ours} / torch {mode}" for ours, mode in pairs]
     ours = [arguments[-2:] for arguments, _ in calls if arguments[0] == "-m"]
@@ -320,7 +320,7 @@ def test_pytorch_is_compared_in_the_same_arithmetic(dtype, has_bfloat16, expecte
 
 
 def test_impossible_comparisons(monkeypatch, tmp_path):
-    job = Job("c.py", (), 1.0)
+    job = Job(Path("c.py"), (), 1.0)
     monkeypatch.setattr(gpus, "visible", lambda: gpus.Visible((), "there is no NVIDIA driver"))
     with pytest.raises(UserError, match="no GPU to compare with: there is no NVIDIA driver"):
         compare(job, Config(), "cpu,gpu", 1)
@@ -349,7 +349,7 @@ def test_json_of_a_process(monkeypatch):
 def test_scale(monkeypatch, tmp_path, capsys):
     calls = []
     monkeypatch.setattr(comparison, "run_for_json", fake_run(calls))
-    result = comparison.scale(Job("c.py", (), 1.0), "num_envs=8,16", 2, tmp_path / "plots")
+    result = comparison.scale(Job(Path("c.py"), (), 1.0), "num_envs=8,16", 2, tmp_path / "plots")
     assert [arguments[-1] for arguments, _ in calls] == ["8", "8", "16", "16"]  # once to compile, once to measure
     assert all(arguments[-2] == "--env.num-envs" for arguments, _ in calls)
     assert result["field"] == "env.num_envs"
@@ -357,7 +357,7 @@ def test_scale(monkeypatch, tmp_path, capsys):
     assert (tmp_path / "plots" / "scale_num_envs.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert capsys.readouterr().out.count("\n") == 5
     with pytest.raises(UserError, match="expected whole numbers"):
-        comparison.scale(Job("c.py", (), 1.0), "overlap=none,update", 1, tmp_path)
+        comparison.scale(Job(Path("c.py"), (), 1.0), "overlap=none,update", 1, tmp_path)
 
 
 def test_startup(monkeypatch):
@@ -370,7 +370,7 @@ def test_startup(monkeypatch):
         return {"process": {"first_env_step_at": now + 5.0, "first_update_at": now + 9.0, **about}}
 
     monkeypatch.setattr(comparison, "run_for_json", run)
-    starts = comparison.measure_startup(Job("c.py", (), 1.0))
+    starts = comparison.measure_startup(Job(Path("c.py"), (), 1.0))
     assert len(set(calls)) == 1  # the second start finds what the first one left
     assert list(starts) == ["cold", "warm"]
     assert starts["cold"]["first_env_step_seconds"] == pytest.approx(5.0, abs=0.1)
@@ -438,7 +438,7 @@ def test_the_whole_command(tiny, overlap, capsys):
     process = result["process"]
     assert process["first_env_step_at"] < process["first_update_at"]
     assert process["cache_hits"] <= process["programs"]
-    assert process["compile_seconds"] > 0
+    assert (process["compile_seconds"] > 0) == (process["programs"] > 0)  # none if this worker has them in memory
     assert result["config"]["overlap"] == overlap
     found = read_cpu()
     assert lines.index(str(found)) < lines.index("")
@@ -548,7 +548,7 @@ def test_on_a_gpu(capsys):
 def test_the_yardstick_trains_about_as_long_as_asked(monkeypatch):
     calls = []
     monkeypatch.setattr(comparison, "run_for_json", fake_run(calls))
-    comparison._run_torch(Job("c.py", (), 16.0), Config(), "plain")
+    comparison._run_torch(Job(Path("c.py"), (), 16.0), Config(), "plain")
     assert "--iterations=4" in calls[0][0]  # 16 s at 500 env steps a second, rollouts of 2,048
 
 

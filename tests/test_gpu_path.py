@@ -221,7 +221,8 @@ import jax
 from jaxrl_atari import session
 from jaxrl_atari.config import Config
 from jaxrl_atari.search import SearchConfig, Uniform
-from jaxrl_atari.search.files import Record, write_record, write_search
+from jaxrl_atari.run_dir.search_records import Record, write_record
+from jaxrl_atari.search.files import write_search
 from jaxrl_atari.search.worker import run_search_trial
 
 def placed(config, number, placement, *rest):
@@ -715,7 +716,7 @@ while not pathlib.Path({str(begun)!r}).exists():
     assert run_processes(tasks, parallel=3) == {}
     # One that fails before it has compiled does not hold up the others.
     (tmp_path / "one.py").write_text("raise SystemExit('failed')")
-    assert run_processes(tasks, parallel=3) == {"one": "failed"}
+    assert run_processes(tasks, parallel=3) == {"one": ("failed", 1)}
 
 
 # --- 7. Tests on a machine with GPUs ---------------------------------------------------------------------------------

@@ -72,8 +72,7 @@ def server(monkeypatch, tmp_path):
 
 
 def test_a_pushed_run_is_pulled_and_plays(server, run_dir, tmp_path, monkeypatch):
-    hub.push(run_dir, "user/breakout", private=True, endpoint=server.url)
-    assert server.created[0]["visibility"] == "private"
+    hub.push(run_dir, "user/breakout", endpoint=server.url)
     assert server.commits == ["breakout_20260101_120000, checkpoint at env step 1,000"]
     files = server.repos["user/breakout"]
     assert files["replay.mp4"] == b"a film"
@@ -168,6 +167,8 @@ def test_the_card_of_another_protocol_names_what_differs_and_compares_nothing(tm
     write_json(tmp_path / "config.json", describe(config))
     summary = write_trial_summary(tmp_path)
     _, header, text = model_card("user/x", tmp_path, summary, {tmp_path / "session_0": 2048}, True).split("---\n", 2)
+    assert "+/-" not in header + text, "one session has no std"
+    assert "**Score 1.50** (mean of `return_ma` over 1 " in text
     protocol = "machado, clip_rewards=false"
     assert yaml.safe_load(header)["model-index"][0]["results"][0]["dataset"]["type"] == f"Breakout ({protocol})"
     assert f"Protocol: **{protocol}** (sticky actions 0.25" in text
@@ -183,6 +184,35 @@ def test_a_second_push_replaces_the_first(server, run_dir):
     left = server.repos["user/breakout"]
     assert "session_7/metrics.csv" not in left
     assert ".gitattributes" in left
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "session_notes/checkpoints.md", "config.json"])
+def test_a_repository_without_a_run_is_not_replaced(server, run_dir, name):
+    others = {".gitattributes": b"", "README.md": b"another model", name: b"weights"}
+    server.repos["user/other"] = dict(others)
+    push = partial(hub.push, endpoint=server.url)
+    fails(f"user/other: has files that are not a run of jaxrl_atari, such as '{name}'", push, run_dir, "user/other")
+    assert (server.repos["user/other"], server.objects, server.commits) == (others, {}, [])
+    del server.repos["user/other"][name]
+    push(run_dir, "user/other")  # a repository with a card only, as made on the web site
+    assert "config.json" in server.repos["user/other"]
+
+
+def test_a_private_push_is_never_public(server, run_dir, tmp_path, monkeypatch):
+    push = partial(hub.push, run_dir, endpoint=server.url)
+    server.repos["user/public"] = {".gitattributes": b""}
+    fails("user/public: a public repository; make it private at", push, "user/public", True)
+    assert (server.repos["user/public"], server.objects, server.commits) == ({".gitattributes": b""}, {}, [])
+    for _ in range(2):  # a new repository, and an existing private one
+        push("user/secret", True)
+        assert server.private == {"user/secret"}
+    push("user/secret")  # which stays private
+    server.private_by_default = True
+    push("user/default")
+    assert server.private == {"user/secret", "user/default"}
+    assert hub.pull("user/secret", tmp_path / "back", server.url).is_dir()
+    monkeypatch.delenv("HF_TOKEN")
+    fails("no such repository", hub.pull, "user/secret", tmp_path / "new", server.url)
 
 
 def fails(words, call, *arguments):

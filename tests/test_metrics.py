@@ -143,6 +143,12 @@ def test_sessions_with_one_log_point_each_share_it():
     assert (grid.tolist(), values.tolist()) == ([400], [[1], [3]])
 
 
+def test_the_mean_curve_is_over_the_sessions_that_have_a_value():
+    env_steps, means = metrics.mean_curve([table([NAN, 1, 3, 5]), table([NAN, NAN, 5])], "return_mean")
+    assert (env_steps.tolist(), means.tolist()) == ([200, 300, 400], [1, 4, 5])
+    assert [part.size for part in metrics.mean_curve([table([NAN]), table([NAN])], "return_mean")] == [0, 0]
+
+
 def test_trial_aggregation():
     trial = metrics.aggregate_trial([table([20, 40]), table([40, 80, 120])], GAME)
     # Final return_ma 30 and 80: score 55, std 25. Strengths 20 (of 10, 30) and 70 (of 30, 70, 110).

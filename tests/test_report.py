@@ -1,6 +1,7 @@
 """Reports: what the pages show, that a hostile run stays data, and how a real browser shows them."""
 
 import base64
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -22,11 +23,12 @@ from jaxrl_atari.report.__main__ import main
 from jaxrl_atari.report.pages import try_report, write_report
 from jaxrl_atari.run_dir.columns import REQUIRED_COLUMNS
 from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.search_records import Record, write_record
+from jaxrl_atari.run_dir.suite_statistics import INTERVALS
 from jaxrl_atari.run_dir.summary import read_run, trial_summary
 from jaxrl_atari.search import __main__ as search_command
-from jaxrl_atari.search.files import Record, read_search, write_record, write_search
-from jaxrl_atari.search.results import write_results as write_search_results
-from jaxrl_atari.search.space import LogUniform, SearchConfig, set_fields
+from jaxrl_atari.search.files import read_search, write_search
+from jaxrl_atari.search.space import Integer, LogUniform, SearchConfig, set_fields
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite import suite
 from jaxrl_atari.suite.results import write_results as write_suite_results
@@ -153,7 +155,7 @@ def test_one_session_has_no_interval(tmp_path):
 def test_the_first_log_points_make_a_page(tmp_path, returns, game):
     write_run(tmp_path / "run", [table(returns)], game=game)
     text = Text(write_report(tmp_path / "run")).text
-    assert f"not complete: {100 * len(returns)} of 400 env steps, 1 of 1 sessions" in text
+    assert f"not complete: mean {100 * len(returns)} of 400 env steps; 1 of 1 sessions has begun" in text
     assert ("No game has ended yet" in text) == bool(np.isnan(returns[-1]))
 
 
@@ -201,44 +203,50 @@ def test_the_page_of_a_suite_is_a_table_that_links_its_games(tmp_path):
     assert re.search(r"Pong 15.50 - .* not complete", page.text)
     assert "Qbert - - - - - - - - waiting" in page.text
     assert re.search(r"ratio 1 0\.\d+ \(0\.\d+ to 0\.\d+\)", page.text)  # aggregates of the one complete game
+    assert INTERVALS.replace("`", "") in page.text
 
 
-def test_a_failed_game_is_named_with_its_reason(tmp_path):
+def test_a_failed_game_is_named_with_its_reason_until_it_is_complete(tmp_path):
     suite_dir = make_suite(tmp_path / "suite")
-    write_suite_results(suite_dir, {"Qbert": "the ROM is missing"})
-    assert "failed: the ROM is missing" in Text(write_report(suite_dir)).text
+    write_suite_results(suite_dir, {"Qbert": "the ROM is missing", "Pong": "x", "Breakout": "since resumed"})
+    text = Text(write_report(suite_dir)).text
+    assert "failed: the ROM is missing" in text
+    assert "failed: x" in text
+    assert "failed: since resumed" not in text
 
 
 def make_search(search_dir):
     """Trial 1 is the best, trial 0 was stopped, trial 2 failed before its first log point."""
     search_dir.mkdir(parents=True)
-    space = {"ppo.learning_rate": LogUniform(1e-5, 1e-2)}
+    space = {"ppo.learning_rate": LogUniform(1e-5, 1e-2), "total_env_steps": Integer(10**6, 10**7)}
     write_search(search_dir, Config(env=EnvConfig(game="Qbert")), SearchConfig(space=space))
     for number, score in ((0, 100.0), (1, 400.0)):
         write_run(search_dir / f"trial_{number}", [table([50.0, score])], total_env_steps=200)
-    write_record(search_dir, Record(0, {"ppo.learning_rate": 1e-5}, "stopped", "ASHA", 75.0, 200))
-    write_record(search_dir, Record(1, {"ppo.learning_rate": 1e-3}, "finished", "budget spent", 225.0, 200))
-    write_record(search_dir, Record(2, {"ppo.learning_rate": 1e-2}, "failed", "the loss became nan"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxrl_atari.search.results.plot_search", lambda *_: None)  # seconds
-        write_search_results(search_dir)
+    fields = [{"ppo.learning_rate": rate, "total_env_steps": 2_345_678} for rate in (1e-5, 1e-3, 1e-2)]
+    write_record(search_dir, Record(0, fields[0], "stopped", "ASHA", 75.0, 200))
+    write_record(search_dir, Record(1, fields[1], "finished", "budget spent", 225.0, 200))
+    write_record(search_dir, Record(2, fields[2], "failed", "the loss became nan"))
     return search_dir
 
 
-def test_the_page_of_a_search_ranks_its_trials_and_links_them(tmp_path, monkeypatch):
+def test_the_page_of_a_search_ranks_its_trials_and_links_them(tmp_path):
     search_dir = make_search(tmp_path / "search")
     page = Text(write_report(search_dir))
     assert page.links() == ["./trial_1/report.html", "./trial_0/report.html"]
     assert all((search_dir / link).is_file() for link in page.links())
     assert "Best trial 225 trial 1" in page.text
-    assert "1 0.001 225 200 finished budget spent 0 1e-05 75 200 stopped ASHA 2 0.01 - 0 failed" in page.text
+    best, other = "1 0.001 2345678 225 200 finished budget spent", "0 1e-05 2345678 75 200 stopped ASHA"
+    assert f"{best} {other} 2 0.01 2345678 - 0 failed" in page.text
     assert "score against ppo.learning_rate" in page.text
+    assert "at most" not in page.text  # the trials' budgets differ
     for number in (0, 1):  # interrupted before a trial had a rank
         write_record(search_dir, Record(number, {"ppo.learning_rate": 1e-5}, "unfinished", "", 75.0 + number, 200))
-    with monkeypatch.context() as patch:
-        patch.setattr("jaxrl_atari.search.results.plot_search", lambda *_: None)
-        write_search_results(search_dir)
-    assert "Best trial" not in Text(write_report(search_dir)).text
+    text = Text(write_report(search_dir)).text
+    assert "Best trial" not in text
+    assert "0 1e-05 - 75 200 unfinished" in text  # a record without one of the fields
+    config, search = read_search(search_dir)
+    write_search(search_dir, config, dataclasses.replace(search, space={}))
+    assert "at most 10,000,000 env steps a session" in Text(write_report(search_dir)).text
 
 
 # --- A run is data ---------------------------------------------------------------------------------------------------
@@ -257,8 +265,8 @@ def make_hostile(tmp_path):
     write_json(run_dir / "config.json", values)
     suite_dir = make_suite(tmp_path / "suite")
     values = json.loads((suite_dir / "suite.json").read_text())
-    write_json(suite_dir / "suite.json", values | {"games": ["Breakout", "javascript:alert(1)", HOSTILE, 3]})
-    write_json(suite_dir / "results.json", {"games": [{"game": "Breakout", "status": f"failed: {HOSTILE}"}]})
+    write_json(suite_dir / "suite.json", values | {"games": ["Pong", "javascript:alert(1)", HOSTILE, 3]})
+    write_json(suite_dir / "results.json", {"games": [{"game": "Pong", "status": f"failed: {HOSTILE}"}]})
     return run_dir, suite_dir
 
 
@@ -283,14 +291,12 @@ def test_damaged_results_of_a_suite_leave_the_statuses_out(tmp_path, content):
     assert "Breakout 18" in Text(write_report(suite_dir)).text
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "trial,score\n", "trial,a,score,env_steps,status,reason\n1,2\n", "x,score,env_steps,status,reason\n", "\0"],
-)
-def test_damaged_trials_of_a_search_are_an_error_of_one_line(tmp_path, content):
+@pytest.mark.parametrize("value", ["NaN", "1e999", "1" + "0" * 400])
+@pytest.mark.parametrize("name", ["score", "env_steps"])
+def test_a_record_with_a_number_that_cannot_be_shown_is_an_error_of_one_line(tmp_path, name, value):
     search_dir = make_search(tmp_path / "search")
-    (search_dir / "trials.csv").write_text(content)
-    with pytest.raises(UserError, match=r"trials\.csv: cannot be used \(.*search\.results writes it") as error:
+    (search_dir / "trial_1" / "record.json").write_text(f'{{"number": 1, "fields": {{}}, "{name}": {value}}}')
+    with pytest.raises(UserError, match=rf"trial_1/record\.json: damaged \(ConfigError: {name}") as error:
         write_report(search_dir)
     assert "\n" not in str(error.value)
 

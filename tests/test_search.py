@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -26,6 +28,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOC
 from jaxrl_atari.run_dir.description import is_finished, session_dir
 from jaxrl_atari.run_dir.files import write_json
 from jaxrl_atari.run_dir.reading import session_dirs
+from jaxrl_atari.run_dir.search_records import Record, ranked, read_records, trial_dir, write_record
 from jaxrl_atari.run_dir.writers import CsvWriter
 from jaxrl_atari.search import (
     Choice,
@@ -38,15 +41,7 @@ from jaxrl_atari.search import (
     worker,
 )
 from jaxrl_atari.search import __main__ as search_command
-from jaxrl_atari.search.files import (
-    Record,
-    ranked,
-    read_records,
-    read_search,
-    trial_dir,
-    write_record,
-    write_search,
-)
+from jaxrl_atari.search.files import read_search, write_search
 from jaxrl_atari.search.results import write_results
 from jaxrl_atari.search.space import check_space, grid_point, search_from_dict, set_fields
 from jaxrl_atari.search.worker import trial_config
@@ -67,7 +62,7 @@ def tune():
     """The module `tune`, which needs the packages of the extra `search`."""
     for package in ("ray", "optuna"):
         pytest.importorskip(package, reason=f"search mode needs {package}: pip install 'jaxrl_atari[search]'")
-    return search_command.load_tune()
+    return search_command.load_tune("")
 
 
 @pytest.fixture
@@ -400,7 +395,7 @@ def test_trial_config():
 
 def test_resources(tune):
     def split(gpu, cpu, cluster):
-        return tune.resources(small_search(resources=ResourcesConfig(gpu, cpu)), cluster)
+        return tune.resources(small_search(resources=ResourcesConfig(gpu, cpu)), cluster, "auto", "there is no GPU")
 
     assert split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[:3] == (0.25, 2, 8)
     assert "8 at a time" in split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[3]
@@ -411,7 +406,7 @@ def test_resources(tune):
     assert "there is no GPU" in line
     assert split(0.0, 2, {"GPU": 2.0, "CPU": 16.0})[:2] == (0, 2)
     with pytest.raises(ConfigError, match=r"devices\.gpu = True: expected a Ray cluster with GPUs"):
-        tune.resources(small_search(), {"CPU": 2.0}, True)
+        tune.resources(small_search(), {"CPU": 2.0}, True, "")
     with pytest.raises(UserError, match="there are 1 and 2"):
         split(2.0, 1, {"GPU": 1.0, "CPU": 2.0})
 
@@ -474,7 +469,7 @@ def test_the_record_of_an_ended_trial_follows_from_its_files(tune, tmp_path):
     add_trial(tmp_path, 1, [1.0, 1.5])
     add_trial(tmp_path, 2, [7.0])
     add_trial(tmp_path, 3, [])
-    ended = [tune.end_record(tmp_path, i, failure) for i, failure in enumerate(["", "", "broke", ""])]
+    ended = [tune.end_record(tmp_path, i, failure, False, 1) for i, failure in enumerate(["", "", "broke", ""])]
     assert [(r.status, r.score, r.env_steps) for r in ended] == [
         ("finished", 9.0, 9000),
         ("stopped", 1.5, 2000),
@@ -492,7 +487,7 @@ def test_a_trial_is_finished_by_its_own_budget_and_sessions(tune, tmp_path):
     add_trial(tmp_path, 1, [1.0] * 6, fields={"ppo.rollout_length": 512})  # 8,192 env steps a rollout
     add_trial(tmp_path, 2, [1.0] * 6)
     add_trial(tmp_path, 3, [1.0] * 9, fields={"sessions": 2})  # the second one has not begun
-    assert [tune.end_record(tmp_path, i, "", True).status for i in range(4)] == [
+    assert [tune.end_record(tmp_path, i, "", True, 1).status for i in range(4)] == [
         "finished", "finished", "unfinished", "unfinished",
     ]  # fmt: skip
 
@@ -566,6 +561,23 @@ def test_sigusr1_stays_a_stop_request_when_tune_begins(tune, tmp_path):
         assert stop.requested()
         signal.signal(signal.SIGUSR1, before)
     stop.clear()
+
+
+def test_the_scores_of_trials_are_printed_in_full(tune, tmp_path, monkeypatch):
+    start_search(tmp_path, small_search())
+    add_trial(tmp_path, 0, [14_295.4])
+    lines = []
+    monkeypatch.setattr(tune, "say", lines.append)
+    monkeypatch.setattr(tune, "STATUS_SECONDS", 0.0)
+    result = {"env_steps": 1000, "return_ma": 14_295.4}
+    trial = SimpleNamespace(status="RUNNING", config={"number": 0}, last_result=result)
+    recorder = tune.Recorder(tmp_path, small_search())
+    recorder.on_step_end(0, [trial])
+    recorder.on_trial_complete(0, [trial], trial)
+    assert lines == [
+        "running: trial 0 1,000 env steps, return_ma 14,295",
+        "trial 0  stopped at 1,000 env steps, score 14,295: worse than others (ASHA)",
+    ]
 
 
 def test_checkpoints_are_kept_if_no_trial_has_a_score(tune, tmp_path):
@@ -656,6 +668,19 @@ def test_scores_that_set_no_trials_apart_give_no_importances(tune, scores):
     assert importances(small_search(), records) == {}
 
 
+def test_only_a_warning_about_the_scores_leaves_the_importances_out(tune, monkeypatch):
+    from jaxrl_atari.search import study
+
+    def deprecated(*_, **__):
+        warnings.warn("an API of NumPy", DeprecationWarning, stacklevel=2)
+        return {"ppo.gae_lambda": 1.0}
+
+    monkeypatch.setattr(study.optuna.importance, "get_param_importances", deprecated)
+    records = [Record(number, some_fields(SPACE, number), "finished", score=1.0) for number in range(4)]
+    with pytest.warns(DeprecationWarning, match="an API"):
+        assert study.importances(small_search(), records) == {"ppo.gae_lambda": 1.0}
+
+
 def test_a_record_with_other_fields_is_an_error_of_one_line(tmp_path):
     start_search(tmp_path, small_search())
     add_trial(tmp_path, 0, [1.0], "finished", fields={"ppo.epochs": 3})
@@ -674,7 +699,9 @@ def test_results_without_a_score(tmp_path):
     start_search(tmp_path, small_search())
     write_results(tmp_path)
     add_trial(tmp_path, 0, [], "failed")
-    write_results(tmp_path)
+    with (tmp_path / "trials.csv").open() as reader:
+        write_results(tmp_path)
+        assert len(reader.readlines()) == 1  # atomic: whoever reads the old table reads all of it
     for name in ("fields", "curves"):
         assert "no trial has a score yet" in (tmp_path / f"graphs/{name}.svg").read_text()
     assert not (tmp_path / "graphs/parallel.svg").exists()
@@ -772,9 +799,9 @@ def test_trials_get_their_share_of_a_gpu_and_failures_do_not_end_the_search(tune
         from jaxrl_atari.hardware.memory import out_of_memory_advice
         from jaxrl_atari.hardware.memory_share import apply_memory_fraction
         from jaxrl_atari.run_dir.files import write_json
+        from jaxrl_atari.run_dir.search_records import read_records
         from jaxrl_atari.run_dir.writers import CsvWriter
         from jaxrl_atari.search import worker
-        from jaxrl_atari.search.files import read_records
 
         number = task["number"]
 
@@ -857,7 +884,7 @@ def trial(task):
     return worker.run_search_trial(task)
 
 def main():
-    command.load_tune().run_search_trial = trial
+    command.load_tune("").run_search_trial = trial
     command.main(sys.argv[1:])
 
 cli.run(main)

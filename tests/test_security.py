@@ -22,9 +22,10 @@ from jaxrl_atari.run_dir.description import describe
 from jaxrl_atari.run_dir.meta import SESSION_FIELDS, meta_checksum
 from jaxrl_atari.run_dir.progress import Progress
 from jaxrl_atari.run_dir.reading import read_metrics
+from jaxrl_atari.run_dir.search_records import Record, read_records, write_record
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.run_dir.writers import CsvWriter
-from jaxrl_atari.search.files import Record, read_records, read_search, write_record, write_search
+from jaxrl_atari.search.files import read_search, write_search
 from jaxrl_atari.search.space import Choice, LogUniform, SearchConfig
 from jaxrl_atari.suite.suite import read_suite_file, write_suite_file
 

@@ -36,6 +36,7 @@ from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import describe, write_description
 from jaxrl_atari.run_dir.files import write_json
 from jaxrl_atari.run_dir.progress import EpisodeStatistics, Progress
+from jaxrl_atari.run_dir.reading import cut_evaluations
 from jaxrl_atari.run_dir.session_log import NonFiniteError, SessionLog
 from jaxrl_atari.session import hyperparameters, prepare, run_session
 from jaxrl_atari.trial import trial
@@ -240,6 +241,13 @@ def test_a_stop_request_is_granted_after_the_update_with_a_last_checkpoint(who, 
     assert meta["env_steps"] == int(rows(tmp_path / "session_0")[-1]["env_steps"]) < TINY.total_env_steps
 
 
+def test_a_stop_before_the_first_update_leaves_no_checkpoint(tmp_path):
+    """An evaluation would play an untrained network and count it in the score."""
+    with pytest.raises(KeyboardInterrupt):
+        run_session(TINY, tmp_path / "session_0", stop_requested=lambda: True)
+    assert not list((tmp_path / "session_0").glob("checkpoints/*"))
+
+
 @pytest.mark.parametrize(
     ("has", "dtype", "used"), [(True, "auto", "bfloat16"), (False, "auto", "float32"), (True, "float32", "float32")]
 )
@@ -315,14 +323,14 @@ def test_closing_an_evaluator_drops_what_it_plays(tmp_path, monkeypatch):
         config, evaluation=EvaluationConfig(every_env_steps=64, episodes=16, num_envs=1, greedy=True)
     )
     device = jax.devices("cpu")[0]
-    evaluator = Evaluator(config, 3, 6, device, tmp_path, 0, print, print)
+    evaluator = Evaluator(config, 3, 6, device, tmp_path, print, print)
     evaluator.start(first_arrays(config, 6, 0, device)["train_state"].params, 64)
     assert begun.wait(timeout=60)
     assert evaluator.poll()
     evaluator.close()
     assert ended == ["cancelled"]
     assert asked == [(16, 3, True, 1)]  # episodes, seed, greedy, environments
-    assert (tmp_path / "evaluations.csv").read_text().split() == ["env_steps,episodes,mean,std"]
+    assert not (tmp_path / "evaluations.csv").exists()
 
 
 def test_the_last_graphs_are_drawn_after_those_of_a_checkpoint(tmp_path, monkeypatch):
@@ -355,7 +363,7 @@ def test_the_last_graphs_are_drawn_after_those_of_a_checkpoint(tmp_path, monkeyp
 
 def test_evaluations_beyond_the_checkpoint_are_dropped_on_resume(tmp_path):
     (tmp_path / "evaluations.csv").write_text("env_steps,episodes,mean,std\n64,2,1.5,0.5\n128,2,2.5,0.5\n19")
-    Evaluator(TINY, 0, 4, jax.devices("cpu")[0], tmp_path, 100, print, print).close()
+    cut_evaluations(tmp_path, 100)
     assert (tmp_path / "evaluations.csv").read_text().split() == ["env_steps,episodes,mean,std", "64,2,1.5,0.5"]
 
 
@@ -438,25 +446,41 @@ def test_an_evaluation_that_failed_ends_training_after_the_checkpoint_that_is_du
     assert [env_steps for env_steps, _ in saved] == [900]
 
 
+class FakeEvaluator:
+    """Notes what it would evaluate."""
+
+    def __init__(self):
+        self.at, self.evaluated = 0, []
+
+    def poll(self):
+        return False
+
+    def settle(self, stop_requested):
+        pass
+
+    def start(self, params, env_steps):
+        self.at = env_steps
+        self.evaluated.append(env_steps)
+
+
 def test_log_points_checkpoints_and_evaluations_come_at_their_intervals(tmp_path, monkeypatch):
     config = dataclasses.replace(
         TINY,
         log=LogConfig(every_env_steps=600, checkpoint_every_env_steps=900, graphs=False),
         evaluation=EvaluationConfig(every_env_steps=750),
     )
-    lines, evaluated = Lines(), []
+    lines = Lines()
     with steady_session(config, tmp_path / "session_0", monkeypatch, [lines]) as (run, saved):
-        start = lambda params, env_steps: evaluated.append(env_steps)  # noqa: E731
-        run.evaluator = SimpleNamespace(poll=lambda: False, settle=lambda stop_requested: None, start=start)
+        run.evaluator = FakeEvaluator()
         keys, settled, act, learn = [], [], session.collect, Learner.update
         monkeypatch.setattr(session, "collect", lambda *given: keys.append(given[2]) or act(*given))
         monkeypatch.setattr(Learner, "update", lambda *given: keys.append(given[3]) or learn(*given))
-        monkeypatch.setattr(Learner, "settle", lambda self: settled.append(run.progress.env_steps))
+        monkeypatch.setattr(run.log, "settle", lambda: settled.append(run.progress.env_steps))
         list(itertools.islice(session.train(run), 7))
         run.finish()
     assert [row["env_steps"] for row in lines.rows] == [600, 1200, 1800, 2100]
     assert [env_steps for env_steps, _ in saved] == [900, 1800, 2100]
-    assert evaluated == [900, 1500]
+    assert run.evaluator.evaluated == [900, 1500]
     # Means over the updates since the log point before; each update is in one of them.
     counts = np.diff([row["updates"] for row in lines.rows])
     assert counts.tolist() == [2, 2, 1]
@@ -493,19 +517,20 @@ def test_an_evaluation_that_is_due_waits_for_the_one_that_is_running(tmp_path, m
         assert evaluated == [1200]
 
 
-@pytest.mark.parametrize("budget", [1199, 1200, 1210])
-def test_an_evaluation_that_is_due_at_the_budget_is_not_missed(tmp_path, monkeypatch, budget):
+@pytest.mark.parametrize(
+    ("budget", "every", "expected"),
+    [(1199, 599, [600, 1200]), (1200, 600, [600, 1200]), (1210, 605, [900, 1200]), (1210, 5, [300, 600, 900, 1200])],
+)
+def test_an_evaluation_that_is_due_at_the_budget_is_played_once(tmp_path, monkeypatch, budget, every, expected):
     """The last update may end on either side of the budget."""
-    config = dataclasses.replace(TINY, evaluation=EvaluationConfig(every_env_steps=budget // 2))
+    config = dataclasses.replace(TINY, evaluation=EvaluationConfig(every_env_steps=every))
     assert config.rollout_size / 2 > 10
-    evaluated = []
     with steady_session(config, tmp_path / "session_0", monkeypatch) as (run, _):
         run.config = dataclasses.replace(run.config, total_env_steps=budget)
-        start = lambda params, env_steps: evaluated.append(env_steps)  # noqa: E731
-        run.evaluator = SimpleNamespace(poll=lambda: False, settle=lambda stop_requested: None, start=start)
+        run.evaluator = FakeEvaluator()
         list(session.train(run))
         run.finish()
-    assert evaluated in ([600, 1200], [900, 1200])
+    assert run.evaluator.evaluated == expected
 
 
 def test_sps_are_those_since_the_log_point_before(tmp_path, monkeypatch):

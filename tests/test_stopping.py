@@ -21,6 +21,17 @@ def test_the_first_signal_requests_a_stop_and_the_second_ends_at_once():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_signal_that_the_parent_ignores_stays_ignored():
+    """SIGINT, in a script's background: Ctrl-C in the foreground is not meant for it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert not stop.requested()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_cluster_may_send_its_signal_any_number_of_times(number):
     with StopRequest() as stop:

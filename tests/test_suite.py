@@ -24,6 +24,7 @@ from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite,
 from jaxrl_atari.run_dir.summary import read_run
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite import results, suite
+from jaxrl_atari.trial.processes import Failure
 
 TINY = Config(
     name="suite",
@@ -150,7 +151,7 @@ def test_damaged_description(tmp_path):
     with pytest.raises(UserError, match="no_such"):
         suite.read_suite_file(tmp_path)
     (tmp_path / "suite.json").write_text("{")
-    with pytest.raises(UserError, match=r"suite\.json: damaged \(JSONDecodeError\); expected the games"):
+    with pytest.raises(UserError, match=r"suite\.json: damaged \(JSONDecodeError: .*\); expected the games"):
         suite.read_suite_file(tmp_path)
 
 
@@ -402,7 +403,7 @@ def test_a_game_that_failed_before_its_first_log_point_does_not_hide_the_others(
     suite_dir = add_games(make_suite(tmp_path / "suite", games=("Pong", "Alien")), {"Pong": [0.5, 1.0]})
     (suite_dir / "Alien").mkdir()
     write_json(suite_dir / "Alien" / "trial.json", {})  # of an earlier try
-    monkeypatch.setattr(suite, "run_processes", lambda tasks, parallel: {"Alien": "out of memory"})
+    monkeypatch.setattr(suite, "run_processes", lambda tasks, parallel: {"Alien": Failure("out of memory", 2)})
     with pytest.raises(UserError, match=r"1 of 2 games failed \(Alien: out of memory\)") as error:
         suite_command.main(["--resume", str(suite_dir)])
     assert error.value.exit_status == 1
@@ -454,7 +455,7 @@ def test_finished_games_are_skipped_and_a_failure_does_not_stop_the_others(tmp_p
 
     def run(tasks, parallel, per_gpu=1):
         started.extend(task.label for task in tasks)
-        return {"Pong": "no reason"}
+        return {"Pong": Failure("no reason; --resume somewhere runs what is missing", 1)}
 
     monkeypatch.setattr(suite, "run_processes", run)
     with pytest.raises(UserError) as error:
@@ -464,6 +465,24 @@ def test_finished_games_are_skipped_and_a_failure_does_not_stop_the_others(tmp_p
     assert "1 of 3 games failed (Pong: no reason)" in str(error.value)
     assert "game Breakout  finished already" in capsys.readouterr().out
     assert "failed: no reason" in (suite_dir / "results.md").read_text()
+
+
+def test_an_interrupted_suite_shows_how_far_it_came(tmp_path, capsys, monkeypatch):
+    suite_dir = make_suite(tmp_path / "suite")
+
+    def run(tasks, parallel):
+        for session in range(2):
+            add_session(suite_dir, "Pong", session, [1.0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suite, "run_processes", run)
+    with pytest.raises(KeyboardInterrupt):
+        suite_command.main(["--resume", str(suite_dir)])
+    assert capsys.readouterr().out.endswith(f"interrupted; --resume {suite_dir} continues\n")
+    assert (suite_dir / "Pong" / "trial.json").is_file()
+    rows = {line.split(" | ")[0]: line for line in (suite_dir / "results.md").read_text().splitlines()}
+    assert "complete" in rows["| Pong"]
+    assert "waiting" in rows["| Alien"]
 
 
 def test_a_damaged_config_of_one_game_does_not_stop_the_others(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import describe, make_run_dir
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.trial import trial, worker
-from jaxrl_atari.trial.processes import Task, run_processes
+from jaxrl_atari.trial.processes import Failure, Task, run_processes
 from jaxrl_atari.trial.trial import run_training, run_trial
 
 
@@ -73,9 +73,9 @@ def test_a_failing_session_is_reported_and_the_others_finish(scripts, capfd):
         "print('session 4  fine too')",
     ]
     assert run_processes(scripts(codes), parallel=2) == {
-        1: "no such game",
-        2: "ValueError: a bug",
-        3: "its process was ended by SIGKILL; does the machine have too little memory?",
+        1: ("no such game", 2),
+        2: ("ValueError: a bug", 1),
+        3: ("its process was ended by SIGKILL; does the machine have too little memory?", -9),
     }
     lines = capfd.readouterr().out.splitlines()
     for line in ("session 0  fine", "session 1  failed: no such game", "session 4  fine too"):
@@ -360,3 +360,13 @@ def test_a_failing_session_in_this_process(tmp_path, started, monkeypatch):
     monkeypatch.setattr(trial, "run_session", lambda *a, **k: (_ for _ in ()).throw(UserError("no such game")))
     with pytest.raises(UserError, match=r"^no such game$"):
         run_new_trial(make_config(tmp_path, sessions=1))
+
+
+@pytest.mark.parametrize(("status", "kind"), [(2, UserError), (1, SessionsFailed), (-9, SessionsFailed)])
+def test_the_only_session_fails_alike_in_a_process_of_its_own(status, kind, tmp_path, started, monkeypatch):
+    """Where it uses one of several GPUs: the exit status does not depend on the number of GPUs."""
+    monkeypatch.setenv(SIMULATED, "2")
+    monkeypatch.setattr(trial, "run_processes", lambda *_: {0: Failure("no such game", status)})
+    with pytest.raises(UserError, match="no such game") as failed:
+        run_new_trial(make_config(tmp_path, sessions=1))
+    assert type(failed.value) is kind

@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m jaxrl_atari.benchmark", description=__doc__, add_help=False, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, usage="%(prog)s --config FILE [options] [config options]",
     )  # fmt: skip
-    parser.add_argument("--config", help="config file, such as configs/qbert.py")
+    parser.add_paths("--config", help="config file, such as configs/qbert.py")
     parser.add_argument("--repeats", type=int, default=5, help="repeats of each part, or pairs of a comparison (5)")
     parser.add_argument("--seconds", type=float, default=3.0, help="minimum seconds per part and repeat (3)")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)} (all)")
@@ -70,7 +71,10 @@ def _parser() -> argparse.ArgumentParser:
         " with --parts update the update alone",
     )  # fmt: skip
     instead.add_argument("--scale", metavar="FIELD=N1,N2,...", help="speed and memory against a field, with a graph")
-    instead.add_argument("--trace", metavar="DIR", type=Path, help="write a jax.profiler trace of --repeats iterations")
+    instead.add_argument(
+        "--trace", metavar="DIR", type=partial(parse_path, option="--trace"),
+        help="write a jax.profiler trace of --repeats iterations",
+    )  # fmt: skip
     return parser
 
 

@@ -46,7 +46,7 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 class Job(NamedTuple):
     """A benchmark, as its command line describes it."""
 
-    config_file: str
+    config_file: Path
     overrides: tuple[str, ...]  # options of the config
     seconds: float
     compared: str = "end_to_end"  # the part whose rate a comparison compares
@@ -64,7 +64,7 @@ class Job(NamedTuple):
             UserError: it failed; the message is that of the process.
         """
         options = ("--parts", parts, "--repeats", str(repeats), "--seconds", str(self.seconds))
-        command = ("jaxrl_atari.benchmark", "--config", self.config_file, *options, *self.overrides, *overrides)
+        command = ("jaxrl_atari.benchmark", "--config", str(self.config_file), *options, *self.overrides, *overrides)
         return run_for_json(["-m", *command], environment)
 
 

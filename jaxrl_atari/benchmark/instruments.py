@@ -19,7 +19,6 @@ from jaxrl_atari.hardware.monitor import GIB
 class Compilations:
     """Counts what JAX traces and compiles. Use it in a `with` block."""
 
-    TRACE = "/jax/core/compile/jaxpr_trace_duration"
     COMPILE = "/jax/core/compile/backend_compile_duration"
     CACHE_HIT = "/jax/compilation_cache/cache_hits"
 

@@ -174,7 +174,7 @@ class Training:
         calls: list[tuple[Any, str, str]] = [
             (jax, "device_put", "transfer"),
             (self.run.learner, "update", "update"),
-            (self.run.learner, "settle", "update"),
+            (self.run.log, "settle", "update"),
             (self.run.log, "after_update", "logging"),
             (self.run, "checkpoint_if_due", "logging"),
         ]

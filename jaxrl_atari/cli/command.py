@@ -27,8 +27,9 @@ def run(main: Callable[[], object]) -> NoReturn:
 
     Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and a message.
 
-    A full or read-only disk is also an error of one line (2). A reader that closes the pipe, as in `... | head`, ends
-    the command silently (1). Any other exception is a bug and passes through with its traceback.
+    A full or read-only disk, a quota or a missing permission is also an error of one line (2). A reader that closes the
+    pipe, as in `... | head`, ends the command silently (1). Any other exception is a bug and passes through with its
+    traceback.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows "?" for "±"

@@ -44,6 +44,12 @@ class SessionsFailed(UserError):
     exit_status = 1
 
 
+def reason(error: BaseException) -> str:
+    """An error in one line: a `UserError` in its own words, a bug with the name of its class."""
+    text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())
+
+
 def require(holds: bool, field: str, value: Any, expected: str, hint: str = "") -> None:
     """Raises `ConfigError` with the other arguments unless `holds`."""
     if not holds:

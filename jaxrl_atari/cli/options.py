@@ -29,7 +29,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return items
 
 
-def report_changes(path: str, wanted: Any, kept: Any) -> None:
+def report_changes(path: Path, wanted: Any, kept: Any) -> None:
     """Reports the fields of a config file that differ from the run that continues: the run keeps its own values.
 
     Args:
@@ -47,10 +47,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; --help shows all options")
 
-    def add_paths(self, *options: str) -> None:
+    def add_paths(self, *options: str, help: str | None = None) -> None:
         """Adds options whose values are paths; see `parse_path`."""
         for option in options:
-            self.add_argument(option, type=partial(parse_path, option=option))
+            self.add_argument(option, type=partial(parse_path, option=option), help=help)
 
 
 def parse(options: type[Options], arguments: Sequence[str] | None, **settings: Any) -> Options:

@@ -59,8 +59,6 @@ def make_pool(
         from jaxrl_atari.envs.envpool import EnvpoolPool
 
         return EnvpoolPool(game, seeds, num_threads, rules)
-    if backend == "ale":
-        from jaxrl_atari.envs.ale import AlePool
+    from jaxrl_atari.envs.ale import AlePool
 
-        return AlePool(game, seeds, num_threads, rules)
-    raise ValueError(f"env.backend {backend} has no pool here")
+    return AlePool(game, seeds, num_threads, rules)

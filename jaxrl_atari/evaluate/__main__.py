@@ -106,10 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         policy = load_policy(session_dir, options.checkpoint, device)
         _evaluate_session(policy, reason, options)
         if options.checkpoint == "best":
-            several = reason.startswith("the best of")
             print(
-                f"note: the best checkpoint{' of the best session' if several else ''} is an optimistic pick; to quote "
-                "a score, use --sessions all --checkpoint latest",
+                "note: the best checkpoint is an optimistic pick; to quote a score, use --sessions all --checkpoint"
+                " latest",
                 flush=True,
             )
         run_dir = session_dir.parent

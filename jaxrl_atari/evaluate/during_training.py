@@ -14,8 +14,7 @@ from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import make_network
-from jaxrl_atari.run_dir.files import write_file
-from jaxrl_atari.run_dir.reading import EVALUATIONS_FILE, EVALUATIONS_HEADER, read_evaluations
+from jaxrl_atari.run_dir.reading import EVALUATIONS_FILE, EVALUATIONS_HEADER
 
 
 class Evaluator:
@@ -24,7 +23,6 @@ class Evaluator:
     Each result is appended to SESSION_DIR/evaluations.csv and passed on.
 
     Args:
-        env_steps: where the session starts or resumes; rows beyond it are dropped from the file.
         say: receives lines for the user.
         write: receives each result: env steps, mean and standard deviation of the returns.
     """
@@ -36,7 +34,6 @@ class Evaluator:
         num_actions: int,
         device: jax.Device,
         session_dir: Path,
-        env_steps: int,
         say: Callable[[str], None],
         write: Callable[[int, float, float], None],
     ):
@@ -44,19 +41,17 @@ class Evaluator:
         self._say, self._write = say, write
         self._network = make_network(config.network, num_actions, network_platform(device))
         self._table = session_dir / EVALUATIONS_FILE
-        kept = [row for row in read_evaluations(session_dir) if float(row[0]) <= env_steps]
-        write_file(self._table, "".join(f"{','.join(row)}\r\n" for row in (EVALUATIONS_HEADER, *kept)))
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "evaluator")
         self._running: Future[EvaluationResult] | None = None
-        self._at = 0
+        self.at = 0  # env steps of the newest evaluation
 
     def start(self, params: Any, env_steps: int) -> None:
         """Starts an evaluation of `params`, which are copied first. None may be running."""
         snapshot = jax.tree.map(lambda x: x.copy(), jax.device_put(params, self._device))
         policy = Policy(self._config, self._network, snapshot, self._device, self._dir, env_steps)
         options = self._config.evaluation
-        self._at = env_steps
+        self.at = env_steps
         self._running = self._thread.submit(
             run_evaluation, policy, options.episodes, self._seed, options.greedy, options.num_envs,
             cancelled=self._closed.is_set,
@@ -76,14 +71,17 @@ class Evaluator:
         if running is None:
             return
         if not running.done():
-            self._say(f"evaluation at {self._at:,} env steps: given up, because the session is asked to stop")
+            self._say(f"evaluation at {self.at:,} env steps: given up, because the session is asked to stop")
             return
         result = running.result()
         with self._table.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerow([self._at, len(result.games), result.mean, result.std])
-        self._write(self._at, result.mean, result.std)
+            writer = csv.writer(file)
+            if file.tell() == 0:
+                writer.writerow(EVALUATIONS_HEADER)
+            writer.writerow([self.at, len(result.games), result.mean, result.std])
+        self._write(self.at, result.mean, result.std)
         self._say(
-            f"evaluation at {self._at:,} env steps: mean return {result.mean:,.1f} ± {result.std:,.1f} over"
+            f"evaluation at {self.at:,} env steps: mean return {result.mean:,.1f} ± {result.std:,.1f} over"
             f" {len(result.games)} full games on {self._device}"
         )
 

@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 import jax
 import numpy as np
 
-from jaxrl_atari.cli.errors import ConfigError, require
+from jaxrl_atari.cli.errors import require
 from jaxrl_atari.envs import EnvPool, Episode, EpisodeCounter, make_pool
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
@@ -83,9 +83,8 @@ def run_evaluation(
         CancelledError: `cancelled()` was true.
         ConfigError: a number that is not possible.
     """
-    for name, value, least in (("episodes", episodes, 1), ("num_envs", num_envs, 1)):
-        if value < least:
-            raise ConfigError(name, value, f"a whole number >= {least}")
+    require(episodes >= 1, "episodes", episodes, "a whole number >= 1")
+    require(num_envs >= 1, "num_envs", num_envs, "a whole number >= 1")
     require(0 <= seed < 2**32, "seed", seed, "a whole number from 0 to 4294967295")
     num_envs = min(num_envs, episodes)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)

@@ -1,6 +1,6 @@
 """Several processes that learn together (`devices.distributed`): joining them, sums, and agreement.
 
-In a process that is alone, these functions return their argument and start no back end.
+In a process that is alone, `sum_over_processes`, `gather_rows` and `agree` return their argument and start no back end.
 """
 
 import jax

@@ -64,7 +64,7 @@ def _index(option: GpuOption | Literal["learner"], count: int) -> int | None:
     """The index that an option means, None for no GPU of its own."""
     if option == "learner" or option is False or (option == "auto" and count == 0):
         return None
-    return 0 if option == "auto" else int(option) - (option is True)
+    return 0 if option == "auto" or option is True else option
 
 
 def forbid_gpu(reason: str = "") -> None:

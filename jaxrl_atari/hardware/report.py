@@ -119,7 +119,7 @@ def main(pick_device: PickDevice, arguments: Sequence[str] | None = None) -> Non
         allow_abbrev=False,
         usage="%(prog)s [--config FILE [config options]]",
     )
-    parser.add_argument("--config", help="config file; adds an estimate of the memory that its training needs")
+    parser.add_paths("--config", help="config file; adds an estimate of the memory that training with it needs")
     options, overrides = parser.parse_known_args(arguments)
     if overrides and not options.config:
         raise UserError(f"{overrides[0]}: expected --config FILE before the config's options; --help shows how")

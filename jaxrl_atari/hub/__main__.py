@@ -31,6 +31,9 @@ from jaxrl_atari.run_dir.summary import counted_sessions, write_trial_summary
 SESSION_FILES = ("config.json", "metrics.csv", "graphs/*.png", "graphs/*.svg", "evaluation_*.json", "evaluations.csv")
 RUN_FILES = ("config.json", "trial.json", "evaluation*.json", "graphs/*.png", "graphs/*.svg")
 
+STANDARD_FILES = (".gitattributes", "README.md")
+"""Files that any repository on the Hub may have: its Git attributes and its card."""
+
 MAX_FILES, MAX_FILE_BYTES, MAX_BYTES = 10_000, 1 << 30, 8 << 30
 """Limits of `pull`. A session has tens of files; a checkpoint of the largest network here has less than 100 MB."""
 
@@ -139,6 +142,16 @@ def _is_network(error: BaseException) -> bool:
     return isinstance(error, ConnectionError | TimeoutError) or bool(re.search("Connect|Timeout|Network|Proxy", name))
 
 
+def _check_replaceable(repo_id: str, names: Sequence[str]) -> None:
+    """Raises `UserError` if a repository has files but no run: under a mistyped name, a push would delete a model."""
+    others = [name for name in names if name not in STANDARD_FILES]
+    if others and not any(re.match(r"session_\d+/checkpoints/\d+/", name) for name in others):  # every push has one
+        raise UserError(
+            f"{repo_id}: has files that are not a run of jaxrl_atari, such as {others[0]!r:.80}, which a push would "
+            "delete; check the name, or push to a new repository; nothing was pushed"
+        )
+
+
 def push(
     run_dir: str | Path,
     repo_id: str,
@@ -151,11 +164,14 @@ def push(
     The repository then has this run only: files of an earlier push are removed in the same commit.
 
     Args:
+        private: create a private repository, and refuse an existing public one. False: a new repository is public
+            unless its organization's default is private.
         endpoint: URL of the Hub; None: HF_ENDPOINT, else huggingface.co.
         checkpoint: as for `collect`.
 
     Raises:
-        UserError: no run, no token, no network, or no write access to the repository.
+        UserError: no run, no token, no network, no write access to the repository, a repository with files but no run,
+            or a public one where `private` was asked for.
     """
     library = _library()
     upload = collect(run_dir, repo_id, checkpoint)
@@ -169,9 +185,15 @@ def push(
         except (ValueError, OSError) as error:
             raise UserError(f"{run_dir}: training has replaced a file meanwhile ({error}); try again") from error
         newest = max(upload.checkpoints.values())
-        url = api.create_repo(repo_id, private=private, exist_ok=True)
-        kept = {*upload.files, "README.md", ".gitattributes"}
-        stale = [name for name in api.list_repo_files(repo_id) if name not in kept]
+        url = api.create_repo(repo_id, private=private or None, exist_ok=True)
+        if private and not api.model_info(repo_id).private:  # `create_repo` leaves an existing repository as it is
+            raise UserError(
+                f"{repo_id}: a public repository; make it private at {url}/settings, or leave out --private; "
+                "nothing was pushed"
+            )
+        present = api.list_repo_files(repo_id)
+        _check_replaceable(repo_id, present)
+        stale = [name for name in present if name not in {*upload.files, *STANDARD_FILES}]
         api.create_commit(
             repo_id,
             [
@@ -271,7 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     push_parser = commands.add_parser("push", help="upload a run")
     push_parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of a run, such as data/NAME_TIMESTAMP")
     push_parser.add_argument("repo_id", metavar="USER/REPO", help="model repository, created if it does not exist")
-    push_parser.add_argument("--private", action="store_true", help="create a private repository")
+    push_parser.add_argument("--private", action="store_true", help="create a private repository; refuse a public one")
     push_parser.add_argument(
         "--checkpoint",
         type=_checkpoint,

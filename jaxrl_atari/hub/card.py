@@ -19,7 +19,7 @@ def model_card(
     Args:
         summary: the result of `write_trial_summary`.
         checkpoints: session directory -> env steps of its checkpoint that is pushed.
-        is_best: whether there is one, chosen as the best one of the best session.
+        is_best: whether the checkpoint is the best one of the best session.
     """
     template = resources.files("jaxrl_atari.hub").joinpath("model_card.md").read_text(encoding="utf-8")
     config, description = read_config(run_dir), read_json(run_dir / "config.json")
@@ -48,6 +48,7 @@ def model_card(
         metadata=_metadata(repo_name, summary, score),
         game=summary["game"],
         score=score,
+        statistic="mean" if std is None else "mean +/- std",
         sessions=sessions_text(summary),
         incomplete="" if summary["complete"] else "\nThe run is **not complete**: it has not spent its budget.\n",
         protocol=summary["protocol"],

@@ -3,14 +3,11 @@
 Both kinds of directory are read as files: the code that writes them is a layer above.
 """
 
-import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-
-import numpy as np
 
 from jaxrl_atari.cli import flat
 from jaxrl_atari.cli.errors import UserError
@@ -18,12 +15,13 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.report.chart import Series, draw
-from jaxrl_atari.report.run_page import interval_text, options, software
+from jaxrl_atari.report.run_page import interval_text, options, part, software
 from jaxrl_atari.run_dir.config_file import SEARCH_FILE, SUITE_FILE, config_from_dict
 from jaxrl_atari.run_dir.files import read_json
-from jaxrl_atari.run_dir.metrics import align_sessions
+from jaxrl_atari.run_dir.metrics import mean_curve
 from jaxrl_atari.run_dir.reading import read_sessions
-from jaxrl_atari.run_dir.suite_statistics import aggregate_rows, describe_suite, read_suite, suite_runs
+from jaxrl_atari.run_dir.search_records import Record, best_first, ranked, read_records, trial_dir, value_text
+from jaxrl_atari.run_dir.suite_statistics import INTERVALS, aggregate_rows, describe_suite, read_suite, suite_runs
 from jaxrl_atari.run_dir.summary import number_text, read_run, score_text, status_text, trial_summary
 
 
@@ -68,6 +66,7 @@ def describe_suite_page(suite_dir: Path, written: set[str]) -> dict[str, Any]:
         "note": note,
         "games": [_game_row(suite_dir, config, name, written, statuses.get(name, "waiting")) for name in names],
         "aggregates": aggregate_rows(described, "over the complete games") if described else [],
+        "intervals": INTERVALS.replace("`", ""),  # it is Markdown
         "charts": _suite_charts(described),
         "options": options(config),
         "software": software(values),
@@ -91,8 +90,9 @@ def _game_row(suite_dir: Path, config: Config, name: str, written: set[str], sta
         return row
     summary, tables = trial_summary(run), run.tables.values()
     curves = [Series(table["env_steps"], table["return_ma"], i) for i, table in enumerate(tables)]
-    if not status.startswith("failed"):
-        row["status"] = status_text(config, summary)
+    now = status_text(config, summary)
+    if now != "not complete" or not status.startswith("failed"):  # a failed game may have been resumed since
+        row["status"] = now
     return row | {
         "summary": summary,
         "curve": draw(name, curves),
@@ -134,99 +134,66 @@ def _suite_charts(described: Mapping[str, Any]) -> list[Any]:
 
 
 def describe_search(search_dir: Path, written: set[str]) -> dict[str, Any]:
-    """The content of a search's page, its trials in the order of trials.csv: best first.
+    """The content of a search's page, its trials best first.
 
     Args:
         written: names of the trials' directories whose reports are written.
 
     Raises:
-        UserError: search.json or trials.csv cannot be used.
+        UserError: search.json or a trial's record cannot be used.
     """
     values, config = _read_group(search_dir / SEARCH_FILE)
-    header, rows = _read_trials(search_dir / "trials.csv")
-    fields = header[1 : header.index("score")]
+    search = part(values, "search")
+    fields = list(part(search, "space"))
+    records = best_first(list(read_records(search_dir).values()))
     trials = [
         {
-            "number": row["trial"],
-            "link": link(f"trial_{row['trial']}", written),
-            "fields": [_short(row[name]) for name in fields],
-            "score": score_text(_number(row["score"])),
-            "env_steps": number_text(_number(row["env_steps"])),
-            "status": row["status"],
-            "reason": row["reason"],
+            "number": record.number,
+            "link": link(trial_dir(search_dir, record.number).name, written),
+            "fields": [value_text(record.fields.get(name, "-")) for name in fields],
+            "score": score_text(record.score),
+            "env_steps": number_text(record.env_steps),
+            "status": record.status,
+            "reason": record.reason,
         }
-        for row in rows
+        for record in records
     ]
-    search = values.get("search")
     return {
         "title": search_dir.absolute().name,
         "config": config,
         "protocol": config.env.resolved_protocol,
         "fields": fields,
         "trials": trials,
-        "best": trials[0] if rows and _is_ranked(rows[0]) else None,
-        "curves": _trial_curves(search_dir, rows),
-        "scatters": _scatters(fields, rows),
-        "search": [(name, str(value)) for name, value in flat(search if isinstance(search, dict) else {}).items()],
+        "best": trials[0] if ranked(records) else None,
+        "curves": _trial_curves(search_dir, records),
+        "scatters": _scatters(fields, records),
+        "search": [(name, str(value)) for name, value in flat(search).items()],
         "options": options(config),
     }
 
 
-def _read_trials(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            header, *lines = list(csv.reader(file))
-        expected = ["score", "env_steps", "status", "reason"]
-        if header[:1] != ["trial"] or header[-4:] != expected or any(len(line) != len(header) for line in lines):
-            raise ValueError("other columns than those of a search")
-    except (OSError, ValueError, csv.Error) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: cannot be used ({reason}); python -m jaxrl_atari.search.results writes it") from error
-    return header, [dict(zip(header, line, strict=True)) for line in lines]
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if abs(value) <= 1e30 else None
-
-
-def _short(text: str) -> str:
-    value = _number(text)
-    return text if value is None else f"{value:.4g}"
-
-
-def _is_ranked(row: dict[str, str]) -> bool:
-    """Whether a trial has a rank: those that have come first in trials.csv, others follow in the order of numbers."""
-    return _number(row["score"]) is not None and row["status"] in ("finished", "stopped")
-
-
-def _trial_curves(search_dir: Path, rows: list[dict[str, str]]) -> Any:
+def _trial_curves(search_dir: Path, records: Sequence[Record]) -> Any:
     """`return_ma` of every trial, the mean over its sessions; the best one is strong."""
-    series = []
-    for rank, row in enumerate(rows):
+    series, best = [], ranked(records)[:1]
+    for record in records:
         try:
-            tables = list(read_sessions(search_dir / f"trial_{int(row['trial'])}").values())
-        except (UserError, ValueError):
+            tables = list(read_sessions(trial_dir(search_dir, record.number)).values())
+        except UserError:
             continue
-        env_steps, returns = align_sessions(tables, "return_ma")
-        known = np.isfinite(returns).any(axis=0)
-        if known.any():
-            mean = np.nanmean(returns[:, known], axis=0)
-            best = rank == 0 and _is_ranked(row)
-            series.append(Series(env_steps[known], mean, 0 if best else 1, "strong" if best else "faint"))
+        env_steps, mean = mean_curve(tables, "return_ma")
+        if env_steps.size:
+            series.append(Series(env_steps, mean, *((0, "strong") if record in best else (1, "faint"))))
     best_text = "; the best one is thick" if any(one.look == "strong" for one in series) else ""
     return draw(f"return_ma of all trials{best_text}", series)
 
 
-def _scatters(fields: list[str], rows: list[dict[str, str]]) -> list[Any]:
+def _scatters(fields: Sequence[str], records: Sequence[Record]) -> list[Any]:
     """The score against each field that has numbers. Fields whose values span a decade are drawn on a log scale."""
+    scored = [(r.fields, r.score) for r in records if r.status != "failed" and r.score is not None]
     charts = []
     for name in fields:
-        points = [(_number(row[name]), _number(row["score"])) for row in rows if row["status"] != "failed"]
-        known = [(x, y) for x, y in points if x is not None and y is not None]
+        points: list[tuple[Any, float]] = [(values.get(name), score) for values, score in scored]
+        known = [(x, y) for x, y in points if type(x) in (int, float) and abs(x) <= 1e30]
         if len(known) < 2:
             continue
         values = [x for x, _ in known]

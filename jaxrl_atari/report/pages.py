@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxrl_atari import __version__
 from jaxrl_atari.cli import say
-from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.cli.errors import UserError, reason
 from jaxrl_atari.report.group_pages import describe_search, describe_suite_page
 from jaxrl_atari.report.run_page import describe_run
 from jaxrl_atari.run_dir.config_file import is_search
@@ -66,8 +66,7 @@ def try_report(directory: str | Path) -> None:
     try:
         say(str(write_report(directory)))
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split()).removeprefix("UserError: ")
-        say(f"no report: {reason}; python -m jaxrl_atari.report {directory} tries again")
+        say(f"no report: {reason(error)}; python -m jaxrl_atari.report {directory} tries again")
 
 
 @cache

@@ -88,9 +88,9 @@ def _progress(summary: Mapping[str, Any]) -> str:
     """How far a run has come that is not complete; empty for a complete one."""
     if summary["complete"]:
         return ""
-    steps = summary["mean"]["env_steps"] or 0
-    found, planned = len(summary["sessions"]), summary["planned_sessions"]
-    return f"{steps:,.0f} of {summary['planned_env_steps']:,} env steps, {found} of {planned} sessions"
+    steps, found = summary["mean"]["env_steps"] or 0, len(summary["sessions"])
+    begun = f"{found} of {summary['planned_sessions']} sessions {'has' if found == 1 else 'have'} begun"
+    return f"mean {steps:,.0f} of {summary['planned_env_steps']:,} env steps; {begun}"
 
 
 def _marks(summary: Mapping[str, Any]) -> list[Any]:
@@ -195,15 +195,17 @@ def _description(path: Path) -> dict[str, Any]:
         return {}
 
 
+def part(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A group of values of a description; empty where it is missing or something else."""
+    found = values.get(name)
+    return found if isinstance(found, dict) else {}
+
+
 def software(description: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Versions and machine of a run, suite or search, from its description: name and value."""
 
-    def part(name: str) -> dict[str, Any]:
-        found = description.get(name)
-        return found if isinstance(found, dict) else {}
-
-    rows = [("Python", description.get("python")), *part("versions").items(), ("git", description.get("git_revision"))]
-    hardware = part("hardware")
+    versions, hardware = part(description, "versions"), part(description, "hardware")
+    rows = [("Python", description.get("python")), *versions.items(), ("git", description.get("git_revision"))]
     if hardware:
         gpus, memory = hardware.get("gpus"), hardware.get("memory_gib")
         rows += [

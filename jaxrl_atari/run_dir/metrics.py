@@ -174,6 +174,13 @@ def align_sessions(tables: Sequence[Table], column: str) -> tuple[np.ndarray, np
     return grid, values
 
 
+def mean_curve(tables: Sequence[Table], column: str) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of a column over sessions: (env_steps `[N]`, means `[N]`), where at least one session has a value."""
+    env_steps, values = align_sessions(tables, column)
+    known = np.isfinite(values).any(axis=0)
+    return env_steps[known], np.nanmean(values[:, known], axis=0)
+
+
 def score_at(table: Table, points: ArrayLike, along: str = "env_steps") -> np.ndarray:
     """A session's `return_ma` at points along a column: `[P]` -> float64 `[P]`.
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.run_dir.columns import REQUIRED_COLUMNS
+from jaxrl_atari.run_dir.files import write_file
 from jaxrl_atari.run_dir.metrics import Table
 
 _log = logging.getLogger(__name__)
@@ -109,6 +110,14 @@ def read_evaluations(session_dir: Path) -> list[list[str]]:
         return []
     rows = [row for row in map(_cells, text.splitlines()) if len(row) == len(EVALUATIONS_HEADER) and all(row)]
     return [row for row in rows if all(map(_is_number, row)) and float(row[-1]) >= 0]
+
+
+def cut_evaluations(session_dir: Path, env_steps: int) -> None:
+    """Drops damaged rows of evaluations.csv, and those beyond the env steps at which a session resumes."""
+    path = session_dir / EVALUATIONS_FILE
+    if path.is_file():
+        kept = [row for row in read_evaluations(session_dir) if float(row[0]) <= env_steps]
+        write_file(path, "".join(f"{','.join(row)}\r\n" for row in (EVALUATIONS_HEADER, *kept)))
 
 
 def session_dirs(run_dir: str | Path) -> list[Path]:

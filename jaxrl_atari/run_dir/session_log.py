@@ -42,7 +42,7 @@ class SessionLog:
         session_dir: Path,
         settle: Callable[[], Metrics | None],
     ):
-        self._writers, self._progress, self._settle = writers, progress, settle
+        self._writers, self._progress, self.settle = writers, progress, settle
         self.monitor: Callable[[], Mapping[str, float]] = dict  # the machine's figures for a log point
         self._session, self._dir, self._draws_graphs = session, session_dir, config.graphs
         self._every = Every(config.every_env_steps, progress.env_steps)
@@ -117,7 +117,7 @@ class SessionLog:
 
     def flush(self) -> None:
         """Waits for the newest update and checks its metrics."""
-        for metrics in (self._pending, self._settle()):
+        for metrics in (self._pending, self.settle()):
             self._read(metrics)
         self._pending = None
 

@@ -26,7 +26,8 @@ from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.config_file import is_search
 from jaxrl_atari.run_dir.description import make_run_dir
 from jaxrl_atari.run_dir.files import only_writer
-from jaxrl_atari.search.files import read_records, read_search, write_search
+from jaxrl_atari.run_dir.search_records import read_records
+from jaxrl_atari.search.files import read_search, write_search
 from jaxrl_atari.search.results import write_results
 from jaxrl_atari.search.space import SearchConfig, check_space
 
@@ -93,7 +94,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path |
     return config, search, search_dir
 
 
-def load_tune(address: str = "") -> ModuleType:
+def load_tune(address: str) -> ModuleType:
     """Imports `jaxrl_atari.search.tune`, with Ray's settings in the environment: Ray reads them at import.
 
     Raises:

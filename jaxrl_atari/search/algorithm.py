@@ -18,8 +18,9 @@ from ray.tune.search import Searcher
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.run_dir.description import session_dir
 from jaxrl_atari.run_dir.reading import read_metrics
+from jaxrl_atari.run_dir.search_records import Record, read_records, trial_dir, write_record
 from jaxrl_atari.search import SearchConfig
-from jaxrl_atari.search.files import Record, StopFile, read_records, trial_dir, write_record
+from jaxrl_atari.search.files import StopFile
 from jaxrl_atari.search.space import Fields, grid_point
 from jaxrl_atari.search.study import optuna_distributions, past_study
 

@@ -15,10 +15,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.run_dir.drawing import COLOURS, GREY, env_step_axes, new_figure, open_axes, plain_numbers, save_figure
-from jaxrl_atari.run_dir.metrics import align_sessions
+from jaxrl_atari.run_dir.metrics import mean_curve
 from jaxrl_atari.run_dir.reading import read_sessions
+from jaxrl_atari.run_dir.search_records import Record, ranked, trial_dir, value_text
 from jaxrl_atari.run_dir.summary import score_text
-from jaxrl_atari.search.files import Record, ranked, trial_dir, value_text
 from jaxrl_atari.search.space import LogUniform, SearchConfig
 
 LOOKS: dict[str, dict[str, Any]] = {
@@ -173,11 +173,9 @@ def _plot_curves(search_dir: Path, search: SearchConfig, records: Sequence[Recor
             tables = list(read_sessions(trial_dir(search_dir, record.number)).values())
         except UserError:  # no session has a log point
             continue
-        env_steps, values = align_sessions(tables, "return_ma")
-        known = np.isfinite(values).any(axis=0)
-        if not known.any():
+        env_steps, mean = mean_curve(tables, "return_ma")
+        if not env_steps.size:
             continue
-        env_steps, mean = env_steps[known], np.nanmean(values[:, known], axis=0)
         last = max(last, float(env_steps[-1]))
         color, marker, label = LOOKS[record.status].values()
         label = "_" if record.status in shown else label

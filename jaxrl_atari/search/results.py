@@ -7,6 +7,7 @@ writes them again, also while the search runs.
 
 import csv
 import dataclasses
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +17,9 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.run_dir.files import write_file, write_json
+from jaxrl_atari.run_dir.search_records import Record, best_first, ranked, read_records, trial_dir, value_text
 from jaxrl_atari.run_dir.summary import score_text
-from jaxrl_atari.search.files import Record, ranked, read_records, read_search, trial_dir, value_text
+from jaxrl_atari.search.files import read_search
 from jaxrl_atari.search.plots import plot_search
 from jaxrl_atari.search.space import SearchConfig, set_fields
 
@@ -33,20 +35,19 @@ def write_results(search_dir: Path) -> str:
     """
     config, search = read_search(search_dir)
     records = list(read_records(search_dir).values())
-    best_first = ranked(records)
-    order = [*best_first, *(record for record in records if record not in best_first)]
-    names = list(search.space)
+    order, names = best_first(records), list(search.space)
     for record in records:
         if set(record.fields) != set(names):
             path = trial_dir(search_dir, record.number) / "record.json"
             raise UserError(
                 f"{path}: its fields are not those of the search ({', '.join(names)}); restore it from a copy"
             )
-    with (search_dir / "trials.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["trial", *names, "score", "env_steps", "status", "reason"])
-        for r in order:
-            writer.writerow([r.number, *(r.fields[name] for name in names), r.score, r.env_steps, r.status, r.reason])
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["trial", *names, "score", "env_steps", "status", "reason"])
+    for r in order:
+        writer.writerow([r.number, *(r.fields[name] for name in names), r.score, r.env_steps, r.status, r.reason])
+    write_file(search_dir / "trials.csv", file.getvalue())
     try:
         from jaxrl_atari.search.study import importances
     except ImportError:  # Optuna is not installed, as on a machine that only shows the results
@@ -61,8 +62,8 @@ def write_results(search_dir: Path) -> str:
     write_file(search_dir / "trials.md", text)
     if records:
         plot_search(search_dir, search, records, shares)
-    if best_first:
-        write_file(search_dir / f"{config.name}_best.py", config_file(config, search, best_first[0], len(records)))
+    if ranked(records):
+        write_file(search_dir / f"{config.name}_best.py", config_file(config, search, order[0], len(records)))
     return text
 
 

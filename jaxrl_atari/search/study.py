@@ -8,7 +8,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from jaxrl_atari.search.files import Record
+from jaxrl_atari.run_dir.search_records import Record
 from jaxrl_atari.search.space import Choice, Distribution, Grid, Integer, LogUniform, SearchConfig, Uniform
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -59,7 +59,7 @@ def importances(search: SearchConfig, records: Iterable[Record]) -> dict[str, fl
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=quantile)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Optuna warns where the scores are too equal, and returns equal shares
+            warnings.simplefilter("error", UserWarning)  # Optuna's, where scores are too equal: it returns equal shares
             shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
     except UserWarning:
         return {}

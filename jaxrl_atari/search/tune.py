@@ -24,9 +24,10 @@ from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import UserError, require
 from jaxrl_atari.config import Config, GpuOption
 from jaxrl_atari.run_dir.files import refusal
-from jaxrl_atari.run_dir.summary import write_trial_summary
+from jaxrl_atari.run_dir.search_records import Record, ranked, read_records, trial_dir, value_text, write_record
+from jaxrl_atari.run_dir.summary import score_text, write_trial_summary
 from jaxrl_atari.search.algorithm import ResumableAsha, TrialSampler
-from jaxrl_atari.search.files import Record, StopFile, ranked, read_records, trial_dir, value_text, write_record
+from jaxrl_atari.search.files import StopFile
 from jaxrl_atari.search.space import SearchConfig
 from jaxrl_atari.search.worker import memory_share, run_search_trial, usable_gpus
 
@@ -88,7 +89,7 @@ class Recorder(TrialProgressCallback):
     def _end(self, number: int, failure: str = "") -> None:
         tries = self._search.retries + 1
         record = end_record(self._dir, number, failure, self._stop.requested(), tries)
-        score = "no game finished" if record.score is None else f"score {value_text(record.score)}"
+        score = "no game finished" if record.score is None else f"score {score_text(record.score)}"
         status = "interrupted" if record.status == "unfinished" else record.status
         say(f"trial {number}  {status} at {record.env_steps:,} env steps, {score}: {record.reason}")
         remove_checkpoints(self._dir, self._search)
@@ -99,7 +100,7 @@ def _progress(trial: Any) -> str:
     result = trial.last_result or {}
     if "env_steps" not in result:
         return f"trial {trial.config['number']} no game finished yet"
-    score = value_text(result["return_ma"])
+    score = score_text(result["return_ma"])
     return f"trial {trial.config['number']} {result['env_steps']:,} env steps, return_ma {score}"
 
 
@@ -115,13 +116,13 @@ def failure_reason(error_file: str | None) -> str:
     return lines[-1][:300]
 
 
-def end_record(search_dir: Path, number: int, failure: str = "", interrupted: bool = False, tries: int = 1) -> Record:
+def end_record(search_dir: Path, number: int, failure: str, interrupted: bool, tries: int) -> Record:
     """Writes and returns the record of a trial that has ended.
 
     Args:
         failure: why the trial failed; empty if it did not, or recorded the reason itself.
         interrupted: the search is being interrupted; a trial with budget left is unfinished.
-        tries: how often a failed trial was started.
+        tries: how often a failed trial was started, in this start of the search.
     """
     record = read_records(search_dir)[number]
     try:
@@ -210,7 +211,7 @@ def own_process_groups() -> Iterator[None]:
 
 
 def resources(
-    search: SearchConfig, cluster: Mapping[str, float], option: GpuOption = "auto", problem: str = "there is no GPU"
+    search: SearchConfig, cluster: Mapping[str, float], option: GpuOption, problem: str
 ) -> tuple[float, int, int, str]:
     """GPUs and CPU cores of each trial, the number of trials at a time, and a line that describes all three.
 

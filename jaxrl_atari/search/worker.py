@@ -20,9 +20,10 @@ from jaxrl_atari.hardware.rotation import check_devices
 from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir, write_description
 from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.resume import set_aside_logs
+from jaxrl_atari.run_dir.search_records import read_records, trial_dir, write_record
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.run_dir.writers import Row, Writer
-from jaxrl_atari.search.files import StopFile, read_records, read_search, trial_dir, write_record
+from jaxrl_atari.search.files import StopFile, read_search
 from jaxrl_atari.search.space import Fields, SearchConfig, set_fields
 from jaxrl_atari.session import run_session
 from jaxrl_atari.trial.stopping import StopRequest
@@ -132,7 +133,8 @@ def _forget_failed_try(directory: Path) -> None:
     if (directory / "metrics.csv").exists():
         with only_writer(directory):
             if not (checkpoints.exists() and any(path.name.isdecimal() for path in checkpoints.iterdir())):
-                say(set_aside_logs(directory))
+                for note in set_aside_logs(directory):
+                    say(note)
 
 
 @contextlib.contextmanager

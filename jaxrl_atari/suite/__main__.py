@@ -110,7 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with only_writer(suite_dir):
         write_suite_file(suite_dir, config, games, report_at)
         say(f"suite: {suite_dir}, {len(games)} game{'s' if len(games) > 1 else ''}")
-        failures = run_suite(suite_dir, config, games)
+        try:
+            failures = run_suite(suite_dir, config, games)
+        except KeyboardInterrupt:
+            write_results(suite_dir)
+            say(f"interrupted; --resume {suite_dir} continues")
+            raise
         say("\n" + write_results(suite_dir, failures))
     if config.log.graphs:
         plot(suite_dir, config, games)

@@ -81,7 +81,6 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             continue  # no log point yet
         row |= {key: summary[key] for key in row if key in summary and key not in ("sessions", "game")}
         row["sessions"] = len(summary["sessions"])
-        row["score_std"] = summary["score_std"]
         row["env_steps"], row["hours"] = summary["mean"]["env_steps"], summary["mean"]["wall_hours"]
         row["status"] = status_text(game_config, summary)
         scores[name] = [session["final_return_ma"] for session in summary["sessions"]]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_atari.cli import say
-from jaxrl_atari.cli.errors import ConfigError, UserError
+from jaxrl_atari.cli.errors import ConfigError, UserError, reason
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.hardware.gpus import visible
@@ -72,8 +72,7 @@ def read_suite_file(suite_dir: Path) -> tuple[Config, list[str], list[int]]:
         game_configs(config, games)
         return config, games, [int(point) for point in values.get("report_at", [])]
     except (OSError, ValueError, KeyError, TypeError, OverflowError, UserError) as error:
-        reason = str(error) if isinstance(error, UserError) else type(error).__name__
-        raise UserError(f"{path}: damaged ({reason}); expected the games and config of a suite") from error
+        raise UserError(f"{path}: damaged ({reason(error)}); expected the games and config of a suite") from error
 
 
 def share_gpus(config: Config, games: int, gpus: int) -> list[tuple[int, ...]]:
@@ -109,7 +108,7 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
     """Trains the unfinished games, each in a process of its own; returns failed games with the reasons.
 
     Raises:
-        KeyboardInterrupt: after SIGINT or SIGTERM, once every session has written its last checkpoint.
+        KeyboardInterrupt: after a stop request, once every session has written its last checkpoint.
     """
     waiting, failures = {}, {}
     for name, game_config in game_configs(config, games).items():
@@ -144,4 +143,5 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
         arguments = ("jaxrl_atari.suite.worker", str(run_dir), threads)
         tasks.append(Task(name, arguments, environment, share, kind="game"))
     say(f"{len(waiting)} game{'s' if len(waiting) > 1 else ''} to train, {len(shares)} at a time")
-    return failures | {str(name): reason for name, reason in run_processes(tasks, len(shares)).items()}
+    failed = run_processes(tasks, len(shares))
+    return failures | {str(name): failure.reason.partition("; --resume")[0] for name, failure in failed.items()}

@@ -40,6 +40,13 @@ class Task(NamedTuple):
         return f"{self.kind} {self.name}"
 
 
+class Failure(NamedTuple):
+    """Why a process failed, in one line, and its exit status (negative: the signal that ended it)."""
+
+    reason: str
+    exit_status: int
+
+
 class _Process:
     """A session's process. Its output is printed line by line after its label; alone, it has the terminal."""
 
@@ -98,20 +105,20 @@ class _Process:
         """Whether a signal that asks for a stop ended the process, before it could handle it or after."""
         return self._process.returncode in (INTERRUPTED, *(-number for number in REQUESTS))
 
-    def failure(self) -> str:
-        """Why the process failed, in one line; empty if it did not."""
+    def failure(self) -> Failure | None:
+        """Why the process failed; None if it did not."""
         status = self._process.returncode
         if status == 0:
-            return ""
+            return None
         if status == INTERRUPTED:
-            return "its process was asked to stop"
+            return Failure("its process was asked to stop", status)
         if status < 0:
             hint = "; does the machine have too little memory?" if -status == signal.SIGKILL else ""
-            return f"its process was ended by {signal.Signals(-status).name}{hint}"
-        return self._error or self._last or f"exit status {status}"
+            return Failure(f"its process was ended by {signal.Signals(-status).name}{hint}", status)
+        return Failure(self._error or self._last or f"exit status {status}", status)
 
 
-def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dict[int | str, str]:
+def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dict[int | str, Failure]:
     """Runs all tasks, in their order as far as GPUs are free.
 
     Args:
@@ -119,11 +126,10 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
         per_gpu: processes at a time on the same GPUs.
 
     Returns:
-        A task's name -> why it failed, in one line.
+        The failed tasks by name.
 
     Raises:
-        KeyboardInterrupt: asked to stop, which is passed on, once all processes have ended. A second
-            Ctrl-C kills them.
+        KeyboardInterrupt: a stop was requested and passed on, and all processes have ended. A second Ctrl-C kills them.
     """
     waiting, running, failures = list(tasks), [], {}
     stopping = compiled = False
@@ -151,9 +157,9 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
                     running.remove(process)
                     compiled = compiled or process.has_compiled
                     process.close()
-                    if (reason := process.failure()) and not (stopping and process.was_interrupted()):
-                        failures[process.name] = reason
-                        say(f"{process.label}  failed: {reason}")
+                    if (failure := process.failure()) and not (stopping and process.was_interrupted()):
+                        failures[process.name] = failure
+                        say(f"{process.label}  failed: {failure.reason}")
         finally:
             for process in running:
                 process.close()

@@ -15,8 +15,8 @@ class StopRequest:
     """Turns SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 into a request to stop after the current update.
 
     A second Ctrl-C (SIGINT) raises KeyboardInterrupt. The other signals may come any number of times: a cluster sends
-    them to every process of a job, and so does a parent to its sessions. SIGHUP, sent when the terminal closes, is
-    ignored under `nohup`.
+    them to every process of a job, and so does a parent to its sessions. Signals that the parent ignores stay ignored:
+    SIGHUP, sent when the terminal closes, under `nohup`; SIGINT in a script's background (`&`).
 
     Args:
         on_signal: called once, in a thread, as soon as the first signal arrives: also while the main thread is inside a
@@ -36,7 +36,7 @@ class StopRequest:
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
             for number in REQUESTS:
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                if signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
             if self._on_signal is not None:
                 self._pipe = os.pipe()

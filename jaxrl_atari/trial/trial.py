@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.cli import say
-from jaxrl_atari.cli.errors import SessionsFailed, UserError
+from jaxrl_atari.cli.errors import SessionsFailed, UserError, reason
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.hardware.cpu import usable_cores
@@ -97,7 +97,7 @@ def _is_summarised(config: Config, run_dir: Path) -> bool:
 
 
 def _summarise(config: Config, run_dir: Path) -> None:
-    """Prints a table, and writes the trial's graphs, its report and, when these are complete, trial.json."""
+    """Prints a table, and writes the trial's graphs, its report and, last, trial.json: see `_is_summarised`."""
     run = read_run(run_dir)
     summary = trial_summary(run)
     say(f"\n{summary_table(summary)}")
@@ -173,7 +173,7 @@ def run_trial(config: Config, run_dir: Path, *, resume: bool = False, num_thread
     Raises:
         SessionsFailed: some sessions of several failed; the others have finished.
         UserError: the only session failed, nothing could be started, or another process is training in `run_dir`.
-        KeyboardInterrupt: after SIGINT or SIGTERM, once every session has written its last checkpoint.
+        KeyboardInterrupt: after a stop request, once every session has written its last checkpoint.
     """
     places = place_sessions(config)
     failures: dict[Any, str] = {}
@@ -188,7 +188,10 @@ def run_trial(config: Config, run_dir: Path, *, resume: bool = False, num_thread
         parallel, per_gpu = count_processes(config, list(plan.places.values()))
         if parallel > 1 or any(map(_needs_process, plan.places.values())):
             tasks = [_task(config, plan, session, per_gpu, parallel) for session in plan.places]
-            failures = run_processes(tasks, parallel, per_gpu)
+            failed = run_processes(tasks, parallel, per_gpu)
+            if config.sessions == 1 and any(status == UserError.exit_status for _, status in failed.values()):
+                raise UserError(failed[0].reason)  # as if it had run in this process
+            failures = {session: failure.reason for session, failure in failed.items()}
         else:
             with SessionStop(quick=not config.devices.distributed) as stop:
 
@@ -209,14 +212,17 @@ def run_trial(config: Config, run_dir: Path, *, resume: bool = False, num_thread
         if failures and resume:
             plan.write_descriptions()  # the next --resume runs the sessions that failed before they trained, too
     if failures:
-        reasons = "; ".join(f"session {session}: {reason}" for session, reason in failures.items())
+        reasons = "; ".join(f"session {session}: {text}" for session, text in failures.items())
         raise SessionsFailed(
             f"{len(failures)} of {config.sessions} sessions failed ({reasons}); --resume {run_dir} runs what is missing"
         )
 
 
 def _needs_process(place: Place) -> bool:
-    """Whether a session uses some of the visible GPUs and leaves others: only a new process can be limited to them."""
+    """Whether a session uses some of the visible GPUs and leaves others.
+
+    A process can limit JAX to some GPUs only once, so each such session gets its own.
+    """
     return bool(place.gpus) and place.gpus != tuple(range(len(visible().gpus)))
 
 
@@ -233,9 +239,8 @@ def _reported(session: int, error: Exception) -> str:
     """Prints why a session failed; returns the reason in one line."""
     if not isinstance(error, UserError):
         traceback.print_exception(error)
-    reason = " ".join(f"{type(error).__name__}: {error}".split()).removeprefix("UserError: ")
-    say(f"session {session}  failed: {reason}")
-    return reason
+    say(f"session {session}  failed: {reason(error)}")
+    return reason(error)
 
 
 def _task(config: Config, plan: Plan, session: int, sharing: int, parallel: int) -> Task:
