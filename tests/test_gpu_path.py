@@ -601,7 +601,7 @@ def linear(params, stacks):
     return means @ params, means[:, 0]
 
 
-LINEAR = Network(lambda key: None, linear, PLAIN, lambda params: params)
+LINEAR = Network(linear, PLAIN, acting_params=lambda params: params)
 
 
 def test_packed_frames_give_the_same_rollouts(monkeypatch):
