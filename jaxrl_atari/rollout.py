@@ -23,7 +23,7 @@ from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.devices import Placement, check_placement
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, make_pool
-from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
+from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.fast.frames import FRAME_SIZE, STACK, gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
 from jaxrl_atari.hardware.gpus import network_platform
@@ -154,9 +154,9 @@ class EnvGroup:
     """Environments that step together, and the policy's state for them on one device.
 
     Args:
+        rules: of the protocol; they define which rewards and terminals learning sees.
         first_env: number of the first environment in the session.
         check: assert at every step that what acting uses lies on `device`.
-        rules: of the protocol; they define which rewards and terminals learning sees.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class EnvGroup:
         network: Network,
         rollout_length: int,
         device: jax.Device,
+        rules: Rules,
         first_env: int = 0,
         check: bool = False,
-        rules: Rules = PROTOCOLS["v5"],
     ):
         self._rules, self._first_env = rules, first_env
         self.pool, self.device, self.rollout_length = pool, device, rollout_length
@@ -325,7 +325,7 @@ def make_groups(config: Config, placement: Placement, seed: int) -> list[list[En
             rules=env.rules,
         )  # fmt: skip
         network = make_network(config.network, pool.num_actions, platform, learner_platform)
-        return EnvGroup(pool, network, config.ppo.rollout_length, actor, first_env, config.devices.check, env.rules)
+        return EnvGroup(pool, network, config.ppo.rollout_length, actor, env.rules, first_env, config.devices.check)
 
     local = [device for device in placement.learner if device.process_index == placement.home.process_index]
     return [

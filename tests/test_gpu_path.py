@@ -30,6 +30,7 @@ from jaxrl_atari import learner, rollout
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig, TrialConfig
 from jaxrl_atari.devices import Placement
+from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.evaluate.play import play
 from jaxrl_atari.fast.frames import PLAIN
 from jaxrl_atari.hardware import distributed, gpus, jax_gpus
@@ -405,7 +406,7 @@ def test_first_arrays_are_computed_on_the_cpu(monkeypatch):
 def test_the_frames_of_an_actor_are_made_on_its_device():
     device = jax.devices("cpu")[3]
     with jax.transfer_guard_device_to_device("disallow_explicit"):
-        group = EnvGroup(NoisePool(2, seed=0), LINEAR, 2, device)
+        group = EnvGroup(NoisePool(2, seed=0), LINEAR, 2, device, PROTOCOLS["v5"])
     assert {d for x in jax.tree.leaves(group._state) for d in x.devices()} == {device}
 
 
@@ -610,7 +611,7 @@ def test_packed_frames_give_the_same_rollouts(monkeypatch):
     monkeypatch.setattr(rollout, "act_packed", lambda *a: given.append(a[3:]) or act_packed(*a))
 
     def played(packs):
-        group = EnvGroup(NoisePool(3, seed=2), LINEAR, 6, jax.devices("cpu")[0])
+        group = EnvGroup(NoisePool(3, seed=2), LINEAR, 6, jax.devices("cpu")[0], PROTOCOLS["v5"])
         assert not group._packs
         group._packs = packs
         return [collect([[group]], [params], jax.random.key(i)).rollouts for i in range(2)]
@@ -623,7 +624,7 @@ def test_packed_frames_give_the_same_rollouts(monkeypatch):
     assert pack(frame, first)[:, -1].tolist() == [1, 0]
     monkeypatch.setattr(jax, "default_device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(jax, "device_put", lambda tree, device: tree)
-    assert EnvGroup(NoisePool(1, seed=0), LINEAR, 2, SimpleNamespace(platform="gpu"))._packs
+    assert EnvGroup(NoisePool(1, seed=0), LINEAR, 2, SimpleNamespace(platform="gpu"), PROTOCOLS["v5"])._packs
 
 
 def test_devices_act_in_lockstep_and_their_groups_take_turns(monkeypatch):

@@ -9,6 +9,7 @@ from fake_pools import Corridor
 from sample_runs import read_csv
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.networks import init_params, make_network
 from jaxrl_atari.ppo import Hyperparameters, init_train_state, update
 from jaxrl_atari.rollout import EnvGroup, collect
@@ -23,7 +24,7 @@ def test_learns_to_walk_to_the_lamp():
     network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
     state = init_train_state(init_params(NetworkConfig(), Corridor.num_actions, jax.random.key(0)), config)
     learn = jax.jit(partial(update, apply=network.apply, config=config), donate_argnums=0)
-    group = EnvGroup(Corridor(num_envs, seed=0), network, length, jax.devices("cpu")[0])
+    group = EnvGroup(Corridor(num_envs, seed=0), network, length, jax.devices("cpu")[0], PROTOCOLS["v5"])
     means = []
     for number in range(16):
         act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(1), number))

@@ -44,7 +44,7 @@ def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS, rules=V5, devices=1):
     params["policy"]["kernel"] *= 100  # so that the actions depend on what is seen
     first_env, groups = 0, []
     for pool in pools:
-        groups.append(EnvGroup(pool, network, LENGTH, jax.devices("cpu")[0], first_env, rules=rules))
+        groups.append(EnvGroup(pool, network, LENGTH, jax.devices("cpu")[0], rules, first_env))
         first_env += pool.num_envs
     keys = [jax.random.fold_in(jax.random.key(seed), number) for number in range(num_rollouts)]
     shards = np.array(groups).reshape(devices, -1).tolist()
