@@ -47,7 +47,7 @@ class NatureActorCritic(nn.Module):
     torso computes in `dtype`, the heads in float32; parameters are float32. 1,687,719 parameters with 6 actions.
 
     On CPUs this module only makes the parameters, and `fast/cpu_conv.py` computes the outputs from them. After an edit
-    of what is computed here, `make_network` refuses `network.conv = matmul`.
+    of what is computed here, training on a CPU is refused unless `network.conv` is `plain`.
     """
 
     num_actions: int
@@ -156,26 +156,38 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
 
 @cache
 def _cpu_conv_agrees(num_actions: int) -> bool:
-    """Whether `cpu_conv` computes what `NatureActorCritic` computes, for one stack and random parameters.
+    """Whether `cpu_conv` computes what `NatureActorCritic` computes, in float32: outputs and gradients of one stack.
 
     Otherwise an edit of the module would have no effect on a CPU, without a word.
     """
     module, random = NETWORKS["nature"](num_actions), np.random.default_rng(0)
     stacks = random.integers(0, 256, (1, FRAME_SIZE, FRAME_SIZE, STACK), np.uint8)
-    shapes = jax.eval_shape(module.init, jax.random.key(0), stacks)
-    variables = jax.tree.map(lambda x: random.normal(0, 0.05, x.shape).astype(np.float32), shapes)
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), stacks)["params"])
+    params = jax.tree.map(lambda x: random.normal(0, 0.05, x.shape).astype(np.float32), shapes)
+    weights = random.normal(size=num_actions).astype(np.float32)
 
-    @jax.jit
-    def matmul(variables: Any, stacks: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return cpu_conv.apply(variables["params"], arrange_stacks(BLOCKED, stacks), jnp.float32, chunk=1)
+    def plain(params: Any, stacks: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return module.apply({"params": params}, stacks)
 
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        expected = jax.jit(module.apply)(variables, stacks)
+    def matmul(params: Any, stacks: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return cpu_conv.apply(params, arrange_stacks(BLOCKED, stacks), jnp.float32, chunk=1)
+
+    def computed(apply: Callable) -> Any:
+        def loss(params: Any, stacks: jax.Array) -> tuple[jax.Array, Any]:
+            logits, value = apply(params, stacks)
+            return jnp.sum(logits * weights) + jnp.sum(value), (logits, value)
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params, stacks)
+
+    def equal(x: jax.Array, y: jax.Array) -> bool:
+        return x.shape == y.shape and np.allclose(x, y, rtol=1e-3, atol=1e-3 * float(np.abs(y).max()))
+
+    with jax.default_device(jax.local_devices(backend="cpu")[0]), jax.transfer_guard("allow"):
+        expected = computed(plain)
         try:
-            outputs = matmul(variables, stacks)
+            return jax.tree.all(jax.tree.map(equal, computed(matmul), expected))
         except (KeyError, TypeError, ValueError):  # other layers, or layers of another size
             return False
-        return all(np.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(outputs, expected, strict=True))
 
 
 def compute_dtype(config: NetworkConfig, platform: str, peer: str | None = None) -> Any:

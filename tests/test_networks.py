@@ -14,6 +14,7 @@ from jax import lax
 from jaxrl_atari import networks
 from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import NetworkConfig, NetworkName
+from jaxrl_atari.evaluate import policy
 from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.fast.cpu_conv import UNROLLED, acting_params, chunk_size
 from jaxrl_atari.fast.frames import (
@@ -211,6 +212,20 @@ class GeluActorCritic(NatureActorCritic):
             return NatureActorCritic.__call__(self, stacks)
 
 
+class DetachedActorCritic(NatureActorCritic):
+    """The module after an edit: the value does not train the torso."""
+
+    def __call__(self, stacks):
+        dense = nn.Dense.__call__
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nn.Dense, "__call__", lambda layer, x: dense(layer, stopped(layer, x)))
+            return NatureActorCritic.__call__(self, stacks)
+
+
+def stopped(layer, x):
+    return lax.stop_gradient(x) if layer.name == "value" else x
+
+
 class NarrowActorCritic(nn.Module):
     """The module after an edit: fewer channels and one layer less."""
 
@@ -224,16 +239,20 @@ class NarrowActorCritic(nn.Module):
         return nn.Dense(self.num_actions, name="policy")(x), nn.Dense(1, name="value")(x)[..., 0]
 
 
-@pytest.mark.parametrize("edited", [GeluActorCritic, NarrowActorCritic])
+@pytest.mark.parametrize("edited", [GeluActorCritic, DetachedActorCritic, NarrowActorCritic])
 def test_an_edit_that_a_cpu_would_not_compute_is_refused(edited, monkeypatch):
     monkeypatch.setitem(NETWORKS, "nature", edited)
-    networks._cpu_conv_agrees.cache_clear()
+    monkeypatch.setattr(networks, "_cpu_conv_agrees", networks._cpu_conv_agrees.__wrapped__)  # it has a cache
     make = make_network.__wrapped__
+    monkeypatch.setattr(policy, "make_network", make)
     with pytest.raises(ConfigError, match=r"network\.conv = .*: expected plain, since NatureActorCritic was edited"):
         make(NetworkConfig(), ACTIONS, "cpu")
     assert make(NetworkConfig(conv="plain"), ACTIONS, "cpu").layout == PLAIN
     assert make(NetworkConfig(), ACTIONS, "gpu").layout == PLAIN
-    networks._cpu_conv_agrees.cache_clear()
+    # A GPU has trained it: its games can be played on a CPU.
+    assert policy.evaluation_network(NetworkConfig(), ACTIONS, jax.devices("cpu")[0]).layout == PLAIN
+    with pytest.raises(ConfigError):
+        policy.evaluation_network(NetworkConfig(conv="matmul"), ACTIONS, jax.devices("cpu")[0])
 
 
 # --- The choice ------------------------------------------------------------------------------------------------------

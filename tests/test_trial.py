@@ -23,6 +23,7 @@ from jaxrl_atari.hardware.memory_share import FRACTION
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import describe, make_run_dir
+from jaxrl_atari.run_dir.files import write_json
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.trial import trial, worker
 from jaxrl_atari.trial.processes import Failure, Task, run_processes
@@ -295,7 +296,9 @@ def test_an_interrupted_summary_is_made_again(tmp_path, started, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             run_training(config, run_dir)
     assert not (run_dir / "trial.json").exists()
+    write_json(run_dir / "trial.json", {"complete": False, "planned_env_steps": 32})  # of an earlier interruption
     run_training(config, run_dir)
+    assert json.loads((run_dir / "trial.json").read_text())["complete"]
     assert (run_dir / "trial.json").is_file()
     assert (run_dir / "report.html").is_file()
 

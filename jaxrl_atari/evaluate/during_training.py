@@ -11,9 +11,7 @@ import jax
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
-from jaxrl_atari.evaluate.policy import Policy
-from jaxrl_atari.hardware.gpus import network_platform
-from jaxrl_atari.networks import make_network
+from jaxrl_atari.evaluate.policy import Policy, evaluation_network
 from jaxrl_atari.run_dir.reading import EVALUATIONS_FILE, EVALUATIONS_HEADER
 
 
@@ -39,7 +37,7 @@ class Evaluator:
     ):
         self._config, self._seed, self._device, self._dir = config, seed, device, session_dir
         self._say, self._write = say, write
-        self._network = make_network(config.network, num_actions, network_platform(device))
+        self._network = evaluation_network(config.network, num_actions, device)
         self._table = session_dir / EVALUATIONS_FILE
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "evaluator")

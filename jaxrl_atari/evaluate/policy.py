@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.config import Config
+from jaxrl_atari.cli.errors import ConfigError, UserError
+from jaxrl_atari.config import Config, NetworkConfig
 from jaxrl_atari.devices import check_placement, pick_device
 from jaxrl_atari.fast.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
@@ -127,6 +127,20 @@ def _config(checkpoints: Checkpoints, meta: dict[str, Any]) -> Config:
         raise UserError(f"{checkpoints.directory / str(meta['env_steps'])}: its config: {error}") from error
 
 
+def evaluation_network(config: NetworkConfig, num_actions: int, device: jax.Device) -> Network:
+    """The network of a config on a device; with plain convolutions, if it was edited and `auto` would refuse it.
+
+    A GPU trains an edited network with `auto`, and its games may be played on a CPU.
+    """
+    platform = network_platform(device)
+    try:
+        return make_network(config, num_actions, platform)
+    except ConfigError:
+        if config.conv != "auto":
+            raise
+        return make_network(dataclasses.replace(config, conv="plain"), num_actions, platform)
+
+
 def load_policy(
     run_dir: str | Path,
     checkpoint: Literal["best", "latest"] | int = "best",
@@ -172,5 +186,5 @@ def load_policy(
     for damaged in found.damaged.values():
         _log.warning("%s; the one at env step %s is used", damaged, found.step)
     config = _config(checkpoints, found.meta)
-    network = make_network(config.network, found.meta["num_actions"], network_platform(home))
+    network = evaluation_network(config.network, found.meta["num_actions"], home)
     return Policy(config, network, found.arrays["train_state"].params, home, session_dir, found.step)

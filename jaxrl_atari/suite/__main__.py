@@ -113,8 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             failures = run_suite(suite_dir, config, games)
         except KeyboardInterrupt:
-            write_results(suite_dir)
             say(f"interrupted; --resume {suite_dir} continues")
+            with contextlib.suppress(UserError, OSError):
+                write_results(suite_dir)
             raise
         say("\n" + write_results(suite_dir, failures))
     if config.log.graphs:

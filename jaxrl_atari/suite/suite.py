@@ -2,7 +2,7 @@
 
 SUITE_DIR/suite.json             games, config and reporting points
 SUITE_DIR/<Game>/                a run directory like any other
-SUITE_DIR/results.{md,csv,json}  written each time a game ends (`results.py`)
+SUITE_DIR/results.{md,csv,json}  written when a game ends and when the suite is interrupted (`results.py`)
 """
 
 import dataclasses

@@ -30,7 +30,7 @@ from jaxrl_atari.run_dir.description import (
     session_dir,
     write_description,
 )
-from jaxrl_atari.run_dir.files import only_writer, write_json
+from jaxrl_atari.run_dir.files import only_writer, read_json, write_json
 from jaxrl_atari.run_dir.summary import read_run, summary_table, trial_summary
 from jaxrl_atari.session import run_session
 from jaxrl_atari.trial.processes import Task, run_processes
@@ -73,7 +73,7 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
             _summarise(config, run_dir)
         raise
     except KeyboardInterrupt:
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(UserError, OSError):
             summary = trial_summary(read_run(run_dir))
             if not summary["complete"]:  # of a complete run, graphs and report are written first
                 write_json(run_dir / "trial.json", summary)
@@ -93,7 +93,16 @@ def _is_summarised(config: Config, run_dir: Path) -> bool:
         return False
     times = [path.stat().st_mtime if path.exists() else 0.0 for path in
              (run_dir / "trial.json", *(directory / "metrics.csv" for directory in directories))]  # fmt: skip
-    return times[0] == max(times)
+    return times[0] == max(times) and _is_complete(config, run_dir)
+
+
+def _is_complete(config: Config, run_dir: Path) -> bool:
+    """Whether trial.json is that of a complete run with this budget, and not of an interrupted one."""
+    try:
+        summary = read_json(run_dir / "trial.json")
+        return summary["complete"] is True and summary["planned_env_steps"] == config.total_env_steps
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _summarise(config: Config, run_dir: Path) -> None:
