@@ -177,7 +177,8 @@ def _cpu_conv_agrees(num_actions: int) -> bool:
             logits, value = apply(params, stacks)
             return jnp.sum(logits * weights) + jnp.sum(value), (logits, value)
 
-        return jax.jit(jax.grad(loss, has_aux=True))(params, stacks)
+        quick = {"xla_backend_optimization_level": 0}  # it runs once: compiling takes longer
+        return jax.jit(jax.grad(loss, has_aux=True), compiler_options=quick)(params, stacks)
 
     def equal(x: jax.Array, y: jax.Array) -> bool:
         return x.shape == y.shape and np.allclose(x, y, rtol=1e-3, atol=1e-3 * float(np.abs(y).max()))
