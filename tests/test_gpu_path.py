@@ -648,7 +648,7 @@ def test_devices_act_in_lockstep_and_their_groups_take_turns(monkeypatch):
 
     on = jax.devices("cpu")[1:4]
     shards = [
-        [Group(Pool(2, seed=2 * i + j), LINEAR, 2, device, 4 * i + 2 * j) for j in range(2)]
+        [Group(Pool(2, seed=2 * i + j), LINEAR, 2, device, PROTOCOLS["v5"], 4 * i + 2 * j) for j in range(2)]
         for i, device in enumerate(on)
     ]
     params = [jax.device_put(np.eye(4, dtype=np.float32), device) for device in on]
