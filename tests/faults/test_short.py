@@ -30,6 +30,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfi
 from jaxrl_atari.envs.ale import AlePool
 from jaxrl_atari.learner import Learner
 from jaxrl_atari.run_dir import writers
+from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.meta import is_sound
 from jaxrl_atari.trial.trial import run_training
@@ -282,21 +283,19 @@ def test_a_read_only_directory(exists, tmp_path, capfd, monkeypatch):
 
 
 def test_checkpoints_deleted_under_a_training(run_dir, capfd, monkeypatch):
-    update, checkpoints = Learner.update, run_dir / "session_0" / "checkpoints"
+    save, checkpoints = CheckpointWriter.save, run_dir / "session_0" / "checkpoints"
 
-    def update_and_delete(self, *arguments):
-        if len(steps(run_dir)) and steps(run_dir)[-1] > 120:
-            while any(checkpoints.glob("*tmp*")):  # a save is under way
-                time.sleep(0.05)
-            shutil.rmtree(checkpoints.rename(checkpoints.with_name("deleted")), ignore_errors=True)
-            checkpoints.with_name("deleted").touch()
+    def delete_and_save(self, *arguments):
+        self.wait()  # a save under way would make the folder again
+        if steps(run_dir)[-1] > 120:
+            shutil.rmtree(checkpoints)
             monkeypatch.undo()
-        return update(self, *arguments)
+        return save(self, *arguments)
 
-    monkeypatch.setattr(Learner, "update", update_and_delete)
+    monkeypatch.setattr(CheckpointWriter, "save", delete_and_save)
     assert ends(run_dir, 320) == 2
     assert "a checkpoint could not be written" in one_error_line(capfd.readouterr().err)
-    assert (run_dir / "session_0" / "deleted").exists()
+    assert not checkpoints.exists()
     assert ends(run_dir, 320) == 2
     assert "but no checkpoint; put its checkpoints back" in one_error_line(capfd.readouterr().err)
     (run_dir / "session_0" / "metrics.csv").rename(run_dir / "session_0" / "elsewhere.csv")
