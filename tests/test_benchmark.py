@@ -365,16 +365,16 @@ def test_startup(monkeypatch):
 
     def run(arguments, environment=None):
         calls.append(environment["JAX_COMPILATION_CACHE_DIR"])
-        now = comparison.time.time()
         about = {"compile_seconds": 4.0, "programs": 2, "cache_hits": 2 * len(calls) - 2}
-        return {"process": {"first_env_step_at": now + 5.0, "first_update_at": now + 9.0, **about}}
+        return {"process": {"first_env_step_at": 1_005.0, "first_update_at": 1_009.0, **about}}
 
     monkeypatch.setattr(comparison, "run_for_json", run)
+    monkeypatch.setattr(comparison, "time", SimpleNamespace(time=lambda: 1_000.0))
     starts = comparison.measure_startup(Job(Path("c.py"), (), 1.0))
     assert len(set(calls)) == 1  # the second start finds what the first one left
     assert list(starts) == ["cold", "warm"]
-    assert starts["cold"]["first_env_step_seconds"] == pytest.approx(5.0, abs=0.1)
-    assert starts["warm"]["first_update_seconds"] == pytest.approx(9.0, abs=0.1)
+    assert starts["cold"]["first_env_step_seconds"] == 5.0
+    assert starts["warm"]["first_update_seconds"] == 9.0
     assert starts["warm"]["cache_hits"] == 2
 
 

@@ -765,6 +765,7 @@ cli.run(main)
         deadline = time.monotonic() + 60
         while "Ray runtime started" not in (tmp_path / "ray.txt").read_text() and time.monotonic() < deadline:
             time.sleep(0.2)
+        assert "Ray runtime started" in (tmp_path / "ray.txt").read_text()
         with_token = joined()
         assert "CPUs: 3.0" in with_token.stdout, with_token.stderr
         token.unlink()

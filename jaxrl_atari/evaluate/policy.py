@@ -20,6 +20,7 @@ from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.run_dir.checkpoints import Checkpoints, Damaged, Restored
 from jaxrl_atari.run_dir.config_file import config_from_dict, read_config
+from jaxrl_atari.run_dir.meta import checkpoint_steps
 from jaxrl_atari.run_dir.reading import session_dirs
 from jaxrl_atari.run_dir.summary import counted_sessions
 
@@ -93,17 +94,12 @@ def find_session(run_dir: str | Path, session: int | None = None) -> tuple[Path,
         return directory, "the session chosen"
     with contextlib.suppress(UserError):  # no config: every session counts
         sessions = counted_sessions(run_dir, read_config(run_dir, restore=False)) or sessions
-    saved = list(filter(has_checkpoint, sessions))
+    saved = list(filter(checkpoint_steps, sessions))
     if not saved:
         raise UserError(f"{run_dir}: none of its sessions has a checkpoint yet; wait for the first one")
     if len(sessions) == 1:
         return sessions[0], "the only session"
     return max(saved, key=_best_score), f"the best of {len(sessions)} sessions, --session N picks another"
-
-
-def has_checkpoint(session_dir: Path) -> bool:
-    """Whether a session has written a checkpoint."""
-    return (session_dir / "checkpoints").is_dir() and bool(Checkpoints(session_dir).steps())
 
 
 def _best_score(session_dir: Path) -> float:

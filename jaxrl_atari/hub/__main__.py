@@ -21,10 +21,11 @@ import jax
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.evaluate.policy import has_checkpoint, load_policy
+from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hardware.jax_gpus import forbid_gpu
 from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.run_dir.config_file import read_config
+from jaxrl_atari.run_dir.meta import checkpoint_steps
 from jaxrl_atari.run_dir.reading import session_dirs
 from jaxrl_atari.run_dir.summary import counted_sessions, write_trial_summary
 
@@ -65,7 +66,7 @@ def collect(run_dir: str | Path, repo_id: str, checkpoint: Literal["best", "late
     chosen = [path for pattern in RUN_FILES for path in sorted(run_dir.glob(pattern))]
     for session_dir in counted_sessions(run_dir, read_config(run_dir)):
         chosen += [path for pattern in SESSION_FILES for path in sorted(session_dir.glob(pattern))]
-        if checkpoint == "latest" and session_dir != best_session and has_checkpoint(session_dir):
+        if checkpoint == "latest" and session_dir != best_session and checkpoint_steps(session_dir):
             checkpoints[session_dir] = load_policy(session_dir, "latest", cpu).env_steps
     for session_dir, step in checkpoints.items():
         checkpoint_dir = session_dir / "checkpoints" / str(step)

@@ -1,7 +1,9 @@
 """Writing the checkpoints of a session, with orbax."""
 
 import contextlib
+import errno
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,11 +120,10 @@ class CheckpointWriter(Checkpoints):
         self._start(env_steps, arrays, meta, score)
 
     def _start(self, env_steps: int, arrays: Any, meta: dict[str, Any], score: float) -> None:
-        try:
-            if env_steps in self.steps():
-                return
-        except OSError as error:  # somebody has deleted the folder
-            raise self._not_written(error) from error
+        if not self.directory.is_dir():
+            raise self._not_written(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+        if env_steps in self.steps():
+            return
         host = to_host(arrays)
         meta = meta | {
             "format_version": FORMAT_VERSION,

@@ -11,7 +11,6 @@ Orbax writes a step under a temporary name and renames it when it is complete. A
 """
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from jaxrl_atari.run_dir.meta import (
     SESSION_FIELDS,
     array_checksums,
     array_shapes,
+    checkpoint_steps,
     meta_checksum,
     require_fields,
 )
@@ -80,8 +80,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Env steps of the complete checkpoints, in ascending order."""
-        names = (path.name for path in self.directory.iterdir() if path.is_dir())
-        return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,17}", name))
+        return checkpoint_steps(self.directory.parent)
 
     def best_step(self) -> int | None:
         """The step with the highest score, or the latest step if no checkpoint has a score.

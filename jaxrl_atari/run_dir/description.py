@@ -16,7 +16,7 @@ from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.run_dir.config_file import CONFIG_FILE
 from jaxrl_atari.run_dir.files import read_json, write_json
-from jaxrl_atari.run_dir.meta import is_sound
+from jaxrl_atari.run_dir.meta import checkpoint_steps, is_sound
 from jaxrl_atari.run_dir.writers import import_wandb
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
@@ -75,16 +75,16 @@ def is_finished(config: Config, directory: Path) -> bool:
 
     Starts no back end of JAX, which would take the GPU memory that the sessions' processes need.
     """
-    steps = {int(path.name): path for path in (directory / "checkpoints").glob("*") if path.name.isdecimal()}
-    return bool(steps) and config.is_spent(max(steps)) and is_sound(steps[max(steps)])
+    steps = checkpoint_steps(directory)
+    return bool(steps) and config.is_spent(steps[-1]) and is_sound(directory / "checkpoints" / str(steps[-1]))
 
 
 def latest_text(directory: Path, name: str) -> str:
     """A text in the meta of a session's latest checkpoint, such as `device`; empty if it is unknown."""
-    steps = [int(path.name) for path in (directory / "checkpoints").glob("*") if path.name.isdecimal()]
     try:
-        found = read_json(directory / "checkpoints" / str(max(steps)) / "meta" / "metadata")[name]
-    except (OSError, ValueError, KeyError):  # no checkpoint yet, damaged, or of an older version
+        step = checkpoint_steps(directory)[-1]
+        found = read_json(directory / "checkpoints" / str(step) / "meta" / "metadata")[name]
+    except (OSError, ValueError, LookupError):  # no checkpoint yet, damaged, or of an older version
         return ""
     return found if isinstance(found, str) else ""
 

@@ -1,10 +1,12 @@
-"""The meta of a checkpoint: checksums of its arrays and of itself, and checks of the values that are read from it.
+"""Checks of checkpoints that start no back end of JAX: their steps, whether one is sound, and the values in its meta.
 
-A checksum is a BLAKE2b digest of 64 bits. It finds damage; it does not prove who wrote the checkpoint.
+The meta has a checksum of each array and one of itself: BLAKE2b digests of 64 bits. They find damage; they do not prove
+who wrote the checkpoint.
 """
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,13 @@ import jax
 import numpy as np
 
 from jaxrl_atari.run_dir.files import read_json
+
+
+def checkpoint_steps(session_dir: Path) -> list[int]:
+    """Env steps of a session's complete checkpoints, in ascending order; none before its first one."""
+    directory = session_dir / "checkpoints"
+    names = [path.name for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
+    return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,17}", name))
 
 
 def array_shapes(arrays: Any) -> dict[str, str]:

@@ -19,6 +19,7 @@ from jaxrl_atari.hardware.memory_share import equal_share
 from jaxrl_atari.hardware.rotation import check_devices
 from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir, write_description
 from jaxrl_atari.run_dir.files import only_writer
+from jaxrl_atari.run_dir.meta import checkpoint_steps
 from jaxrl_atari.run_dir.resume import set_aside_logs
 from jaxrl_atari.run_dir.search_records import read_records, trial_dir, write_record
 from jaxrl_atari.run_dir.summary import write_trial_summary
@@ -129,10 +130,9 @@ def run_search_trial(task: dict[str, Any]) -> dict[str, Any] | None:
 
 def _forget_failed_try(directory: Path) -> None:
     """Lets a session whose checkpoints the search has removed start again at 0: renames what it has logged."""
-    checkpoints = directory / "checkpoints"
     if (directory / "metrics.csv").exists():
         with only_writer(directory):
-            if not (checkpoints.exists() and any(path.name.isdecimal() for path in checkpoints.iterdir())):
+            if not checkpoint_steps(directory):
                 for note in set_aside_logs(directory):
                     say(note)
 

