@@ -111,14 +111,14 @@ class PPOConfig:
     minibatch_size: Annotated[int, Limits(1, 2**31 - 1)] = 256
     """Samples per gradient step, over all devices."""
     learning_rate: Annotated[float, Limits(0.0, 1.0)] = 2.5e-4
-    """Adam's initial step size; falls linearly, by a step after each update, to zero at total_env_steps."""
+    """Adam's initial step size; falls linearly to zero at total_env_steps, changing once per update."""
     anneal_learning_rate: bool = True
     """False keeps the learning rate constant."""
     adam_epsilon: Annotated[float, Limits(1e-12, 1.0)] = 1e-5
     """Adam's epsilon."""
     weight_decay: Annotated[float, Limits(0.0, 10.0)] = 0.01
     """Decoupled weight decay of all parameters, biases included (AdamW). The published spec does not set it, so
-    PyTorch's default of 0.01 holds there; 0 gives Adam."""
+    PyTorch's default, 0.01, applies there; 0 gives Adam."""
     gamma: Annotated[float, Limits(0.0, 1.0)] = 0.99
     """Discount per env step."""
     gae_lambda: Annotated[float | None, Limits(0.0, 1.0)] = None

@@ -100,8 +100,8 @@ class SearchConfig:
     reduction: Annotated[int, Limits(2, 1_000_000)] = 3
     """Each comparison keeps the best 1 / reduction of the trials."""
     retries: Annotated[int, Limits(0, 1_000)] = 0
-    """How often a trial that fails is tried again from its last checkpoint. On a resume, a higher value tries it as
-    often again."""
+    """How often a trial that fails is restarted from its last checkpoint. A resume with a higher value starts failed
+    trials again, from env step 0, with as many restarts."""
     keep: Annotated[int, Limits(0, 1_000_000)] = 3
     """Number of trials, the best by score, that keep their checkpoints."""
     address: str = ""
