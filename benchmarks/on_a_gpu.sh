@@ -1,20 +1,26 @@
 #!/usr/bin/env bash
-# What to measure on a GPU, for a machine that is borrowed for half an hour: parts of at most ten minutes, in order of worth.
+# What to measure on a GPU that is borrowed for half an hour, in order of worth. A part takes at most LIMIT seconds (560 by
+# default), so that two of 270 fit into a call of ten minutes. In three calls, without a pause in which the machine goes back:
+# check and speed; compare and graphs; then scores and pack, or train.
 #
 #     bash benchmarks/on_a_gpu.sh check    # does everything run there? The report of the devices, and the tests marked gpu
 #     bash benchmarks/on_a_gpu.sh speed    # end to end, with the limit that the emulators set, and where the time goes
 #     bash benchmarks/on_a_gpu.sh compare  # alternatives, in alternating runs
 #     bash benchmarks/on_a_gpu.sh graphs   # training with and without CUDA graphs, and a CPU beside the GPU
 #     bash benchmarks/on_a_gpu.sh train    # several sessions on one GPU, then one session
-#     bash benchmarks/on_a_gpu.sh scores   # starts the games of docs/reproduce.md in the background and returns
-#     bash benchmarks/on_a_gpu.sh pack     # these runs with their newest checkpoints, in files of 15 MiB
+#     bash benchmarks/on_a_gpu.sh scores   # starts a session of each of $GAMES in the background and returns
+#     bash benchmarks/on_a_gpu.sh pack 400 # after 400 s, these runs with their newest checkpoints, in files of 15 MiB
 #
+# A copy of the checkout without .git leaves `git_revision` in config.json empty: write the commit there before
+# make_results.py reads it. `train --resume` continues the runs on any machine.
 # The output is also in $OUT, by default data/gpu; the runs are in data/gpu/runs. REHEARSAL=1 makes everything short, for a
 # machine without a GPU (JAXRL_ATARI_SIMULATED_GPUS=1). benchmarks/NOTES.md says how to get the package onto a machine
 # without a network.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-/tmp/xla_cache} # of all parts
 out=$(realpath -m "${OUT:-data/gpu}") runs=data/gpu/runs
+read -ra games <<<"${GAMES:-breakout pong qbert}"
 mkdir -p "$out" "$runs"
 config=(--config configs/qbert.py --devices.gpu true)  # an error, rather than the CPU, if CUDA does not start
 steps=1000000 long=(--total-env-steps 3000000) few=(--repeats 2 --seconds 2) tests=(-m gpu)
@@ -46,7 +52,7 @@ case ${1:-} in
 check)
     run driver nvidia-smi
     run devices python3 -m jaxrl_atari.devices --config configs/qbert.py
-    run tests python3 -m pytest "${tests[@]}" -n 0 -W default tests/test_{benchmark,devices,gpu_path,memory,monitor}.py
+    run tests python3 -m pytest "${tests[@]}" -v --timeout 120 -n 0 -W default tests/test_{benchmark,devices,gpu_path,memory,monitor}.py
     ;;
 speed)
     parts=(--parts end_to_end,env,acting,update)
@@ -73,26 +79,27 @@ train)
     train one_session "${long[@]}"
     ;;
 scores)
-    for game in breakout pong qbert; do
+    for game in "${games[@]}"; do
         : >"$runs/$game.txt"
-        # Three processes share the GPU: the share of each as `trial.parallel` would set it.
-        XLA_CLIENT_MEM_FRACTION=0.3 setsid nohup python3 -m jaxrl_atari.train --config "configs/$game.py" --seed 1 \
-            --devices.gpu true --run-dir "$runs/$game" --log.checkpoint-every-env-steps 100000 ${REHEARSAL:+--total-env-steps 2048} \
+        # Seeds 0 and 1 have been trained. The processes share the GPU: 90% of its memory.
+        XLA_CLIENT_MEM_FRACTION=.$((90 / ${#games[@]})) setsid nohup python3 -m jaxrl_atari.train --config "configs/$game.py" \
+            --seed 2 --run-dir "$runs/$game" --log.checkpoint-every-env-steps 100000 ${REHEARSAL:+--total-env-steps 2048} \
             >>"$runs/$game.txt" 2>&1 &
         # Each one compiles, and times kernels, before the next one starts.
         timeout 150 tail -n +1 -f --pid=$! "$runs/$game.txt" | grep -m 1 -e 'compilation included' -e '^error'
     done
     ;;
 pack)
+    sleep "${2:-0}"
     cd "$runs" || exit
-    for session in {breakout,pong,qbert}/session_0; do
+    for session in "${games[@]/%//session_0}"; do
         newest=$(find "$session/checkpoints" -maxdepth 1 -regex '.*/[0-9]+' | sort -V | tail -n 1)
         ls -d "${session%/*}"/*.json "$session"/*.json "$session"/*.csv "$newest"
     done | tar cf - -T - | split -b 15M - "$out/runs.tar."
     ls -l "$out"/runs.tar.*
     ;;
 *)
-    sed -n '2,10p' benchmarks/on_a_gpu.sh
+    sed -n '2,15p' benchmarks/on_a_gpu.sh
     exit 2
     ;;
 esac

@@ -54,7 +54,7 @@ def pick_device(gpu: GpuOption, here: bool = False, field: str = "devices.gpu") 
     | 0, 1, ... | exactly that GPU, or an error |
 
     Args:
-        here: count the GPUs of this process alone, if there are several processes.
+        here: choose among the devices of this process alone, if there are several processes.
         field: the name of the option, for the reason and for errors.
 
     Raises:
@@ -67,7 +67,8 @@ def pick_device(gpu: GpuOption, here: bool = False, field: str = "devices.gpu") 
     if here and jax.distributed.is_initialized():
         devices = dict(enumerate(d for d in devices.values() if d.process_index == jax.process_index()))
     if gpu == "auto" and not devices:
-        return jax.devices("cpu")[0], f"{field} = auto, and there is no GPU: {problem}"
+        cpus = jax.local_devices(backend="cpu") if here else jax.devices("cpu")
+        return cpus[0], f"{field} = auto, and there is no GPU: {problem}"
     index = min(devices, default=0) if gpu == "auto" or gpu is True else gpu
     if index not in devices:
         if jax_gpus.limited_to and index < len(gpus.visible().gpus):

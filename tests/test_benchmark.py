@@ -311,8 +311,10 @@ def test_pytorch_is_compared_in_the_same_arithmetic(dtype, has_bfloat16, expecte
     result = compare(Job(Path("c.py"), (), 1.0), config, "torch", repeats=1)
     pairs = [pair.split() for pair in expected]
     assert list(result["ratios"]) == [f"jaxrl_atari {ours} / torch {mode}" for ours, mode in pairs]
-    ours = [arguments[-2:] for arguments, _ in calls if arguments[0] == "-m"]
-    assert ours == [["--network.compute-dtype", each] for each in dict.fromkeys(ours for ours, _ in pairs)]
+    ours = [arguments[-4:] for arguments, _ in calls if arguments[0] == "-m"]
+    assert ours == [
+        ["--devices.gpu", "false", "--network.compute-dtype", each] for each in dict.fromkeys(ours for ours, _ in pairs)
+    ]
     modes = [arguments[2] for arguments, _ in calls if arguments[0] != "-m"]
     assert modes == [f"--mode={mode}" for _, mode in pairs]
     assert result["sides"][f"torch {pairs[-1][1]}"]["runs"][0]["tried_seconds"] == {"float32": 2.0}

@@ -125,6 +125,15 @@ def test_gpu_option_without_a_gpu(monkeypatch):
             pick_device(gpu)
 
 
+def test_an_actor_is_a_device_of_its_own_process(monkeypatch):
+    """Of several processes, JAX lists the CPUs of all, those of process 0 first."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    own = jax.devices("cpu")[3]
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [own])
+    for option in ("auto", False):
+        assert place(DevicesConfig(gpu=False, actor=option)).actors == (own,)
+
+
 @pytest.mark.gpu
 def test_gpu_option_on_a_real_gpu():
     if not gpus.visible().gpus:

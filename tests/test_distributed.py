@@ -87,7 +87,7 @@ def test_two_processes_fall_back_together_from_a_damaged_checkpoint(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_in_two_processes(tmp_path):
-    leader, follower = together(*SMALL, "--output-dir", tmp_path / "two")
+    leader, follower = together(*SMALL, "--devices.actor", "auto", "--output-dir", tmp_path / "two")
     assert "final return_ma" in leader
     assert "session 0" not in follower, "only process 0 logs"
     start_together([["-m", "jaxrl_atari.train", *SMALL, "--output-dir", tmp_path / "one"]], devices_here=2)

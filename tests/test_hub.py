@@ -294,6 +294,29 @@ def test_a_link_to_another_place_is_refused(server, tmp_path, monkeypatch):
         refused("link is a link to another place", server, {"version": target.encode()}, tmp_path)
 
 
+def test_an_incomplete_download_is_refused(server, tmp_path, monkeypatch):
+    """As an older huggingface_hub returns it when the connection fails after an interrupted pull."""
+    snapshot_download = library.snapshot_download
+
+    def without_a_file(*arguments, **options):
+        snapshot = snapshot_download(*arguments, **options)
+        os.remove(os.path.join(snapshot, "session_0/metrics.csv"))
+        return snapshot
+
+    monkeypatch.setattr(library, "snapshot_download", without_a_file)
+    refused("the download is incomplete, session_0/metrics.csv is missing; try again", server, {}, tmp_path)
+
+
+def test_every_error_of_the_connection_is_known():
+    """httpx's names: only the base class of some says that it is one."""
+    transport = type("TransportError", (Exception,), {})
+    dropped = type("RemoteProtocolError", (type("ProtocolError", (transport,), {}),), {})
+    assert hub._is_network(dropped())
+    assert hub._is_network(type("ConnectTimeout", (Exception,), {})())
+    assert hub._is_network(ConnectionResetError())
+    assert not hub._is_network(type("HTTPStatusError", (Exception,), {})())
+
+
 def _steps(upload):
     return {directory.name: step for directory, step in upload.checkpoints.items()}
 

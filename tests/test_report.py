@@ -321,7 +321,11 @@ def test_a_damaged_evaluation_is_left_out(tmp_path, value):
 def test_the_command_writes_a_page_for_each_directory(tmp_path, capsys):
     directories = [make_run(tmp_path / "run"), make_suite(tmp_path / "suite")]
     main([str(directory) for directory in directories])
-    assert capsys.readouterr().out.splitlines() == [str(directory / "report.html") for directory in directories]
+    written = [str(directory / "report.html") for directory in directories]
+    assert capsys.readouterr().out.splitlines() == written
+    with pytest.raises(UserError, match="nowhere: not a run directory"):
+        main([str(directories[0]), str(tmp_path / "nowhere"), str(directories[1])])
+    assert capsys.readouterr().out.splitlines() == written
 
 
 def test_what_has_no_report(tmp_path):
@@ -350,7 +354,7 @@ def test_a_report_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, caps
 
 def test_a_suite_and_a_search_write_their_reports_at_the_end(tmp_path, monkeypatch, capsys):
     suite_dir, search_dir = make_suite(tmp_path / "suite"), make_search(tmp_path / "search")
-    monkeypatch.setattr(suite, "run_processes", lambda *_: {})
+    monkeypatch.setattr(suite, "run_processes", lambda *_, **__: None)
     monkeypatch.setattr(suite_command, "plot", lambda *_: None)
     monkeypatch.setattr("jaxrl_atari.search.results.plot_search", lambda *_: None)
     monkeypatch.setattr(search_command, "load_tune", lambda _: SimpleNamespace(run=lambda *_: True))

@@ -394,8 +394,8 @@ def test_trial_config():
 
 
 def test_resources(tune):
-    def split(gpu, cpu, cluster):
-        return tune.resources(small_search(resources=ResourcesConfig(gpu, cpu)), cluster, "auto", "there is no GPU")
+    def split(gpu, cpu, *machines):
+        return tune.resources(small_search(resources=ResourcesConfig(gpu, cpu)), machines, "auto", "there is no GPU")
 
     assert split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[:3] == (0.25, 2, 8)
     assert "8 at a time" in split(0.25, 0, {"GPU": 2.0, "CPU": 16.0})[3]
@@ -406,9 +406,15 @@ def test_resources(tune):
     assert "there is no GPU" in line
     assert split(0.0, 2, {"GPU": 2.0, "CPU": 16.0})[:2] == (0, 2)
     with pytest.raises(ConfigError, match=r"devices\.gpu = True: expected a Ray cluster with GPUs"):
-        tune.resources(small_search(), {"CPU": 2.0}, True, "")
+        tune.resources(small_search(), [{"CPU": 2.0}], True, "")
     with pytest.raises(UserError, match="there are 1 and 2"):
         split(2.0, 1, {"GPU": 1.0, "CPU": 2.0})
+    # Several machines: a trial runs on one of them.
+    assert split(1.0, 0, {"CPU": 32.0}, {"GPU": 2.0, "CPU": 8.0})[:3] == (1.0, 4, 2)
+    assert split(1.0, 0, {"GPU": 1.0, "CPU": 8.0}, {"GPU": 2.0, "CPU": 4.0})[:3] == (1.0, 2, 3)
+    assert split(0.0, 4, {"CPU": 6.0}, {"CPU": 6.0})[:3] == (0.0, 4, 2)
+    with pytest.raises(UserError, match="there are 2 and 16 on 2 machines, none of which has enough of both"):
+        split(2.0, 0, {"GPU": 1.0, "CPU": 8.0}, {"GPU": 1.0, "CPU": 8.0})
 
 
 # --- Sampling, ASHA and records --------------------------------------------------------------------------------------

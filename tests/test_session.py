@@ -362,7 +362,7 @@ def test_the_last_graphs_are_drawn_after_those_of_a_checkpoint(tmp_path, monkeyp
 
 
 def test_evaluations_beyond_the_checkpoint_are_dropped_on_resume(tmp_path):
-    (tmp_path / "evaluations.csv").write_text("env_steps,episodes,mean,std\n64,2,1.5,0.5\n128,2,2.5,0.5\n19")
+    (tmp_path / "evaluations.csv").write_text("env_steps,episodes,mean,std\n64,2,1.5,0.5\n128,2,2.5,0.5\n96,2,2.5,0")
     cut_evaluations(tmp_path, 100)
     assert (tmp_path / "evaluations.csv").read_text().split() == ["env_steps,episodes,mean,std", "64,2,1.5,0.5"]
 

@@ -92,7 +92,7 @@ def test_a_resumed_suite_keeps_the_software_that_began_it(tmp_path, monkeypatch)
     add_session(suite_dir, "Breakout", 0, [1.0])  # its second session is missing
     for path in (suite_dir / "suite.json", suite_dir / "Breakout" / "config.json"):
         write_json(path, json.loads(path.read_text()) | {"git_revision": "abc"})
-    monkeypatch.setattr(suite, "run_processes", lambda tasks, parallel: {})
+    monkeypatch.setattr(suite, "run_processes", lambda *_, **__: None)
     suite_command.main(["--run-dir", str(suite_dir), "--log.no-graphs"])
     assert json.loads((suite_dir / "Breakout" / "config.json").read_text())["git_revision"] == "abc"
     described = json.loads((suite_dir / "suite.json").read_text())
@@ -352,6 +352,17 @@ def test_two_suites_are_compared(tmp_path, capsys):
         assert words in drawn
 
 
+def test_budgets_that_differ_are_named(tmp_path):
+    longer = dataclasses.replace(TINY, total_env_steps=TINY.total_env_steps - 1)
+    one = add_games(make_suite(tmp_path / "one"), {"Pong": [0.5, 1.0]})
+    two = add_games(make_suite(tmp_path / "two", longer), {"Pong": [0.5, 1.0]}, longer)
+    (tmp_path / "out").mkdir()
+    text = compare_suites([one, two], tmp_path / "out")
+    steps = TINY.total_env_steps
+    assert f"The budgets differ, in env steps: one {steps:,}; two {steps - 1:,}." in text
+    assert "budgets differ" not in compare_suites([one, one], tmp_path / "out")
+
+
 def test_suites_that_cannot_be_compared(tmp_path):
     one = add_games(make_suite(tmp_path / "one"), {"Pong": [0.5, 1.0]})
     two = add_games(make_suite(tmp_path / "two"), {"Breakout": [0.5, 1.0]})
@@ -394,7 +405,7 @@ def test_runs_that_somebody_has_put_into_a_suite_are_not_its_games(tmp_path, cap
     add_games(suite_dir, {"Breakout": [0.5, 1.0]})  # no game of this suite
     add_games(suite_dir, {"Alien": [0.5, 1.0]}, other)  # one, under other rules
     assert list(read_suite(suite_dir)) == ["Pong"]
-    monkeypatch.setattr(suite, "run_processes", lambda tasks, parallel: {})
+    monkeypatch.setattr(suite, "run_processes", lambda *_, **__: None)
     with pytest.raises(UserError, match=r"env\.protocol = 'v5': expected machado, with which the run began"):
         suite_command.main(["--resume", str(suite_dir), "--log.no-graphs"])
 
@@ -403,7 +414,7 @@ def test_a_game_that_failed_before_its_first_log_point_does_not_hide_the_others(
     suite_dir = add_games(make_suite(tmp_path / "suite", games=("Pong", "Alien")), {"Pong": [0.5, 1.0]})
     (suite_dir / "Alien").mkdir()
     write_json(suite_dir / "Alien" / "trial.json", {})  # of an earlier try
-    monkeypatch.setattr(suite, "run_processes", lambda tasks, parallel: {"Alien": Failure("out of memory", 2)})
+    monkeypatch.setattr(suite, "run_processes", lambda *_, on_end: on_end("Alien", Failure("out of memory", 2)))
     with pytest.raises(UserError, match=r"1 of 2 games failed \(Alien: out of memory\)") as error:
         suite_command.main(["--resume", str(suite_dir)])
     assert error.value.exit_status == 1
@@ -453,9 +464,9 @@ def test_finished_games_are_skipped_and_a_failure_does_not_stop_the_others(tmp_p
         add_session(suite_dir, "Breakout", session, [1.0])
     started = []
 
-    def run(tasks, parallel, per_gpu=1):
+    def run(tasks, parallel, on_end):
         started.extend(task.label for task in tasks)
-        return {"Pong": Failure("no reason; --resume somewhere runs what is missing", 1)}
+        on_end("Pong", Failure("no reason; --resume somewhere runs what is missing", 1))
 
     monkeypatch.setattr(suite, "run_processes", run)
     with pytest.raises(UserError) as error:
@@ -470,9 +481,12 @@ def test_finished_games_are_skipped_and_a_failure_does_not_stop_the_others(tmp_p
 def test_an_interrupted_suite_shows_how_far_it_came(tmp_path, capsys, monkeypatch):
     suite_dir = make_suite(tmp_path / "suite")
 
-    def run(tasks, parallel):
+    def run(tasks, parallel, on_end):
         for session in range(2):
             add_session(suite_dir, "Pong", session, [1.0])
+        on_end("Pong", None)
+        assert "| Pong |" in (suite_dir / "results.md").read_text()
+        on_end("Breakout", Failure("no reason", 1))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(suite, "run_processes", run)
@@ -482,6 +496,7 @@ def test_an_interrupted_suite_shows_how_far_it_came(tmp_path, capsys, monkeypatc
     assert (suite_dir / "Pong" / "trial.json").is_file()
     rows = {line.split(" | ")[0]: line for line in (suite_dir / "results.md").read_text().splitlines()}
     assert "complete" in rows["| Pong"]
+    assert "failed: no reason" in rows["| Breakout"]
     assert "waiting" in rows["| Alien"]
 
 
@@ -490,7 +505,7 @@ def test_a_damaged_config_of_one_game_does_not_stop_the_others(tmp_path, monkeyp
     (suite_dir / "Pong").mkdir()
     (suite_dir / "Pong" / "config.json").write_text("{")
     started = []
-    monkeypatch.setattr(suite, "run_processes", lambda tasks, *_: started.extend(task.label for task in tasks) or {})
+    monkeypatch.setattr(suite, "run_processes", lambda tasks, *_, **__: started.extend(task.label for task in tasks))
     with pytest.raises(UserError, match=r"1 of 3 games failed \(Pong: .*config.json: damaged"):
         suite_command.main(["--resume", str(suite_dir), "--log.no-graphs"])
     assert started == ["game Alien"]
@@ -500,7 +515,7 @@ def test_a_damaged_config_of_one_game_does_not_stop_the_others(tmp_path, monkeyp
 def test_a_game_of_another_seed_is_refused(tmp_path, monkeypatch):
     suite_dir = add_games(make_suite(tmp_path / "suite"), {"Pong": [1.0, 1.0]})
     other = dataclasses.replace(TINY, seed=7)
-    monkeypatch.setattr(suite, "run_processes", lambda *_: pytest.fail("something was started"))
+    monkeypatch.setattr(suite, "run_processes", lambda *_, **__: pytest.fail("something was started"))
     with pytest.raises(UserError, match="seed"):
         suite.run_suite(suite_dir, other, ["Pong"])
 
@@ -516,7 +531,7 @@ def test_a_finished_suite_trains_nothing(tmp_path, capsys, monkeypatch):
     for game in ("Breakout", "Pong", "Alien"):
         for session in range(2):
             add_session(suite_dir, game, session, [1.0])
-    monkeypatch.setattr(suite, "run_processes", lambda *_: pytest.fail("something was started"))
+    monkeypatch.setattr(suite, "run_processes", lambda *_, **__: pytest.fail("something was started"))
     suite_command.main(["--run-dir", str(suite_dir), "--log.no-graphs"])
     assert capsys.readouterr().out.count("finished already") == 3
 
@@ -561,7 +576,7 @@ def test_each_game_sees_its_gpus_by_the_names_in_cuda_visible_devices(tmp_path, 
     monkeypatch.setenv("JAXRL_ATARI_SIMULATED_GPUS", "4")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     started = []
-    monkeypatch.setattr(suite, "run_processes", lambda tasks, parallel: started.append((tasks, parallel)) or {})
+    monkeypatch.setattr(suite, "run_processes", lambda tasks, parallel, **_: started.append((tasks, parallel)))
     suite.run_suite(make_suite(tmp_path / "suite"), TINY, ["Pong", "Breakout", "Alien"])
     ((tasks, parallel),) = started
     assert [task.environment["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["3", "1", "3"]

@@ -1,6 +1,7 @@
 """Trials of several sessions: real processes on simulated GPUs, signals, failures, resuming."""
 
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -83,6 +84,22 @@ def test_a_failing_session_is_reported_and_the_others_finish(scripts, capfd):
         assert line in lines
 
 
+def test_a_process_that_cannot_be_started_does_not_end_those_that_run(scripts, tmp_path, monkeypatch):
+    first, second = scripts([f"import time; time.sleep(0.5); open({str(tmp_path / 'end')!r}, 'w')", ""])
+    start = subprocess.Popen
+
+    def no_second_process(command, **options):
+        if command[-1] == "task_1":
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return start(command, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", no_second_process)
+    ((name, failure),) = run_processes([first, second], parallel=2).items()
+    assert name == 1
+    assert failure.reason.startswith("its process could not be started (")
+    assert (tmp_path / "end").exists()
+
+
 def test_a_gpu_holds_no_more_than_its_share_of_processes(scripts, tmp_path):
     log = tmp_path / "log"
     code = f"""
@@ -97,7 +114,7 @@ note(b"+"); time.sleep(0.2); note(b"-")
 
 
 def test_a_second_signal_kills(scripts):
-    deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     code = f"import signal, time\n{deaf}\nprint('deaf', flush=True)\ntime.sleep(60)"
     parent = (
         "import sys, os; from jaxrl_atari.trial.processes import *;"

@@ -180,7 +180,11 @@ def _torch_sides(job: Job, config: Config) -> tuple[Sides, list[tuple[str, str]]
     dtype = config.network.compute_dtype
     compared = dict.fromkeys(("float32", fast)) if dtype == "auto" else (dtype,)
     pairs = [(f"jaxrl_atari {each}", mode) for each in compared for mode in modes[each]]
-    sides = {f"jaxrl_atari {each}": partial(_run_training, job, ("--network.compute-dtype", each)) for each in compared}
+    on_cpu = ("--devices.gpu", "false")  # as the yardstick
+    sides = {
+        f"jaxrl_atari {each}": partial(_run_training, job, (*on_cpu, "--network.compute-dtype", each))
+        for each in compared
+    }
     sides |= {f"torch {mode}": partial(_run_torch, job, config, mode) for _, mode in pairs}
     return sides, [(ours, f"torch {mode}") for ours, mode in pairs]
 

@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 " latest",
                 flush=True,
             )
-        run_dir = session_dir.parent
+        run_dir = session_dir.absolute().parent  # of `.` too
     if (run_dir / REPORT_FILE).is_file():
         try_report(run_dir)
 

@@ -20,8 +20,7 @@ from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.run_dir.checkpoints import Checkpoints, Damaged, Restored
 from jaxrl_atari.run_dir.config_file import config_from_dict, read_config
-from jaxrl_atari.run_dir.meta import checkpoint_steps
-from jaxrl_atari.run_dir.reading import session_dirs
+from jaxrl_atari.run_dir.reading import checkpoint_steps, session_dirs
 from jaxrl_atari.run_dir.summary import counted_sessions
 
 _log = logging.getLogger(__name__)

@@ -25,8 +25,7 @@ from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hardware.jax_gpus import forbid_gpu
 from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.meta import checkpoint_steps
-from jaxrl_atari.run_dir.reading import session_dirs
+from jaxrl_atari.run_dir.reading import checkpoint_steps, session_dirs
 from jaxrl_atari.run_dir.summary import counted_sessions, write_trial_summary
 
 SESSION_FILES = ("config.json", "metrics.csv", "graphs/*.png", "graphs/*.svg", "evaluation_*.json", "evaluations.csv")
@@ -139,8 +138,8 @@ def _reason(error: BaseException) -> str:
 
 def _is_network(error: BaseException) -> bool:
     """Whether a connection failed. The library has used three HTTP clients, whose errors share only parts of names."""
-    name = type(error).__name__
-    return isinstance(error, ConnectionError | TimeoutError) or bool(re.search("Connect|Timeout|Network|Proxy", name))
+    names = " ".join(each.__name__ for each in type(error).__mro__)
+    return bool(re.search("Connect|Timeout|Network|Proxy|Transport", names))
 
 
 def _check_replaceable(repo_id: str, names: Sequence[str]) -> None:
@@ -258,10 +257,13 @@ def pull(repo_id: str, directory: str | Path | None = None, endpoint: str | None
     with _errors_in_one_line(repo_id, api.endpoint):
         revision = api.model_info(repo_id).sha
         entries = api.list_repo_tree(repo_id, recursive=True, revision=revision)
-        _check_sizes(repo_id, {entry.path: entry.size for entry in entries if hasattr(entry, "size")})
-        # The library's cache resumes an interrupted download and checks that it is complete.
+        sizes = {entry.path: entry.size for entry in entries if hasattr(entry, "size")}
+        _check_sizes(repo_id, sizes)
+        # The library's cache resumes an interrupted download.
         snapshot = Path(library.snapshot_download(repo_id, revision=revision, endpoint=endpoint))
     files = _checked_files(repo_id, snapshot)
+    if missing := sizes.keys() - files.keys():  # where the connection fails, the library may return what it has
+        raise UserError(f"{repo_id}: the download is incomplete, {min(missing)} is missing; try again")
     if not (snapshot / "config.json").is_file() or not session_dirs(snapshot):
         raise UserError(f"{repo_id}: not a run of jaxrl_atari (expected config.json and session_0); check the name")
     partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")

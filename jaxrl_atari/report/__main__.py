@@ -8,6 +8,7 @@ The report of a suite or a search links to those of its runs, which are written 
 from collections.abc import Sequence
 
 from jaxrl_atari import cli
+from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.report.pages import write_report
 
 
@@ -16,8 +17,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = cli.Parser(prog="python -m jaxrl_atari.report", description="Writes report.html into each directory.")
     parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run, a suite or a search")
     options = parser.parse_args(arguments)
+    failed = []
     for run_dir in options.run_dirs:
-        cli.say(str(write_report(run_dir)))
+        try:
+            cli.say(str(write_report(run_dir)))
+        except UserError as error:  # the others have theirs written
+            failed.append(str(error))
+    if failed:
+        raise UserError("; ".join(failed))
 
 
 if __name__ == "__main__":

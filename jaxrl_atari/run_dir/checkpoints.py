@@ -25,10 +25,10 @@ from jaxrl_atari.run_dir.meta import (
     SESSION_FIELDS,
     array_checksums,
     array_shapes,
-    checkpoint_steps,
     meta_checksum,
     require_fields,
 )
+from jaxrl_atari.run_dir.reading import checkpoint_steps
 
 FORMAT_VERSION = 3
 

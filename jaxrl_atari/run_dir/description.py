@@ -16,7 +16,8 @@ from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.run_dir.config_file import CONFIG_FILE
 from jaxrl_atari.run_dir.files import read_json, write_json
-from jaxrl_atari.run_dir.meta import checkpoint_steps, is_sound
+from jaxrl_atari.run_dir.meta import is_sound
+from jaxrl_atari.run_dir.reading import checkpoint_steps
 from jaxrl_atari.run_dir.writers import import_wandb
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")

@@ -1,4 +1,4 @@
-"""Checks of checkpoints that start no back end of JAX: their steps, whether one is sound, and the values in its meta.
+"""Checks of a checkpoint that start no back end of JAX: whether it is sound, and the values in its meta.
 
 The meta has a checksum of each array and one of itself: BLAKE2b digests of 64 bits. They find damage; they do not prove
 who wrote the checkpoint.
@@ -6,7 +6,6 @@ who wrote the checkpoint.
 
 import hashlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,6 @@ import jax
 import numpy as np
 
 from jaxrl_atari.run_dir.files import read_json
-
-
-def checkpoint_steps(session_dir: Path) -> list[int]:
-    """Env steps of a session's complete checkpoints, in ascending order; none before its first one."""
-    directory = session_dir / "checkpoints"
-    names = [path.name for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
-    return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,17}", name))
 
 
 def array_shapes(arrays: Any) -> dict[str, str]:

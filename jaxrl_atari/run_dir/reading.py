@@ -108,7 +108,8 @@ def read_evaluations(session_dir: Path) -> list[list[str]]:
         text = (session_dir / EVALUATIONS_FILE).read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, IsADirectoryError):
         return []
-    rows = [row for row in map(_cells, text.splitlines()) if len(row) == len(EVALUATIONS_HEADER) and all(row)]
+    lines = text.split("\n")[:-1]  # only a line feed completes a row
+    rows = [row for row in map(_cells, lines) if len(row) == len(EVALUATIONS_HEADER) and all(row)]
     return [row for row in rows if all(map(_is_number, row)) and float(row[-1]) >= 0]
 
 
@@ -129,6 +130,13 @@ def session_dirs(run_dir: str | Path) -> list[Path]:
 def session_number(session_dir: Path) -> int:
     """The i of a directory `session_<i>`."""
     return int(session_dir.name.removeprefix("session_"))
+
+
+def checkpoint_steps(session_dir: Path) -> list[int]:
+    """Env steps of a session's complete checkpoints, in ascending order; none before its first one."""
+    directory = session_dir / "checkpoints"
+    names = [path.name for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
+    return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,17}", name))
 
 
 def read_sessions(run_dir: str | Path) -> dict[Path, Table]:

@@ -3,6 +3,7 @@
 It reads the metrics of an update once the update has ended, and stops training if one is not finite.
 """
 
+import contextlib
 import math
 import subprocess
 import sys
@@ -187,9 +188,10 @@ class SessionLog:
         if self._draws_graphs and self.row and not busy and (run_dir / "config.json").is_file():
             command = [sys.executable, "-m", "jaxrl_atari.plots", str(run_dir)]
             quiet = subprocess.DEVNULL
-            self._graphs = subprocess.Popen(
-                command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
-            )  # a session of its own, which Ctrl-C does not reach
+            with contextlib.suppress(OSError):  # too many processes: training must not fail for its graphs
+                self._graphs = subprocess.Popen(
+                    command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+                )  # a session of its own, which Ctrl-C does not reach
         if wait and self._graphs is not None:
             self._graphs.wait()
 

@@ -188,12 +188,15 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
           or `output` cannot be written to.
     """
     suites: dict[str, dict[str, list[Table]]] = {}
+    budgets: dict[str, set[int]] = {}
     for directory in (Path(suite_dir).absolute() for suite_dir in suite_dirs):
         names = directory.name, f"{directory.parent.name}/{directory.name}", str(directory)
         name = next(name for name in names if name not in suites or name == names[-1])
         suites[name] = read_suite(directory)
         for game in suites[name]:
-            if note := comparison_note(read_config(directory / game, restore=False).env.resolved_protocol):
+            config = read_config(directory / game, restore=False)
+            budgets.setdefault(name, set()).add(config.total_env_steps)
+            if note := comparison_note(config.env.resolved_protocol):
                 raise UserError(f"{directory}: {note}; compare suites of protocol {REFERENCE_PROTOCOL}")
     shared = sorted(set.intersection(*({*scores_at(suite)} for suite in suites.values())))
     suites = {name: {game: suite[game] for game in shared} for name, suite in suites.items()}
@@ -206,6 +209,9 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
     first, *others = suites
     compared: dict[str, Any] = {"suites": list(suites), "games": shared}
     lines = [f"# {' and '.join(suites)}" if others else f"# {first}", ""]
+    if len(set.union(*budgets.values())) > 1:
+        texts = (f"{name} {', '.join(f'{steps:,}' for steps in sorted(found))}" for name, found in budgets.items())
+        lines += [f"The budgets differ, in env steps: {'; '.join(texts)}.", ""]
     for kind in kinds:
         chances = {
             other: statistics.probability_of_improvement(normalise(raw[first], kind), normalise(raw[other], kind))

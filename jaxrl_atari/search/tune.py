@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -211,28 +211,35 @@ def own_process_groups() -> Iterator[None]:
 
 
 def resources(
-    search: SearchConfig, cluster: Mapping[str, float], option: GpuOption, problem: str
+    search: SearchConfig, machines: Sequence[Mapping[str, float]], option: GpuOption, problem: str
 ) -> tuple[float, int, int, str]:
     """GPUs and CPU cores of each trial, the number of trials at a time, and a line that describes all three.
 
     Args:
-        cluster: numbers of "GPU" and "CPU" in the Ray cluster.
+        machines: numbers of "GPU" and "CPU" of each machine in the Ray cluster.
         option: devices.gpu.
         problem: why there is no GPU, if there is none.
 
     Raises:
-        UserError: a trial needs more than there is.
+        UserError: a trial needs more than any machine has.
     """
-    gpus, cores = 0.0 if option is False else cluster.get("GPU", 0.0), int(cluster.get("CPU", 1))
+    owned = [(0.0 if option is False else each.get("GPU", 0.0), int(each.get("CPU", 0))) for each in machines]
+    gpus, cores = sum(gpus for gpus, _ in owned), sum(cores for _, cores in owned)
     require(option is not True or gpus > 0, "devices.gpu", True, "a Ray cluster with GPUs", "use auto or false")
     gpu = search.resources.gpu if gpus else 0.0
-    # A trial with a fraction of a GPU cannot have parts of two.
-    slots = cores if not gpu else int(gpus) * int(1 / gpu) if gpu < 1 else int(gpus / gpu)
-    cpu = search.resources.cpu or max(1, cores // max(slots, 1))
-    at_once = min(slots, cores // cpu)
+
+    def slots(gpus: float, cores: int) -> int:
+        """Trials for which a machine has GPUs. A trial with a fraction of a GPU cannot have parts of two."""
+        return cores if not gpu else int(gpus) * int(1 / gpu) if gpu < 1 else int(gpus / gpu)
+
+    shares = [cores // slots(gpus, cores) for gpus, cores in owned if slots(gpus, cores)]
+    cpu = search.resources.cpu or max(1, min(shares, default=1))
+    at_once = sum(min(slots(gpus, cores), cores // cpu) for gpus, cores in owned)
     if at_once == 0:
+        where = f" on {len(owned)} machines, none of which has enough of both" if len(owned) > 1 else ""
         raise UserError(
-            f"search.resources: a trial needs {gpu:g} GPUs and {cpu} cores; there are {gpus:g} and {cores}; lower them"
+            f"search.resources: a trial needs {gpu:g} GPUs and {cpu} cores; there are {gpus:g} and {cores}{where}; "
+            "lower them"
         )
     if gpu:
         where = f"{gpus:g} GPUs, {gpu:g} for each trial with {memory_share(gpu):.1%} of its memory"
@@ -245,7 +252,8 @@ def resources(
 def fit(config: Config, search: SearchConfig, search_dir: Path, trials: int) -> None:
     """Runs `trials` trials in the Ray cluster."""
     problem = "the cluster has no GPU" if search.address else usable_gpus(config).problem
-    gpu, cpu, at_once, line = resources(search, ray.cluster_resources(), config.devices.gpu, problem)
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpu, cpu, at_once, line = resources(search, machines, config.devices.gpu, problem)
     say(line)
     task = {"search_dir": str(search_dir), "gpu": gpu, "cpu": cpu}
     asha = search.early_stopping == "asha"

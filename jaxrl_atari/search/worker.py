@@ -19,7 +19,7 @@ from jaxrl_atari.hardware.memory_share import equal_share
 from jaxrl_atari.hardware.rotation import check_devices
 from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir, write_description
 from jaxrl_atari.run_dir.files import only_writer
-from jaxrl_atari.run_dir.meta import checkpoint_steps
+from jaxrl_atari.run_dir.reading import checkpoint_steps
 from jaxrl_atari.run_dir.resume import set_aside_logs
 from jaxrl_atari.run_dir.search_records import read_records, trial_dir, write_record
 from jaxrl_atari.run_dir.summary import write_trial_summary

@@ -17,7 +17,8 @@ for each game unless it is given.
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,8 +58,8 @@ def parse(arguments: Sequence[str] | None) -> Command:
     """
     first = cli.Parser(add_help=False, allow_abbrev=False)
     first.add_paths("--config", "--resume", "--run-dir", "--compare")
-    first.add_argument("--games", nargs="*")
-    first.add_argument("--report-at", nargs="*", type=int)
+    first.add_argument("--games", nargs="*", action="extend")
+    first.add_argument("--report-at", nargs="*", type=int, action="extend")
     known, rest = first.parse_known_args(arguments)
     if known.resume and known.run_dir:
         raise UserError("--resume and --run-dir: both name the directory of the suite; give one of the two")
@@ -111,11 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_suite_file(suite_dir, config, games, report_at)
         say(f"suite: {suite_dir}, {len(games)} game{'s' if len(games) > 1 else ''}")
         try:
-            failures = run_suite(suite_dir, config, games)
+            failures = run_suite(suite_dir, config, games, partial(_update_results, suite_dir))
         except KeyboardInterrupt:
             say(f"interrupted; --resume {suite_dir} continues")
-            with contextlib.suppress(UserError, OSError):
-                write_results(suite_dir)
             raise
         say("\n" + write_results(suite_dir, failures))
     if config.log.graphs:
@@ -128,6 +127,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SessionsFailed(
             f"{len(failures)} of {len(games)} games failed ({reasons}); --resume {suite_dir} runs what is missing"
         )
+
+
+def _update_results(suite_dir: Path, failures: Mapping[str, str]) -> None:
+    """Writes the results so far. The games go on if that fails: the end writes them again."""
+    with contextlib.suppress(UserError, OSError):
+        write_results(suite_dir, failures)
 
 
 def plot(suite_dir: Path, config: Config, games: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ SUITE_DIR/results.{md,csv,json}  written when a game ends and when the suite is 
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jaxrl_atari.cli import say
@@ -18,7 +18,7 @@ from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict, read_config, require_same_run, same_budget
 from jaxrl_atari.run_dir.description import describe_resumed, is_finished, is_run, session_dir, write_description
 from jaxrl_atari.run_dir.files import read_json, write_json
-from jaxrl_atari.trial.processes import Task, run_processes
+from jaxrl_atari.trial.processes import Failure, Task, run_processes
 
 
 def game_configs(config: Config, games: Sequence[str]) -> dict[str, Config]:
@@ -104,13 +104,22 @@ def emulator_threads(config: Config, shares: Sequence[tuple[int, ...]]) -> int:
     return max(1, usable_cores() // (len(shares) * sessions))
 
 
-def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str, str]:
+def run_suite(
+    suite_dir: Path,
+    config: Config,
+    games: Sequence[str],
+    report: Callable[[Mapping[str, str]], object] = lambda failures: None,
+) -> dict[str, str]:
     """Trains the unfinished games, each in a process of its own; returns failed games with the reasons.
+
+    Args:
+        report: called with the games that have failed so far whenever a game ends or the suite is interrupted.
 
     Raises:
         KeyboardInterrupt: after a stop request, once every session has written its last checkpoint.
     """
-    waiting, failures = {}, {}
+    waiting: dict[str, Path] = {}
+    failures: dict[str, str] = {}
     for name, game_config in game_configs(config, games).items():
         run_dir = suite_dir / name
         before = None
@@ -143,5 +152,15 @@ def run_suite(suite_dir: Path, config: Config, games: Sequence[str]) -> dict[str
         arguments = ("jaxrl_atari.suite.worker", str(run_dir), threads)
         tasks.append(Task(name, arguments, environment, share, kind="game"))
     say(f"{len(waiting)} game{'s' if len(waiting) > 1 else ''} to train, {len(shares)} at a time")
-    failed = run_processes(tasks, len(shares))
-    return failures | {str(name): failure.reason.partition("; --resume")[0] for name, failure in failed.items()}
+
+    def ended(name: int | str, failure: Failure | None) -> None:
+        if failure is not None:
+            failures[str(name)] = failure.reason.partition("; --resume")[0]
+        report(failures)
+
+    try:
+        run_processes(tasks, len(shares), on_end=ended)
+    except KeyboardInterrupt:
+        report(failures)
+        raise
+    return failures

@@ -8,11 +8,10 @@ from jaxrl_atari.trial.processes import end_with_parent
 
 
 def main() -> None:
-    """Runs the game's trial, or what is missing of it, and updates the results of the suite."""
+    """Runs the game's trial, or what is missing of it, and writes its report."""
     end_with_parent()
     from jaxrl_atari.hardware import runtime
     from jaxrl_atari.report.pages import try_report
-    from jaxrl_atari.suite.results import write_results
     from jaxrl_atari.suite.suite import game_configs, read_suite_file
     from jaxrl_atari.trial.trial import run_trial
 
@@ -22,7 +21,6 @@ def main() -> None:
     config, games, _ = read_suite_file(run_dir.parent)
     game = game_configs(config, games)[run_dir.name]
     run_trial(game, run_dir, resume=True, num_threads=int(sys.argv[2]))
-    write_results(run_dir.parent)
     if config.log.graphs:
         try_report(run_dir)
 

@@ -13,10 +13,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrl_atari.cli import INTERRUPTED, drop_output, say
+from jaxrl_atari.cli.errors import reason
 from jaxrl_atari.run_dir.columns import COMPILED
 from jaxrl_atari.trial.stopping import REQUESTS, StopRequest
 
@@ -118,12 +119,18 @@ class _Process:
         return Failure(self._error or self._last or f"exit status {status}", status)
 
 
-def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dict[int | str, Failure]:
+def run_processes(
+    tasks: Sequence[Task],
+    parallel: int,
+    per_gpu: int = 1,
+    on_end: Callable[[int | str, Failure | None], object] = lambda name, failure: None,
+) -> dict[int | str, Failure]:
     """Runs all tasks, in their order as far as GPUs are free.
 
     Args:
         parallel: processes at a time.
         per_gpu: processes at a time on the same GPUs.
+        on_end: called with the name of each task that has ended, and why it failed, if it did.
 
     Returns:
         The failed tasks by name.
@@ -132,17 +139,24 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
         KeyboardInterrupt: a stop was requested and passed on, and all processes have ended. A second Ctrl-C kills them.
     """
     waiting, running, failures = list(tasks), [], {}
+
+    def end(name: int | str, label: str, failure: Failure | None) -> None:
+        if failure is not None:
+            failures[name] = failure
+            say(f"{label}  failed: {failure.reason}")
+        on_end(name, failure)
+
     stopping = compiled = False
     with StopRequest() as stop:
         try:
             while running or waiting:
-                if stop.signal is not None and not stopping:
+                if stop.requested() and not stopping:
                     stopping = True
                     waiting.clear()
                     what = f"{len(running)} {tasks[0].kind}{'s' * (len(running) != 1)} still to write a last checkpoint"
                     say(f"stopping: {what} (Ctrl-C again: stop at once)")
                     for process in running:
-                        process.send(stop.signal)
+                        process.send(signal.SIGTERM)  # not SIGINT: a cluster may have sent that to each of them already
                 busy = Counter(process.gpus for process in running)
                 startable = (task for task in waiting if not task.gpus or busy[task.gpus] < per_gpu)
                 compiled = compiled or any(process.has_compiled for process in running)
@@ -150,16 +164,18 @@ def run_processes(tasks: Sequence[Task], parallel: int, per_gpu: int = 1) -> dic
                 task = next(startable, None) if may_start else None
                 if task is not None:
                     waiting.remove(task)
-                    running.append(_Process(task, alone=parallel == 1))
+                    try:
+                        running.append(_Process(task, alone=parallel == 1))
+                    except OSError as error:  # too many processes or open files; those that run go on
+                        end(task.name, task.label, Failure(f"its process could not be started ({reason(error)})", 1))
                     continue
                 time.sleep(POLL_SECONDS)
                 for process in [process for process in running if not process.is_running()]:
                     running.remove(process)
                     compiled = compiled or process.has_compiled
                     process.close()
-                    if (failure := process.failure()) and not (stopping and process.was_interrupted()):
-                        failures[process.name] = failure
-                        say(f"{process.label}  failed: {failure.reason}")
+                    interrupted = stopping and process.was_interrupted()
+                    end(process.name, process.label, None if interrupted else process.failure())
         finally:
             for process in running:
                 process.close()

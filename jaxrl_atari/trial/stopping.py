@@ -24,14 +24,14 @@ class StopRequest:
     """
 
     def __init__(self, on_signal: Callable[[], None] | None = None) -> None:
-        self.signal: int | None = None  # SIGINT or SIGTERM
+        self._requested = False
         self._on_signal = on_signal
         self._before: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
 
     def requested(self) -> bool:
         """Whether a signal has asked for a stop."""
-        return self.signal is not None
+        return self._requested
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
@@ -60,9 +60,9 @@ class StopRequest:
     def _handle(self, number: int, frame: Any) -> None:
         if number == signal.SIGHUP:
             drop_output()
-        if number == signal.SIGINT and self.signal is not None:
+        if number == signal.SIGINT and self._requested:
             raise KeyboardInterrupt
-        self.signal = self.signal or (signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        self._requested = True
 
     def __exit__(self, *exception: object) -> None:
         if self._pipe is not None:

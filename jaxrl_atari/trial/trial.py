@@ -69,7 +69,7 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
     try:
         run_trial(config, run_dir, resume=resume)
     except SessionsFailed:
-        with contextlib.suppress(UserError):  # no session has figures
+        with contextlib.suppress(UserError, OSError):  # no session has figures, or the disk is full
             _summarise(config, run_dir)
         raise
     except KeyboardInterrupt:

@@ -119,6 +119,8 @@ with StopRequest() as stop:
         time.sleep(0.02)
         if sys.argv[2:] == ["talk"]:
             print("a line", flush=True)
+    if sys.argv[2:] == ["save"]:
+        time.sleep(1)
 pathlib.Path(sys.argv[1]).touch()
 """
 PARENT = """
@@ -151,6 +153,19 @@ def family(tmp_path):
             return parent, marks
 
         yield start
+
+
+def test_a_signal_to_every_process_of_a_trial_is_no_second_ctrl_c(family):
+    """As clusters send it: the parent passes its own on to sessions that have had theirs."""
+    parent, marks = family("save")
+    ready = 0
+    while ready < 2:
+        ready += "ready" in parent.stdout.readline()
+    for process in (*psutil.Process(parent.pid).children(), parent):
+        process.send_signal(signal.SIGINT)
+    parent.communicate(timeout=60)
+    assert parent.returncode == INTERRUPTED
+    assert all(mark.exists() for mark in marks)
 
 
 def test_sessions_end_with_a_killed_parent(family):
