@@ -9,8 +9,9 @@
 #     bash benchmarks/on_a_gpu.sh graphs   # training with and without CUDA graphs, and a CPU beside the GPU
 #     bash benchmarks/on_a_gpu.sh train    # several sessions on one GPU, then one session
 #     bash benchmarks/on_a_gpu.sh scores   # starts a session of each of $GAMES in the background and returns
-#     bash benchmarks/on_a_gpu.sh pack 400 # after 400 s, these runs with their newest checkpoints, in files of 15 MiB
+#     bash benchmarks/on_a_gpu.sh pack 150 # after 150 s, these runs with their newest checkpoints, in files of 15 MiB
 #
+# Pack twice (scores; pack 150; pack 150), so that something comes back if the time ends early; the second replaces the first.
 # A copy of the checkout without .git leaves `git_revision` in config.json empty: write the commit there before
 # make_results.py reads it. `train --resume` continues the runs on any machine.
 # The output is also in $OUT, by default data/gpu; the runs are in data/gpu/runs. REHEARSAL=1 makes everything short, for a
@@ -79,11 +80,12 @@ train)
     train one_session "${long[@]}"
     ;;
 scores)
+    share=$(printf '0.%02d' $((90 / ${#games[@]}))) # of the GPU's memory, for each process
     for game in "${games[@]}"; do
         : >"$runs/$game.txt"
-        # Seeds 0 and 1 have been trained. The processes share the GPU: 90% of its memory.
-        XLA_CLIENT_MEM_FRACTION=.$((90 / ${#games[@]})) setsid nohup python3 -m jaxrl_atari.train --config "configs/$game.py" \
-            --seed 2 --run-dir "$runs/$game" --log.checkpoint-every-env-steps 100000 ${REHEARSAL:+--total-env-steps 2048} \
+        # Seeds 0 and 1 have been trained.
+        XLA_CLIENT_MEM_FRACTION=$share setsid nohup python3 -m jaxrl_atari.train --config "configs/$game.py" --seed 2 \
+            --run-dir "$runs/$game" --log.checkpoint-every-env-steps 100000 ${REHEARSAL:+--total-env-steps 2048} \
             >>"$runs/$game.txt" 2>&1 &
         # Each one compiles, and times kernels, before the next one starts.
         timeout 150 tail -n +1 -f --pid=$! "$runs/$game.txt" | grep -m 1 -e 'compilation included' -e '^error'
@@ -99,7 +101,7 @@ pack)
     ls -l "$out"/runs.tar.*
     ;;
 *)
-    sed -n '2,15p' benchmarks/on_a_gpu.sh
+    sed -n '2,16p' benchmarks/on_a_gpu.sh
     exit 2
     ;;
 esac

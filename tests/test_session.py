@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import itertools
 import json
 import math
@@ -360,6 +361,12 @@ def test_the_last_graphs_are_drawn_after_those_of_a_checkpoint(tmp_path, monkeyp
     log.draw_graphs(wait=True)
     assert events == ["begins", "ends", "begins", "ends"]
 
+    def refuse(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(session_log.subprocess, "Popen", refuse)
+    log.draw_graphs()  # training goes on without them
+
 
 def test_evaluations_beyond_the_checkpoint_are_dropped_on_resume(tmp_path):
     (tmp_path / "evaluations.csv").write_text("env_steps,episodes,mean,std\n64,2,1.5,0.5\n128,2,2.5,0.5\n96,2,2.5,0")
@@ -402,7 +409,7 @@ def test_going_on_with_another_game_protocol_or_seed_is_refused_and_changes_noth
         assert resumed["config"]["total_env_steps"] == 160
 
 
-def test_a_trial_with_a_failed_session_is_summed_up(tmp_path, capsys):
+def test_a_trial_with_a_failed_session_is_summed_up(tmp_path, capsys, monkeypatch):
     run_dir = run_training(dataclasses.replace(TINY, output_dir=str(tmp_path)))
     (run_dir / "session_1").mkdir()
     (run_dir / "session_1" / "checkpoints").write_text("in the way")
@@ -411,6 +418,14 @@ def test_a_trial_with_a_failed_session_is_summed_up(tmp_path, capsys):
     summary = json.loads((run_dir / "trial.json").read_text())
     assert (summary["planned_sessions"], summary["complete"], len(summary["sessions"])) == (2, False, 1)
     assert "tiny: Breakout, protocol v5, max_frames=128, 1 session" in capsys.readouterr().out
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(trial, "write_json", full)
+    monkeypatch.setattr(trial, "write_description", full)
+    with pytest.raises(SessionsFailed, match="1 of 2 sessions failed"):
+        train.main(["--resume", str(run_dir), "--sessions", "2"])
 
 
 @contextlib.contextmanager

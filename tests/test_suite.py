@@ -1,6 +1,8 @@
 import csv
 import dataclasses
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -61,6 +63,7 @@ def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
         "MsPacman": 0.85,
         "Pong": 0.85,
     }
+    assert suite_command.parse(["--games", "Pong", "--games", "Breakout"]).games == ["Pong", "Breakout"]
     fixed, games, *_ = suite_command.parse(["--games", "Pong", "--ppo.gae-lambda", "0.9", "--sessions", "3"])
     assert suite.game_configs(fixed, games)["Pong"].gae_lambda == 0.9
     assert fixed.sessions == 3
@@ -353,9 +356,9 @@ def test_two_suites_are_compared(tmp_path, capsys):
 
 
 def test_budgets_that_differ_are_named(tmp_path):
-    longer = dataclasses.replace(TINY, total_env_steps=TINY.total_env_steps - 1)
+    shorter = dataclasses.replace(TINY, total_env_steps=TINY.total_env_steps - 1)
     one = add_games(make_suite(tmp_path / "one"), {"Pong": [0.5, 1.0]})
-    two = add_games(make_suite(tmp_path / "two", longer), {"Pong": [0.5, 1.0]}, longer)
+    two = add_games(make_suite(tmp_path / "two", shorter), {"Pong": [0.5, 1.0]}, shorter)
     (tmp_path / "out").mkdir()
     text = compare_suites([one, two], tmp_path / "out")
     steps = TINY.total_env_steps
@@ -476,6 +479,13 @@ def test_finished_games_are_skipped_and_a_failure_does_not_stop_the_others(tmp_p
     assert "1 of 3 games failed (Pong: no reason)" in str(error.value)
     assert "game Breakout  finished already" in capsys.readouterr().out
     assert "failed: no reason" in (suite_dir / "results.md").read_text()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(suite_command, "write_results", full)
+    with pytest.raises(UserError, match=r"1 of 3 games failed \(Pong: no reason\)"):
+        suite_command.main(["--resume", str(suite_dir), "--log.no-graphs"])
 
 
 def test_an_interrupted_suite_shows_how_far_it_came(tmp_path, capsys, monkeypatch):

@@ -120,10 +120,13 @@ class CheckpointWriter(Checkpoints):
         self._start(env_steps, arrays, meta, score)
 
     def _start(self, env_steps: int, arrays: Any, meta: dict[str, Any], score: float) -> None:
-        if not self.directory.is_dir():
-            raise self._not_written(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
-        if env_steps in self.steps():
-            return
+        try:
+            if not self.directory.is_dir():  # somebody has deleted it
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            if env_steps in self.steps():
+                return
+        except OSError as error:
+            raise self._not_written(error) from error
         host = to_host(arrays)
         meta = meta | {
             "format_version": FORMAT_VERSION,

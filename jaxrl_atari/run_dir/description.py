@@ -76,7 +76,10 @@ def is_finished(config: Config, directory: Path) -> bool:
 
     Starts no back end of JAX, which would take the GPU memory that the sessions' processes need.
     """
-    steps = checkpoint_steps(directory)
+    try:
+        steps = checkpoint_steps(directory)
+    except OSError:  # the session will say why it cannot read them
+        return False
     return bool(steps) and config.is_spent(steps[-1]) and is_sound(directory / "checkpoints" / str(steps[-1]))
 
 

@@ -116,10 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except KeyboardInterrupt:
             say(f"interrupted; --resume {suite_dir} continues")
             raise
-        say("\n" + write_results(suite_dir, failures))
-    if config.log.graphs:
-        plot(suite_dir, config, games)
-        try_report(suite_dir)
+        # Where games have failed, the disk may be full, and their reasons must not get lost.
+        with contextlib.suppress(*((UserError, OSError) if failures else ())):
+            say("\n" + write_results(suite_dir, failures))
+            if config.log.graphs:
+                plot(suite_dir, config, games)
+                try_report(suite_dir)
     if other is not None and not failures:
         print("\n" + compare_suites([suite_dir, other], suite_dir / "comparison"), flush=True)
     if failures:

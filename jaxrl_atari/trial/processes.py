@@ -6,6 +6,7 @@ ends for any reason, the pipe closes, and the session ends too.
 """
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -71,7 +72,12 @@ class _Process:
                 self._process.stdin.write(task.first_line + "\n")
                 self._process.stdin.flush()
         self._reader = threading.Thread(target=self._read, name=self.label, daemon=True)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError as error:  # threads count as processes do
+            self._process.kill()
+            self._process.wait()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def _read(self) -> None:
         pipe = self._process.stdout or self._process.stderr
@@ -130,7 +136,7 @@ def run_processes(
     Args:
         parallel: processes at a time.
         per_gpu: processes at a time on the same GPUs.
-        on_end: called with the name of each task that has ended, and why it failed, if it did.
+        on_end: called with the name of each task that has ended by itself, and why it failed, if it did.
 
     Returns:
         The failed tasks by name.
@@ -174,8 +180,8 @@ def run_processes(
                     running.remove(process)
                     compiled = compiled or process.has_compiled
                     process.close()
-                    interrupted = stopping and process.was_interrupted()
-                    end(process.name, process.label, None if interrupted else process.failure())
+                    if not (stopping and process.was_interrupted()):
+                        end(process.name, process.label, process.failure())
         finally:
             for process in running:
                 process.close()

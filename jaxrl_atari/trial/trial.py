@@ -219,7 +219,8 @@ def run_trial(config: Config, run_dir: Path, *, resume: bool = False, num_thread
                             raise
                         failures[session] = _reported(session, error)
         if failures and resume:
-            plan.write_descriptions()  # the next --resume runs the sessions that failed before they trained, too
+            with contextlib.suppress(OSError):  # the disk may be full: the failures say so
+                plan.write_descriptions()  # the next --resume runs the sessions that failed before they trained, too
     if failures:
         reasons = "; ".join(f"session {session}: {text}" for session, text in failures.items())
         raise SessionsFailed(
