@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -84,16 +85,25 @@ def test_a_failing_session_is_reported_and_the_others_finish(scripts, capfd):
         assert line in lines
 
 
-def test_a_process_that_cannot_be_started_does_not_end_those_that_run(scripts, tmp_path, monkeypatch):
+@pytest.mark.parametrize("refused", ["process", "thread"])
+def test_a_process_that_cannot_be_started_does_not_end_those_that_run(scripts, tmp_path, monkeypatch, refused):
     first, second = scripts([f"import time; time.sleep(0.5); open({str(tmp_path / 'end')!r}, 'w')", ""])
-    start = subprocess.Popen
+    start, start_thread = subprocess.Popen, threading.Thread.start
 
     def no_second_process(command, **options):
         if command[-1] == "task_1":
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return start(command, **options)
 
-    monkeypatch.setattr(subprocess, "Popen", no_second_process)
+    def no_second_thread(thread):
+        if thread.name == "session 1":
+            raise RuntimeError("can't start new thread")
+        start_thread(thread)
+
+    if refused == "process":
+        monkeypatch.setattr(subprocess, "Popen", no_second_process)
+    else:
+        monkeypatch.setattr(threading.Thread, "start", no_second_thread)
     ((name, failure),) = run_processes([first, second], parallel=2).items()
     assert name == 1
     assert failure.reason.startswith("its process could not be started (")

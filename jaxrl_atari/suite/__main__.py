@@ -116,8 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except KeyboardInterrupt:
             say(f"interrupted; --resume {suite_dir} continues")
             raise
-        # Where games have failed, the disk may be full, and their reasons must not get lost.
-        with contextlib.suppress(*((UserError, OSError) if failures else ())):
+        # A full disk may be why games have failed: then it must not hide their reasons.
+        ignored = (UserError, OSError) if failures else ()
+        with contextlib.suppress(*ignored):
             say("\n" + write_results(suite_dir, failures))
             if config.log.graphs:
                 plot(suite_dir, config, games)

@@ -75,8 +75,8 @@ class _Process:
         try:
             self._reader.start()
         except RuntimeError as error:  # threads count as processes do
-            self._process.kill()
-            self._process.wait()
+            with self._process:  # closes its pipes and waits
+                self._process.kill()
             raise OSError(errno.EAGAIN, str(error)) from error
 
     def _read(self) -> None:
