@@ -238,11 +238,15 @@ def plot_comparison(runs: Sequence[Run], output: Path) -> list[Path]:
 def _improvements(runs: Sequence[Run]) -> list[str]:
     """The probability that the first run of each game and protocol beats each further one, as lines of text.
 
-    A run with a single session is left out: one session against another shows nothing about their settings.
+    A run with a single session is left out: one session against another shows nothing about their settings. So is one
+    that is not complete.
     """
     lines, first = [], {}
     for run in (run for run in runs if len(run.tables) > 1):
         name = run.game.name
+        if not run.config.is_complete([table["env_steps"][-1] for table in run.tables.values()]):
+            _log.warning("%s: not complete; no probability of improvement is given for it", run.path)
+            continue
         found = scores_at({name: list(run.tables.values())})
         if not found:
             _log.warning("%s: a session has no score; no probability of improvement is given for it", run.path)
@@ -250,7 +254,10 @@ def _improvements(runs: Sequence[Run]) -> list[str]:
         earlier, scores = first.setdefault((name, run.config.env.resolved_protocol), (run, found))
         if earlier is not run:
             chance = estimate_text(*probability_of_improvement(scores, found))
-            lines.append(f"{name}: probability of improvement of {earlier.path} over {run.path}: {chance}")
+            line = f"{name}: probability of improvement of {earlier.path} over {run.path}: {chance}"
+            budgets = earlier.config.total_env_steps, run.config.total_env_steps
+            differ = "; the budgets differ: {:,} and {:,} env steps".format(*budgets)
+            lines.append(line + (differ if budgets[0] != budgets[1] else ""))
     return lines
 
 
@@ -271,7 +278,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise UserError(f"{suites[0]}: no game has a session yet; wait for the first one")
         if runs := _all_possible(read_run, begun):
             print(*plot_comparison(runs, Path(options.output)), sep="\n")
-        print("\n" + compare_suites(suites, Path(options.output)))
+        try:
+            print("\n" + compare_suites(suites, Path(options.output)))
+        except UserError as error:
+            if len(suites) > 1:
+                raise
+            print(f"\nno statistics: {error}")  # its curves are drawn
         return
     if len(options.run_dirs) == 1:
         _draw(read_run(options.run_dirs[0]))

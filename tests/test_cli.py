@@ -157,7 +157,7 @@ def test_run_dir_starts_a_run_or_continues_the_one_it_holds(tmp_path, capsys, mo
     saved = dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, gamma=0.5))
     write_description(make_run_dir(config, run_dir), describe(saved))
     assert train.parse(line) == (saved, run_dir)
-    assert "has changed: the run keeps its own ppo.gamma = 0.5; give an option" in capsys.readouterr().out
+    assert "differs from the run, which keeps its own ppo.gamma = 0.5; give an option" in capsys.readouterr().out
     assert train.parse(["--run-dir", str(run_dir), "--total-env-steps", "5000000"])[0].total_env_steps == 5_000_000
     assert train.parse([*line, "--ppo.gamma", "0.9"])[0].ppo.gamma == 0.9
     (tmp_path / "other").mkdir()
@@ -203,8 +203,8 @@ QBERT = ["--config", "configs/qbert.py"]
         (["--seed"], "Missing value for argument '--seed'. Expected 1 values; --help shows all options"),
         (
             ["--log.graphs=False"],
-            "False follows an option that is on or off: the option alone turns it on, and no- before the last word of a"
-            " field of the config turns it off (--log.no-graphs); --help shows all options",
+            "False follows an option that is on or off: the option alone turns it on, and no- after the last dot"
+            " of a config's field turns it off (--log.no-graphs); --help shows all options",
         ),
         (["--log.graphs", "2"], "Unrecognized options: 2; --help shows all options"),
         (["--sed", "1"], "Unrecognized options: --sed, 1; did you mean --seed?; --help shows all options"),
@@ -330,7 +330,7 @@ REFUSALS = [
     ("suite", "--games Pong --output-dir /proc/nothing", "choose a folder that can be written to"),
     ("suite", "--games Pong --run-dir configs", "--run-dir configs: holds"),
     ("suite", "--games Pong --report-at 0", "--report-at 0: expected env steps"),
-    ("suite", "--games Pong --compare nowhere", "--compare nowhere: not a suite directory"),
+    ("suite", "--games Pong --compare nowhere", "nowhere: not a suite directory"),
     ("suite", "--resume nowhere", "nowhere: not a suite directory"),
     ("search", "--config configs/qbert.py", "has no get_search()"),
     ("search", "--config configs/search_qbert.py --search.trials 0", "search.trials = 0"),

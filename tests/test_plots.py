@@ -188,17 +188,26 @@ def test_the_command_draws_everything_and_prints_the_files(tmp_path, capsys):
 def test_the_command_prints_the_probability_of_improvement_of_trials_of_one_game(tmp_path, capsys, caplog, monkeypatch):
     for name in ("plot_session", "plot_trial", "plot_comparison"):
         monkeypatch.setattr(plots, name, lambda *arguments: [])
-    first, second, pong = (
-        write_run(tmp_path / name, [table([score]) for score in scores], game=game)
-        for name, game, scores in (("one", "Qbert", [3, 2]), ("two", "Qbert", [1, 2]), ("pong", "Pong", [1, 2]))
-    )
-    classic = write_run(tmp_path / "classic", [table([9]), table([8])], protocol="classic")
-    unscored = write_run(tmp_path / "unscored", [table([np.nan]), table([1])])
-    plots.main([*map(str, (unscored, first, second, pong, classic)), "--output", str(tmp_path / "out")])
+
+    def run(name, scores, game="Qbert", budget=100, **options):
+        return write_run(tmp_path / name, [table([score]) for score in scores], game, total_env_steps=budget, **options)
+
+    first, second, longer = run("one", [3, 2]), run("two", [1, 2]), run("three", [1, 2], budget=101)
+    others = run("pong", [1, 2], "Pong"), run("classic", [9, 8], protocol="classic")
+    unscored, begun = run("unscored", [np.nan, 1]), run("begun", [1, 2], budget=400)
+    runs = unscored, begun, first, second, *others, longer
+    plots.main([*map(str, runs), "--output", str(tmp_path / "out")])
     shown = capsys.readouterr()
-    lines = [line for line in (shown.out + shown.err + caplog.text).splitlines() if "probability" in line]
-    assert f"{unscored}: a session has no score; no probability of improvement is given for it" in lines.pop()
-    assert lines == [f"Qbert: probability of improvement of {first} over {second}: 0.875 (0.500 to 1.000)"]
+    *lines, no_score, not_complete = [
+        line for line in (shown.out + shown.err + caplog.text).splitlines() if "probability" in line
+    ]
+    assert f"{unscored}: a session has no score; no probability of improvement is given for it" in no_score
+    assert f"{begun}: not complete; no probability of improvement is given for it" in not_complete
+    assert lines == [
+        f"Qbert: probability of improvement of {first} over {second}: 0.875 (0.500 to 1.000)",
+        f"Qbert: probability of improvement of {first} over {longer}: 0.875 (0.500 to 1.000); "
+        "the budgets differ: 100 and 101 env steps",
+    ]
 
 
 def test_names_are_neither_formulas_nor_hidden(tmp_path):

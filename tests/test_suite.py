@@ -13,7 +13,7 @@ import pytest
 from sample_runs import table, write_checkpoint, write_metrics
 
 from jaxrl_atari import plots
-from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig, TrialConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.hardware.cpu import usable_cores
@@ -134,10 +134,11 @@ def test_the_protocol_of_the_configs_game_holds_for_every_game(tmp_path, capsys)
     line = ["--config", str(path), "--run-dir", str(tmp_path / "suite")]
     make_suite(tmp_path / "suite", config, games)
     suite_command.parse(line)
-    assert "has changed" not in capsys.readouterr().out
+    assert "differs from the run" not in capsys.readouterr().out
     path.write_text(path.read_text().replace("Config(env", "Config(seed=3, env"))
     suite_command.parse(line)
-    assert "has changed: the run keeps its own seed = 0; give an option to change a value" in capsys.readouterr().out
+    expected = "differs from the run, which keeps its own seed = 0; give an option to change a value"
+    assert expected in capsys.readouterr().out
 
 
 def test_a_suite_that_is_trained_longer_counts_games_of_the_new_budget_alone(tmp_path):
@@ -314,7 +315,11 @@ def test_scores_at_reporting_points(tmp_path):
     # A resumed suite keeps its reporting points, unless it gets others.
     assert suite_command.parse(["--resume", str(suite_dir)]).report_at == [32, 64]
     assert suite_command.parse(["--resume", str(suite_dir), "--report-at", "48", "16"]).report_at == [16, 48]
-    assert suite_command.parse(["--resume", str(suite_dir), "--total-env-steps", "48"]).report_at == [32]
+    with pytest.raises(ConfigError, match=r"total_env_steps = 48: expected at least 64, the env steps of .*Pong"):
+        suite_command.parse(["--resume", str(suite_dir), "--total-env-steps", "48"])
+    begun = make_suite(tmp_path / "begun", games=("Pong",))
+    suite.write_suite_file(begun, TINY, ["Pong"], report_at=[32, 64])
+    assert suite_command.parse(["--resume", str(begun), "--total-env-steps", "48"]).report_at == [32]
 
 
 def test_two_suites_are_compared(tmp_path, capsys):
@@ -600,7 +605,7 @@ def test_a_suite_of_another_protocol_is_compared_with_no_reference(tmp_path):
     add_session(suite_dir, "Pong", 0, [1.0, 2.0], config)
     text = results.write_results(suite_dir)
     assert "Protocol v5, life_loss_terminal=false. " in text
-    assert "No aggregates: not compared: " in text
+    assert "No aggregates. Scores are not compared: " in text
     written = json.loads((suite_dir / "results.json").read_text())
     assert (written["protocol"], written["aggregates"]) == ("v5, life_loss_terminal=false", {})
     (row,) = written["games"]

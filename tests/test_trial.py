@@ -24,7 +24,7 @@ from jaxrl_atari.hardware.gpus import SIMULATED
 from jaxrl_atari.hardware.memory_share import FRACTION
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.description import describe, make_run_dir
+from jaxrl_atari.run_dir.description import describe, make_run_dir, write_description
 from jaxrl_atari.run_dir.files import write_json
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.trial import trial, worker
@@ -400,3 +400,32 @@ def test_the_only_session_fails_alike_in_a_process_of_its_own(status, kind, tmp_
     with pytest.raises(UserError, match="no such game") as failed:
         run_new_trial(make_config(tmp_path, sessions=1))
     assert type(failed.value) is kind
+
+
+def test_a_budget_below_what_a_session_has_reached_is_refused(tmp_path, started):
+    """Its score would be published as that of the smaller budget."""
+    config = dataclasses.replace(make_config(tmp_path, sessions=2), total_env_steps=96)
+    run_dir = make_run_dir(config)
+    write_description(run_dir, describe(config))
+    write_checkpoint(run_dir / "session_1", 96)
+    smaller = dataclasses.replace(config, total_env_steps=64)
+    with pytest.raises(UserError, match=r"total_env_steps = 64: expected at least 96, the env steps of .*session_1"):
+        run_training(smaller, run_dir)
+    assert read_config(run_dir).total_env_steps == 96
+    assert started == []
+
+
+def test_a_finished_run_keeps_the_options_that_it_trained_with(tmp_path, started, capsys):
+    config = make_config(tmp_path, sessions=2)
+    run_dir = make_run_dir(config)
+    write_description(run_dir, describe(config))
+    for session in range(2):
+        write_checkpoint(run_dir / f"session_{session}", 32)
+        write_metrics(run_dir / f"session_{session}", table([1.0], [32]))
+    changed = dataclasses.replace(config, sessions=1, ppo=dataclasses.replace(config.ppo, gae_lambda=0.5))
+    run_training(changed, run_dir)
+    assert "changed: sessions 2 -> 1, ppo.gae_lambda None -> 0.5" in capsys.readouterr().out
+    described = json.loads((run_dir / "config.json").read_text())
+    assert (described["config"]["sessions"], described["config"]["ppo"]["gae_lambda"]) == (1, None)
+    assert described["resumed"][0]["changed"] == {"sessions": [2, 1]}
+    assert started == []

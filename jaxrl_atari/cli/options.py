@@ -29,16 +29,29 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return items
 
 
+def changed_fields(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The fields in which two nested dicts differ: dotted name -> (before, after); None where one has no such field."""
+    old, new = flat(before), flat(after)
+    return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
+
+
+def say_changes(before: Any, config: Any) -> None:
+    """Says in which fields the config of a resumed run differs from the one it had; both have `to_dict`."""
+    changed = changed_fields(before.to_dict(), config.to_dict())
+    if texts := [f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items()]:
+        say(f"changed: {', '.join(texts)}")
+
+
 def report_changes(path: Path, wanted: Any, kept: Any) -> None:
-    """Reports the fields of a config file that differ from the run that continues: the run keeps its own values.
+    """Reports the fields in which a config file differs from the run that continues, which keeps its own values.
 
     Args:
         path: of the config file.
         wanted, kept: the two configs; both have `to_dict`.
     """
-    values = flat(wanted.to_dict())
-    if changed := [f"{name} = {value!r}" for name, value in flat(kept.to_dict()).items() if values.get(name) != value]:
-        say(f"{path} has changed: the run keeps its own {', '.join(changed)}; give an option to change a value")
+    changed = changed_fields(wanted.to_dict(), kept.to_dict())
+    if own := ", ".join(f"{name} = {value!r}" for name, (_, value) in changed.items()):
+        say(f"{path} differs from the run, which keeps its own {own}; give an option to change a value")
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,8 +96,8 @@ PLAIN_WORDS = {
     r"^Missing from .*?:": "missing:",
     r"\{None\}": "None",
     r"^Unrecognized options: ((?i:true|false|yes|no|on|off))$": (
-        r"\1 follows an option that is on or off: the option alone turns it on, and no- before the last word of a field"
-        r" of the config turns it off (--log.no-graphs)"
+        r"\1 follows an option that is on or off: the option alone turns it on, and no- after the last dot of"
+        r" a config's field turns it off (--log.no-graphs)"
     ),
     r"invalid literal for int\(\) with base 10: ('.*?')": r"expected a whole number such as 1000000, got \1",
     r"could not convert string to float: ('.*?')": r"expected a number such as 0.001, got \1",

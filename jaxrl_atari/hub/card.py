@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.files import read_json
-from jaxrl_atari.run_dir.summary import evaluated_at, newest_evaluation, sessions_text
+from jaxrl_atari.run_dir.summary import evaluated_at, newest_evaluation, seeds_text, sessions_text
 
 
 def model_card(
@@ -63,7 +63,7 @@ def model_card(
         repo_id=repo_id,
         repo_name=repo_name,
         graph="\n![returns](graphs/trial.png)\n" if (run_dir / "graphs" / "trial.png").is_file() else "",
-        seed=summary["seed"],
+        seeds=seeds_text(summary),
         gae_lambda=description.get("gae_lambda"),
         num_envs=config.env.num_envs,
         versions=", ".join(f"{name} {version}" for name, version in versions.items()),

@@ -60,7 +60,7 @@ def describe_suite_page(suite_dir: Path, written: set[str]) -> dict[str, Any]:
     note = comparison_note(protocol)
     described = {} if note else describe_suite(read_suite(suite_dir))
     return {
-        "title": config.name if config.name != "suite" else suite_dir.absolute().name,
+        "title": suite_dir.absolute().name,
         "config": config,
         "protocol": protocol,
         "note": note,

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_atari.cli import flat
 from jaxrl_atari.config import Config
+from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.plots import SESSION_PANELS, SMOOTHING
 from jaxrl_atari.report.chart import Chart, Series, draw, scale
@@ -24,6 +25,7 @@ from jaxrl_atari.run_dir.summary import (
     newest_evaluation,
     read_run,
     score_text,
+    seeds_text,
     sessions_text,
     trial_summary,
 )
@@ -59,6 +61,7 @@ def describe_run(run_dir: Path) -> dict[str, Any]:
         "summary": summary,
         "config": config,
         "sessions": sessions_text(summary),
+        "seeds": seeds_text(summary),
         "score": score_text(summary["score"]),
         "score_std": score_text(summary["score_std"]),
         "interval": interval_text(summary["score_interval"]),
@@ -72,6 +75,7 @@ def describe_run(run_dir: Path) -> dict[str, Any]:
         "figures": _figures(summary),
         "time": _time(tables.values()),
         "options": options(config),
+        "lambda_note": _lambda_note(config),
         "rules": _rules(config),
         "software": software(_description(run_dir / CONFIG_FILE)),
         "devices": {path.name.replace("_", " "): device for path in tables if (device := latest_text(path, "device"))},
@@ -82,6 +86,14 @@ def describe_run(run_dir: Path) -> dict[str, Any]:
 def interval_text(interval: Sequence[float] | None) -> str:
     """`12,400 to 12,600`, or a dash where there is no interval."""
     return "-" if interval is None else f"{score_text(interval[0])} to {score_text(interval[1])}"
+
+
+def _lambda_note(config: Config) -> str:
+    """Whether the lambda in force is a tuned one: those are of the games that have a reference score."""
+    if config.ppo.gae_lambda is not None:
+        return ""
+    tuned = GAMES[config.env.game_name].reference_score is not None
+    return " (tuned for this game)" if tuned else " (the default: none is tuned for this game)"
 
 
 def _progress(summary: Mapping[str, Any]) -> str:
@@ -216,8 +228,16 @@ def software(description: Mapping[str, Any]) -> list[tuple[str, str]]:
         ]
     resumed = description.get("resumed")
     if isinstance(resumed, list):
-        rows += [("resumed", str(each.get("date"))) for each in resumed if isinstance(each, dict)]
+        rows += [("resumed", _resume_text(each)) for each in resumed if isinstance(each, dict)]
     return [(str(name), str(value)) for name, value in rows if value is not None]
+
+
+def _resume_text(entry: Mapping[str, Any]) -> str:
+    """The date of a resume and the fields that it changed."""
+    changed = entry.get("changed")
+    fields = changed.items() if isinstance(changed, dict) else ()
+    pairs = [(name, values) for name, values in fields if isinstance(values, list) and len(values) == 2]
+    return "; ".join([str(entry.get("date")), *(f"{name} {old} → {new}" for name, (old, new) in pairs)])
 
 
 def _video(session_dirs: Sequence[Path]) -> dict[str, Any] | None:

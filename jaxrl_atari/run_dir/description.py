@@ -1,5 +1,7 @@
 """Run directories: making one, and its config.json, which holds what is needed to run it again."""
 
+import contextlib
+import dataclasses
 import platform
 import subprocess
 import time
@@ -9,15 +11,16 @@ from typing import Any
 
 import psutil
 
-from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.cli import changed_fields
+from jaxrl_atari.cli.errors import UserError, require
 from jaxrl_atari.cli.values import parse_path
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
-from jaxrl_atari.run_dir.config_file import CONFIG_FILE
+from jaxrl_atari.run_dir.config_file import CONFIG_FILE, read_config, same_budget
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.run_dir.meta import is_sound
-from jaxrl_atari.run_dir.reading import checkpoint_steps
+from jaxrl_atari.run_dir.reading import checkpoint_steps, session_dirs
 from jaxrl_atari.run_dir.writers import import_wandb
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
@@ -83,6 +86,28 @@ def is_finished(config: Config, directory: Path) -> bool:
     return bool(steps) and config.is_spent(steps[-1]) and is_sound(directory / "checkpoints" / str(steps[-1]))
 
 
+def all_finished(config: Config, run_dir: Path) -> bool:
+    """True if every session of the config has finished; see `is_finished`."""
+    return all(is_finished(config, session_dir(run_dir, session)) for session in range(config.sessions))
+
+
+def require_budget(config: Config, before: Config, run_dir: Path) -> None:
+    """Refuses a lowered budget that a session has passed: its score is not that of the budget.
+
+    Raises:
+        ConfigError: the budget would have been spent a rollout before the newest checkpoint of a session.
+    """
+    if config.total_env_steps >= before.total_env_steps:
+        return
+    for directory in session_dirs(run_dir):
+        with contextlib.suppress(OSError):  # the session will say why its checkpoints cannot be read
+            reached = max(checkpoint_steps(directory), default=0)
+            require(
+                not config.is_spent(reached - config.rollout_size), "total_env_steps", config.total_env_steps,
+                f"at least {reached}, the env steps of {directory}", "start a new run for a smaller budget",
+            )  # fmt: skip
+
+
 def latest_text(directory: Path, name: str) -> str:
     """A text in the meta of a session's latest checkpoint, such as `device`; empty if it is unknown."""
     try:
@@ -108,6 +133,8 @@ def describe(config: Config) -> dict[str, Any]:
 def describe_resumed(config: Config, directory: Path, file: str = CONFIG_FILE) -> dict[str, Any]:
     """As `describe`, but a run that has begun keeps its first `surroundings`; today's are added to `resumed`.
 
+    So are the fields that have changed, with their values before and after.
+
     Args:
         file: name of the file in `directory` that has the history.
     """
@@ -120,8 +147,22 @@ def describe_resumed(config: Config, directory: Path, file: str = CONFIG_FILE) -
     except ValueError:  # damaged
         before = {}
     today, earlier = surroundings(config), before.get("resumed")
-    resumed = [*(earlier if isinstance(earlier, list) else ()), {"date": time.strftime("%Y-%m-%d %H:%M:%S"), **today}]
+    entry: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), **today}
+    if isinstance(before.get("config"), dict) and (changed := changed_fields(before["config"], described["config"])):
+        entry["changed"] = changed
+    resumed = [*(earlier if isinstance(earlier, list) else ()), entry]
     return described | {name: before.get(name) for name in today} | {"resumed": resumed}
+
+
+def change_budget(config: Config, run_dir: Path) -> None:
+    """Writes the number of sessions and the budget of a config to a run whose sessions have all spent that budget.
+
+    The other fields stay as the run was trained.
+    """
+    before = read_config(run_dir)
+    if not same_budget(config, before):
+        kept = dataclasses.replace(before, sessions=config.sessions, total_env_steps=config.total_env_steps)
+        write_description(run_dir, describe_resumed(kept, run_dir))
 
 
 def write_description(directory: Path, description: dict[str, Any]) -> None:

@@ -204,7 +204,8 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
     kinds = _shared_kinds(described)
     if not kinds:
         names = " and ".join(map(str, suite_dirs))
-        raise UserError(f"{names}: no complete game in common that has a score to compare with; train one in each")
+        common, advice = (" in common", "train one in each") if len(suite_dirs) > 1 else ("", "wait for the first")
+        raise UserError(f"{names}: no complete game{common} that has a score to compare with; {advice}")
     raw = {name: scores_at(suite) for name, suite in suites.items()}
     first, *others = suites
     compared: dict[str, Any] = {"suites": list(suites), "games": shared}

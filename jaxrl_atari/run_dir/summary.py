@@ -134,6 +134,12 @@ def sessions_text(summary: dict[str, Any]) -> str:
     return text if scored in (0, count) else f"{text}, of which {scored} {'has' if scored == 1 else 'have'} a score"
 
 
+def seeds_text(summary: dict[str, Any]) -> str:
+    """The seeds of a trial's sessions: `seed 0`, or `seeds 0 to 3`."""
+    first, last = summary["seed"], summary["seed"] + summary["planned_sessions"] - 1
+    return f"seed {first}" if first == last else f"seeds {first} to {last}"
+
+
 def status_text(config: Config, summary: dict[str, Any]) -> str:
     """How far a game of a suite has come: `not complete`, `complete` or `complete; 1 session has no score`.
 

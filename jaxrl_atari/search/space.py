@@ -100,10 +100,10 @@ class SearchConfig:
     reduction: Annotated[int, Limits(2, 1_000_000)] = 3
     """Each comparison keeps the best 1 / reduction of the trials."""
     retries: Annotated[int, Limits(0, 1_000)] = 0
-    """How often a trial that fails is restarted from its last checkpoint. A resume with a higher value starts failed
-    trials again, from env step 0, with as many restarts."""
+    """How often a trial that fails is restarted from its last checkpoint. A resume with a higher value continues failed
+    trials, with as many restarts."""
     keep: Annotated[int, Limits(0, 1_000_000)] = 3
-    """Number of trials, the best by score, that keep their checkpoints."""
+    """Number of finished and stopped trials, the best by score, that keep their checkpoints. Failed trials all do."""
     address: str = ""
     """Ray cluster to join: its address, or `auto` on a machine where `ray start` has run. Empty: this machine alone."""
     resources: ResourcesConfig = field(default_factory=ResourcesConfig)
@@ -180,7 +180,7 @@ def check_space(config: Config, search: SearchConfig) -> None:
 
 
 def _check_field(name: str, distribution: Distribution) -> Sequence[Any]:
-    """Checks one distribution; returns the ends of its range, or all its values."""
+    """Checks one distribution; returns its values, or the ends of a range of fractions or of over 1,000 numbers."""
     hint = _field_type(name)
 
     def check(holds: bool, value: Any, expected: str, advice: str = "") -> None:
@@ -198,6 +198,8 @@ def _check_field(name: str, distribution: Distribution) -> Sequence[Any]:
         check(low > 0 or not isinstance(distribution, LogUniform), values, "a range above 0 for LogUniform")
         fractions = float in (hint, *get_args(hint))
         check(whole or fractions, values, f"no {kind}: the field takes no fractions", "use Integer")
+        if whole and high - low < 1_000:
+            values = range(int(low), int(high) + 1)
     else:
         raise ConfigError(f"search.space {name}", distribution, "Uniform, LogUniform, Integer, Choice or Grid")
     return values
@@ -208,7 +210,7 @@ def _field_type(name: str) -> Any:
     group, _, leaf = name.rpartition(".")
     cls = get_type_hints(Config).get(group) if group else Config
     hint = get_type_hints(cls).get(leaf) if dataclasses.is_dataclass(cls) else None
-    if hint is None or dataclasses.is_dataclass(hint):
+    if hint is None or dataclasses.is_dataclass(hint) or name.startswith("."):
         raise ConfigError("search.space", name, "a field of the config by its dotted name, such as ppo.gae_lambda")
     if {name, group} & SAME_FOR_ALL_TRIALS:
         raise ConfigError("search.space", name, "a field that may differ between trials", "set it in get_config()")

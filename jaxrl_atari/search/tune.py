@@ -147,12 +147,15 @@ def end_record(search_dir: Path, number: int, failure: str, interrupted: bool, t
 
 
 def remove_checkpoints(search_dir: Path, search: SearchConfig) -> None:
-    """Removes the checkpoints of the trials that have ended, except the best `search.keep`."""
+    """Removes the checkpoints of the finished and stopped trials, except the best `search.keep`.
+
+    A failed trial keeps its own: its error may be one that the user can correct.
+    """
     records = list(read_records(search_dir).values())
     unscored = [record for record in records if record.status == "finished" and record.score is None]
     kept = {record.number for record in [*ranked(records), *unscored][: search.keep]}
     for record in records:
-        if not record.is_open(search.retries) and record.number not in kept:
+        if record.status in ("finished", "stopped") and record.number not in kept:
             for checkpoints in trial_dir(search_dir, record.number).glob("session_*/checkpoints"):
                 if not refusal(checkpoints):  # what cannot be read now may be sound
                     shutil.rmtree(checkpoints, ignore_errors=True)

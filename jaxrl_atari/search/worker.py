@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import runtime
@@ -18,9 +17,6 @@ from jaxrl_atari.hardware.gpus import Visible, visible
 from jaxrl_atari.hardware.memory_share import equal_share
 from jaxrl_atari.hardware.rotation import check_devices
 from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir, write_description
-from jaxrl_atari.run_dir.files import only_writer
-from jaxrl_atari.run_dir.reading import checkpoint_steps
-from jaxrl_atari.run_dir.resume import set_aside_logs
 from jaxrl_atari.run_dir.search_records import read_records, trial_dir, write_record
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.run_dir.writers import Row, Writer
@@ -115,7 +111,6 @@ def run_search_trial(task: dict[str, Any]) -> dict[str, Any] | None:
         stop = StopFile(search_dir)
         for session in range(config.sessions):
             directory = session_dir(run_dir, session)
-            _forget_failed_try(directory)
             if not is_finished(config, directory):
                 writers = [TuneWriter(config, stop)]
                 try:
@@ -126,15 +121,6 @@ def run_search_trial(task: dict[str, Any]) -> dict[str, Any] | None:
     if summary["score"] is None:
         return None
     return {"env_steps": round(summary["mean"]["env_steps"]), "return_ma": summary["score"]}
-
-
-def _forget_failed_try(directory: Path) -> None:
-    """Lets a session whose checkpoints the search has removed start again at 0: renames what it has logged."""
-    if (directory / "metrics.csv").exists():
-        with only_writer(directory):
-            if not checkpoint_steps(directory):
-                for note in set_aside_logs(directory):
-                    say(note)
 
 
 @contextlib.contextmanager

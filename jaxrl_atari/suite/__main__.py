@@ -32,7 +32,7 @@ from jaxrl_atari.hardware.rotation import place_session
 from jaxrl_atari.plots import plot_comparison
 from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.config_file import require_same_run
-from jaxrl_atari.run_dir.description import make_run_dir
+from jaxrl_atari.run_dir.description import all_finished, make_run_dir, require_budget
 from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, is_suite, read_suite
 from jaxrl_atari.run_dir.summary import read_run
@@ -80,6 +80,8 @@ def parse(arguments: Sequence[str] | None) -> Command:
     config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.suite", description=__doc__)
     if default is not wanted:
         require_same_run(config, default)
+        for game in games:
+            require_budget(config, default, suite_dir / game)
     if known.config and default is not wanted:
         cli.report_changes(known.config, cli.parse(Config, rest, default=wanted), config)
     require(
@@ -90,8 +92,10 @@ def parse(arguments: Sequence[str] | None) -> Command:
     for point in report_at:
         if not 0 < point <= config.total_env_steps:
             raise UserError(f"--report-at {point}: expected env steps from 1 to the budget, {config.total_env_steps}")
-    if known.compare is not None and not is_suite(known.compare):
-        raise UserError(f"--compare {known.compare}: not a suite directory; expected data/suite_TIMESTAMP")
+    if known.compare is not None:
+        for compared in (config, read_suite_file(known.compare)[0]):
+            if note := comparison_note(compared.env.resolved_protocol):
+                raise UserError(f"--compare {known.compare}: {note}; leave it out")
     return Command(config, list(game_configs(config, games)), suite_dir, sorted(set(report_at)), known.compare)
 
 
@@ -109,8 +113,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if suite_dir is None or not is_suite(suite_dir):
         suite_dir = make_run_dir(config, suite_dir)
     with only_writer(suite_dir):
-        write_suite_file(suite_dir, config, games, report_at)
+        before = read_suite_file(suite_dir) if is_suite(suite_dir) else None
+        done = all(all_finished(game, suite_dir / name) for name, game in game_configs(config, games).items())
+        if before != (config, games, report_at) or not done:
+            write_suite_file(suite_dir, config, games, report_at)
         say(f"suite: {suite_dir}, {len(games)} game{'s' if len(games) > 1 else ''}")
+        if before is not None:
+            cli.say_changes(before[0], config)
         try:
             failures = run_suite(suite_dir, config, games, partial(_update_results, suite_dir))
         except KeyboardInterrupt:
@@ -124,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 plot(suite_dir, config, games)
                 try_report(suite_dir)
     if other is not None and not failures:
-        print("\n" + compare_suites([suite_dir, other], suite_dir / "comparison"), flush=True)
+        say("\n" + compare_suites([suite_dir, other], suite_dir / "comparison") + f"\n{suite_dir / 'comparison'}")
     if failures:
         reasons = "; ".join(f"{game}: {reason}" for game, reason in failures.items())
         raise SessionsFailed(

@@ -13,6 +13,7 @@ from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
+from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.files import write_file, write_json
 from jaxrl_atari.run_dir.statistics import aggregate, score_interval
 from jaxrl_atari.run_dir.suite_statistics import (
@@ -69,7 +70,7 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         game = comparable(name, game_config.env.resolved_protocol)
         row = dict.fromkeys(TABLE_COLUMNS) | {
             "game": name,
-            "gae_lambda": game_config.gae_lambda,
+            "gae_lambda": game_config.gae_lambda,  # of a game that has not begun
             "sessions": 0,
             "reference_score": game.reference_score,
             "status": "waiting",
@@ -80,6 +81,7 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         except UserError:
             continue  # no log point yet
         row |= {key: summary[key] for key in row if key in summary and key not in ("sessions", "game")}
+        row["gae_lambda"] = read_config(suite_dir / name).gae_lambda
         row["sessions"] = len(summary["sessions"])
         row["env_steps"], row["hours"] = summary["mean"]["env_steps"], summary["mean"]["wall_hours"]
         row["status"] = status_text(game_config, summary)
@@ -144,8 +146,7 @@ def _report_table(report: Mapping[str, Any]) -> list[str]:
 def _iqm_cell(figures: Mapping[str, Any] | None) -> str:
     if figures is None:
         return "-"
-    games = f"{figures['games']} game{'' if figures['games'] == 1 else 's'}"
-    return f"{estimate_text(figures['iqm'], figures['iqm_interval'])}, {games}"
+    return f"{estimate_text(figures['iqm'], figures['iqm_interval'])}, {_counted(figures['games'], 'game')}"
 
 
 def _score_cell(scores: Sequence[float] | None) -> str:
@@ -156,13 +157,22 @@ def _score_cell(scores: Sequence[float] | None) -> str:
     return f"{_cell('', float(np.mean(scores)))} ({bounds})"
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def markdown(
-    config: Config, rows: Sequence[Mapping[str, Any]], aggregates: Mapping[str, Any], report: Mapping[str, Any]
+    name: str,
+    config: Config,
+    rows: Sequence[Mapping[str, Any]],
+    aggregates: Mapping[str, Any],
+    report: Mapping[str, Any],
 ) -> str:
-    """The results as Markdown."""
+    """The results as Markdown, under the name of the suite's directory."""
     protocol = config.env.resolved_protocol
     lines = [
-        f"# {config.name}: {len(rows)} games, {config.sessions} sessions of {config.total_env_steps:,} env steps each",
+        f"# {name}: {_counted(len(rows), 'game')}, {_counted(config.sessions, 'session')} of "
+        f"{config.total_env_steps:,} env steps each",
         "",
         "| " + " | ".join(TABLE_COLUMNS.values()) + " |",
         "|---|" + "---:|" * (len(TABLE_COLUMNS) - 2) + "---|",
@@ -172,7 +182,7 @@ def markdown(
         "",
     ]
     if note := comparison_note(protocol):
-        lines += [f"No aggregates: {note}.", ""]
+        lines += [f"No aggregates. Scores are {note}.", ""]
     elif aggregates:
         lines += [*markdown_table(aggregate_rows(aggregates, "over the complete games")), ""]
     else:
@@ -198,7 +208,7 @@ def write_results(suite_dir: Path, failures: Mapping[str, str] | None = None) ->
     complete, report = read_suite(suite_dir), read_report(suite_dir)
     protocol = config.env.resolved_protocol
     aggregates = {} if comparison_note(protocol) else describe_suite(complete)
-    text, table = markdown(config, rows, aggregates, report), io.StringIO()
+    text, table = markdown(suite_dir.absolute().name, config, rows, aggregates, report), io.StringIO()
     writer = csv.DictWriter(table, TABLE_COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

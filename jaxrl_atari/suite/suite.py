@@ -15,8 +15,8 @@ from jaxrl_atari.cli.errors import ConfigError, UserError, reason
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict, read_config, require_same_run, same_budget
-from jaxrl_atari.run_dir.description import describe_resumed, is_finished, is_run, session_dir, write_description
+from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict, read_config, require_same_run
+from jaxrl_atari.run_dir.description import all_finished, change_budget, describe_resumed, is_run
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.trial.processes import Failure, Task, run_processes
 
@@ -131,10 +131,9 @@ def run_suite(
                 failures[name] = str(error)
                 continue
             require_same_run(game_config, before)
-        if all(is_finished(game_config, session_dir(run_dir, i)) for i in range(config.sessions)):
+        if before is not None and all_finished(game_config, run_dir):
             say(f"game {name}  finished already")
-            if before is None or not same_budget(game_config, before):  # a smaller budget, or fewer sessions
-                write_description(run_dir, describe_resumed(game_config, run_dir))
+            change_budget(game_config, run_dir)
             continue
         run_dir.mkdir(exist_ok=True)
         waiting[name] = run_dir

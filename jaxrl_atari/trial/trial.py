@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxrl_atari import cli
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import SessionsFailed, UserError, reason
 from jaxrl_atari.config import Config
@@ -23,10 +24,13 @@ from jaxrl_atari.plots import plot_trial
 from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.config_file import read_config, require_same_run, same_budget
 from jaxrl_atari.run_dir.description import (
+    all_finished,
+    change_budget,
     describe_resumed,
     is_finished,
     is_run,
     make_run_dir,
+    require_budget,
     session_dir,
     write_description,
 )
@@ -46,15 +50,18 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
         run_dir: where to train: a run in it is resumed. None: a new run directory.
 
     Raises:
-        UserError: as `run_trial`; `run_dir` holds a run of another game, protocol or seed.
+        UserError: as `run_trial`; `run_dir` holds a run of another game, protocol or seed, or one that has come further
+            than a lowered budget.
     """
     count_processes(config, place_sessions(config))  # raises errors before a run directory is made
-    resume = run_dir is not None and is_run(run_dir)
+    resume, before = run_dir is not None and is_run(run_dir), None
     if run_dir is not None and resume:
         if (run_dir / "checkpoints").is_dir():
             expected = run_dir.absolute().parent
             raise UserError(f"--resume {run_dir}: is a session's directory; expected the run's, {expected}")
-        require_same_run(config, read_config(run_dir))
+        before = read_config(run_dir)
+        require_same_run(config, before)
+        require_budget(config, before, run_dir)
     if config.devices.distributed:
         distributed.join_processes(config.devices)
     if distributed.is_leader() and not resume:
@@ -65,6 +72,8 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
         distributed.agree("")  # waits for the leader, which JAX would end soon after another process has left
         return run_dir
     say(f"{'resuming' if resume else 'run directory:'} {run_dir}")
+    if before is not None:
+        cli.say_changes(before, config)
     summarised = resume and _is_summarised(config, run_dir)
     try:
         run_trial(config, run_dir, resume=resume)
@@ -88,9 +97,9 @@ def _is_summarised(config: Config, run_dir: Path) -> bool:
     """Whether every session has spent the run's budget, and the summary was written after that."""
     if not same_budget(config, read_config(run_dir)):
         return False
-    directories = [session_dir(run_dir, session) for session in range(config.sessions)]
-    if not all(is_finished(config, directory) for directory in directories):
+    if not all_finished(config, run_dir):
         return False
+    directories = [session_dir(run_dir, session) for session in range(config.sessions)]
     times = [path.stat().st_mtime if path.exists() else 0.0 for path in
              (run_dir / "trial.json", *(directory / "metrics.csv" for directory in directories))]  # fmt: skip
     return times[0] == max(times) and _is_complete(config, run_dir)
@@ -149,7 +158,7 @@ def count_processes(config: Config, places: Sequence[Place]) -> tuple[int, int]:
     parallel = min(config.trial.parallel or len(blocks), len(places))
     per_gpu = math.ceil(parallel / len(blocks)) if blocks else 1
     if blocks - {()}:
-        memory_fraction(config.devices, per_gpu)
+        memory_fraction(config.devices, per_gpu, min(gpu.memory for gpu in visible().gpus))
     return parallel, per_gpu
 
 
@@ -188,8 +197,8 @@ def run_trial(config: Config, run_dir: Path, *, resume: bool = False, num_thread
     failures: dict[Any, str] = {}
     with only_writer(run_dir):
         plan = make_plan(config, run_dir, resume, places)
-        if resume and not plan.places and not same_budget(config, read_config(run_dir)):
-            plan.write_descriptions()  # a smaller budget, or fewer sessions
+        if resume and not plan.places:
+            change_budget(config, run_dir)
         if num_threads:
             config = dataclasses.replace(config, env=dataclasses.replace(config.env, num_threads=num_threads))
         if plan.places and not resume:
