@@ -78,7 +78,7 @@ def parse(arguments: Sequence[str] | None) -> Command:
         default, games, report_at = wanted, scored if known.games is None else known.games, []
     report_at = report_at if known.report_at is None else known.report_at
     config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.suite", description=__doc__)
-    if default is not wanted:
+    if suite_dir is not None and default is not wanted:
         require_same_run(config, default)
         for game in games:
             require_budget(config, default, suite_dir / game)
