@@ -26,8 +26,9 @@ from jax.experimental import topologies
 
 from jaxrl_atari import ppo, rollout
 from jaxrl_atari.envs import make_pool
+from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.hardware.memory import estimate, format_bytes
-from jaxrl_atari.networks import Network, init_params, make_network
+from jaxrl_atari.networks import init_params
 from jaxrl_atari.train import parse
 
 H100 = """

@@ -158,6 +158,9 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "network.")
+        require(
+            self.name == "nature" or self.conv != "matmul", "network.conv", self.conv, f"auto or plain for {self.name}",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -299,7 +302,7 @@ class Config:
             "its processes share one session at a time",
         )
         require(
-            self.network.name != "impala" or not self.devices.deterministic,
+            self.network.name != "impala" or not self.devices.deterministic or self.devices.gpu is False,
             "devices.deterministic",
             True,
             "false with network.name = impala",
@@ -346,7 +349,7 @@ class Config:
         return self.rollout_size // self.ppo.minibatch_size
 
     @property
-    def gae_lambda(self) -> float:
+    def resolved_gae_lambda(self) -> float:
         """The lambda in force: the one chosen, else the one tuned for the game."""
         chosen = self.ppo.gae_lambda
         return GAMES[self.env.game_name].gae_lambda if chosen is None else chosen

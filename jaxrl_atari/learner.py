@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,8 +14,9 @@ from jaxrl_atari import ppo
 from jaxrl_atari.cli.errors import require
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import DataParallel, Placement, check_placement
+from jaxrl_atari.fast.forms import Network, compute_dtype, make_network
 from jaxrl_atari.hardware.gpus import network_platform
-from jaxrl_atari.networks import Network, compute_dtype, init_params, make_network
+from jaxrl_atari.networks import init_params
 
 
 class Learner:
@@ -36,7 +38,7 @@ class Learner:
         self.compute_dtype = compute_dtype(config.network, platform, actor_platform)
         self._actors, self._check = placement.actors, config.devices.check
         self._parallel = DataParallel(placement.learner)
-        self._update = compiled_update(placement.learner, network, config.ppo)
+        self._update = compiled_update(placement.learner, network, static(config.ppo))
         self.reset(state)
 
     def reset(self, state: ppo.TrainState) -> None:
@@ -81,6 +83,13 @@ class Learner:
 
 _copy = jax.jit(partial(jax.tree.map, jnp.copy))
 _norm = jax.jit(optax.tree.norm)
+
+
+def static(config: PPOConfig) -> PPOConfig:
+    """The config without what enters the update as data: configs that differ in that alone share a compiled update."""
+    default = PPOConfig()
+    data = (*ppo.Hyperparameters._fields, "anneal_learning_rate")
+    return replace(config, **{name: getattr(default, name) for name in data})
 
 
 @lru_cache(maxsize=8)
@@ -141,7 +150,7 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         key = jax.random.key(seed)
-        state = _first_state(config.network, config.ppo, num_actions, jax.random.fold_in(key, 2**31))
+        state = _first_state(config.network, static(config.ppo), num_actions, jax.random.fold_in(key, 2**31))
     return jax.device_put({"train_state": state, "key": key}, device)
 
 

@@ -95,7 +95,7 @@ def hyperparameters(config: Config, env_steps: int) -> Hyperparameters:
     return Hyperparameters(
         learning_rate=np.float32(learning_rate(config, env_steps)),
         gamma=np.float32(config.ppo.gamma),
-        gae_lambda=np.float32(config.gae_lambda),
+        gae_lambda=np.float32(config.resolved_gae_lambda),
         clip_epsilon=np.float32(config.ppo.clip_epsilon),
         entropy_coef=np.float32(config.ppo.entropy_coef),
         value_coef=np.float32(config.ppo.value_coef),
@@ -276,8 +276,9 @@ def prepare(
             elif resume:
                 notes += set_aside_logs(session_dir)
             cut_evaluations(session_dir, env_steps)
-            made = make_writers(config, session_dir, label=f"session {session}", start_env_steps=env_steps)
-            outputs = [*(made[1:] if quiet else made), *writers]  # the first one made writes to the terminal
+            label = f"session {session}"
+            made = make_writers(config, session_dir, label=label, start_env_steps=env_steps, quiet=quiet)
+            outputs = [*made, *writers]
         for writer in outputs:
             exits.callback(writer.close)
         run.log = SessionLog(outputs, config.log, run.progress, session, session_dir, run.learner.settle)

@@ -40,6 +40,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, Path | None]:
         default = load_config_file(known.config)
     elif {"-h", "--help"} & set(rest):
         default = Config()
+    elif run_dir is not None:
+        raise UserError(f"--run-dir {run_dir}: holds no run; give --config FILE to start one there")
     else:
         given = f"; given were {' '.join(rest)}" if rest else ""
         raise UserError(f"--config or --resume: one is needed; for example --config configs/qbert.py{given}")

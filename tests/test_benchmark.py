@@ -215,12 +215,15 @@ def test_verdict():
 
 
 def test_options_of_fields():
-    assert option_of("num_envs") == option_of("num-envs") == option_of("env.num_envs") == "--env.num-envs"
-    assert option_of("overlap") == "--overlap"
+    for name in ("num_envs", "num-envs", "env.num_envs"):
+        assert option_of(name, "8") == ("--env.num-envs", "8")
+    assert option_of("overlap", "none") == ("--overlap", "none")
+    assert option_of("devices.deterministic", "true") == ("--devices.deterministic",)
+    assert option_of("clip_value_loss", "false") == ("--ppo.no-clip-value-loss",)
     with pytest.raises(UserError, match=r"no_such_field: expected .* env\.num_envs"):
-        option_of("no_such_field")
+        option_of("no_such_field", "1")
     with pytest.raises(UserError, match=r"every_env_steps: expected .* log\.every_env_steps"):
-        option_of("every_env_steps")  # of the log and of evaluation
+        option_of("every_env_steps", "1")  # of the log and of evaluation
 
 
 def test_sides_take_turns_and_ratios_are_of_neighbours(monkeypatch, capsys):
@@ -336,6 +339,10 @@ def test_impossible_comparisons(monkeypatch, tmp_path):
     monkeypatch.setattr(comparison.importlib.util, "find_spec", lambda name: name)
     with pytest.raises(UserError, match=r"env\.num_envs = 32: expected 16, the yardstick"):
         compare(job, Config(env=EnvConfig(num_envs=32)), "torch", 1)
+    with pytest.raises(UserError, match=r"network\.name = 'impala': expected 'nature', the yardstick"):
+        compare(job, Config(network=NetworkConfig(name="impala")), "torch", 1)
+    with pytest.raises(UserError, match=r"overlap = 'update': expected 'none', the yardstick"):
+        compare(job, Config(overlap="update"), "torch", 1)
 
 
 def test_json_of_a_process(monkeypatch):

@@ -49,7 +49,8 @@ def test_user_errors_are_one_line_and_bugs_keep_their_traceback(capsys):
     assert ends(raises(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err.splitlines() == [
         "error: no such file",
-        "error: data/x/metrics.csv: No space left on device; free some space, then continue the run with --resume",
+        "error: data/x/metrics.csv: No space left on device; free some space, then run the command again (--resume"
+        " continues a run)",
         "interrupted",
     ]
     with pytest.raises(FileNotFoundError):
@@ -164,7 +165,7 @@ def test_run_dir_starts_a_run_or_continues_the_one_it_holds(tmp_path, capsys, mo
     (tmp_path / "other" / "photo.png").touch()
     with pytest.raises(UserError, match=r"--run-dir .*other: holds photo.png, and no run; choose another folder"):
         make_run_dir(config, tmp_path / "other")
-    with pytest.raises(UserError, match="--config or --resume: one is needed"):
+    with pytest.raises(UserError, match=r"--run-dir .*none: holds no run; give --config FILE"):
         train.parse(["--run-dir", str(tmp_path / "none")])
     with pytest.raises(UserError, match="--resume and --run-dir: both name the run directory"):
         train.parse(["--run-dir", str(run_dir), "--resume", str(run_dir)])

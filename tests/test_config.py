@@ -30,7 +30,7 @@ def test_the_defaults_are_the_published_spec():
     assert (ppo.clip_epsilon, ppo.entropy_coef, ppo.value_coef, ppo.max_grad_norm) == (0.1, 0.01, 0.5, 0.5)
     assert (ppo.learning_rate, ppo.adam_epsilon, ppo.anneal_learning_rate) == (2.5e-4, 1e-5, True)
     assert ppo.weight_decay == 0.01
-    assert (config.total_env_steps, config.gae_lambda, config.overlap) == (10_000_000, 0.95, "none")
+    assert (config.total_env_steps, config.resolved_gae_lambda, config.overlap) == (10_000_000, 0.95, "none")
     assert (config.rollout_size, config.num_minibatches) == (2048, 8)
 
 
@@ -39,8 +39,8 @@ def test_the_defaults_are_the_published_spec():
 )
 def test_lambda_is_the_tuned_one_unless_set(game, gae_lambda):
     config = Config(env=EnvConfig(game=game))
-    assert config.gae_lambda == gae_lambda
-    assert dataclasses.replace(config, ppo=PPOConfig(gae_lambda=0.5)).gae_lambda == 0.5
+    assert config.resolved_gae_lambda == gae_lambda
+    assert dataclasses.replace(config, ppo=PPOConfig(gae_lambda=0.5)).resolved_gae_lambda == 0.5
 
 
 def test_the_name_of_a_game_may_imply_a_protocol():
@@ -100,6 +100,10 @@ def test_the_rules_are_options_of_the_command_line():
         (lambda: EnvConfig(backend="gym"), r"env\.backend = 'gym': expected one of ale, envpool"),
         (lambda: EnvConfig(protocol="v4"), r"env\.protocol = 'v4': expected one of auto, v5, classic, machado"),
         (lambda: EnvConfig(game=3), r"env\.game = 3: expected text"),
+        (
+            lambda: NetworkConfig(name="impala", conv="matmul"),
+            r"network\.conv = 'matmul': expected auto or plain for impala",
+        ),
         (lambda: NetworkConfig(name="resnet"), r"network\.name = 'resnet': expected one of nature, impala"),
         (lambda: NetworkConfig(compute_dtype="float16"), r"network\.compute_dtype = 'float16': expected one of auto, "),
         (lambda: NetworkConfig(conv="fft"), r"network\.conv = 'fft': expected one of auto, plain, matmul"),

@@ -101,6 +101,12 @@ def ale_games(seed, num_envs, quota, max_frames):
     return [game for env in games for game in env[:quota]]
 
 
+def test_an_evaluation_uses_every_core(tmp_path):
+    """A session that shared the machine trained with fewer threads."""
+    session = write_session(tmp_path, env=EnvConfig(game="Qbert", num_threads=1))
+    assert load_policy(session, device=CPU).config.env.num_threads == 0
+
+
 def test_returns_are_those_of_the_emulator(one_action_policy):
     result = run_evaluation(one_action_policy, episodes=4, num_envs=2, seed=5)
     expected = ale_games(5, num_envs=2, quota=2, max_frames=2400)

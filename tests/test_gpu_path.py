@@ -32,6 +32,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, 
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.evaluate.play import play
+from jaxrl_atari.fast.forms import Network, compute_dtype, make_network
 from jaxrl_atari.fast.frames import PLAIN
 from jaxrl_atari.hardware import distributed, gpus, jax_gpus
 from jaxrl_atari.hardware.cpu import Cpu
@@ -40,7 +41,6 @@ from jaxrl_atari.hardware.gpus import Gpu, Visible, network_platform
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.memory_share import BESIDE_THE_POOL, FRACTION, equal_share, memory_fraction
 from jaxrl_atari.hardware.runtime import DETERMINISTIC
-from jaxrl_atari.networks import Network, compute_dtype, make_network
 from jaxrl_atari.rollout import EnvGroup, act, act_packed, collect, make_groups, pack
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.columns import COMPILED

@@ -10,7 +10,8 @@ from sample_runs import read_csv
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.networks import init_params, make_network
+from jaxrl_atari.fast.forms import make_network
+from jaxrl_atari.networks import init_params
 from jaxrl_atari.ppo import Hyperparameters, init_train_state, update
 from jaxrl_atari.rollout import EnvGroup, collect
 from jaxrl_atari.session import run_session

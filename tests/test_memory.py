@@ -9,8 +9,9 @@ import pytest
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware.memory import Estimate, estimate, out_of_memory_advice, report
-from jaxrl_atari.networks import init_params, make_network
+from jaxrl_atari.networks import init_params
 from jaxrl_atari.ppo import Hyperparameters, init_train_state, update
 from jaxrl_atari.rollout import Outcome, empty_state, finish_rollout
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxrl_atari import networks
 from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import NetworkConfig, NetworkName
 from jaxrl_atari.evaluate import policy
-from jaxrl_atari.fast import cpu_conv
+from jaxrl_atari.fast import cpu_conv, forms
 from jaxrl_atari.fast.cpu_conv import UNROLLED, acting_params, chunk_size
+from jaxrl_atari.fast.forms import compute_dtype, make_network, uses_cpu_conv
 from jaxrl_atari.fast.frames import (
     BLOCKED,
     PLAIN,
@@ -26,14 +26,7 @@ from jaxrl_atari.fast.frames import (
     gather_stacks,
     push_frame,
 )
-from jaxrl_atari.networks import (
-    NETWORKS,
-    NatureActorCritic,
-    compute_dtype,
-    init_params,
-    make_network,
-    uses_cpu_conv,
-)
+from jaxrl_atari.networks import NETWORKS, NatureActorCritic, init_params
 
 ACTIONS = 6
 
@@ -242,7 +235,7 @@ class NarrowActorCritic(nn.Module):
 @pytest.mark.parametrize("edited", [GeluActorCritic, DetachedActorCritic, NarrowActorCritic])
 def test_an_edit_that_a_cpu_would_not_compute_is_refused(edited, monkeypatch):
     monkeypatch.setitem(NETWORKS, "nature", edited)
-    monkeypatch.setattr(networks, "_cpu_conv_agrees", networks._cpu_conv_agrees.__wrapped__)  # it has a cache
+    monkeypatch.setattr(forms, "_cpu_conv_agrees", forms._cpu_conv_agrees.__wrapped__)  # it has a cache
     make = make_network.__wrapped__
     monkeypatch.setattr(policy, "make_network", make)
     with pytest.raises(ConfigError, match=r"network\.conv = .*: expected plain, since NatureActorCritic was edited"):

@@ -16,8 +16,9 @@ from jaxrl_atari import ppo, rollout
 from jaxrl_atari.benchmark.instruments import Compilations
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
+from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.learner import compiled_update
-from jaxrl_atari.networks import init_params, make_network
+from jaxrl_atari.networks import init_params
 from jaxrl_atari.ppo import Hyperparameters, Rollout, init_train_state, update
 from jaxrl_atari.session import prepare, train
 
@@ -87,7 +88,8 @@ def test_a_second_session_compiles_nothing(overlap, devices, tmp_path):
     with prepare(config, tmp_path / "session_0", quiet=True) as run:
         iterate(run, 2)
         run.finish()
-    with Compilations() as compilations, prepare(config, tmp_path / "session_1", session=1, quiet=True) as run:
+    other = dataclasses.replace(config, ppo=dataclasses.replace(config.ppo, learning_rate=1e-3, gae_lambda=0.5))
+    with Compilations() as compilations, prepare(other, tmp_path / "session_1", session=1, quiet=True) as run:
         iterate(run, 2)
         run.finish()
     assert not compilations.count[Compilations.COMPILE]

@@ -9,8 +9,8 @@ import pytest
 import reference
 
 from jaxrl_atari.config import NetworkConfig, PPOConfig, load_config_file
+from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.fast.frames import BLOCKED, PLAIN, arrange_stacks, gather_stacks
-from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import (
     Hyperparameters,
     Minibatch,

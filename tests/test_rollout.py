@@ -12,8 +12,9 @@ from fake_pools import NoisePool, Recorded
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
+from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.fast.frames import arrange_stacks, gather_stacks
-from jaxrl_atari.networks import init_params, make_network
+from jaxrl_atari.networks import init_params
 from jaxrl_atari.rollout import EnvGroup, act, begin_rollout, collect, empty_state
 from jaxrl_atari.run_dir.progress import EpisodeStatistics
 

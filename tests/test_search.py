@@ -293,7 +293,7 @@ def test_command_line_sets_search_and_config():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "one of the two"),
+        ([], "one is needed"),
         (["--config", str(ROOT / "configs/search_qbert.py"), "--search.trial", "4"], "search.trial"),
         (["--resume", "here", "--run-dir", "there"], "both name the search directory"),
         (["--config", str(ROOT / "configs/search_qbert.py"), "--devices.distributed"], "false in a search"),
@@ -327,6 +327,9 @@ def test_run_dir_starts_a_search_or_continues_the_one_it_holds(tmp_path):
     search_dir.mkdir()
     write_search(search_dir, config, search)
     assert search_command.parse([*line, "--search.retries", "2"])[1].retries == 2
+    assert search_command.parse(["--run-dir", str(search_dir), "--search.retries", "2"])[1].retries == 2
+    with pytest.raises(UserError, match=r"--run-dir .*none: holds no search; give --config FILE"):
+        search_command.parse(["--run-dir", str(tmp_path / "none")])
     with pytest.raises(ConfigError, match=r"ppo.epochs = 2: expected 4, its value in this search"):
         search_command.parse([*line, "--ppo.epochs", "2"])
 
@@ -407,13 +410,13 @@ def test_resources(tune):
     assert split(0.0, 2, {"GPU": 2.0, "CPU": 16.0})[:2] == (0, 2)
     with pytest.raises(ConfigError, match=r"devices\.gpu = True: expected a Ray cluster with GPUs"):
         tune.resources(small_search(), [{"CPU": 2.0}], True, "")
-    with pytest.raises(UserError, match="there are 1 and 2"):
+    with pytest.raises(UserError, match="found: 1 GPU and 2 cores"):
         split(2.0, 1, {"GPU": 1.0, "CPU": 2.0})
     # Several machines: a trial runs on one of them.
     assert split(1.0, 0, {"CPU": 32.0}, {"GPU": 2.0, "CPU": 8.0})[:3] == (1.0, 4, 2)
     assert split(1.0, 0, {"GPU": 1.0, "CPU": 8.0}, {"GPU": 2.0, "CPU": 4.0})[:3] == (1.0, 2, 3)
     assert split(0.0, 4, {"CPU": 6.0}, {"CPU": 6.0})[:3] == (0.0, 4, 2)
-    with pytest.raises(UserError, match="there are 2 and 16 on 2 machines, none of which has enough of both"):
+    with pytest.raises(UserError, match="found: 2 GPUs and 16 cores on 2 machines, none of which has enough of both"):
         split(2.0, 0, {"GPU": 1.0, "CPU": 8.0}, {"GPU": 1.0, "CPU": 8.0})
 
 
@@ -691,7 +694,7 @@ def test_a_search_in_which_every_trial_fails_has_exit_status_1(tune, tmp_path):
     config = start_search(tmp_path, search)
     for number in range(2):
         add_trial(tmp_path, number, [], "failed")
-    with pytest.raises(SessionsFailed, match="all 2 trials failed, the last one: why") as caught:
+    with pytest.raises(SessionsFailed, match="failed: 2 trials, the last one: why") as caught:
         search_command.search(config, search, tmp_path)
     assert caught.value.exit_status == 1
 

@@ -330,7 +330,10 @@ def test_closing_an_evaluator_drops_what_it_plays(tmp_path, monkeypatch):
     assert evaluator.poll()
     evaluator.close()
     assert ended == ["cancelled"]
-    assert asked == [(16, 3, True, 1)]  # episodes, seed, greedy, environments
+    ((episodes, seed, greedy, num_envs),) = asked
+    assert (episodes, greedy, num_envs) == (16, True, 1)
+    expected = np.random.SeedSequence([3, 64]).generate_state(1)[0]  # of the session's seed and the env steps
+    assert seed == expected
     assert not (tmp_path / "evaluations.csv").exists()
 
 

@@ -58,14 +58,14 @@ def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
     assert (suite_dir, report_at, other) == (None, [], None)
     assert len(games) == sum(game.reference_score is not None for game in GAMES.values()) > 50
     configs = suite.game_configs(config, ["qbert", "ms_pacman", "Pong"])
-    assert {name: game_config.gae_lambda for name, game_config in configs.items()} == {
+    assert {name: game_config.resolved_gae_lambda for name, game_config in configs.items()} == {
         "Qbert": 0.95,
         "MsPacman": 0.85,
         "Pong": 0.85,
     }
     assert suite_command.parse(["--games", "Pong", "--games", "Breakout"]).games == ["Pong", "Breakout"]
     fixed, games, *_ = suite_command.parse(["--games", "Pong", "--ppo.gae-lambda", "0.9", "--sessions", "3"])
-    assert suite.game_configs(fixed, games)["Pong"].gae_lambda == 0.9
+    assert suite.game_configs(fixed, games)["Pong"].resolved_gae_lambda == 0.9
     assert fixed.sessions == 3
 
 
@@ -139,6 +139,26 @@ def test_the_protocol_of_the_configs_game_holds_for_every_game(tmp_path, capsys)
     suite_command.parse(line)
     expected = "differs from the run, which keeps its own seed = 0; give an option to change a value"
     assert expected in capsys.readouterr().out
+
+
+def test_a_finished_suite_that_is_started_again_is_left_alone(tmp_path, capsys):
+    suite_dir = add_games(make_suite(tmp_path / "suite", games=("Pong", "Breakout")), BETTER)
+    line = ["--resume", str(suite_dir), "--log.no-graphs"]
+    suite_command.main(line)  # the option is new
+    before = (suite_dir / "suite.json").read_text()
+    suite_command.main(line)
+    assert (suite_dir / "suite.json").read_text() == before
+    # λ of a game is the one that it was trained with.
+    suite_command.main([*line, "--ppo.gae-lambda", "0.5"])
+    assert "changed: ppo.gae_lambda None -> 0.5" in capsys.readouterr().out
+    rows, _ = results.read_rows(suite_dir)
+    assert {row["game"]: row["gae_lambda"] for row in rows} == {"Pong": 0.85, "Breakout": 0.7}
+
+
+def test_suites_of_another_protocol_are_not_compared(tmp_path):
+    suite_dir = make_suite(tmp_path / "suite", games=("Pong",))
+    with pytest.raises(UserError, match=r"--compare .*suite: not compared: .*\(machado\)"):
+        suite_command.parse(["--games", "Pong", "--compare", str(suite_dir), "--env.protocol", "machado"])
 
 
 def test_a_suite_that_is_trained_longer_counts_games_of_the_new_budget_alone(tmp_path):

@@ -23,8 +23,9 @@ from jaxrl_atari.devices import PlacementError, check_placement, place
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.evaluate.policy import Policy
+from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.learner import compiled_update
-from jaxrl_atari.networks import init_params, make_network
+from jaxrl_atari.networks import init_params
 from jaxrl_atari.rollout import num_groups
 from jaxrl_atari.session import hyperparameters, learning_rate, prepare, train
 

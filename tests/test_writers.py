@@ -79,8 +79,8 @@ def test_resumed_csv_drops_damaged_rows_and_keeps_the_file(tmp_path):
     writer = CsvWriter(path, start_env_steps=50_000)
     writer.close()
     assert writer.note == (
-        "metrics.csv: 3 lines are damaged and were left out; the first is line 1; the file as it was is now "
-        "metrics_damaged.csv"
+        "metrics.csv: 2 lines are damaged and were left out; the first is line 3; columns that this version does not "
+        "know were left out: unknown_column; the file as it was is now metrics_damaged.csv"
     )
     assert (tmp_path / "metrics_damaged.csv").read_bytes() == damaged
     assert [(r["env_steps"], r["return_ma"]) for r in read_csv(path)] == [("10240", "1.5"), ("20480", "2.5")]
@@ -89,7 +89,10 @@ def test_resumed_csv_drops_damaged_rows_and_keeps_the_file(tmp_path):
 
 def test_resumed_csv_with_a_damaged_header_is_kept_beside_the_new_one(tmp_path):
     path = tmp_path / "metrics.csv"
-    for header, kept, note in (("env_stfps,return_ma", [], "3 lines"), ("env_steps,retwrn_ma", ["10240"], "line 1 is")):
+    for header, kept, note in (
+        ("env_stfps,return_ma", [], "columns that this version does not know were left out: env_stfps"),
+        ("env_steps,retwrn_ma", ["10240"], "does not know were left out: retwrn_ma"),
+    ):
         path.write_text(damaged := f"{header}\n10240,1.5\n90480,2.5\n")
         writer = CsvWriter(path, start_env_steps=50_000)
         writer.close()

@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_paths("--config", help="config file, such as configs/qbert.py")
     parser.add_argument("--repeats", type=int, default=5, help="repeats of each part, or pairs of a comparison (5)")
     parser.add_argument("--seconds", type=float, default=3.0, help="minimum seconds per part and repeat (3)")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)} (all)")
+    parser.add_argument("--parts", help=f"some of {','.join(PARTS)} (all)")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
         "--compare", metavar="torch|cpu,gpu|FIELD=V1,V2,...",
@@ -92,12 +92,14 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[st
         print("\nThe options of the config:\n")
     elif options.config is None:
         raise UserError("--config: one is needed; for example --config configs/qbert.py")
-    options.parts = options.parts.split(",")
+    if options.parts and (options.scale or options.trace):
+        raise ConfigError("--parts", options.parts, "not with --scale or --trace, which have parts of their own")
+    chosen = options.parts.split(",") if options.parts else ["end_to_end"] if options.compare else PARTS
+    options.parts = list(chosen)
     if wrong := [part for part in options.parts if part not in PARTS]:
         raise ConfigError("--parts", wrong[0], f"some of {', '.join(PARTS)}, with commas between them")
-    options.compared = options.parts[0] if len(options.parts) == 1 else "end_to_end"
-    if options.compare and options.compared not in COMPARED:
-        raise ConfigError("--parts", options.compared, f"one of {', '.join(COMPARED)} for --compare")
+    if options.compare and (len(options.parts) > 1 or options.parts[0] not in COMPARED):
+        raise ConfigError("--parts", ",".join(options.parts), f"one of {', '.join(COMPARED)} for --compare")
     if options.repeats < 0:
         raise ConfigError("--repeats", options.repeats, "a whole number from 0 on (0: the first update and no more)")
     if options.repeats == 0 and (options.compare or options.scale or options.trace):
@@ -188,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if text and text not in NAMED_COMPARISONS:
             field, values = parse_range(text, usage)
             for value in values if not field.isupper() else ():  # all must be possible before the first is measured
-                _config(config, (option_of(field), value))
+                _config(config, option_of(field, value))
     for line in runtime.configure():
         print(line)
     about = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
@@ -205,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if machine["load_average"] > 0.5:
         print("warning: other programs are computing on this machine, or were a minute ago: figures may be low")
     print()
-    job = Job(options.config, overrides, options.seconds, options.compared)
+    job = Job(options.config, overrides, options.seconds, options.parts[0])
     if options.compare:
         result = {"compare": options.compare, **compare(job, config, options.compare, options.repeats)}
     elif options.scale:

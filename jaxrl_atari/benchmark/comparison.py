@@ -1,5 +1,6 @@
 """Benchmarks in separate processes: start-up, comparisons in turns, and one field over a range of values."""
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +29,7 @@ from jaxrl_atari.run_dir.drawing import new_figure, open_axes, plain_numbers, sa
 YARDSTICK = Path(__file__).parents[2] / "benchmarks" / "torch_ppo.py"
 YARDSTICK_SPEC = {
     "env.num_envs": 16, "env.backend": "ale", "env.resolved_protocol": "v5", "ppo.rollout_length": 128, "ppo.epochs": 4,
-    "ppo.minibatch_size": 256,
+    "ppo.minibatch_size": 256, "ppo.target_kl": None, "network.name": "nature", "overlap": "none",
 }  # fmt: skip
 """The config that the yardstick trains; it has no other."""
 YARDSTICK_FIGURES = ("peak_rss_gib", "framework", "arithmetic", "compiled", "tried_seconds")
@@ -79,15 +81,23 @@ def run_for_json(arguments: Sequence[str], environment: Mapping[str, str] | None
     """
     # The caller's malloc settings would tune one side and not the other.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    process = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, *arguments], env=inherited | dict(environment or {}),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+    ) as process:  # fmt: skip
+        try:
+            output, errors = process.communicate()
+        except BaseException:
+            process.terminate()  # it removes its temporary run
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+            process.kill()
+            raise
     if process.returncode:
-        last = (process.stderr.strip() or process.stdout.strip() or "no message").splitlines()[-1]
+        last = (errors.strip() or output.strip() or "no message").splitlines()[-1]
         reason = last.removeprefix("error: ")
         raise UserError(f"{' '.join(arguments[:2])} failed (exit status {process.returncode}): {reason}")
-    return json.loads(process.stdout.splitlines()[-1])
+    return json.loads(output.splitlines()[-1])
 
 
 # --- Start-up --------------------------------------------------------------------------------------------------------
@@ -117,8 +127,11 @@ def measure_startup(job: Job) -> dict[str, dict[str, float]]:
 # --- Options of the config -------------------------------------------------------------------------------------------
 
 
-def option_of(field: str) -> str:
-    """`num_envs` or `env.num_envs` -> `--env.num-envs`. An ambiguous short name means the field of env or ppo.
+def option_of(field: str, value: str) -> tuple[str, ...]:
+    """`num_envs` or `env.num_envs`, and a value -> `--env.num-envs VALUE`, as the words of a command line.
+
+    An ambiguous short name means the field of env or ppo. A field that is on or off has `--log.graphs` for true and
+    `--log.no-graphs` for false.
 
     Raises:
         UserError: the config has no such field, or several.
@@ -129,7 +142,10 @@ def option_of(field: str) -> str:
     if len(found) != 1:
         near = ", ".join(named or paths)
         raise UserError(f"{field}: expected the name of one field of the config; choose one of {near}")
-    return "--" + found[0].replace("_", "-")
+    group, dot, name = found[0].replace("_", "-").rpartition(".")
+    if isinstance(paths[found[0]], bool) and value in ("true", "false"):
+        return (f"--{group}{dot}{'' if value == 'true' else 'no-'}{name}",)
+    return f"--{group}{dot}{name}", value
 
 
 def parse_range(text: str, usage: str) -> tuple[str, list[str]]:
@@ -195,8 +211,7 @@ def _check_yardstick(config: Config) -> None:
     if importlib.util.find_spec("torch") is None:
         raise UserError("--compare torch: PyTorch is not installed; pip install torch")
     for path, value in YARDSTICK_SPEC.items():
-        group, _, name = path.partition(".")
-        mine = getattr(getattr(config, group), name)
+        mine = attrgetter(path)(config)
         if mine != value:
             field = path.replace("resolved_", "")
             raise UserError(f"--compare torch: {field} = {mine!r}: expected {value!r}, the yardstick's; leave it out")
@@ -221,8 +236,7 @@ def make_sides(job: Job, config: Config, text: str) -> tuple[Sides, list[tuple[s
         if field.isupper():  # a variable of the environment
             sides = {f"{field}={value}": partial(_run_training, job, (), {field: value}) for value in values}
         else:
-            option = option_of(field)
-            sides = {f"{field}={value}": partial(_run_training, job, (option, value)) for value in values}
+            sides = {f"{field}={value}": partial(_run_training, job, option_of(field, value)) for value in values}
     first, *others = sides
     return sides, [(other, first) for other in others]
 
@@ -277,15 +291,14 @@ def scale(job: Job, text: str, repeats: int, folder: Path) -> dict[str, Any]:
         JSON values: `field`, `rows` (value -> figures and memory) and `plot`, the PNG file.
     """
     field, values = parse_range(text, "--scale")
-    option = option_of(field)
     if not all(value.isdecimal() for value in values):
         raise UserError(f"--scale {text}: expected whole numbers")
     columns = ("env_sps", "acting_sps", "end_to_end_sps", "share_of_limit")
     print(f"{field:>16}{'env SPS':>12}{'acting SPS':>12}{'SPS':>10}{'of limit':>10}{'RSS GiB':>10}{'device GiB':>12}")
     rows = {}
     for value in values:
-        job.run("end_to_end", 0, (option, value))  # so that the peak memory is not that of the compiler
-        result = job.run("end_to_end,env,acting", repeats, (option, value))
+        job.run("end_to_end", 0, option_of(field, value))  # so that the peak memory is not that of the compiler
+        result = job.run("end_to_end,env,acting", repeats, option_of(field, value))
         rows[int(value)] = {name: result["figures"][name] for name in columns} | result["memory"]
         env, acting, sps, share = (result["figures"][name]["median"] for name in columns)
         rss, device = (rows[int(value)][name] for name in ("peak_rss_gib", "peak_device_gib"))
@@ -293,6 +306,7 @@ def scale(job: Job, text: str, repeats: int, folder: Path) -> dict[str, Any]:
         print(f"{value:>16}{speed}{rss:>10.2f}" + ("-" if device is None else f"{device:.2f}").rjust(12), flush=True)
     path = draw_scale(field, rows, folder)
     print(f"\n{path}")
+    option, _ = option_of(field, "1")
     return {"field": option[2:].replace("-", "_"), "rows": rows, "plot": str(path)}
 
 

@@ -214,7 +214,8 @@ class Training:
 @contextlib.contextmanager
 def open_training(config: Config) -> Iterator[Training]:
     """Training in a temporary folder, which ends with the block; starts JAX's back end."""
-    config = dataclasses.replace(config, total_env_steps=10**12)  # so that it never ends by itself
+    log = dataclasses.replace(config.log, wandb=False)  # a benchmark is no run
+    config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # so that it never ends by itself
     with (
         Compilations() as compilations,
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,

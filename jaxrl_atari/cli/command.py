@@ -15,8 +15,8 @@ from jaxrl_atari.cli.errors import UserError
 INTERRUPTED = 130  # 128 + SIGINT, as in shells: stopped on request, by whatever signal; nothing failed
 
 DISK_ADVICE = {
-    errno.ENOSPC: "free some space, then continue the run with --resume",
-    errno.EDQUOT: "free some space, then continue the run with --resume",
+    errno.ENOSPC: "free some space, then run the command again (--resume continues a run)",
+    errno.EDQUOT: "free some space, then run the command again (--resume continues a run)",
     errno.EROFS: "choose a writable folder",
     errno.EACCES: "change its permissions, or choose another folder",
 }

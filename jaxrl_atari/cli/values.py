@@ -108,3 +108,8 @@ def one_word(parse: Callable[[str], Any], metavar: str) -> PrimitiveConstructorS
         is_instance=lambda value: isinstance(value, bool | int | str | None),
         str_from_instance=lambda value: [str(value).lower()],
     )
+
+
+def counted(count: float, noun: str) -> str:
+    """`1 game`, `2 games`, `0.25 GPUs`."""
+    return f"{count:g} {noun}{'' if count == 1 else 's'}"

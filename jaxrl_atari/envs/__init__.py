@@ -18,7 +18,7 @@ actions both give the same frames and rewards in the games that the tests replay
 import numpy as np
 
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, Episode, EpisodeCounter
-from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
+from jaxrl_atari.envs.protocols import Rules
 
 __all__ = ["EnvPool", "EnvStep", "Episode", "EpisodeCounter", "env_seeds", "make_pool"]
 
@@ -37,7 +37,7 @@ def make_pool(
     seed: int,
     first_env: int = 0,
     num_threads: int = 0,
-    rules: Rules = PROTOCOLS["v5"],
+    rules: Rules,
 ) -> EnvPool:
     """Makes `num_envs` copies of `game`; the arguments are a config's, which has checked them.
 

@@ -23,7 +23,7 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.cli.values import parse_gpu
+from jaxrl_atari.cli.values import counted, parse_gpu
 from jaxrl_atari.config import DevicesConfig, EnvConfig
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs import Episode
@@ -153,7 +153,7 @@ def _evaluate_all(options: Options, device: jax.Device) -> None:
     means = [result.mean for result in results]
     mean, interval = float(np.mean(means)), score_interval(means)  # no interval of a single session
     bounds = "-" if interval is None else f"{interval[0]:,.1f} to {interval[1]:,.1f}"
-    count = f"{len(results)} session{'' if len(results) == 1 else 's'}"
+    count = counted(len(results), "session")
     print(f"\n{count}, checkpoint {options.checkpoint}, {options.episodes} games each")
     for directory, result in zip(directories, results, strict=True):
         print(f"{directory.name:>12} {result.mean:>12,.1f}")

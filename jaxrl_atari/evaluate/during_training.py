@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
@@ -50,8 +51,10 @@ class Evaluator:
         policy = Policy(self._config, self._network, snapshot, self._device, self._dir, env_steps)
         options = self._config.evaluation
         self.at = env_steps
+        # Other games at each evaluation: their means can then be averaged.
+        seed = int(np.random.SeedSequence([self._seed, env_steps]).generate_state(1)[0])
         self._running = self._thread.submit(
-            run_evaluation, policy, options.episodes, self._seed, options.greedy, options.num_envs,
+            run_evaluation, policy, options.episodes, seed, options.greedy, options.num_envs,
             cancelled=self._closed.is_set,
         )  # fmt: skip
 

@@ -14,10 +14,10 @@ import numpy as np
 from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, NetworkConfig
 from jaxrl_atari.devices import check_placement, pick_device
+from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays
-from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.run_dir.checkpoints import Checkpoints, Damaged, Restored
 from jaxrl_atari.run_dir.config_file import config_from_dict, read_config
 from jaxrl_atari.run_dir.reading import checkpoint_steps, session_dirs
@@ -181,5 +181,7 @@ def load_policy(
     for damaged in found.damaged.values():
         _log.warning("%s; the one at env step %s is used", damaged, found.step)
     config = _config(checkpoints, found.meta)
+    # The threads of training were its share of the cores.
+    config = dataclasses.replace(config, env=dataclasses.replace(config.env, num_threads=0))
     network = evaluation_network(config.network, found.meta["num_actions"], home)
     return Policy(config, network, found.arrays["train_state"].params, home, session_dir, found.step)

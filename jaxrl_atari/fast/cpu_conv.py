@@ -43,7 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.fast.frames import STACK
+from jaxrl_atari.networks import STACK
 
 UNROLLED = 8
 """Up to this many chunks are compiled without a loop, which would copy what each keeps for its gradient."""
@@ -138,8 +138,8 @@ def _transposed(x: jax.Array) -> jax.Array:
     return _as_bfloat16(jnp.moveaxis(_as_uint16(x), -1, 0).reshape(x.shape[-1], -1))
 
 
-def _places(size: int) -> list[tuple[int, int]]:
-    """The (row, column) places in a square window."""
+def _offsets(size: int) -> list[tuple[int, int]]:
+    """The (row, column) offsets in a square window."""
     return [(i, j) for i in range(size) for j in range(size)]
 
 
@@ -147,7 +147,7 @@ def _patches(x: jax.Array, size: int) -> jax.Array:
     """Every window of `[N, H, W, C]` as a row: `[N * (H-size+1) * (W-size+1), size * size * C]`."""
     _, height, width, channels = x.shape
     h, v = height - size + 1, width - size + 1
-    windows = [_as_uint16(x)[:, i : i + h, j : j + v] for i, j in _places(size)]
+    windows = [_as_uint16(x)[:, i : i + h, j : j + v] for i, j in _offsets(size)]
     return _as_bfloat16(jnp.stack(windows, axis=-2).reshape(-1, size * size * channels))
 
 
@@ -176,7 +176,7 @@ def _layer_backward(
     w_transposed = _transposed(w.astype(x.dtype).reshape(size * size, -1, outputs))
     dx = _product(g.reshape(-1, outputs), w_transposed).reshape(n, h, v, size * size, -1)
     # Each input was read at every place of the window: shift the gradients back and add them.
-    pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in _places(size)]
+    pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in _offsets(size)]
     return functools.reduce(jnp.add, [jnp.pad(dx[..., place, :], pad) for place, pad in enumerate(pads)]), dw, db
 
 
@@ -196,9 +196,9 @@ def _first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> j
         `[N, 10, 10, 4 * 32]`
     """
     products = _product(blocks.reshape(-1, 64).astype(dtype), w.astype(dtype)).reshape(-1, 21, 21, 4, 32)
-    shifted = [products[:, i : i + 20, j : j + 20, place] for place, (i, j) in enumerate(_places(2))]
+    shifted = [products[:, i : i + 20, j : j + 20, place] for place, (i, j) in enumerate(_offsets(2))]
     out = _as_uint16(nn.relu(functools.reduce(jnp.add, shifted) + b).astype(dtype))
-    return _as_bfloat16(jnp.stack([out[:, i::2, j::2] for i, j in _places(2)], axis=-2).reshape(-1, 10, 10, 4 * 32))
+    return _as_bfloat16(jnp.stack([out[:, i::2, j::2] for i, j in _offsets(2)], axis=-2).reshape(-1, 10, 10, 4 * 32))
 
 
 def _first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -209,7 +209,7 @@ def _first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tu
     half = len(g) // 2
     g = jnp.concatenate([_channels_first(g[:half]), _channels_first(g[half:])], axis=1)
     # Each product was used in one shifted place: shift the gradient back to it, with zeros around.
-    pads = [((0, 0), (0, 0), (i, 1 - i), (j, 1 - j)) for i, j in _places(2)]
+    pads = [((0, 0), (0, 0), (i, 1 - i), (j, 1 - j)) for i, j in _offsets(2)]
     g_products = _as_bfloat16(jnp.concatenate([jnp.pad(g, pad) for pad in pads]).reshape(4 * 32, -1))
     dw = _product(g_products, blocks.reshape(-1, 64).astype(out.dtype))
     return lax.optimization_barrier(dw).T, db

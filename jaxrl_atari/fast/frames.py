@@ -16,9 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari.envs.pool import FRAME_SIZE
-
-STACK = 4
-"""Frames in a stack."""
+from jaxrl_atari.networks import STACK
 
 
 class FrameLayout(NamedTuple):

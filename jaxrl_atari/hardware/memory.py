@@ -19,9 +19,10 @@ import jax.numpy as jnp
 
 from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, NetworkConfig
+from jaxrl_atari.envs.pool import FRAME_SIZE
 from jaxrl_atari.fast import cpu_conv
-from jaxrl_atari.fast.frames import FRAME_SIZE, STACK
-from jaxrl_atari.networks import compute_dtype, make_module, uses_cpu_conv
+from jaxrl_atari.fast.forms import compute_dtype, uses_cpu_conv
+from jaxrl_atari.networks import STACK, make_module
 
 FRAME = FRAME_SIZE**2  # bytes, uint8
 CHUNK_SAMPLE = 140_000  # values of a sample while `cpu_conv` works on its chunk
@@ -166,4 +167,4 @@ def out_of_memory_advice(config: Config) -> Iterator[None]:
             if "RESOURCE_EXHAUSTED" not in str(error):  # a handle or context, beside the memory that JAX reserves
                 advice += ", or lower it or trial.parallel if others do"
         text = " ".join(str(error).split()).rstrip(".")[:160]
-        raise UserError(f"out of device memory ({text}); {advice}, and continue with --resume") from error
+        raise UserError(f"out of device memory ({text}); {advice}; --resume continues a run") from error

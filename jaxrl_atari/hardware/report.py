@@ -69,8 +69,12 @@ def _choice(pick_device: PickDevice, gpu: GpuOption) -> str:
     return f"{device} ({device.device_kind}): {reason}"
 
 
-def lines(pick_device: PickDevice) -> tuple[list[str], list[str], list[str]]:
-    """The lines of the report, the reason for no GPU, and the faults found. Starts JAX's back end."""
+def lines(pick_device: PickDevice, rotation: bool = True) -> tuple[list[str], list[str], list[str]]:
+    """The lines of the report, the reason for no GPU, and the faults found. Starts JAX's back end.
+
+    Args:
+        rotation: with a line on the GPUs of sessions that take one each.
+    """
     visible = gpus.visible()
     versions = ", ".join(f"{name} {found}" for name, found in gpus.library_versions().items())
     driver = gpus.driver_version()
@@ -98,7 +102,7 @@ def lines(pick_device: PickDevice) -> tuple[list[str], list[str], list[str]]:
     text.append(f"devices.gpu = false {jax.local_devices(backend='cpu')[0]}: the GPUs are not touched")
     try:
         offset = cuda_offset()
-        if gpu_devices:
+        if gpu_devices and rotation:
             order = [str(rotate(session, len(gpu_devices), offset=offset)[0]) for session in range(8)]
             text.append(f"sessions 0, 1, 2, ... of a trial run on GPU {', '.join(order)}, ... (CUDA_OFFSET {offset})")
     except UserError as error:
@@ -130,7 +134,7 @@ def main(pick_device: PickDevice, arguments: Sequence[str] | None = None) -> Non
         apply_memory_fraction(config.devices)
     # The report must not take memory that other processes on the GPU need.
     do_not_preallocate()
-    text, missing, faults = lines(pick_device)
+    text, missing, faults = lines(pick_device, rotation=config is None or config.devices.data_parallel == 1)
     print("\n".join(text))
     if config is not None:
         device, _ = pick_device(config.devices.gpu)

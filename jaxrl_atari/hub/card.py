@@ -6,6 +6,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from jaxrl_atari.cli.values import counted
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.files import read_json
 from jaxrl_atari.run_dir.summary import evaluated_at, newest_evaluation, seeds_text, sessions_text
@@ -88,7 +89,7 @@ def _evaluation_text(evaluation: dict[str, Any] | None) -> str:
     actions = ", greedy actions" if evaluation["greedy"] else ""
     return (
         f"\nEvaluated with the checkpoints of all sessions at env step {evaluated_at(evaluation)}: mean return "
-        f"**{evaluation['mean']:,.1f}** ({bounds}) over {count} session{'s' if count > 1 else ''} of "
+        f"**{evaluation['mean']:,.1f}** ({bounds}) over {counted(count, 'session')} of "
         f"{evaluation['episodes']} full games{actions}.\n"
     )
 

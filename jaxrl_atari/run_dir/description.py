@@ -125,7 +125,7 @@ def describe(config: Config) -> dict[str, Any]:
         "seed": config.seed,
         "game": config.env.game_name,
         "protocol": config.env.resolved_protocol,
-        "gae_lambda": config.gae_lambda,
+        "gae_lambda": config.resolved_gae_lambda,
         **surroundings(config),
     }
 

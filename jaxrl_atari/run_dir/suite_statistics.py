@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL, comparison_note
@@ -254,7 +255,7 @@ def draw_suites(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list[P
     kind = kinds[0]
     described = {name: found[kind] for name, found in suites.items()}
     games = next(iter(described.values()))["games"]
-    figure = new_figure(f"{kind} scores of {games} game{'' if games == 1 else 's'}", 12, 8)
+    figure = new_figure(f"{kind} scores of {counted(games, 'game')}", 12, 8)
     grid = figure.add_gridspec(2, 2)
     bars = figure.add_subplot(grid[0, 0])
     count = len(described)

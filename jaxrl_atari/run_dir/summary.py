@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import Game, comparable
 from jaxrl_atari.envs.protocols import comparison_note
@@ -130,7 +131,7 @@ def evaluated_at(evaluation: dict[str, Any]) -> str:
 def sessions_text(summary: dict[str, Any]) -> str:
     """The sessions of a trial: `4 sessions`, or `4 sessions, of which 3 have a score`."""
     count, scored = len(summary["sessions"]), summary["scored_sessions"]
-    text = f"{count} session{'' if count == 1 else 's'}"
+    text = counted(count, "session")
     return text if scored in (0, count) else f"{text}, of which {scored} {'has' if scored == 1 else 'have'} a score"
 
 

@@ -48,13 +48,16 @@ class Writer(Protocol):
         """Flushes and closes files. Called once, also after an error."""
 
 
-def make_writers(config: Config, session_dir: Path, *, label: str, start_env_steps: int = 0) -> list[Writer]:
+def make_writers(
+    config: Config, session_dir: Path, *, label: str, start_env_steps: int = 0, quiet: bool = False
+) -> list[Writer]:
     """Creates the writers that `config.log` selects, their files, and `session_dir`.
 
     Args:
         label: the session's name on the terminal.
         start_env_steps: env steps at which a resumed session continues. Later log points are dropped from the files,
             because the session will log them again.
+        quiet: without the writer to the terminal.
 
     Raises:
         UserError: Weights & Biases is selected and not usable.
@@ -64,19 +67,19 @@ def make_writers(config: Config, session_dir: Path, *, label: str, start_env_ste
     session_dir.mkdir(parents=True, exist_ok=True)
     terminal = ProgressWriter(config.total_env_steps, label=label)
     table = CsvWriter(session_dir / "metrics.csv", start_env_steps)
-    writers: list[Writer] = [terminal, table]
+    writers: list[Writer] = [table] if quiet else [terminal, table]
     notes = [table.note]
     if config.log.tensorboard:
         writers.append(TensorBoardWriter(session_dir, start_env_steps))
     if config.log.jsonl:
         writers.append(lines := JsonLinesWriter(session_dir / "metrics.jsonl", start_env_steps))
         notes.append(lines.note)
-    for note in filter(None, notes):
-        terminal.message(note)
     if config.log.wandb:
-        wandb_writer = WandbWriter(config, session_dir)
-        terminal.message(f"Weights & Biases: {wandb_writer.where}")
-        writers.append(wandb_writer)
+        writers.append(wandb_writer := WandbWriter(config, session_dir))
+        notes.append(f"Weights & Biases: {wandb_writer.where}")
+    for note in filter(None, notes):
+        if not quiet:
+            terminal.message(note)
     return writers
 
 
@@ -121,12 +124,15 @@ class _FileWriter(Writer):
             self._file.close()
 
 
-def _keep_whole(path: Path, damaged: Sequence[int]) -> str:
-    """Copies a file with damaged lines, before they are dropped, to NAME_damaged; returns a line about it."""
-    if not damaged:
+def _keep_whole(path: Path, damaged: Sequence[int], unknown: Sequence[str] = ()) -> str:
+    """Copies a file to NAME_damaged before its damaged lines and unknown columns are dropped; a line about it."""
+    if not damaged and not unknown:
         return ""
     shutil.copyfile(path, whole := unused(path.with_stem(f"{path.stem}_damaged")))
-    return f"{path.name}: {damaged_lines(damaged)}; the file as it was is now {whole.name}"
+    found = [damaged_lines(damaged)] if damaged else []
+    if unknown:
+        found.append(f"columns that this version does not know were left out: {', '.join(unknown)}")
+    return f"{path.name}: {'; '.join(found)}; the file as it was is now {whole.name}"
 
 
 class CsvWriter(_FileWriter):
@@ -145,8 +151,10 @@ class CsvWriter(_FileWriter):
                 for row in named
                 if float(row["env_steps"]) <= start_env_steps
             ]
-            unknown = [1] if set(header) - set(COLUMNS) else []
-            self.note = _keep_whole(path, [*unknown, *damaged])
+            unknown = sorted(set(header) - set(COLUMNS))
+            if not all(map(str.isidentifier, unknown)):  # not the name of a column: damage
+                unknown, damaged = [], [1, *damaged]
+            self.note = _keep_whole(path, damaged, unknown)
         write_file(path, "".join([_csv_line(COLUMNS), *kept]))
         self._file = path.open("a", encoding="utf-8", newline="")
 

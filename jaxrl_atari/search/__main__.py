@@ -5,7 +5,8 @@
     python -m jaxrl_atari.search --config configs/search_qbert.py --run-dir data/qbert_search [...]
 
 --run-dir names the search directory: the command starts a search there, or continues the one that it holds.
-Every field of the config and of the search is an option; docs/search.md explains them.
+Every field of the config and of the search is an option of a new search; docs/search.md explains them, and which ones
+can change when a search continues.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.cli import call_config_file, say
 from jaxrl_atari.cli.errors import SessionsFailed, UserError, require
+from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.config_file import is_search
@@ -68,23 +70,27 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path |
     first.add_paths("--config", "--resume", "--run-dir")
     known, rest = first.parse_known_args(arguments)
     about: dict[str, Any] = {"prog": "python -m jaxrl_atari.search", "description": __doc__}
-    if not (known.config or known.resume) and {"-h", "--help"} & set(rest):
-        cli.parse(Options, rest, default=Options(SearchConfig(), Config()), **about)
-    if (known.config is None) == (known.resume is None):
-        raise UserError("--config or --resume: expected one of the two, such as --config configs/search_qbert.py")
     if known.resume and known.run_dir:
         raise UserError("--resume and --run-dir: both name the search directory; give one of the two")
+    if known.resume and known.config:
+        raise UserError("--config and --resume: a resumed search has its config already; give one of the two")
+    search_dir = known.resume or known.run_dir
+    if known.config is None and known.run_dir and not is_search(known.run_dir):
+        raise UserError(f"--run-dir {search_dir}: holds no search; give --config FILE to start one there")
+    if known.config is None and search_dir is None:
+        if {"-h", "--help"} & set(rest):
+            cli.parse(Options, rest, default=Options(SearchConfig(), Config()), **about)
+        raise UserError("--config or --resume: one is needed; for example --config configs/search_qbert.py")
     if known.config is not None:
         config, search = call_config_file(known.config, get_config=Config, get_search=SearchConfig)
         options = cli.parse(Options, rest, default=Options(search, config), **about)
         config, search = options.config, options.search
-        search_dir = known.run_dir
         saved, before = read_search(search_dir) if search_dir and is_search(search_dir) else (config, search)
         old = cli.flat(saved.to_dict())
         for name, value in cli.flat(config.to_dict()).items():
             require(value == old[name], name, value, f"{old[name]!r}, its value in this search", "keep that value")
     else:
-        search_dir = known.resume
+        assert search_dir is not None
         config, before = read_search(search_dir)
         search = cli.parse(ResumeOptions, rest, default=ResumeOptions(before), **about).search
     for name in (f.name for f in dataclasses.fields(SearchConfig) if f.name not in CHANGED_BY_RESUME):
@@ -149,7 +155,7 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
         raise KeyboardInterrupt
     records = list(read_records(search_dir).values())
     if all(record.status == "failed" for record in records):
-        raise SessionsFailed(f"all {len(records)} trials failed, the last one: {records[-1].reason}")
+        raise SessionsFailed(f"failed: {counted(len(records), 'trial')}, the last one: {records[-1].reason}")
     return search_dir
 
 

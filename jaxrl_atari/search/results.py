@@ -117,7 +117,10 @@ def _source(value: Any, used: set[str]) -> str:
 
 def main() -> None:
     """Runs the command."""
-    parser = cli.Parser(prog="python -m jaxrl_atari.search.results", description=__doc__)
+    parser = cli.Parser(
+        prog="python -m jaxrl_atari.search.results",
+        description="Writes the results of a search again: results.md, results.csv and the config of the best trial.",
+    )
     parser.add_argument("search_dir", type=Path)
     print(write_results(parser.parse_args().search_dir))
 

@@ -22,6 +22,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import UserError, require
+from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config, GpuOption
 from jaxrl_atari.run_dir.files import refusal
 from jaxrl_atari.run_dir.search_records import Record, ranked, read_records, trial_dir, value_text, write_record
@@ -69,9 +70,9 @@ class Recorder(TrialProgressCallback):
                 say("running: " + ("; ".join(map(_progress, running)) or "none"))
         elif self._stopping_at is None:
             self._stopping_at = now
-            say(f"stopping: {len(running)} trials write a last checkpoint (Ctrl-C again: stop at once)")
+            say(f"stopping: {counted(len(running), 'trial')} to write a last checkpoint (Ctrl-C again: stop at once)")
         elif now - self._stopping_at > STOP_SECONDS:
-            say(f"{len(running)} trials have not ended within {STOP_SECONDS:.0f} s and are killed")
+            say(f"killing what has not ended within {STOP_SECONDS:.0f} s: {counted(len(running), 'trial')}")
             raise KeyboardInterrupt
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -241,7 +242,8 @@ def resources(
     if at_once == 0:
         where = f" on {len(owned)} machines, none of which has enough of both" if len(owned) > 1 else ""
         raise UserError(
-            f"search.resources: a trial needs {gpu:g} GPUs and {cpu} cores; there are {gpus:g} and {cores}{where}; "
+            f"search.resources: a trial needs {counted(gpu, 'GPU')} and {counted(cpu, 'core')}; found: "
+            f"{counted(gpus, 'GPU')} and {counted(cores, 'core')}{where}; "
             "lower them"
         )
     if gpu:

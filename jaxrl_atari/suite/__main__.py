@@ -25,6 +25,7 @@ from typing import NamedTuple
 from jaxrl_atari import cli
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError, require
+from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.envs.games import GAMES, parse_game
 from jaxrl_atari.envs.protocols import comparison_note
@@ -117,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         done = all(all_finished(game, suite_dir / name) for name, game in game_configs(config, games).items())
         if before != (config, games, report_at) or not done:
             write_suite_file(suite_dir, config, games, report_at)
-        say(f"suite: {suite_dir}, {len(games)} game{'s' if len(games) > 1 else ''}")
+        say(f"suite: {suite_dir}, {counted(len(games), 'game')}")
         if before is not None:
             cli.say_changes(before[0], config)
         try:

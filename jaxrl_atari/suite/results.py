@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
@@ -70,7 +71,7 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         game = comparable(name, game_config.env.resolved_protocol)
         row = dict.fromkeys(TABLE_COLUMNS) | {
             "game": name,
-            "gae_lambda": game_config.gae_lambda,  # of a game that has not begun
+            "gae_lambda": game_config.resolved_gae_lambda,  # of a game that has not begun
             "sessions": 0,
             "reference_score": game.reference_score,
             "status": "waiting",
@@ -81,7 +82,7 @@ def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         except UserError:
             continue  # no log point yet
         row |= {key: summary[key] for key in row if key in summary and key not in ("sessions", "game")}
-        row["gae_lambda"] = read_config(suite_dir / name).gae_lambda
+        row["gae_lambda"] = read_config(suite_dir / name).resolved_gae_lambda
         row["sessions"] = len(summary["sessions"])
         row["env_steps"], row["hours"] = summary["mean"]["env_steps"], summary["mean"]["wall_hours"]
         row["status"] = status_text(game_config, summary)
@@ -146,7 +147,7 @@ def _report_table(report: Mapping[str, Any]) -> list[str]:
 def _iqm_cell(figures: Mapping[str, Any] | None) -> str:
     if figures is None:
         return "-"
-    return f"{estimate_text(figures['iqm'], figures['iqm_interval'])}, {_counted(figures['games'], 'game')}"
+    return f"{estimate_text(figures['iqm'], figures['iqm_interval'])}, {counted(figures['games'], 'game')}"
 
 
 def _score_cell(scores: Sequence[float] | None) -> str:
@@ -155,10 +156,6 @@ def _score_cell(scores: Sequence[float] | None) -> str:
     interval = score_interval(scores)
     bounds = "-" if interval is None else f"{_cell('', interval[0])} to {_cell('', interval[1])}"
     return f"{_cell('', float(np.mean(scores)))} ({bounds})"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def markdown(
@@ -171,7 +168,7 @@ def markdown(
     """The results as Markdown, under the name of the suite's directory."""
     protocol = config.env.resolved_protocol
     lines = [
-        f"# {name}: {_counted(len(rows), 'game')}, {_counted(config.sessions, 'session')} of "
+        f"# {name}: {counted(len(rows), 'game')}, {counted(config.sessions, 'session')} of "
         f"{config.total_env_steps:,} env steps each",
         "",
         "| " + " | ".join(TABLE_COLUMNS.values()) + " |",

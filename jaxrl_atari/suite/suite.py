@@ -12,6 +12,7 @@ from pathlib import Path
 
 from jaxrl_atari.cli import say
 from jaxrl_atari.cli.errors import ConfigError, UserError, reason
+from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.hardware.gpus import visible
@@ -150,7 +151,7 @@ def run_suite(
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[i].name for i in share)
         arguments = ("jaxrl_atari.suite.worker", str(run_dir), threads)
         tasks.append(Task(name, arguments, environment, share, kind="game"))
-    say(f"{len(waiting)} game{'s' if len(waiting) > 1 else ''} to train, {len(shares)} at a time")
+    say(f"{counted(len(waiting), 'game')} to train, {len(shares)} at a time")
 
     def ended(name: int | str, failure: Failure | None) -> None:
         if failure is not None:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from jaxrl_atari.cli import INTERRUPTED, drop_output, say
 from jaxrl_atari.cli.errors import reason
+from jaxrl_atari.cli.values import counted
 from jaxrl_atari.run_dir.columns import COMPILED
 from jaxrl_atari.trial.stopping import REQUESTS, StopRequest
 
@@ -104,7 +105,10 @@ class _Process:
             self._process.kill()
         self._process.wait()
         self._reader.join(timeout=5.0)  # longer only if someone else holds the pipe
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+        pipes = [self._process.stdin]
+        if not self._reader.is_alive():  # closing a pipe waits for its reader
+            pipes += [self._process.stdout, self._process.stderr]
+        for pipe in pipes:
             if pipe is not None:
                 pipe.close()
 
@@ -159,7 +163,7 @@ def run_processes(
                 if stop.requested() and not stopping:
                     stopping = True
                     waiting.clear()
-                    what = f"{len(running)} {tasks[0].kind}{'s' * (len(running) != 1)} still to write a last checkpoint"
+                    what = f"{counted(len(running), tasks[0].kind)} still to write a last checkpoint"
                     say(f"stopping: {what} (Ctrl-C again: stop at once)")
                     for process in running:
                         process.send(signal.SIGTERM)  # not SIGINT: a cluster may have sent that to each of them already
