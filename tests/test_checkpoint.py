@@ -24,13 +24,14 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.config import NetworkConfig, PPOConfig
+from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
+from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.networks import init_params
 from jaxrl_atari.ppo import TrainState, init_train_state
 from jaxrl_atari.run_dir.arrays import hide_later_errors
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints, Damaged
-from jaxrl_atari.run_dir.meta import is_sound, meta_checksum
+from jaxrl_atari.run_dir.meta import array_checksum, array_shapes, is_sound, meta_checksum
 
 NAN = math.nan
 
@@ -563,3 +564,23 @@ def test_asyncio_reports_only_errors_that_are_not_tensorstores(error, hidden, mo
     gc.collect()
     loop.close()
     assert ("never retrieved" in caplog.text) is not hidden
+
+
+def test_what_checkpoints_hold_can_be_read_by_later_versions():
+    """A change here makes every existing run unreadable: it needs another `FORMAT_VERSION`."""
+    assert meta_checksum({"env_steps": 10, "score": None}) == "a314a40edb1f87ee"
+    assert array_checksum(np.arange(3, dtype=np.float32)) == "e56626e76d326cb6"
+    layers = {
+        "conv1": ([8, 8, 4, 32], [32]), "conv2": ([4, 4, 32, 64], [64]), "conv3": ([3, 3, 64, 64], [64]),
+        "dense": ([3136, 512], [512]), "policy": ([512, 6], [6]), "value": ([512, 1], [1]),
+    }  # fmt: skip
+    expected = {
+        "key": "key<fry>[]",
+        "train_state/optimizer_steps": "int32[]",
+        "train_state/opt_state/1/count": "int32[]",
+    }
+    for name, shapes in layers.items():
+        for part in ("params", "opt_state/1/mu", "opt_state/1/nu"):
+            for leaf, shape in zip(("kernel", "bias"), shapes, strict=True):
+                expected[f"train_state/{part}/{name}/{leaf}"] = f"float32{shape}"
+    assert array_shapes(abstract_arrays(Config(), 6, jax.devices("cpu")[0])) == expected

@@ -138,7 +138,8 @@ def test_an_actor_is_a_device_of_its_own_process(monkeypatch):
 def test_gpu_option_on_a_real_gpu():
     if not gpus.visible().gpus:
         pytest.skip(f"no GPU: {gpus.visible().problem}")
-    code = PICK.replace("print(choice.device", "print(choice.device.platform")
+    code = PICK.replace("print(*pick_device(parse_gpu(text))", "print(pick_device(parse_gpu(text))[0].platform")
+    assert code != PICK
     result = python("-c", code, "auto", "true", "0", "99", **SHOWN)
     lines = [line.split("|")[0] for line in result.stdout.splitlines()]
     assert lines == ["gpu", "gpu", "gpu", "ConfigError"], result.stdout + result.stderr

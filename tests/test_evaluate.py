@@ -70,6 +70,12 @@ def policy(run_dir):
     return load_policy(run_dir, device=CPU)
 
 
+@pytest.fixture
+def own_run(run_dir, tmp_path):
+    """A copy of the run, for a test that writes into it."""
+    return shutil.copytree(run_dir, tmp_path / "own_run")
+
+
 @pytest.fixture(scope="module")
 def one_action_policy(tmp_path_factory):
     """Always plays ONLY_ACTION."""
@@ -116,6 +122,28 @@ def test_returns_are_those_of_the_emulator(one_action_policy):
     assert len(set(expected)) > 1, "all games alike: this test tests little"
     assert result.mean == pytest.approx(np.mean(returns))
     assert result.std == pytest.approx(np.std(returns))
+
+
+def test_games_follow_the_protocol_and_back_end_of_training(tmp_path, monkeypatch):
+    env = EnvConfig(game="Qbert", backend="envpool", protocol="classic", max_frames=80)
+    policy = load_policy(write_session(tmp_path, env=env), device=CPU)
+    asked = []
+
+    def spy(*arguments, **options):
+        asked.append((arguments, options))
+        raise LookupError("this is all that was asked")
+
+    rules = PROTOCOLS["classic"]._replace(max_frames=80)
+    monkeypatch.setattr("jaxrl_atari.evaluate.play.make_pool", spy)
+    monkeypatch.setattr("jaxrl_atari.evaluate.video.AlePool", spy)
+    with pytest.raises(LookupError):
+        run_evaluation(policy, episodes=3, num_envs=2, seed=5)
+    with pytest.raises(LookupError):
+        record_video(policy, tmp_path / "game.mp4", seed=5)
+    assert asked == [
+        (("envpool", "Qbert", 2), {"seed": 5, "num_threads": 0, "rules": rules}),
+        (("Qbert", env_seeds(5, 1), 0, rules), {"colour": True}),
+    ]
 
 
 class ScriptedPool:
@@ -336,10 +364,10 @@ def test_video_that_cannot_be_written(one_action_policy, tmp_path):
         record_video(one_action_policy, tmp_path / "missing" / "video.mp4")
 
 
-def test_command_prints_and_writes(run_dir, capsys, monkeypatch):
-    main([str(run_dir), "--episodes", "2", "--checkpoint", "latest", "--greedy", "--gpu", "false", "--video"])
+def test_command_prints_and_writes(own_run, capsys, monkeypatch):
+    main([str(own_run), "--episodes", "2", "--checkpoint", "latest", "--greedy", "--gpu", "false", "--video"])
     out = capsys.readouterr().out
-    session_dir = run_dir / "session_0"
+    session_dir = own_run / "session_0"
     written = json.loads((session_dir / "evaluation_2000.json").read_text())
     assert written["protocol"] == "v5, max_frames=1200"
     assert written["greedy"] is True
@@ -354,9 +382,9 @@ def test_command_prints_and_writes(run_dir, capsys, monkeypatch):
 
     reported = []
     monkeypatch.setattr("jaxrl_atari.evaluate.__main__.try_report", reported.append)
-    (run_dir / "report.html").touch()  # a report is brought up to date
-    main([str(run_dir), "--episodes", "1", "--checkpoint", "latest", "--gpu", "false"])  # takes nothing's place
-    assert reported == [run_dir]
+    (own_run / "report.html").touch()  # a report is brought up to date
+    main([str(own_run), "--episodes", "1", "--checkpoint", "latest", "--gpu", "false"])  # takes nothing's place
+    assert reported == [own_run]
     assert json.loads((session_dir / "evaluation_2000.json").read_text()) == written
     assert json.loads((session_dir / "evaluation_2000_2.json").read_text())["greedy"] is False
 
@@ -369,14 +397,14 @@ def test_results_that_cannot_be_written_are_refused_before_a_game_is_played(run_
         main([str(run_dir), "--episodes", "1", "--gpu", "false"])
 
 
-def test_the_default_is_named_an_optimistic_pick(run_dir, tmp_path, capsys, monkeypatch):
+def test_the_default_is_named_an_optimistic_pick(own_run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         "jaxrl_atari.evaluate.__main__.run_evaluation", lambda *options: EvaluationResult((Episode(0, 1.0, 2, False),))
     )
-    main([str(run_dir), "--episodes", "1", "--gpu", "false"])
+    main([str(own_run), "--episodes", "1", "--gpu", "false"])
     advice = "is an optimistic pick; to quote a score, use --sessions all --checkpoint latest"
     assert f"note: the best checkpoint {advice}" in capsys.readouterr().out
-    main([str(run_dir), "--episodes", "1", "--gpu", "false", "--checkpoint", "latest"])
+    main([str(own_run), "--episodes", "1", "--gpu", "false", "--checkpoint", "latest"])
     assert "optimistic" not in capsys.readouterr().out
     for i in range(2):
         write_session(tmp_path / f"session_{i}")

@@ -269,7 +269,17 @@ def test_the_impala_network(stacks):
     assert sum(x.ndim == 4 for x in jax.tree.leaves(params)) == 15
     assert (made.layout, uses_cpu_conv(NetworkConfig(name="impala"), "cpu")) == (PLAIN, False)
 
+    for name, gain in (("Conv_0", 2**0.5), ("Conv_14", 2**0.5), ("policy", 0.01), ("value", 1.0)):  # orthogonal
+        kernel = np.asarray(params[name]["kernel"])
+        kernel = kernel.reshape(-1, kernel.shape[-1])
+        np.testing.assert_allclose(kernel.T @ kernel, gain**2 * np.eye(kernel.shape[1]), atol=1e-5)
+
     params = perturbed(params)
+    half = make_network(NetworkConfig(name="impala", compute_dtype="bfloat16"), ACTIONS, "gpu")
+    program = str(jax.make_jaxpr(half.apply)(params, stacks[:2]))
+    convolutions = [line for line in program.splitlines() if "conv_general_dilated" in line]
+    assert len(convolutions) == 15
+    assert all(":bf16[" in line for line in convolutions)
     logits, value = jax.jit(made.apply)(params, stacks[:2])
     assert (logits.shape, logits.dtype, value.shape, value.dtype) == ((2, ACTIONS), jnp.float32, (2,), jnp.float32)
     for output, expected in zip((logits, value), jax.jit(impala)(params, stacks[:2]), strict=True):

@@ -95,6 +95,21 @@ def test_a_second_session_compiles_nothing(overlap, devices, tmp_path):
     assert not compilations.count[Compilations.COMPILE]
 
 
+# --- Memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_the_policy_consumes_the_rollout_so_far(open_run):
+    """Otherwise each step would copy it."""
+    run = open_run(small())
+    iterate(run, 1)
+    group = run.groups[0][0]
+    group.begin(jax.random.key(0))
+    before = group._state.frames
+    group.choose(run.learner.acting_params()[0])
+    assert before.is_deleted()
+    group.send()
+
+
 # --- Transfers -------------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,8 @@ from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.evaluate import during_training
 from jaxrl_atari.evaluate.during_training import Evaluator
+from jaxrl_atari.evaluate.play import run_evaluation
+from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
@@ -118,7 +120,7 @@ def test_a_tiny_training_from_the_command_line(tmp_path, capsys):
     assert described["versions"]["jax"] == jax.__version__
     assert described["gae_lambda"] == 0.7
     names = {path.name for path in run_dir.rglob("*") if path.is_file()}
-    assert {"trial.json", "metrics.csv", "config.json", "trial.png", "trial.svg", "report.html"} <= names
+    assert {"trial.json", "metrics.csv", "config.json", "trial.png", "trial.svg", "session.png", "report.html"} <= names
     assert described["hardware"]["cores"] >= 1
     page = (run_dir / "report.html").read_text()
     assert "cpu:0 (devices.gpu = false)" in page  # from the checkpoint's meta
@@ -373,6 +375,8 @@ def test_the_last_graphs_are_drawn_after_those_of_a_checkpoint(tmp_path, monkeyp
 
 def test_evaluations_beyond_the_checkpoint_are_dropped_on_resume(tmp_path):
     (tmp_path / "evaluations.csv").write_text("env_steps,episodes,mean,std\n64,2,1.5,0.5\n128,2,2.5,0.5\n96,2,2.5,0")
+    cut_evaluations(tmp_path, 128)  # the one at the step of the checkpoint stays
+    assert len((tmp_path / "evaluations.csv").read_text().split()) == 3
     cut_evaluations(tmp_path, 100)
     assert (tmp_path / "evaluations.csv").read_text().split() == ["env_steps,episodes,mean,std", "64,2,1.5,0.5"]
 
@@ -490,9 +494,15 @@ def test_log_points_checkpoints_and_evaluations_come_at_their_intervals(tmp_path
     lines = Lines()
     with steady_session(config, tmp_path / "session_0", monkeypatch, [lines]) as (run, saved):
         run.evaluator = FakeEvaluator()
-        keys, settled, act, learn = [], [], session.collect, Learner.update
+        keys, settled, rates, act, learn = [], [], [], session.collect, Learner.update
         monkeypatch.setattr(session, "collect", lambda *given: keys.append(given[2]) or act(*given))
-        monkeypatch.setattr(Learner, "update", lambda *given: keys.append(given[3]) or learn(*given))
+
+        def update(*given):
+            keys.append(given[3])
+            rates.append(float(given[2].learning_rate))
+            return learn(*given)
+
+        monkeypatch.setattr(Learner, "update", update)
         monkeypatch.setattr(run.log, "settle", lambda: settled.append(run.progress.env_steps))
         list(itertools.islice(session.train(run), 7))
         run.finish()
@@ -505,6 +515,7 @@ def test_log_points_checkpoints_and_evaluations_come_at_their_intervals(tmp_path
     assert [row["policy_loss"] for row in lines.rows] == [1.0, 2.5, 4.5, 6.5]
     assert lines.rows[-1]["policy_percent"] == pytest.approx(2 * lines.rows[-1]["emulators_percent"])
     assert len({tuple(jax.random.key_data(key).tolist()) for key in keys}) == 14  # two for each update
+    assert rates == pytest.approx([TINY.ppo.learning_rate * (1 - 300 * i / 10**6) for i in range(7)])
     assert 1500 in settled  # an evaluation without a checkpoint waits for the update, too
 
 
@@ -574,6 +585,7 @@ def test_where_the_time_since_the_log_point_before_went(tmp_path, monkeypatch):
         progress.count(300, [], 2)
         log.after_update({"policy_loss": 1.0}, 1e-3, 0.0, acting)
     shares = [[row.get(name) for name in TIME_COLUMNS] for row in lines.rows]
+    assert [row["wall_seconds"] for row in lines.rows] == [4, 14, 24]  # without the first 50
     assert shares[0] == [None] * 3
     np.testing.assert_allclose(shares[1:], [[30, 30, 40], [10, 80, 10]])
 
@@ -671,6 +683,39 @@ def test_evaluations_run_where_they_are_placed_and_report_their_env_step(tmp_pat
     (message,) = [m for m in lines.messages if m.startswith("evaluation at")]
     assert message.startswith(f"evaluation at {result['env_steps']} env steps")
     assert message.endswith(f"full games on {there}")
+
+
+def test_an_evaluation_plays_the_parameters_of_its_moment(tmp_path):
+    """On the learner's own device, whose next update consumes them."""
+    config = dataclasses.replace(
+        TINY,
+        total_env_steps=128,
+        env=dataclasses.replace(TINY.env, game="SpaceInvaders", max_frames=1000),
+        evaluation=EvaluationConfig(every_env_steps=64, episodes=3, num_envs=2),
+        devices=dataclasses.replace(TINY.devices, evaluator=False),
+    )
+    directory = tmp_path / "session_1"
+    run_session(config, directory, session=1)
+    found = read_csv(directory / "evaluations.csv")
+    assert found
+    for row in found:
+        step = int(row["env_steps"])
+        seed = int(np.random.SeedSequence([config.seed + 1, step]).generate_state(1)[0])
+        played = run_evaluation(load_policy(directory, step, jax.devices("cpu")[0]), 3, seed, num_envs=2)
+        assert played.std > 0, "all games alike: this test tests little"
+        assert (int(row["episodes"]), float(row["mean"]), float(row["std"])) == (3, played.mean, played.std)
+
+
+def test_an_error_of_an_evaluation_is_raised(tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(during_training, "run_evaluation", fails)
+    device = jax.devices("cpu")[0]
+    evaluator = Evaluator(TINY, 0, 4, device, tmp_path, print, print)
+    evaluator.start(first_arrays(TINY, 4, 0, device)["train_state"].params, 64)
+    with contextlib.closing(evaluator), pytest.raises(OSError, match="the disk is full"):
+        evaluator.settle()
 
 
 def test_a_resume_that_cannot_be_leaves_everything_as_it_was(tmp_path, monkeypatch):

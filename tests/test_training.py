@@ -272,6 +272,27 @@ def test_the_checker_names_a_misplaced_array(open_run):
         next(train(run))
 
 
+@pytest.mark.parametrize(("side", "what"), [("acting", "state"), ("learning", "rollout")])
+def test_the_checker_watches_the_rollout(side, what, open_run, monkeypatch):
+    run, there = iterate(open_run(), 1), jax.devices("cpu")[1]
+    if side == "acting":
+        group = run.groups[0][0]
+        monkeypatch.setattr(group, "begin", lambda *_: None)
+        group._state = group._state._replace(age=jax.device_put(group._state.age, there))
+    else:
+        assemble = run.learner._parallel.assemble
+
+        def misplaced(shards):
+            rollout = assemble(shards)
+            if not isinstance(rollout, ppo.Rollout):
+                return rollout
+            return rollout._replace(age=jax.device_put(rollout.age, there))
+
+        monkeypatch.setattr(run.learner._parallel, "assemble", misplaced)
+    with pytest.raises(PlacementError, match=rf"{side}: {what}/age is on {there}"):
+        next(train(run))
+
+
 def test_the_checker_watches_learning(open_run):
     run = iterate(open_run(), 1)
     state = run.learner.state
@@ -360,7 +381,8 @@ def test_groups_on_a_device():
 def test_the_config_reaches_the_update_and_the_games(monkeypatch, tmp_path):
     config = dataclasses.replace(
         small(),
-        env=EnvConfig(game="BreakoutNoFrameskip-v4", num_envs=8, num_groups=1, num_threads=1, max_frames=400),
+        env=EnvConfig(game="BreakoutNoFrameskip-v4", num_envs=8, num_groups=1, num_threads=1, max_frames=400,
+                      backend="envpool"),
         ppo=PPOConfig(
             rollout_length=8, minibatch_size=16, learning_rate=1e-3, anneal_learning_rate=False,
             gamma=0.9, clip_epsilon=0.2, entropy_coef=0.03, value_coef=0.6,
@@ -373,7 +395,7 @@ def test_the_config_reaches_the_update_and_the_games(monkeypatch, tmp_path):
 
     def spy(*arguments, **options):
         asked.append((arguments, options))
-        return make_pool(*arguments, **options)
+        return make_pool("ale", *arguments[1:], **options)
 
     monkeypatch.setattr(rollout, "make_pool", spy)
     monkeypatch.setattr(session, "collect", lambda *_: rollout.Collected([], 64, [], 0.0))  # nothing is compiled
@@ -383,7 +405,7 @@ def test_the_config_reaches_the_update_and_the_games(monkeypatch, tmp_path):
         next(train(run))
         run.finish()
     (arguments, options) = asked[0]
-    assert arguments == ("ale", "Breakout", 8)
+    assert arguments == ("envpool", "Breakout", 8)
     assert (options["rules"], options["num_threads"]) == (PROTOCOLS["classic"]._replace(max_frames=400), 1)
     with prepare(config, tmp_path / "session_0", resume=True, quiet=True) as run:
         assert run.progress.updates == 1

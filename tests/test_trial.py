@@ -25,7 +25,7 @@ from jaxrl_atari.hardware.memory_share import FRACTION
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.description import describe, make_run_dir, write_description
-from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.run_dir.files import only_writer, write_json
 from jaxrl_atari.run_dir.summary import write_trial_summary
 from jaxrl_atari.trial import trial, worker
 from jaxrl_atari.trial.processes import Failure, Task, run_processes
@@ -121,6 +121,36 @@ note(b"+"); time.sleep(0.2); note(b"-")
 """
     assert run_processes(scripts([code] * 3, gpus={i: (0,) for i in range(3)}), parallel=3) == {}
     assert log.read_text() == "+-+-+-"
+
+
+def test_processes_share_a_gpu_up_to_the_limit(scripts, tmp_path):
+    """Two tasks at a time on one GPU, each of which waits until another has begun; then the other two."""
+    code = f"""
+import os, time
+from pathlib import Path
+folder = Path({str(tmp_path)!r})
+(folder / f"began_{{os.getpid()}}").touch()
+while len(list(folder.glob("began_*"))) % 2:
+    time.sleep(0.01)
+count = len(list(folder.glob("began_*"))) - len(list(folder.glob("ended_*")))
+(folder / f"count_{{count}}_{{os.getpid()}}").touch()
+(folder / f"ended_{{os.getpid()}}").touch()
+"""
+    assert run_processes(scripts([code] * 4, gpus={i: (0,) for i in range(4)}), parallel=4, per_gpu=2) == {}
+    counts = [int(path.name.split("_")[1]) for path in tmp_path.glob("count_*")]
+    assert len(counts) == 4
+    assert max(counts) == 2
+
+
+def test_after_a_stop_request_no_waiting_task_starts(scripts, tmp_path):
+    codes = [
+        "import os, signal, time\nassert os.getpgid(0) == os.getpid()  # a Ctrl-C in the terminal does not reach it\n"
+        "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)",
+        f"open({str(tmp_path / 'second')!r}, 'w')",
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        run_processes(scripts(codes), parallel=1)
+    assert not (tmp_path / "second").exists()
 
 
 def test_a_second_signal_kills(scripts):
@@ -256,15 +286,19 @@ def test_a_worker_writes_the_descriptions_once_training_has_begun(tmp_path, monk
         assert (given, folder, session, resume) == (config, tmp_path / "session_2", 2, True)
         assert not stop_requested()
         assert not any(path.exists() for path in written)
+        assert not stop_requested.__self__.training
         on_first_update()
+        assert stop_requested.__self__.training  # from now on a stop waits for the last checkpoint
         assert [json.loads(path.read_text()) for path in written] == descriptions
 
     monkeypatch.setattr("jaxrl_atari.session.run_session", run_session)
-    monkeypatch.setattr(worker, "end_with_parent", lambda: None)
+    watched = []
+    monkeypatch.setattr(worker, "end_with_parent", lambda: watched.append("the parent"))
     monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), "2"])
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(task) + "\n"))
     worker.main()
     assert all(path.exists() for path in written)
+    assert watched == ["the parent"]
 
 
 def test_threads_of_a_session_that_shares_the_cores_with_other_games(tmp_path, monkeypatch):
@@ -428,4 +462,24 @@ def test_a_finished_run_keeps_the_options_that_it_trained_with(tmp_path, started
     described = json.loads((run_dir / "config.json").read_text())
     assert (described["config"]["sessions"], described["config"]["ppo"]["gae_lambda"]) == (1, None)
     assert described["resumed"][0]["changed"] == {"sessions": [2, 1]}
+    assert started == []
+
+
+def test_a_follower_trains_the_sessions_that_its_leader_trains(tmp_path, monkeypatch):
+    """The same sessions in the same way, or the processes would wait for each other."""
+    config, calls = make_config(tmp_path, sessions=2), []
+    monkeypatch.setattr(
+        trial, "run_session", lambda config, folder, session, *, resume, **how: calls.append((folder.name, resume))
+    )
+    write_checkpoint(tmp_path / "session_0", 32)
+    trial.follow_trial(config, tmp_path, resume=True)
+    trial.follow_trial(config, tmp_path)
+    assert calls == [("session_1", True), ("session_0", False), ("session_1", False)]
+
+
+def test_two_processes_cannot_train_in_one_run_directory(tmp_path, started):
+    config = make_config(tmp_path)
+    run_dir = make_run_dir(config)
+    with only_writer(run_dir), pytest.raises(UserError, match="another process is training"):
+        run_trial(config, run_dir)
     assert started == []
