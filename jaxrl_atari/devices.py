@@ -107,7 +107,7 @@ def place(config: DevicesConfig) -> Placement:
     local = tuple(d for d in learner if d.process_index == jax.process_index())
 
     def other(name: Literal["actor", "evaluator"]) -> jax.Device | None:
-        """None: the learner's own."""
+        """The device of `devices.actor` or `devices.evaluator`; None if it is the learner's own."""
         option = getattr(config, name)
         if option == "learner":
             return None

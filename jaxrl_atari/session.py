@@ -18,9 +18,8 @@ from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import Monitor
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
 from jaxrl_atari.ppo import Hyperparameters, Metrics
-from jaxrl_atari.rollout import collect, make_groups
+from jaxrl_atari.rollout import EnvGroup, collect, make_groups
 from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
-from jaxrl_atari.run_dir.checkpoints import Restored
 from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.progress import Every, Progress
 from jaxrl_atari.run_dir.reading import cut_evaluations
@@ -91,7 +90,7 @@ def learning_rate(config: Config, env_steps: int) -> float:
 
 
 def hyperparameters(config: Config, env_steps: int) -> Hyperparameters:
-    """The hyperparameters of the next update, as NumPy scalars. A schedule of one of them stands here."""
+    """The hyperparameters of the next update, as NumPy scalars. To schedule another one, compute it here."""
     return Hyperparameters(
         learning_rate=np.float32(learning_rate(config, env_steps)),
         gamma=np.float32(config.ppo.gamma),
@@ -118,8 +117,10 @@ class Session:
     draws what an uninterrupted one would have drawn; the games it plays after a resume are new ones.
 
     Args:
+        session: its number in the trial.
+        key: of everything that JAX draws.
         checkpoints: where to save; None in a process that is not the leader.
-        restored: the checkpoint to resume from.
+        evaluator: plays games during training; None where there are no evaluations.
     """
 
     def __init__(
@@ -127,25 +128,19 @@ class Session:
         config: Config,
         session: int,
         placement: Placement,
+        progress: Progress,
+        groups: list[list[EnvGroup]],
+        learner: Learner,
+        key: jax.Array,
+        log: SessionLog,
         checkpoints: CheckpointWriter | None,
-        restored: Restored | None,
+        evaluator: Evaluator | None,
     ):
-        self.config, self.session, self.seed = config, session, config.seed + session
-        self.placement, self._checkpoints = placement, checkpoints
-        meta = restored.meta if restored else None
-        self.progress = Progress(meta, int(restored.arrays["train_state"].optimizer_steps) if restored else 0)
-        # The emulators cannot be saved: a resumed session plays new games.
-        game_seed = int(np.random.SeedSequence([self.seed, self.progress.updates]).generate_state(1)[0] >> 1)
-        self.groups = make_groups(config, placement, game_seed)
-        self.num_actions = self.groups[0][0].pool.num_actions
-        arrays = restored.arrays if restored else first_arrays(config, self.num_actions, self.seed, placement.home)
-        self._key = arrays["key"]
-        kind = OverlappedLearner if config.overlap == "update" else Learner
-        self.learner = kind(config, placement, self.num_actions, arrays["train_state"])
-        self._save_every = Every(config.log.checkpoint_every_env_steps, self.progress.env_steps)
-        self._evaluate_every = Every(config.evaluation.every_env_steps, self.progress.env_steps)
-        self.log: SessionLog
-        self.evaluator: Evaluator | None = None
+        self.config, self.session, self.placement, self.progress = config, session, placement, progress
+        self.groups, self.learner, self.log, self.evaluator = groups, learner, log, evaluator
+        self._key, self._checkpoints = key, checkpoints
+        self._save_every = Every(config.log.checkpoint_every_env_steps, progress.env_steps)
+        self._evaluate_every = Every(config.evaluation.every_env_steps, progress.env_steps)
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
         """The keys of an update: for acting and for its minibatches."""
@@ -199,10 +194,10 @@ class Session:
             "config": self.config.to_dict(),
             "game": self.config.env.game_name,
             "protocol": self.config.env.resolved_protocol,
-            "num_actions": self.num_actions,
+            "num_actions": self.groups[0][0].pool.num_actions,
             "device": self.device_text(),
             "compute_dtype": self.learner.compute_dtype.name,
-            "seed": self.seed,
+            "seed": self.config.seed + self.session,
             "session": self.session,
             "env_steps": self.progress.env_steps,
             "updates": self.progress.updates,
@@ -254,42 +249,52 @@ def prepare(
     leader = is_leader()  # of several processes, only the leader writes
     with contextlib.ExitStack() as exits:
         exits.enter_context(out_of_memory_advice(config))
-        checkpoints, restored, damage = None, None, []
+        checkpoints, restored, evaluator = None, None, None
+        notes: list[str] = []
+        outputs: list[Writer] = []
         if leader:
             session_dir.mkdir(parents=True, exist_ok=True)
             exits.enter_context(only_writer(session_dir))
             checkpoints = CheckpointWriter(session_dir)
             exits.callback(checkpoints.close)
         if resume:
-            restored, damage = restore_session(config, session_dir, checkpoints, target)
-        run = Session(config, session, placement, checkpoints, restored)
-        exits.callback(run.learner.close)
-        for group in itertools.chain(*run.groups):
-            exits.callback(group.pool.close)
+            restored, notes = restore_session(config, session_dir, checkpoints, target)
+        meta = restored.meta if restored else None
+        progress = Progress(meta, int(restored.arrays["train_state"].optimizer_steps) if restored else 0)
 
-        env_steps = run.progress.env_steps
-        outputs: list[Writer] = []
-        notes = [f"device: {run.device_text()}", *damage]
-        if leader:
-            if restored:
-                notes.append(_resume_message(config, run.progress, restored.meta, run.learner.compute_dtype.name))
-            elif resume:
+        # The emulators cannot be saved: a resumed session plays new games.
+        seed = config.seed + session
+        game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
+        groups = make_groups(config, placement, game_seed)
+        for group in itertools.chain(*groups):
+            exits.callback(group.pool.close)
+        num_actions = groups[0][0].pool.num_actions
+        arrays = restored.arrays if restored else first_arrays(config, num_actions, seed, placement.home)
+        kind = OverlappedLearner if config.overlap == "update" else Learner
+        learner = kind(config, placement, num_actions, arrays["train_state"])
+        exits.callback(learner.close)
+
+        if leader:  # from here on files change
+            if resume and restored is None:
                 notes += set_aside_logs(session_dir)
-            cut_evaluations(session_dir, env_steps)
+            cut_evaluations(session_dir, progress.env_steps)
             label = f"session {session}"
-            made = make_writers(config, session_dir, label=label, start_env_steps=env_steps, quiet=quiet)
+            made = make_writers(config, session_dir, label=label, start_env_steps=progress.env_steps, quiet=quiet)
             outputs = [*made, *writers]
         for writer in outputs:
             exits.callback(writer.close)
-        run.log = SessionLog(outputs, config.log, run.progress, session, session_dir, run.learner.settle)
-        for note in notes:
-            run.log.message(note)
-        run.log.monitor = exits.enter_context(Monitor(placement.devices, run.log.message)).read
+        log = SessionLog(outputs, config.log, progress, session, session_dir, learner.settle)
         if leader and config.evaluation.every_env_steps:
-            run.evaluator = Evaluator(
-                config, run.seed, run.num_actions, placement.evaluator, session_dir, run.log.message, run.log.evaluation
+            evaluator = Evaluator(
+                config, seed, num_actions, placement.evaluator, session_dir, log.message, log.evaluation
             )
-            exits.callback(run.evaluator.close)
+            exits.callback(evaluator.close)
+        run = Session(config, session, placement, progress, groups, learner, arrays["key"], log, checkpoints, evaluator)
+        if meta is not None:
+            notes.append(_resume_message(config, progress, meta, learner.compute_dtype.name))
+        for note in (f"device: {run.device_text()}", *notes):
+            log.message(note)
+        log.monitor = exits.enter_context(Monitor(placement.devices, log.message)).read
         yield run
 
 

@@ -32,7 +32,7 @@ def join_processes(config: DevicesConfig) -> None:
 def is_leader() -> bool:
     """True in the process that writes files: the only one, or process 0 of several.
 
-    A process that is alone starts no back end by asking.
+    In a single process, this does not start JAX's back end.
     """
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
@@ -69,3 +69,8 @@ def agree(text: str) -> str:
     encoded = np.frombuffer(text.encode(), np.uint8)
     letters[: len(encoded)] = encoded
     return bytes(broadcast_one_to_all(letters)).rstrip(b"\0").decode()
+
+
+def wait_for_all() -> None:
+    """Waits until every process has come here. JAX ends the others soon after one has left."""
+    agree("")

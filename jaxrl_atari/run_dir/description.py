@@ -27,7 +27,7 @@ PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
 
 
 def is_run(directory: Path) -> bool:
-    """Whether the directory holds a run, if only one that has not trained yet."""
+    """Whether the directory holds a run, even one that has not begun to train."""
     return (directory / CONFIG_FILE).is_file() or any(directory.glob(f"session_*/{CONFIG_FILE}"))
 
 

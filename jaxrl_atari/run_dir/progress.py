@@ -102,7 +102,7 @@ class Every:
         return (env_steps // self._interval + 1) * self._interval
 
     def due(self, env_steps: int) -> bool:
-        """Whether an interval ended since the last time that this was true."""
+        """Whether an interval has ended since `due` last returned True."""
         if env_steps < self._next:
             return False
         self._next = self._after(env_steps)

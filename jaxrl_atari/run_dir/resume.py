@@ -28,7 +28,7 @@ def restore_session(
         The checkpoint, None for a session that starts at 0, and a line for the user for each damaged one.
 
     Raises:
-        UserError: no checkpoint is sound, or the session came so far that it must have had one.
+        UserError: no checkpoint is sound, or there is none although the log shows that one was written.
     """
     if writer is None:
         choice = agree("")

@@ -69,7 +69,7 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
     run_dir = Path(distributed.agree(str(run_dir or "")))  # the followers' is not known before
     if not distributed.is_leader():
         follow_trial(config, run_dir, resume=resume)
-        distributed.agree("")  # waits for the leader, which JAX would end soon after another process has left
+        distributed.wait_for_all()
         return run_dir
     say(f"{'resuming' if resume else 'run directory:'} {run_dir}")
     if before is not None:
@@ -89,7 +89,7 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
         raise
     if not summarised:
         _summarise(config, run_dir)
-    distributed.agree("")
+    distributed.wait_for_all()
     return run_dir
 
 
