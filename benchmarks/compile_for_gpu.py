@@ -97,7 +97,7 @@ def rollout_shapes(network: Network, length: int, num_envs: int) -> ppo.Rollout:
 def main() -> None:
     """Prints a line for the update and one for a step of the policy; the last line is JSON."""
     config, _ = parse(sys.argv[1:])
-    pool = make_pool("ale", config.env.game_name, 1, seed=0, num_threads=1)
+    pool = make_pool("ale", config.env.game_name, 1, seed=0, num_threads=1, rules=config.env.rules)
     network, device = make_network(config.network, pool.num_actions, "gpu"), h100()
     length, size = config.ppo.rollout_length, config.env.num_envs // rollout.num_groups(config.env, 1, "gpu")
     key = jax.eval_shape(lambda: jax.random.key(0))

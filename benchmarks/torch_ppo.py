@@ -36,6 +36,7 @@ import torch
 from torch import nn
 
 from jaxrl_atari.envs import make_pool
+from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.hardware.cpu import multiplies_bfloat16
 
 MODES = ("plain", "tuned", "bfloat16", "best")
@@ -83,7 +84,7 @@ class Loop:
     def __init__(self, mode: str, game: str, seed: int):
         torch.manual_seed(seed)
         self.channels_last = mode != "plain"
-        self.pool = make_pool("ale", game, NUM_ENVS, seed=seed)
+        self.pool = make_pool("ale", game, NUM_ENVS, seed=seed, rules=PROTOCOLS["v5"])
         self.agent = Agent(self.pool.num_actions)
         if self.channels_last:
             self.agent = self.agent.to(memory_format=torch.channels_last)

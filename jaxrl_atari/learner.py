@@ -14,7 +14,7 @@ from jaxrl_atari import ppo
 from jaxrl_atari.cli.errors import require
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import DataParallel, Placement, check_placement
-from jaxrl_atari.fast.forms import Network, compute_dtype, make_network
+from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import init_params
 
@@ -35,7 +35,7 @@ class Learner:
         platform, actor_platform = network_platform(*placement.learner), network_platform(*placement.actors)
         network = make_network(config.network, num_actions, platform, actor_platform)
         self._acting_network = make_network(config.network, num_actions, actor_platform, platform)
-        self.compute_dtype = compute_dtype(config.network, platform, actor_platform)
+        self.compute_dtype = network.dtype
         self._actors, self._check = placement.actors, config.devices.check
         self._parallel = DataParallel(placement.learner)
         self._update = compiled_update(placement.learner, network, static(config.ppo))

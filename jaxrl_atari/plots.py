@@ -28,7 +28,14 @@ from jaxrl_atari.run_dir.drawing import COLOURS, GREY, LINE_STYLES, env_step_axe
 from jaxrl_atari.run_dir.metrics import Table, align_sessions, moving_average
 from jaxrl_atari.run_dir.reading import read_evaluations, session_dirs
 from jaxrl_atari.run_dir.statistics import probability_of_improvement
-from jaxrl_atari.run_dir.suite_statistics import compare_suites, estimate_text, is_suite, scores_at, suite_runs
+from jaxrl_atari.run_dir.suite_statistics import (
+    NothingToCompare,
+    compare_suites,
+    estimate_text,
+    is_suite,
+    scores_at,
+    suite_runs,
+)
 from jaxrl_atari.run_dir.summary import Run, read_run, score_text, sessions_text, trial_summary
 
 _log = logging.getLogger(__name__)
@@ -280,10 +287,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(*plot_comparison(runs, Path(options.output)), sep="\n")
         try:
             print("\n" + compare_suites(suites, Path(options.output)))
-        except UserError as error:
-            if len(suites) > 1:
+        except NothingToCompare as error:
+            if len(suites) > 1 or not runs:
                 raise
-            print(f"\nno statistics: {error}")  # its curves are drawn
+            print(f"\nno statistics: {error}")  # the curves of one suite are drawn
         return
     if len(options.run_dirs) == 1:
         _draw(read_run(options.run_dirs[0]))

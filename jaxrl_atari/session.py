@@ -274,7 +274,7 @@ def prepare(
         learner = kind(config, placement, num_actions, arrays["train_state"])
         exits.callback(learner.close)
 
-        if leader:  # from here on files change
+        if leader:  # only now are the logs cut back to the checkpoint: whatever is missing has been reported
             if resume and restored is None:
                 notes += set_aside_logs(session_dir)
             cut_evaluations(session_dir, progress.env_steps)

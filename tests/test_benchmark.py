@@ -218,6 +218,7 @@ def test_options_of_fields():
     for name in ("num_envs", "num-envs", "env.num_envs"):
         assert option_of(name, "8") == ("--env.num-envs", "8")
     assert option_of("overlap", "none") == ("--overlap", "none")
+    assert option_of("evaluator", "false") == ("--devices.evaluator", "false")  # or an index, or `learner`
     assert option_of("devices.deterministic", "true") == ("--devices.deterministic",)
     assert option_of("clip_value_loss", "false") == ("--ppo.no-clip-value-loss",)
     with pytest.raises(UserError, match=r"no_such_field: expected .* env\.num_envs"):

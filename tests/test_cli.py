@@ -331,7 +331,7 @@ REFUSALS = [
     ("suite", "--games Pong --output-dir /proc/nothing", "choose a folder that can be written to"),
     ("suite", "--games Pong --run-dir configs", "--run-dir configs: holds"),
     ("suite", "--games Pong --report-at 0", "--report-at 0: expected env steps"),
-    ("suite", "--games Pong --compare nowhere", "nowhere: not a suite directory"),
+    ("suite", "--games Pong --compare nowhere", "--compare nowhere: not a suite directory"),
     ("suite", "--resume nowhere", "nowhere: not a suite directory"),
     ("search", "--config configs/qbert.py", "has no get_search()"),
     ("search", "--config configs/search_qbert.py --search.trials 0", "search.trials = 0"),

@@ -6,7 +6,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import ale_py
@@ -15,12 +15,14 @@ import pytest
 from ale_py import roms
 from fake_pools import NoisePool
 
+from jaxrl_atari import envs
 from jaxrl_atari.cli.errors import ConfigError, UserError
-from jaxrl_atari.envs import env_seeds, make_pool
+from jaxrl_atari.envs import env_seeds
 from jaxrl_atari.envs.ale import AlePool
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, Episode, EpisodeCounter, RawStep
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 
+make_pool = partial(envs.make_pool, rules=PROTOCOLS["v5"])
 needs_envpool = pytest.mark.skipif(
     importlib.util.find_spec("envpool") is None, reason="needs envpool: pip install 'jaxrl_atari[envpool]'"
 )

@@ -603,7 +603,7 @@ def linear(params, stacks):
     return means @ params, means[:, 0]
 
 
-LINEAR = Network(linear, PLAIN, acting_params=lambda params: params)
+LINEAR = Network(linear, PLAIN, lambda params: params, jnp.dtype("float32"))
 
 
 def test_packed_frames_give_the_same_rollouts(monkeypatch):

@@ -111,7 +111,7 @@ def test_report_names_the_larger_part_first():
 
 
 @pytest.mark.parametrize(
-    ("backend", "more"), [("cpu", ", and continue"), ("gpu", ", or raise devices.memory_fraction")]
+    ("backend", "more"), [("cpu", r" \(--resume continues a run\)"), ("gpu", ", or raise devices.memory_fraction")]
 )
 def test_out_of_memory_becomes_advice(backend, more, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)

@@ -27,7 +27,7 @@ from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, load_config_file
 from jaxrl_atari.run_dir.description import session_dir
 from jaxrl_atari.run_dir.files import write_json
-from jaxrl_atari.run_dir.reading import session_dirs
+from jaxrl_atari.run_dir.reading import checkpoint_steps, session_dirs
 from jaxrl_atari.run_dir.search_records import Record, ranked, read_records, trial_dir, write_record
 from jaxrl_atari.run_dir.writers import CsvWriter
 from jaxrl_atari.search import (
@@ -533,6 +533,26 @@ def test_only_the_best_trials_keep_their_checkpoints(tune, tmp_path):
     assert (tmp_path / "trial_0/session_0/metrics.csv").exists()
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_a_failed_trial_continues_from_its_checkpoint(tune, tmp_path, monkeypatch):
+    """After a resume of the search with more `retries`: its sessions that had finished are left alone."""
+    config = Config(name="small", total_env_steps=8192, sessions=2)
+    start_search(tmp_path, small_search(early_stopping="none"), config)
+    add_trial(tmp_path, 0, [1.0, 2.0], "failed", every=4096)
+    write_checkpoint(trial_dir(tmp_path, 0) / "session_1", 4096)
+    tune.remove_checkpoints(tmp_path, small_search(keep=0))
+    asked = []
+
+    def run_session(config, folder, session, *, resume, **how):
+        asked.append((folder.name, resume, checkpoint_steps(folder)))
+
+    monkeypatch.setattr(worker, "run_session", run_session)
+    monkeypatch.setattr(worker, "write_trial_summary", lambda run_dir: {"score": None})
+    fields = read_records(tmp_path)[0].fields
+    worker.run_search_trial({"search_dir": str(tmp_path), "number": 0, "fields": fields, "gpu": 0, "cpu": 1})
+    assert asked == [("session_1", True, [4096])]
+
+
 def test_sigusr1_stays_a_stop_request_when_tune_begins(tune, tmp_path):
     recorder, stop = tune.Recorder(tmp_path, small_search()), tune.StopFile(tmp_path)
     with stop:
@@ -694,7 +714,7 @@ def test_a_search_in_which_every_trial_fails_has_exit_status_1(tune, tmp_path):
     config = start_search(tmp_path, search)
     for number in range(2):
         add_trial(tmp_path, number, [], "failed")
-    with pytest.raises(SessionsFailed, match="failed: 2 trials, the last one: why") as caught:
+    with pytest.raises(SessionsFailed, match=r"every trial failed \(2\), the last one: why") as caught:
         search_command.search(config, search, tmp_path)
     assert caught.value.exit_status == 1
 

@@ -19,7 +19,7 @@ from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.report import group_pages
 from jaxrl_atari.run_dir.checkpoints import Checkpoints
-from jaxrl_atari.run_dir.description import describe
+from jaxrl_atari.run_dir.description import describe, write_description
 from jaxrl_atari.run_dir.files import write_json
 from jaxrl_atari.run_dir.statistics import FIGURES
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, read_suite
@@ -148,16 +148,42 @@ def test_a_finished_suite_that_is_started_again_is_left_alone(tmp_path, capsys):
     before = (suite_dir / "suite.json").read_text()
     suite_command.main(line)
     assert (suite_dir / "suite.json").read_text() == before
-    # λ of a game is the one that it was trained with.
+    # An option of training changes nothing any more.
+    capsys.readouterr()
     suite_command.main([*line, "--ppo.gae-lambda", "0.5"])
-    assert "changed: ppo.gae_lambda None -> 0.5" in capsys.readouterr().out
+    assert "changed" not in capsys.readouterr().out
+    assert (suite_dir / "suite.json").read_text() == before
     rows, _ = results.read_rows(suite_dir)
     assert {row["game"]: row["gae_lambda"] for row in rows} == {"Pong": 0.85, "Breakout": 0.7}
 
 
+def test_a_game_that_was_trained_beyond_the_budget_of_its_suite_is_refused(tmp_path):
+    """By hand, and stopped on the way: its score is not that of the suite's budget."""
+    suite_dir = make_suite(tmp_path / "suite", games=("Pong", "Breakout"))
+    longer = dataclasses.replace(suite.game_configs(TINY, ["Pong"])["Pong"], total_env_steps=640)
+    write_description(suite_dir / "Pong", describe(longer))
+    write_checkpoint(suite_dir / "Pong" / "session_0", 320)
+    with pytest.raises(ConfigError, match=r"total_env_steps = 64: expected at least 320, the env steps of .*Pong"):
+        suite_command.parse(["--resume", str(suite_dir)])
+
+
+@pytest.mark.parametrize(
+    ("protocol", "sessions", "why"), [("machado", 2, "not compared: "), ("v5", 1, "no complete game that has a score")]
+)
+def test_the_curves_of_a_suite_without_statistics_are_drawn(protocol, sessions, why, tmp_path, capsys):
+    config = dataclasses.replace(TINY, env=dataclasses.replace(TINY.env, protocol=protocol))
+    suite_dir = make_suite(tmp_path / "suite", config, games=("Pong",))
+    for session in range(sessions):
+        add_session(suite_dir, "Pong", session, [1.0, 2.0], config)
+    plots.main([str(suite_dir), "--output", str(tmp_path / "out")])
+    printed = capsys.readouterr().out
+    assert f"no statistics: {suite_dir}: {why}" in printed
+    assert (tmp_path / "out" / "comparison.png").is_file()
+
+
 def test_suites_of_another_protocol_are_not_compared(tmp_path):
     suite_dir = make_suite(tmp_path / "suite", games=("Pong",))
-    with pytest.raises(UserError, match=r"--compare .*suite: not compared: .*\(machado\)"):
+    with pytest.raises(UserError, match=r"--compare .*suite: this suite is not compared: .*\(machado\)"):
         suite_command.parse(["--games", "Pong", "--compare", str(suite_dir), "--env.protocol", "machado"])
 
 

@@ -124,14 +124,15 @@ note(b"+"); time.sleep(0.2); note(b"-")
 
 
 def test_processes_share_a_gpu_up_to_the_limit(scripts, tmp_path):
-    """Two tasks at a time on one GPU, each of which waits until another has begun; then the other two."""
+    """Each task waits until another one has begun, and gives a third one time to begin."""
     code = f"""
 import os, time
 from pathlib import Path
 folder = Path({str(tmp_path)!r})
 (folder / f"began_{{os.getpid()}}").touch()
-while len(list(folder.glob("began_*"))) % 2:
+while len(list(folder.glob("began_*"))) < 2:
     time.sleep(0.01)
+time.sleep(0.5)
 count = len(list(folder.glob("began_*"))) - len(list(folder.glob("ended_*")))
 (folder / f"count_{{count}}_{{os.getpid()}}").touch()
 (folder / f"ended_{{os.getpid()}}").touch()
@@ -458,7 +459,7 @@ def test_a_finished_run_keeps_the_options_that_it_trained_with(tmp_path, started
         write_metrics(run_dir / f"session_{session}", table([1.0], [32]))
     changed = dataclasses.replace(config, sessions=1, ppo=dataclasses.replace(config.ppo, gae_lambda=0.5))
     run_training(changed, run_dir)
-    assert "changed: sessions 2 -> 1, ppo.gae_lambda None -> 0.5" in capsys.readouterr().out
+    assert "changed: sessions 2 -> 1\n" in capsys.readouterr().out
     described = json.loads((run_dir / "config.json").read_text())
     assert (described["config"]["sessions"], described["config"]["ppo"]["gae_lambda"]) == (1, None)
     assert described["resumed"][0]["changed"] == {"sessions": [2, 1]}

@@ -93,7 +93,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[st
     elif options.config is None:
         raise UserError("--config: one is needed; for example --config configs/qbert.py")
     if options.parts and (options.scale or options.trace):
-        raise ConfigError("--parts", options.parts, "not with --scale or --trace, which have parts of their own")
+        raise UserError("--parts: not with --scale or --trace, which have parts of their own; leave it out")
     chosen = options.parts.split(",") if options.parts else ["end_to_end"] if options.compare else PARTS
     options.parts = list(chosen)
     if wrong := [part for part in options.parts if part not in PARTS]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from matplotlib.ticker import NullLocator
 
@@ -142,10 +142,12 @@ def option_of(field: str, value: str) -> tuple[str, ...]:
     if len(found) != 1:
         near = ", ".join(named or paths)
         raise UserError(f"{field}: expected the name of one field of the config; choose one of {near}")
-    group, dot, name = found[0].replace("_", "-").rpartition(".")
-    if isinstance(paths[found[0]], bool) and value in ("true", "false"):
-        return (f"--{group}{dot}{'' if value == 'true' else 'no-'}{name}",)
-    return f"--{group}{dot}{name}", value
+    group, dot, name = found[0].rpartition(".")
+    hint = get_type_hints(get_type_hints(Config)[group] if group else Config)[name]
+    prefix, option = f"--{group}{dot}".replace("_", "-"), name.replace("_", "-")
+    if hint is bool and value in ("true", "false"):
+        return (f"{prefix}{'' if value == 'true' else 'no-'}{option}",)
+    return prefix + option, value
 
 
 def parse_range(text: str, usage: str) -> tuple[str, list[str]]:

@@ -32,9 +32,7 @@ from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
-from jaxrl_atari.fast.forms import compute_dtype
 from jaxrl_atari.hardware import runtime
-from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory_share import do_not_preallocate
 from jaxrl_atari.report.pages import REPORT_FILE, try_report
@@ -118,11 +116,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try_report(run_dir)
 
 
-def _arithmetic(policy: Policy) -> str:
-    """With seed, number of environments and device it decides which games are played: rounding differs."""
-    return compute_dtype(policy.config.network, network_platform(policy.device)).name
-
-
 def _check_writable(directory: Path) -> None:
     if not os.access(directory, os.W_OK):
         raise UserError(f"{directory}: cannot be written to; the results go there, so copy the run elsewhere first")
@@ -176,7 +169,7 @@ def _evaluate_all(options: Options, device: jax.Device) -> None:
         "seed": options.seed,
         "num_envs": min(options.num_envs, options.episodes),
         "device": device.device_kind,
-        "compute_dtype": _arithmetic(policies[0]),
+        "compute_dtype": policies[0].network.dtype.name,
         "episodes": options.episodes,
         "sessions": [directory.name for directory in directories],
         "env_steps": [policy.env_steps for policy in policies],
@@ -219,7 +212,7 @@ def _evaluate_session(policy: Policy, reason: str, options: Options) -> Evaluati
         "seed": options.seed,
         "num_envs": min(options.num_envs, options.episodes),
         "device": policy.device.device_kind,
-        "compute_dtype": _arithmetic(policy),
+        "compute_dtype": policy.network.dtype.name,
         "episodes": options.episodes,
         "mean": result.mean,
         "std": result.std,

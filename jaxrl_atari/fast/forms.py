@@ -28,6 +28,7 @@ class Network(NamedTuple):
     apply: Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]  # params, stacks -> logits [N, A], value [N]
     layout: FrameLayout  # the form of the frames in `stacks`, uint8 [N, H, W, 4 * C]
     acting_params: Callable[[Any], Any]  # params -> params that `apply` reads faster, with the same outputs
+    dtype: Any  # of the torso's arithmetic
 
 
 @cache
@@ -48,14 +49,14 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
         )  # fmt: skip
         acting_params = jax.jit(partial(cpu_conv.acting_params, dtype=dtype))
         chunk = cpu_conv.chunk_size(platform, dtype)
-        return Network(partial(cpu_conv.apply, dtype=dtype, chunk=chunk), BLOCKED, acting_params)
+        return Network(partial(cpu_conv.apply, dtype=dtype, chunk=chunk), BLOCKED, acting_params, dtype)
 
     module = make_module(config, num_actions, dtype)
 
     def apply(params: Any, stacks: jax.Array) -> Any:
         return module.apply({"params": params}, stacks)
 
-    return Network(apply, PLAIN, acting_params=lambda params: params)
+    return Network(apply, PLAIN, lambda params: params, dtype)
 
 
 @cache

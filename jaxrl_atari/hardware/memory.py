@@ -167,4 +167,4 @@ def out_of_memory_advice(config: Config) -> Iterator[None]:
             if "RESOURCE_EXHAUSTED" not in str(error):  # a handle or context, beside the memory that JAX reserves
                 advice += ", or lower it or trial.parallel if others do"
         text = " ".join(str(error).split()).rstrip(".")[:160]
-        raise UserError(f"out of device memory ({text}); {advice}; --resume continues a run") from error
+        raise UserError(f"out of device memory ({text}); {advice} (--resume continues a run)") from error

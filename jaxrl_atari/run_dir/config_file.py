@@ -65,6 +65,11 @@ def same_budget(config: Config, other: Config) -> bool:
     return (config.sessions, config.total_env_steps) == (other.sessions, other.total_env_steps)
 
 
+def with_budget(config: Config, other: Config) -> Config:
+    """A config with the number of sessions and the env steps of another one."""
+    return dataclasses.replace(config, sessions=other.sessions, total_env_steps=other.total_env_steps)
+
+
 def _restore_from_session(path: Path, error: Exception, restore: bool) -> Config | None:
     """The newest usable copy of a run's config.json that a session has. Restores the file and keeps the damaged one."""
     copies = [found for found in session_dirs(path.parent) if (found / CONFIG_FILE).is_file()]

@@ -1,7 +1,6 @@
 """Run directories: making one, and its config.json, which holds what is needed to run it again."""
 
 import contextlib
-import dataclasses
 import platform
 import subprocess
 import time
@@ -17,7 +16,7 @@ from jaxrl_atari.cli.values import parse_path
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
-from jaxrl_atari.run_dir.config_file import CONFIG_FILE, read_config, same_budget
+from jaxrl_atari.run_dir.config_file import CONFIG_FILE, read_config, same_budget, with_budget
 from jaxrl_atari.run_dir.files import read_json, write_json
 from jaxrl_atari.run_dir.meta import is_sound
 from jaxrl_atari.run_dir.reading import checkpoint_steps, session_dirs
@@ -159,10 +158,9 @@ def change_budget(config: Config, run_dir: Path) -> None:
 
     The other fields stay as the run was trained.
     """
-    before = read_config(run_dir)
-    if not same_budget(config, before):
-        kept = dataclasses.replace(before, sessions=config.sessions, total_env_steps=config.total_env_steps)
-        write_description(run_dir, describe_resumed(kept, run_dir))
+    before = read_config(run_dir) if is_run(run_dir) else None  # None: somebody has deleted config.json
+    if before is None or not same_budget(config, before):
+        write_description(run_dir, describe_resumed(with_budget(before or config, config), run_dir))
 
 
 def write_description(directory: Path, description: dict[str, Any]) -> None:

@@ -21,6 +21,11 @@ from jaxrl_atari.run_dir.metrics import Table, human_normalised, reference_norma
 from jaxrl_atari.run_dir.statistics import Estimate
 from jaxrl_atari.run_dir.summary import read_run
 
+
+class NothingToCompare(UserError):
+    """Suites have no statistics: no complete game, or no scores of their protocol to compare with."""
+
+
 Suite = Mapping[str, Sequence[Table]]
 """Game -> the metrics of its sessions, of the complete games only."""
 
@@ -185,8 +190,9 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
     Writes comparison.md, comparison.json, suites.png, suites.svg and rliable's dictionaries into `output`.
 
     Raises:
-        UserError: the suites have no complete game in common, or one is of another protocol than the reference scores,
-          or `output` cannot be written to.
+        NothingToCompare: the suites have no complete game in common, or one is of another protocol than the reference
+          scores.
+        UserError: `output` cannot be written to.
     """
     suites: dict[str, dict[str, list[Table]]] = {}
     budgets: dict[str, set[int]] = {}
@@ -198,7 +204,7 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
             config = read_config(directory / game, restore=False)
             budgets.setdefault(name, set()).add(config.total_env_steps)
             if note := comparison_note(config.env.resolved_protocol):
-                raise UserError(f"{directory}: {note}; compare suites of protocol {REFERENCE_PROTOCOL}")
+                raise NothingToCompare(f"{directory}: {note}; compare suites of protocol {REFERENCE_PROTOCOL}")
     shared = sorted(set.intersection(*({*scores_at(suite)} for suite in suites.values())))
     suites = {name: {game: suite[game] for game in shared} for name, suite in suites.items()}
     described = {name: describe_suite(suite) for name, suite in suites.items()}
@@ -206,7 +212,7 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
     if not kinds:
         names = " and ".join(map(str, suite_dirs))
         common, advice = (" in common", "train one in each") if len(suite_dirs) > 1 else ("", "wait for the first")
-        raise UserError(f"{names}: no complete game{common} that has a score to compare with; {advice}")
+        raise NothingToCompare(f"{names}: no complete game{common} that has a score to compare with; {advice}")
     raw = {name: scores_at(suite) for name, suite in suites.items()}
     first, *others = suites
     compared: dict[str, Any] = {"suites": list(suites), "games": shared}

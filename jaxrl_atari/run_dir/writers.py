@@ -74,12 +74,12 @@ def make_writers(
     if config.log.jsonl:
         writers.append(lines := JsonLinesWriter(session_dir / "metrics.jsonl", start_env_steps))
         notes.append(lines.note)
+    for note in filter(None, () if quiet else notes):
+        terminal.message(note)
     if config.log.wandb:
         writers.append(wandb_writer := WandbWriter(config, session_dir))
-        notes.append(f"Weights & Biases: {wandb_writer.where}")
-    for note in filter(None, notes):
         if not quiet:
-            terminal.message(note)
+            terminal.message(f"Weights & Biases: {wandb_writer.where}")
     return writers
 
 

@@ -22,7 +22,6 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.cli import call_config_file, say
 from jaxrl_atari.cli.errors import SessionsFailed, UserError, require
-from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.run_dir.config_file import is_search
@@ -75,11 +74,11 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path |
     if known.resume and known.config:
         raise UserError("--config and --resume: a resumed search has its config already; give one of the two")
     search_dir = known.resume or known.run_dir
-    if known.config is None and known.run_dir and not is_search(known.run_dir):
-        raise UserError(f"--run-dir {search_dir}: holds no search; give --config FILE to start one there")
-    if known.config is None and search_dir is None:
+    if known.config is None and (search_dir is None or not (known.resume or is_search(search_dir))):
         if {"-h", "--help"} & set(rest):
             cli.parse(Options, rest, default=Options(SearchConfig(), Config()), **about)
+        if search_dir is not None:
+            raise UserError(f"--run-dir {search_dir}: holds no search; give --config FILE to start one there")
         raise UserError("--config or --resume: one is needed; for example --config configs/search_qbert.py")
     if known.config is not None:
         config, search = call_config_file(known.config, get_config=Config, get_search=SearchConfig)
@@ -155,7 +154,7 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
         raise KeyboardInterrupt
     records = list(read_records(search_dir).values())
     if all(record.status == "failed" for record in records):
-        raise SessionsFailed(f"failed: {counted(len(records), 'trial')}, the last one: {records[-1].reason}")
+        raise SessionsFailed(f"every trial failed ({len(records)}), the last one: {records[-1].reason}")
     return search_dir
 
 

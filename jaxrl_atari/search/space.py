@@ -152,10 +152,14 @@ def check_space(config: Config, search: SearchConfig) -> None:
     """
     require(bool(search.space), "search.space", {}, "at least one field with a distribution")
     tested = {name: _check_field(name, distribution) for name, distribution in search.space.items()}
-    # Every value once, then the combinations, of which there may be too many.
+    corners = {
+        name: (values[0], values[-1]) if isinstance(search.space[name], Range) else values
+        for name, values in tested.items()
+    }
+    # Every value once, then the combinations of ends and choices, of which there may be too many.
     longest = max(map(len, tested.values()))
     rows = ([values[i % len(values)] for values in tested.values()] for i in range(longest))
-    for combination in itertools.chain(rows, itertools.islice(itertools.product(*tested.values()), 10_000)):
+    for combination in itertools.chain(rows, itertools.islice(itertools.product(*corners.values()), 10_000)):
         set_fields(config, dict(zip(tested, combination, strict=True)))
     points = math.prod(len(d.values) for d in search.space.values() if isinstance(d, Grid))
     expected = f"at least the {points} points of the grid"

@@ -32,7 +32,7 @@ from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.hardware.rotation import place_session
 from jaxrl_atari.plots import plot_comparison
 from jaxrl_atari.report.pages import try_report
-from jaxrl_atari.run_dir.config_file import require_same_run
+from jaxrl_atari.run_dir.config_file import read_config, require_same_run, with_budget
 from jaxrl_atari.run_dir.description import all_finished, make_run_dir, require_budget
 from jaxrl_atari.run_dir.files import only_writer
 from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, is_suite, read_suite
@@ -82,7 +82,7 @@ def parse(arguments: Sequence[str] | None) -> Command:
     if suite_dir is not None and default is not wanted:
         require_same_run(config, default)
         for game in games:
-            require_budget(config, default, suite_dir / game)
+            require_budget(config, _config_of(suite_dir / game, default), suite_dir / game)
     if known.config and default is not wanted:
         cli.report_changes(known.config, cli.parse(Config, rest, default=wanted), config)
     require(
@@ -94,10 +94,22 @@ def parse(arguments: Sequence[str] | None) -> Command:
         if not 0 < point <= config.total_env_steps:
             raise UserError(f"--report-at {point}: expected env steps from 1 to the budget, {config.total_env_steps}")
     if known.compare is not None:
-        for compared in (config, read_suite_file(known.compare)[0]):
+        if not is_suite(known.compare):
+            raise UserError(f"--compare {known.compare}: not a suite directory; expected data/suite_TIMESTAMP")
+        suites = {"this suite": config}
+        with contextlib.suppress(UserError):  # of another version: it is compared by its games
+            suites[str(known.compare)] = read_suite_file(known.compare)[0]
+        for name, compared in suites.items():
             if note := comparison_note(compared.env.resolved_protocol):
-                raise UserError(f"--compare {known.compare}: {note}; leave it out")
+                raise UserError(f"--compare {known.compare}: {name} is {note}; leave --compare out")
     return Command(config, list(game_configs(config, games)), suite_dir, sorted(set(report_at)), known.compare)
+
+
+def _config_of(run_dir: Path, default: Config) -> Config:
+    """The config of a game's run, or a default where it has not begun or is damaged."""
+    with contextlib.suppress(UserError):
+        return read_config(run_dir, restore=False)
+    return default
 
 
 def _named_suite(config: Config) -> Config:
@@ -116,6 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with only_writer(suite_dir):
         before = read_suite_file(suite_dir) if is_suite(suite_dir) else None
         done = all(all_finished(game, suite_dir / name) for name, game in game_configs(config, games).items())
+        if done and before is not None:  # nothing is left to train: the games keep what they were trained with
+            config = dataclasses.replace(with_budget(before[0], config), log=config.log)
         if before != (config, games, report_at) or not done:
             write_suite_file(suite_dir, config, games, report_at)
         say(f"suite: {suite_dir}, {counted(len(games), 'game')}")

@@ -123,7 +123,6 @@ def run_suite(
     failures: dict[str, str] = {}
     for name, game_config in game_configs(config, games).items():
         run_dir = suite_dir / name
-        before = None
         if is_run(run_dir):
             try:
                 before = read_config(run_dir)
@@ -132,7 +131,7 @@ def run_suite(
                 failures[name] = str(error)
                 continue
             require_same_run(game_config, before)
-        if before is not None and all_finished(game_config, run_dir):
+        if all_finished(game_config, run_dir):
             say(f"game {name}  finished already")
             change_budget(game_config, run_dir)
             continue

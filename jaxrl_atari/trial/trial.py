@@ -22,7 +22,7 @@ from jaxrl_atari.hardware.memory_share import memory_fraction, set_memory_fracti
 from jaxrl_atari.hardware.rotation import Place, place_session
 from jaxrl_atari.plots import plot_trial
 from jaxrl_atari.report.pages import try_report
-from jaxrl_atari.run_dir.config_file import read_config, require_same_run, same_budget
+from jaxrl_atari.run_dir.config_file import read_config, require_same_run, same_budget, with_budget
 from jaxrl_atari.run_dir.description import (
     all_finished,
     change_budget,
@@ -72,8 +72,8 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
         distributed.wait_for_all()
         return run_dir
     say(f"{'resuming' if resume else 'run directory:'} {run_dir}")
-    if before is not None:
-        cli.say_changes(before, config)
+    if before is not None:  # a run that has nothing left to train keeps what it was trained with
+        cli.say_changes(before, with_budget(before, config) if all_finished(config, run_dir) else config)
     summarised = resume and _is_summarised(config, run_dir)
     try:
         run_trial(config, run_dir, resume=resume)
@@ -158,7 +158,7 @@ def count_processes(config: Config, places: Sequence[Place]) -> tuple[int, int]:
     parallel = min(config.trial.parallel or len(blocks), len(places))
     per_gpu = math.ceil(parallel / len(blocks)) if blocks else 1
     if blocks - {()}:
-        memory_fraction(config.devices, per_gpu, min(gpu.memory for gpu in visible().gpus))
+        memory_fraction(config.devices, per_gpu, min(visible().gpus[i].memory for block in blocks for i in block))
     return parallel, per_gpu
 
 
