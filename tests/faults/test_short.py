@@ -396,6 +396,20 @@ def test_a_clock_that_is_set_back(run_dir, capfd, monkeypatch):
     assert "finished already" in capfd.readouterr().out
 
 
+def test_a_stop_request_during_the_last_evaluation(tmp_path):
+    """The budget is spent, but the session was interrupted: the exit status says so."""
+    every = SMALL.total_env_steps
+    config = dataclasses.replace(SMALL, evaluation=EvaluationConfig(every_env_steps=every, episodes=1_000))
+    folder = tmp_path / "session_0"
+
+    def stop_requested():
+        return folder.is_dir() and config.is_spent(max(Checkpoints(folder).steps(), default=0))
+
+    with pytest.raises(KeyboardInterrupt):
+        session.run_session(config, folder, stop_requested=stop_requested)
+    assert not (folder / "evaluations.csv").exists()
+
+
 def test_a_stop_request_during_an_evaluation(tmp_path, capfd):
     """A thousand games would take hours."""
     config = dataclasses.replace(SMALL, evaluation=EvaluationConfig(every_env_steps=32, episodes=1_000))
