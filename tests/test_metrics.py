@@ -9,7 +9,7 @@ from jaxrl_atari.envs.games import GAMES, Game
 from jaxrl_atari.run_dir import metrics
 from jaxrl_atari.run_dir.config_file import read_config
 from jaxrl_atari.run_dir.reading import read_evaluations, read_metrics, read_sessions, session_dirs
-from jaxrl_atari.run_dir.summary import summary_table, write_trial_summary
+from jaxrl_atari.run_dir.summary import seeds_text, summary_table, write_trial_summary
 
 NAN = np.nan
 # Random play scores 10, so that str_i = return_mean - 10.
@@ -361,3 +361,13 @@ def test_session_figures_are_maxima_and_a_median():
     assert (figures["max_return_ma"], figures["final_return_ma"]) == (20, 15)  # return_ma is 10, 20, 20, 15
     assert figures["sps"] == 495  # a slow log point does not affect it
     assert (figures["gpu_memory_gib"], figures["rss_gib"]) == (3, 9)
+
+
+@pytest.mark.parametrize(
+    ("planned", "counted", "expected"),
+    [(1, ["session_0"], "seed 5"), (4, ["session_0"], "seeds 5 to 8"), (1, ["session_0", "session_3"], "seeds 5 to 8")],
+)
+def test_the_seeds_of_a_trial(planned, counted, expected):
+    """A finished session counts, although the run has fewer of them now."""
+    sessions = [{"session": name} for name in counted]
+    assert seeds_text({"seed": 5, "planned_sessions": planned, "sessions": sessions}) == expected
