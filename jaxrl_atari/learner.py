@@ -38,7 +38,7 @@ class Learner:
         self.compute_dtype = network.dtype
         self._actors, self._check = placement.actors, config.devices.check
         self._parallel = DataParallel(placement.learner)
-        self._update = compiled_update(placement.learner, network, static(config.ppo))
+        self._update = compiled_update(placement.learner, network, compile_time_config(config.ppo))
         self.reset(state)
 
     def reset(self, state: ppo.TrainState) -> None:
@@ -85,7 +85,7 @@ _copy = jax.jit(partial(jax.tree.map, jnp.copy))
 _norm = jax.jit(optax.tree.norm)
 
 
-def static(config: PPOConfig) -> PPOConfig:
+def compile_time_config(config: PPOConfig) -> PPOConfig:
     """The config without what enters the update as data: configs that differ in that alone share a compiled update."""
     default = PPOConfig()
     data = (*ppo.Hyperparameters._fields, "anneal_learning_rate")
@@ -150,7 +150,9 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         key = jax.random.key(seed)
-        state = _first_state(config.network, static(config.ppo), num_actions, jax.random.fold_in(key, 2**31))
+        state = _first_state(
+            config.network, compile_time_config(config.ppo), num_actions, jax.random.fold_in(key, 2**31)
+        )
     return jax.device_put({"train_state": state, "key": key}, device)
 
 

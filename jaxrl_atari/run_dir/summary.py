@@ -138,7 +138,7 @@ def sessions_text(summary: dict[str, Any]) -> str:
 def seeds_text(summary: dict[str, Any]) -> str:
     """The seeds of a trial's sessions, planned or counted: `seed 0`, or `seeds 0 to 3`."""
     numbers = [session_number(Path(session["session"])) for session in summary["sessions"]]
-    first, last = summary["seed"], summary["seed"] + max(summary["planned_sessions"] - 1, *numbers)
+    first, last = summary["seed"], summary["seed"] + max([summary["planned_sessions"] - 1, *numbers])
     return f"seed {first}" if first == last else f"seeds {first} to {last}"
 
 
