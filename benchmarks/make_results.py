@@ -20,18 +20,18 @@ from typing import Any
 import numpy as np
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.envs.games import Game, comparable
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL
-from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.description import latest_text
-from jaxrl_atari.run_dir.drawing import COLOURS, GREY, env_step_axes, new_figure
-from jaxrl_atari.run_dir.files import write_file
-from jaxrl_atari.run_dir.metrics import session_figures
-from jaxrl_atari.run_dir.reading import read_sessions
-from jaxrl_atari.run_dir.statistics import score_interval
-from jaxrl_atari.run_dir.summary import score_text
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.report.drawing import COLOURS, GREY, env_step_axes, new_figure
+from jaxrl_atari.report.metrics import session_figures
+from jaxrl_atari.report.statistics import score_interval
+from jaxrl_atari.report.summary import score_text
+from jaxrl_atari.runs.config_file import read_config
+from jaxrl_atari.runs.description import latest_text
+from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.reading import read_sessions
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS: tuple[str, ...] = (

@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.errors import SessionsFailed, UserError
+from jaxrl_atari.errors import SessionsFailed, UserError
 
 OPTIONS = (
     "--config", "configs/pong.py", "--name", "soak", "--env.num-envs", "4", "--ppo.rollout-length", "32",

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from jaxrl_atari.cli.errors import ConfigError, UserError
     from jaxrl_atari.config import (
         Config,
         DevicesConfig,
@@ -24,19 +23,20 @@ if TYPE_CHECKING:
         PPOConfig,
         TrialConfig,
     )
+    from jaxrl_atari.errors import ConfigError, UserError
     from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
     from jaxrl_atari.evaluate.policy import Policy, load_policy
     from jaxrl_atari.evaluate.video import record_video
-    from jaxrl_atari.trial.trial import run_training
+    from jaxrl_atari.suite.trial import run_training
 
 _CONFIGS = "Config DevicesConfig EnvConfig EvaluationConfig LogConfig NetworkConfig PPOConfig TrialConfig"
 _HOMES = {
     **dict.fromkeys(_CONFIGS.split(), "config"),
-    **dict.fromkeys(("ConfigError", "UserError"), "cli.errors"),
+    **dict.fromkeys(("ConfigError", "UserError"), "errors"),
     **dict.fromkeys(("EvaluationResult", "run_evaluation"), "evaluate.play"),
     **dict.fromkeys(("Policy", "load_policy"), "evaluate.policy"),
     "record_video": "evaluate.video",
-    "run_training": "trial.trial",
+    "run_training": "suite.trial",
 }
 __all__ = [
     "Config",

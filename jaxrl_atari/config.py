@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from jaxrl_atari.cli import call_config_file
-from jaxrl_atari.cli.errors import require
 from jaxrl_atari.cli.values import Limits, check_fields, one_word, parse_count, parse_gpu, parse_switch
 from jaxrl_atari.envs.games import GAMES, parse_game
 from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP, PROTOCOLS, Rules, protocol_text
+from jaxrl_atari.errors import require
 
 GpuOption = bool | int | Literal["auto"]
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import DevicesConfig, GpuOption
+from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import gpus, jax_gpus
 from jaxrl_atari.hardware.jax_gpus import forbid_gpu, gpus_by_index, visible_gpus
 from jaxrl_atari.ppo import Shard

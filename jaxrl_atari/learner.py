@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_atari import ppo
-from jaxrl_atari.cli.errors import require
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import DataParallel, Placement, check_placement
+from jaxrl_atari.errors import require
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import init_params

@@ -20,15 +20,13 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.games import Game
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL
-from jaxrl_atari.run_dir.columns import COLUMNS
-from jaxrl_atari.run_dir.drawing import COLOURS, GREY, LINE_STYLES, env_step_axes, new_figure, plain_text, save_figure
-from jaxrl_atari.run_dir.metrics import Table, align_sessions, moving_average
-from jaxrl_atari.run_dir.reading import read_evaluations, session_dirs
-from jaxrl_atari.run_dir.statistics import probability_of_improvement
-from jaxrl_atari.run_dir.suite_statistics import (
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.report.drawing import COLOURS, GREY, LINE_STYLES, env_step_axes, new_figure, plain_text, save_figure
+from jaxrl_atari.report.metrics import Table, align_sessions, moving_average
+from jaxrl_atari.report.statistics import probability_of_improvement
+from jaxrl_atari.report.suites import (
     NothingToCompare,
     compare_suites,
     estimate_text,
@@ -36,7 +34,9 @@ from jaxrl_atari.run_dir.suite_statistics import (
     scores_at,
     suite_runs,
 )
-from jaxrl_atari.run_dir.summary import Run, read_run, score_text, sessions_text, trial_summary
+from jaxrl_atari.report.summary import Run, read_run, score_text, sessions_text, trial_summary
+from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.reading import read_evaluations, session_dirs
 
 _log = logging.getLogger(__name__)
 

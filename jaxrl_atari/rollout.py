@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.devices import Placement, check_placement
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, make_pool
 from jaxrl_atari.envs.pool import FRAME_SIZE
 from jaxrl_atari.envs.protocols import Rules
+from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes

@@ -19,13 +19,13 @@ from jaxrl_atari.hardware.monitor import Monitor
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
 from jaxrl_atari.ppo import Hyperparameters, Metrics
 from jaxrl_atari.rollout import EnvGroup, collect, make_groups
-from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
-from jaxrl_atari.run_dir.files import only_writer
-from jaxrl_atari.run_dir.progress import Every, Progress
-from jaxrl_atari.run_dir.reading import cut_evaluations
-from jaxrl_atari.run_dir.resume import restore_session, set_aside_logs
-from jaxrl_atari.run_dir.session_log import SessionLog
-from jaxrl_atari.run_dir.writers import Writer, make_writers
+from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
+from jaxrl_atari.runs.files import only_writer
+from jaxrl_atari.runs.progress import Every, Progress
+from jaxrl_atari.runs.reading import cut_evaluations
+from jaxrl_atari.runs.resume import restore_session, set_aside_logs
+from jaxrl_atari.runs.session_log import SessionLog
+from jaxrl_atari.runs.writers import Writer, make_writers
 
 
 def run_session(

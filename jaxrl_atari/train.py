@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, load_config_file
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import runtime
-from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.description import is_run
+from jaxrl_atari.runs.config_file import read_config
+from jaxrl_atari.runs.description import is_run
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[Config, Path | None]:
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config, run_dir = parse(arguments)
     for line in runtime.configure():
         cli.say(line)
-    from jaxrl_atari.trial.trial import run_training  # after the settings, which must come before JAX starts
+    from jaxrl_atari.suite.trial import run_training  # after the settings, which must come before JAX starts
 
     run_training(config, run_dir)
 

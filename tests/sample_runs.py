@@ -5,10 +5,10 @@ import json
 
 import numpy as np
 
-from jaxrl_atari.run_dir.columns import COLUMNS
-from jaxrl_atari.run_dir.files import write_json
-from jaxrl_atari.run_dir.meta import meta_checksum
-from jaxrl_atari.run_dir.metrics import moving_average
+from jaxrl_atari.report.metrics import moving_average
+from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.meta import meta_checksum
 
 
 def table(return_mean, env_steps=None, **columns):

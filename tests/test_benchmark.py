@@ -21,8 +21,8 @@ from fake_pools import FakePool
 from jaxrl_atari.benchmark import __main__ as benchmark
 from jaxrl_atari.benchmark import comparison, instruments, measure
 from jaxrl_atari.benchmark.comparison import Job, compare, option_of, run_for_json, summary, verdict
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import multiplies_bfloat16, read_cpu
 from jaxrl_atari.rollout import Collected

@@ -23,15 +23,15 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.networks import init_params
 from jaxrl_atari.ppo import TrainState, init_train_state
-from jaxrl_atari.run_dir.arrays import hide_later_errors
-from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
-from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints, Damaged
-from jaxrl_atari.run_dir.meta import array_checksum, array_shapes, is_sound, meta_checksum
+from jaxrl_atari.runs.arrays import hide_later_errors
+from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
+from jaxrl_atari.runs.checkpoints import FORMAT_VERSION, Checkpoints, Damaged
+from jaxrl_atari.runs.meta import array_checksum, array_shapes, is_sound, meta_checksum
 
 NAN = math.nan
 
@@ -145,7 +145,7 @@ def test_a_killed_save_keeps_the_previous_checkpoint(session):
     """SIGKILL ends the process while orbax is writing."""
     script = """
         import sys, jax, os, signal
-        from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
+        from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
         checkpoints = CheckpointWriter(sys.argv[1])
         arrays = {"x": jax.random.uniform(jax.random.key(0), int(3e7))}  # ones would be compressed to nothing
         checkpoints.save(30, arrays, {}, 9.0)
@@ -225,7 +225,7 @@ def test_eight_devices_save_and_one_restores_and_saves_quietly(tmp_path):
     checkpoints.close()
     script = """
         import sys, jax, jax.numpy as jnp
-        from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
+        from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
         checkpoints = CheckpointWriter(sys.argv[1])
         arrays = {"split": jnp.zeros(16), "copied": jnp.zeros(3, int), "key": jax.random.key(0)}
         for step in (1, 2, 3):

@@ -20,11 +20,11 @@ import tyro
 import jaxrl_atari.search.__main__ as search_command
 import jaxrl_atari.suite.__main__ as suite_command
 from jaxrl_atari import cli, devices, train
-from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, load_config_file
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import gpus, report
 from jaxrl_atari.hardware.cpu import usable_cores
-from jaxrl_atari.run_dir.description import describe, make_run_dir, write_description
+from jaxrl_atari.runs.description import describe, make_run_dir, write_description
 
 PACKAGE = Path(cli.__file__).parents[1]
 
@@ -112,7 +112,7 @@ def test_output_that_cannot_be_written_ends_nothing():
 )
 def test_the_exit_status_does_not_depend_on_the_output(body, redirect, status):
     code = (
-        f"import os; from jaxrl_atari import cli; from jaxrl_atari.cli import errors as cli_errors\n"
+        f"import os; from jaxrl_atari import cli; from jaxrl_atari import errors as cli_errors\n"
         f"def main():\n    {body}\ncli.run(main)"
     )
     command = ["sh", "-c", f'exec "$0" -c "$1" {redirect}', sys.executable, code]

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from jaxrl_atari.cli import parse
-from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import (
     Config,
     DevicesConfig,
@@ -19,7 +18,8 @@ from jaxrl_atari.config import (
     load_config_file,
 )
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
-from jaxrl_atari.run_dir.config_file import config_from_dict
+from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.runs.config_file import config_from_dict
 
 
 def test_the_defaults_are_the_published_spec():

@@ -9,9 +9,9 @@ import jax
 import pytest
 from fake_cuda import SHOWN, Library
 
-from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig
 from jaxrl_atari.devices import pick_device, place
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import gpus, report
 from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError
 from jaxrl_atari.hardware.gpus import driver_gpus, simulated_gpus

@@ -11,11 +11,11 @@ import pytest
 from sample_runs import flip_bit, read_csv
 from user_commands import ROOT, free_address
 
-from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.devices import place
+from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.evaluate.policy import load_policy
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
+from jaxrl_atari.runs.checkpoints import Checkpoints
 
 
 def start_together(commands, devices_here=1):

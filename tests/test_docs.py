@@ -19,8 +19,8 @@ from typing import NamedTuple
 import pytest
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
+from jaxrl_atari.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])

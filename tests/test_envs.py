@@ -16,11 +16,11 @@ from ale_py import roms
 from fake_pools import NoisePool
 
 from jaxrl_atari import envs
-from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.envs import env_seeds
 from jaxrl_atari.envs.ale import AlePool
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, Episode, EpisodeCounter, RawStep
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
+from jaxrl_atari.errors import ConfigError, UserError
 
 make_pool = partial(envs.make_pool, rules=PROTOCOLS["v5"])
 needs_envpool = pytest.mark.skipif(

@@ -16,12 +16,12 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 from sample_runs import flip_bit, table, write_metrics
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs import env_seeds, make_pool
 from jaxrl_atari.envs.ale import AlePool
 from jaxrl_atari.envs.pool import EnvStep, Episode
 from jaxrl_atari.envs.protocols import PROTOCOLS
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate import play as module
 from jaxrl_atari.evaluate.__main__ import _scores_to_compare, main
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
@@ -29,10 +29,10 @@ from jaxrl_atari.evaluate.policy import find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.fast.frames import arrange_stacks, empty_window, gather_stacks, push_frame
 from jaxrl_atari.learner import abstract_arrays
-from jaxrl_atari.run_dir import checkpoints
-from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
-from jaxrl_atari.run_dir.description import describe
-from jaxrl_atari.run_dir.files import write_json
+from jaxrl_atari.runs import checkpoints
+from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
+from jaxrl_atari.runs.description import describe
+from jaxrl_atari.runs.files import write_json
 
 CPU = jax.devices("cpu")[0]
 NUM_ACTIONS = 6  # of Qbert

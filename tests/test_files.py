@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.run_dir import description
-from jaxrl_atari.run_dir.files import only_writer, unused, write_file, write_json
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs import description
+from jaxrl_atari.runs.files import only_writer, unused, write_file, write_json
 
 
 def test_text_and_bytes_are_written_as_they_are(tmp_path):

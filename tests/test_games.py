@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.envs import games
 from jaxrl_atari.envs.ale import rom_ids
 from jaxrl_atari.envs.games import DEFAULT_GAE_LAMBDA, GAMES, comparable, parse_game
+from jaxrl_atari.errors import ConfigError
 
 
 def test_the_table_of_games_is_the_one_that_was_checked():

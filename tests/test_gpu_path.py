@@ -27,10 +27,10 @@ from fake_pools import NoisePool
 from user_commands import ROOT, free_address, user_environment
 
 from jaxrl_atari import learner, rollout
-from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig, TrialConfig
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.envs.protocols import PROTOCOLS
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate.play import play
 from jaxrl_atari.fast.forms import Network, compute_dtype, make_network
 from jaxrl_atari.fast.frames import PLAIN
@@ -42,12 +42,12 @@ from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.memory_share import BESIDE_THE_POOL, FRACTION, equal_share, memory_fraction
 from jaxrl_atari.hardware.runtime import DETERMINISTIC
 from jaxrl_atari.rollout import EnvGroup, act, act_packed, collect, make_groups, pack
-from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
-from jaxrl_atari.run_dir.columns import COMPILED
+from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
+from jaxrl_atari.runs.columns import COMPILED
 from jaxrl_atari.search.worker import memory_share
 from jaxrl_atari.session import prepare
-from jaxrl_atari.trial import trial
-from jaxrl_atari.trial.processes import Task, run_processes
+from jaxrl_atari.suite import trial
+from jaxrl_atari.suite.processes import Task, run_processes
 
 TINY = [
     "--config", "configs/qbert.py", "--total-env-steps", 64, "--env.num-envs", 4, "--ppo.rollout-length", 8,
@@ -184,8 +184,8 @@ def test_questions_about_processes_and_a_missing_gpu_start_nothing(tmp_path):
     code = (
         "import numpy as np; from jax._src import xla_bridge; from jaxrl_atari.devices import *;"
         "from jaxrl_atari.hardware.distributed import agree, gather_rows, is_leader, sum_over_processes;"
-        "from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter;"
-        f"from jaxrl_atari.run_dir.arrays import single_process; CheckpointWriter({str(tmp_path)!r}).close();"
+        "from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter;"
+        f"from jaxrl_atari.runs.arrays import single_process; CheckpointWriter({str(tmp_path)!r}).close();"
         "print(is_leader(), sum_over_processes(3), agree('x'), len(gather_rows(np.zeros((2, 3)))),"
         "single_process().active_processes, xla_bridge.backends_are_initialized());"
         "print(*pick_device('auto'), jax.config.jax_platforms)"
@@ -202,7 +202,7 @@ def test_the_parent_of_sessions_starts_no_back_end(tmp_path):
     cuda = FakeCuda(tmp_path / "cuda", gpus=2)
     code = (
         "import pathlib, sys; from jax._src import xla_bridge; from jaxrl_atari.config import *;"
-        "from jaxrl_atari.trial import trial; trial.run_processes = lambda tasks, *numbers: print(len(tasks)) or {};"
+        "from jaxrl_atari.suite import trial; trial.run_processes = lambda tasks, *numbers: print(len(tasks)) or {};"
         "make = lambda gpu: Config(output_dir=sys.argv[1], sessions=2,"
         "trial=TrialConfig(parallel=2), devices=DevicesConfig(gpu=gpu));"
         "run = lambda gpu: trial.run_trial(make(gpu), trial.make_run_dir(make(gpu)));"
@@ -222,7 +222,7 @@ import jax
 from jaxrl_atari import session
 from jaxrl_atari.config import Config
 from jaxrl_atari.search import SearchConfig, Uniform
-from jaxrl_atari.run_dir.search_records import Record, write_record
+from jaxrl_atari.report.search_records import Record, write_record
 from jaxrl_atari.search.files import write_search
 from jaxrl_atari.search.worker import run_search_trial
 

@@ -15,16 +15,16 @@ import pytest
 from sample_runs import flip_bit, table, write_metrics
 
 from jaxrl_atari import plots
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hub import __main__ as hub
 from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.learner import abstract_arrays
-from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
-from jaxrl_atari.run_dir.description import describe
-from jaxrl_atari.run_dir.files import write_json
-from jaxrl_atari.run_dir.summary import read_run, write_trial_summary
+from jaxrl_atari.report.summary import read_run, write_trial_summary
+from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
+from jaxrl_atari.runs.description import describe
+from jaxrl_atari.runs.files import write_json
 
 library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 from hub_server import LFS_BYTES, TOKEN, serve  # noqa: E402

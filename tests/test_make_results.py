@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from sample_runs import learning_table, table, write_run
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 BUDGET = 10_000_000

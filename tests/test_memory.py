@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware.memory import Estimate, estimate, out_of_memory_advice, report
 from jaxrl_atari.networks import init_params

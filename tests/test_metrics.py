@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from sample_runs import table, write_metrics, write_run
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.games import GAMES, Game
-from jaxrl_atari.run_dir import metrics
-from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.reading import read_evaluations, read_metrics, read_sessions, session_dirs
-from jaxrl_atari.run_dir.summary import seeds_text, summary_table, write_trial_summary
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.report import metrics
+from jaxrl_atari.report.summary import seeds_text, summary_table, write_trial_summary
+from jaxrl_atari.runs.config_file import read_config
+from jaxrl_atari.runs.reading import read_evaluations, read_metrics, read_sessions, session_dirs
 
 NAN = np.nan
 # Random play scores 10, so that str_i = return_mean - 10.

@@ -20,7 +20,7 @@ from jaxrl_atari.hardware.monitor import (
     HostReader,
     Monitor,
 )
-from jaxrl_atari.run_dir.columns import COLUMNS
+from jaxrl_atari.runs.columns import COLUMNS
 
 # The machine has four GPUs. CUDA_VISIBLE_DEVICES shows this process "2,0" in this order, and a slice of GPU 3.
 UUID_OF = ["uuid-2", "uuid-0", "slice-of-3"].__getitem__

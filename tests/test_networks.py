@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import NetworkConfig, NetworkName
+from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.evaluate import policy
 from jaxrl_atari.fast import cpu_conv, forms
 from jaxrl_atari.fast.cpu_conv import UNROLLED, acting_params, chunk_size

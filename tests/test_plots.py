@@ -9,10 +9,10 @@ from matplotlib.image import imread
 from sample_runs import learning_table, table, write_run
 
 from jaxrl_atari import cli, plots
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.games import GAMES
-from jaxrl_atari.run_dir.metrics import moving_average
-from jaxrl_atari.run_dir.summary import read_run
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.report.metrics import moving_average
+from jaxrl_atari.report.summary import read_run
 
 NAN = np.nan
 

@@ -14,18 +14,18 @@ from browser import chromium
 from PIL import Image
 from sample_runs import learning_table, table, write_metrics, write_run
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.plots import main as plots_command
 from jaxrl_atari.report import chart, pages
 from jaxrl_atari.report.__main__ import main
 from jaxrl_atari.report.pages import try_report, write_report
-from jaxrl_atari.run_dir.columns import REQUIRED_COLUMNS
-from jaxrl_atari.run_dir.files import write_json
-from jaxrl_atari.run_dir.search_records import Record, write_record
-from jaxrl_atari.run_dir.suite_statistics import INTERVALS
-from jaxrl_atari.run_dir.summary import read_run, trial_summary
+from jaxrl_atari.report.search_records import Record, write_record
+from jaxrl_atari.report.suites import INTERVALS
+from jaxrl_atari.report.summary import read_run, trial_summary
+from jaxrl_atari.runs.columns import REQUIRED_COLUMNS
+from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.search import __main__ as search_command
 from jaxrl_atari.search.files import read_search, write_search
 from jaxrl_atari.search.space import Integer, LogUniform, SearchConfig, set_fields

@@ -16,7 +16,7 @@ from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.fast.frames import arrange_stacks, gather_stacks
 from jaxrl_atari.networks import init_params
 from jaxrl_atari.rollout import EnvGroup, act, begin_rollout, collect, empty_state
-from jaxrl_atari.run_dir.progress import EpisodeStatistics
+from jaxrl_atari.runs.progress import EpisodeStatistics
 
 V5 = PROTOCOLS["v5"]
 LENGTH = 6

@@ -23,13 +23,13 @@ from sample_runs import write_checkpoint
 from user_commands import ROOT, free_address
 
 from jaxrl_atari import train
-from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, load_config_file
-from jaxrl_atari.run_dir.description import session_dir
-from jaxrl_atari.run_dir.files import write_json
-from jaxrl_atari.run_dir.reading import checkpoint_steps, session_dirs
-from jaxrl_atari.run_dir.search_records import Record, ranked, read_records, trial_dir, write_record
-from jaxrl_atari.run_dir.writers import CsvWriter
+from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
+from jaxrl_atari.report.search_records import Record, ranked, read_records, trial_dir, write_record
+from jaxrl_atari.runs.description import session_dir
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.reading import checkpoint_steps, session_dirs
+from jaxrl_atari.runs.writers import CsvWriter
 from jaxrl_atari.search import (
     Choice,
     Grid,
@@ -800,9 +800,9 @@ def test_trials_get_their_share_of_a_gpu_and_failures_do_not_end_the_search(tune
 
         from jaxrl_atari.hardware.memory import out_of_memory_advice
         from jaxrl_atari.hardware.memory_share import apply_memory_fraction
-        from jaxrl_atari.run_dir.files import write_json
-        from jaxrl_atari.run_dir.search_records import read_records
-        from jaxrl_atari.run_dir.writers import CsvWriter
+        from jaxrl_atari.report.search_records import read_records
+        from jaxrl_atari.runs.files import write_json
+        from jaxrl_atari.runs.writers import CsvWriter
         from jaxrl_atari.search import worker
 
         number = task["number"]

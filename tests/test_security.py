@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from sample_runs import table, write_metrics, write_run
 from test_evaluate import write_session
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, EnvConfig
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.pages import write_report
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
-from jaxrl_atari.run_dir.config_file import CONFIG_FILE, read_config
-from jaxrl_atari.run_dir.description import describe
-from jaxrl_atari.run_dir.meta import SESSION_FIELDS, meta_checksum
-from jaxrl_atari.run_dir.progress import Progress
-from jaxrl_atari.run_dir.reading import read_metrics
-from jaxrl_atari.run_dir.search_records import Record, read_records, write_record
-from jaxrl_atari.run_dir.summary import write_trial_summary
-from jaxrl_atari.run_dir.writers import CsvWriter
+from jaxrl_atari.report.search_records import Record, read_records, write_record
+from jaxrl_atari.report.summary import write_trial_summary
+from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.config_file import CONFIG_FILE, read_config
+from jaxrl_atari.runs.description import describe
+from jaxrl_atari.runs.meta import SESSION_FIELDS, meta_checksum
+from jaxrl_atari.runs.progress import Progress
+from jaxrl_atari.runs.reading import read_metrics
+from jaxrl_atari.runs.writers import CsvWriter
 from jaxrl_atari.search.files import read_search, write_search
 from jaxrl_atari.search.space import Choice, LogUniform, SearchConfig
 from jaxrl_atari.suite.suite import read_suite_file, write_suite_file

@@ -21,8 +21,9 @@ import pytest
 from sample_runs import flip_bit, read_csv
 
 from jaxrl_atari import session, train
-from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError
+from jaxrl_atari.cli.stopping import SessionStop, StopRequest
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.evaluate import during_training
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.evaluate.play import run_evaluation
@@ -31,20 +32,19 @@ from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import Collected, collect
-from jaxrl_atari.run_dir import resume, session_log
-from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
-from jaxrl_atari.run_dir.checkpoints import Checkpoints, Restored
-from jaxrl_atari.run_dir.columns import TIME_COLUMNS
-from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.description import describe, write_description
-from jaxrl_atari.run_dir.files import write_json
-from jaxrl_atari.run_dir.progress import EpisodeStatistics, Progress
-from jaxrl_atari.run_dir.reading import cut_evaluations
-from jaxrl_atari.run_dir.session_log import NonFiniteError, SessionLog
+from jaxrl_atari.runs import resume, session_log
+from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
+from jaxrl_atari.runs.checkpoints import Checkpoints, Restored
+from jaxrl_atari.runs.columns import TIME_COLUMNS
+from jaxrl_atari.runs.config_file import read_config
+from jaxrl_atari.runs.description import describe, write_description
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.progress import EpisodeStatistics, Progress
+from jaxrl_atari.runs.reading import cut_evaluations
+from jaxrl_atari.runs.session_log import NonFiniteError, SessionLog
 from jaxrl_atari.session import hyperparameters, prepare, run_session
-from jaxrl_atari.trial import trial
-from jaxrl_atari.trial.stopping import SessionStop, StopRequest
-from jaxrl_atari.trial.trial import run_training
+from jaxrl_atari.suite import trial
+from jaxrl_atari.suite.trial import run_training
 
 TINY = Config(
     name="tiny",
@@ -820,8 +820,8 @@ def test_a_finished_session_with_a_damaged_last_checkpoint_is_trained_to_its_end
 def test_whether_a_session_is_finished_is_asked_without_starting_jax(trained):
     code = (
         "import sys; from pathlib import Path; from jax._src import xla_bridge;"
-        "from jaxrl_atari.run_dir.config_file import read_config;"
-        "from jaxrl_atari.run_dir.description import is_finished;"
+        "from jaxrl_atari.runs.config_file import read_config;"
+        "from jaxrl_atari.runs.description import is_finished;"
         "run = Path(sys.argv[1]); print(is_finished(read_config(run), run / 'session_0'));"
         "print(xla_bridge.backends_are_initialized())"
     )

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats  # a dependency of JAX
 
-from jaxrl_atari.run_dir import statistics
-from jaxrl_atari.run_dir.statistics import aggregate, estimate, performance_profile, probability_of_improvement
+from jaxrl_atari.report import statistics
+from jaxrl_atari.report.statistics import aggregate, estimate, performance_profile, probability_of_improvement
 
 RLIABLE = {
     "mean": 0.92,

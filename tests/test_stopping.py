@@ -6,8 +6,8 @@ import sys
 import pytest
 from user_commands import ROOT
 
+from jaxrl_atari.cli.stopping import StopRequest
 from jaxrl_atari.search.files import StopFile
-from jaxrl_atari.trial.stopping import StopRequest
 
 
 def test_the_first_signal_requests_a_stop_and_the_second_ends_at_once():
@@ -43,7 +43,7 @@ def test_a_cluster_may_send_its_signal_any_number_of_times(number):
 COMPILING = """
 import hashlib, time
 from jaxrl_atari import cli
-from jaxrl_atari.trial.stopping import SessionStop
+from jaxrl_atari.cli.stopping import SessionStop
 
 def main():
     with SessionStop("session 0") as stop:
@@ -103,7 +103,7 @@ def test_a_signal_during_an_import_is_answered(name):
     [
         *(("train", number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)),
         ("search", signal.SIGTERM),
-        ("trial.worker", signal.SIGTERM),
+        ("suite.session_worker", signal.SIGTERM),
     ],
 )
 def test_a_signal_while_a_command_imports_its_packages_ends_it(module, number, tmp_path):
@@ -126,7 +126,7 @@ def test_a_script_that_imports_the_package_keeps_its_signals():
 
 CLOSED = """
 import os, signal, sys
-from jaxrl_atari.trial.stopping import StopRequest
+from jaxrl_atari.cli.stopping import StopRequest
 
 # Whoever started the tests may have been under nohup.
 signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)

@@ -13,19 +13,19 @@ import pytest
 from sample_runs import table, write_checkpoint, write_metrics
 
 from jaxrl_atari import plots
-from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig, TrialConfig
 from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report import group_pages
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
-from jaxrl_atari.run_dir.description import describe, write_description
-from jaxrl_atari.run_dir.files import write_json
-from jaxrl_atari.run_dir.statistics import FIGURES
-from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, read_suite
-from jaxrl_atari.run_dir.summary import read_run
+from jaxrl_atari.report.statistics import FIGURES
+from jaxrl_atari.report.suites import compare_suites, describe_suite, draw_suites, read_suite
+from jaxrl_atari.report.summary import read_run
+from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.description import describe, write_description
+from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite import results, suite
-from jaxrl_atari.trial.processes import Failure
+from jaxrl_atari.suite.processes import Failure
 
 TINY = Config(
     name="suite",
@@ -428,7 +428,7 @@ def test_suites_that_cannot_be_compared(tmp_path):
 
 
 def test_a_game_without_a_log_point_and_a_copy_of_a_game_are_left_out(tmp_path, monkeypatch, capsys, caplog):
-    monkeypatch.setattr("jaxrl_atari.run_dir.suite_statistics.draw_suites", lambda *arguments: [])
+    monkeypatch.setattr("jaxrl_atari.report.suites.draw_suites", lambda *arguments: [])
     suite_dir = add_games(make_suite(tmp_path / "suite"), {"Pong": [0.5, 1.0], "Breakout": [2.0, 3.0]})
     before = read_suite(suite_dir)["Pong"][0]["return_mean"].tolist()
     shutil.copytree(suite_dir / "Pong", suite_dir / "Pong_old")
@@ -500,7 +500,7 @@ def test_hours_that_are_unknown_leave_out_their_curve_alone(tmp_path):
 
 
 def test_suites_of_one_name_show_their_parents(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxrl_atari.run_dir.suite_statistics.draw_suites", lambda *arguments: [])
+    monkeypatch.setattr("jaxrl_atari.report.suites.draw_suites", lambda *arguments: [])
     for parent in ("a", "b", "c/b"):
         (tmp_path / parent).mkdir(parents=True)
         add_games(make_suite(tmp_path / parent / "suite"), BETTER)

@@ -17,11 +17,11 @@ from user_commands import ROOT
 
 from jaxrl_atari import ppo, rollout, session
 from jaxrl_atari import train as command
-from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import PlacementError, check_placement, place
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
+from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.learner import compiled_update

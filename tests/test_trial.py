@@ -18,18 +18,19 @@ import pytest
 from sample_runs import table, write_checkpoint, write_metrics
 from user_commands import ROOT
 
-from jaxrl_atari.cli.errors import SessionsFailed, UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig
+from jaxrl_atari.errors import SessionsFailed, UserError
 from jaxrl_atari.hardware.gpus import SIMULATED
 from jaxrl_atari.hardware.memory_share import FRACTION
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
-from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.description import describe, make_run_dir, write_description
-from jaxrl_atari.run_dir.files import only_writer, write_json
-from jaxrl_atari.run_dir.summary import write_trial_summary
-from jaxrl_atari.trial import trial, worker
-from jaxrl_atari.trial.processes import Failure, Task, run_processes
-from jaxrl_atari.trial.trial import run_training, run_trial
+from jaxrl_atari.report.summary import write_trial_summary
+from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.config_file import read_config
+from jaxrl_atari.runs.description import describe, make_run_dir, write_description
+from jaxrl_atari.runs.files import only_writer, write_json
+from jaxrl_atari.suite import session_worker as worker
+from jaxrl_atari.suite import trial
+from jaxrl_atari.suite.processes import Failure, Task, run_processes
+from jaxrl_atari.suite.trial import run_training, run_trial
 
 
 def test_two_sessions_on_two_gpus(tmp_path):
@@ -158,7 +159,7 @@ def test_a_second_signal_kills(scripts):
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     code = f"import signal, time\n{deaf}\nprint('deaf', flush=True)\ntime.sleep(60)"
     parent = (
-        "import sys, os; from jaxrl_atari.trial.processes import *;"
+        "import sys, os; from jaxrl_atari.suite.processes import *;"
         "run_processes([Task(0, ('task_0',), dict(os.environ), ())] * 2, parallel=2)"
     )
     (task,) = scripts([code])

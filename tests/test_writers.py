@@ -16,13 +16,13 @@ import pytest
 from sample_runs import read_csv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, LogConfig
-from jaxrl_atari.run_dir import writers as writers_module
-from jaxrl_atari.run_dir.columns import COLUMNS
-from jaxrl_atari.run_dir.reading import read_metrics
-from jaxrl_atari.run_dir.terminal import Pace, ProgressWriter
-from jaxrl_atari.run_dir.writers import CsvWriter, JsonLinesWriter, TensorBoardWriter, make_writers
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs import writers as writers_module
+from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.reading import read_metrics
+from jaxrl_atari.runs.terminal import Pace, ProgressWriter
+from jaxrl_atari.runs.writers import CsvWriter, JsonLinesWriter, TensorBoardWriter, make_writers
 
 NAN = float("nan")
 
@@ -176,7 +176,7 @@ def test_tensorboard_resumed_without_a_checkpoint_replaces_all_points(tmp_path):
 def test_tensorboard_needs_no_tensorflow_and_no_torch(tmp_path):
     code = (
         "import sys; sys.modules.update(tensorflow=None, torch=None)\n"  # importing either would raise
-        "from pathlib import Path; from jaxrl_atari.run_dir.writers import TensorBoardWriter\n"
+        "from pathlib import Path; from jaxrl_atari.runs.writers import TensorBoardWriter\n"
         "assert 'tensorboard' not in sys.modules\n"
         f"TensorBoardWriter(Path({str(tmp_path)!r})).write({{'env_steps': 1}})"
     )
@@ -215,7 +215,7 @@ WANDB_SCRIPT = """
 import sys
 from pathlib import Path
 from jaxrl_atari.config import Config, LogConfig
-from jaxrl_atari.run_dir.writers import make_writers
+from jaxrl_atari.runs.writers import make_writers
 log = LogConfig(wandb=True, wandb_project="a project", tensorboard=False)
 writers = make_writers(Config(log=log), Path(sys.argv[1]), label="session 0")
 for env_steps in (10240, 20480):

@@ -35,13 +35,13 @@ from jaxrl_atari.benchmark.comparison import (
     summary,
 )
 from jaxrl_atari.benchmark.measure import RATES, SECTIONS, measure, open_training
-from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.cli.values import parse_path
 from jaxrl_atari.config import Config, load_config_file
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import gpus, runtime
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.memory import out_of_memory_advice
-from jaxrl_atari.run_dir.description import describe
+from jaxrl_atari.runs.description import describe
 
 PARTS = (*RATES, "startup")
 ROWS = (

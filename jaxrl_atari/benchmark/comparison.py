@@ -20,11 +20,11 @@ from matplotlib.ticker import NullLocator
 
 from jaxrl_atari.benchmark.measure import RATES
 from jaxrl_atari.cli import flat
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import multiplies_bfloat16, usable_cores
-from jaxrl_atari.run_dir.drawing import new_figure, open_axes, plain_numbers, save_figure
+from jaxrl_atari.report.drawing import new_figure, open_axes, plain_numbers, save_figure
 
 YARDSTICK = Path(__file__).parents[2] / "benchmarks" / "torch_ppo.py"
 YARDSTICK_SPEC = {

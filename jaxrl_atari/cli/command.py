@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TextIO
 
-from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.errors import UserError
 
 INTERRUPTED = 130  # 128 + SIGINT, as in shells: stopped on request, by whatever signal; nothing failed
 

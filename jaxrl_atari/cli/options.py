@@ -15,8 +15,8 @@ from typing import Any, NoReturn, TypeVar
 import tyro
 
 from jaxrl_atari.cli.command import say
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.cli.values import parse_path
+from jaxrl_atari.errors import UserError
 
 Options = TypeVar("Options")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from jaxrl_atari.cli.errors import ConfigError, UserError
+from jaxrl_atari.errors import ConfigError, UserError
 
 
 class Limits(NamedTuple):

@@ -8,9 +8,9 @@ from ale_py import roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
 from jaxrl_atari.envs.protocols import Rules
+from jaxrl_atari.errors import UserError
 
 SCREEN_SHAPE = (210, 160, 3)
 MULTIPLAYER_ONLY = {"combat", "joust", "maze_craze", "warlords"}

@@ -12,10 +12,10 @@ from typing import Any
 import ale_py
 import numpy as np
 
-from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.envs.ale import rom_ids, rom_path
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
 from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP, Rules
+from jaxrl_atari.errors import ConfigError, UserError
 
 
 @cache

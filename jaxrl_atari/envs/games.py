@@ -22,8 +22,8 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Literal
 
-from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL
+from jaxrl_atari.errors import ConfigError
 
 DEFAULT_GAE_LAMBDA = 0.95
 """Lambda for games without a tuned value: the most frequent tuned value, and PPO's usual one."""

@@ -22,13 +22,13 @@ import numpy as np
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.cli.values import counted, parse_gpu
 from jaxrl_atari.config import DevicesConfig, EnvConfig
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs import Episode
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
@@ -36,11 +36,11 @@ from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory_share import do_not_preallocate
 from jaxrl_atari.report.pages import REPORT_FILE, try_report
-from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.files import unused, write_json
-from jaxrl_atari.run_dir.reading import session_dirs, session_number
-from jaxrl_atari.run_dir.statistics import score_interval
-from jaxrl_atari.run_dir.summary import counted_sessions
+from jaxrl_atari.report.statistics import score_interval
+from jaxrl_atari.report.summary import counted_sessions
+from jaxrl_atari.runs.config_file import read_config
+from jaxrl_atari.runs.files import unused, write_json
+from jaxrl_atari.runs.reading import session_dirs, session_number
 
 
 @dataclasses.dataclass(frozen=True)

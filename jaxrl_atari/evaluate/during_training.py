@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_atari.config import Config
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, evaluation_network
-from jaxrl_atari.run_dir.reading import EVALUATIONS_FILE, EVALUATIONS_HEADER
+from jaxrl_atari.runs.reading import EVALUATIONS_FILE, EVALUATIONS_HEADER
 
 
 class Evaluator:

@@ -7,8 +7,8 @@ from concurrent.futures import CancelledError
 import jax
 import numpy as np
 
-from jaxrl_atari.cli.errors import require
 from jaxrl_atari.envs import EnvPool, Episode, EpisodeCounter, make_pool
+from jaxrl_atari.errors import require
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
 

@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_atari.cli.errors import ConfigError, UserError
 from jaxrl_atari.config import Config, NetworkConfig
 from jaxrl_atari.devices import check_placement, pick_device
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays
-from jaxrl_atari.run_dir.checkpoints import Checkpoints, Damaged, Restored
-from jaxrl_atari.run_dir.config_file import config_from_dict, read_config
-from jaxrl_atari.run_dir.reading import checkpoint_steps, session_dirs
-from jaxrl_atari.run_dir.summary import counted_sessions
+from jaxrl_atari.report.summary import counted_sessions
+from jaxrl_atari.runs.checkpoints import Checkpoints, Damaged, Restored
+from jaxrl_atari.runs.config_file import config_from_dict, read_config
+from jaxrl_atari.runs.reading import checkpoint_steps, session_dirs
 
 _log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_atari.cli.errors import UserError, require
 from jaxrl_atari.envs import Episode, env_seeds
 from jaxrl_atari.envs.ale import SCREEN_SHAPE, AlePool
+from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.evaluate.play import play
 from jaxrl_atari.evaluate.policy import Policy
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_atari.cli.errors import require
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.envs.pool import FRAME_SIZE
+from jaxrl_atari.errors import require
 from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.fast.frames import BLOCKED, PLAIN, FrameLayout, arrange_stacks
 from jaxrl_atari.networks import NETWORKS, STACK, make_module

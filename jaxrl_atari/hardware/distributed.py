@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware.jax_gpus import limit_jax
 
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import jax
 
-from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import GpuOption
+from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.cuda_driver import CudaDriver, DriverError, NoDevice
 

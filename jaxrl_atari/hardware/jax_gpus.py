@@ -7,8 +7,8 @@ from typing import Literal
 
 import jax
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import DevicesConfig, GpuOption
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.memory import is_out_of_memory
 from jaxrl_atari.hardware.memory_share import apply_memory_fraction

@@ -17,9 +17,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, NetworkConfig
 from jaxrl_atari.envs.pool import FRAME_SIZE
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.fast.forms import compute_dtype, uses_cpu_conv
 from jaxrl_atari.networks import STACK, make_module

@@ -5,8 +5,8 @@ from collections.abc import MutableMapping
 
 import jax
 
-from jaxrl_atari.cli.errors import ConfigError
 from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware.runtime import jax_has_started
 
 FRACTION = "XLA_CLIENT_MEM_FRACTION"

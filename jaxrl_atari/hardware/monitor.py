@@ -23,7 +23,7 @@ GIB = 2**30
 GPU_COLUMNS = ("gpu_busy_percent", "gpu_memory_gib", "gpu_power_watts", "gpu_temperature_c")
 HOST_COLUMNS = ("cpu_percent", "rss_gib")
 MONITOR_COLUMNS = GPU_COLUMNS + HOST_COLUMNS
-"""The names of the measured values. run_dir/columns.py defines them."""
+"""The names of the measured values. runs/columns.py defines them."""
 
 
 class GpuUnknown(Exception):

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari import __version__, cli
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, GpuOption, load_config_file
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.jax_gpus import visible_gpus
 from jaxrl_atari.hardware.memory import estimate, format_bytes, report

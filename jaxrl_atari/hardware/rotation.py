@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple, TypeGuard
 
 import jax
 
-from jaxrl_atari.cli.errors import ConfigError, require
 from jaxrl_atari.config import Config, DevicesConfig, GpuOption
+from jaxrl_atari.errors import ConfigError, require
 from jaxrl_atari.hardware.gpus import Visible, no_such_gpu, simulated_count, visible
 
 

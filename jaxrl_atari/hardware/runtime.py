@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 from jax._src import xla_bridge  # JAX has no public way to ask whether its back end has started
 
-from jaxrl_atari.cli.errors import ConfigError
+from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware.cpu import usable_cores
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"

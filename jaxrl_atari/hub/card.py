@@ -7,9 +7,9 @@ from string import Template
 from typing import Any
 
 from jaxrl_atari.cli.values import counted
-from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.files import read_json
-from jaxrl_atari.run_dir.summary import evaluated_at, newest_evaluation, seeds_text, sessions_text
+from jaxrl_atari.report.summary import evaluated_at, newest_evaluation, seeds_text, sessions_text
+from jaxrl_atari.runs.config_file import read_config
+from jaxrl_atari.runs.files import read_json
 
 
 def model_card(

@@ -8,7 +8,7 @@ The report of a suite or a search links to those of its runs, which are written 
 from collections.abc import Sequence
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.pages import write_report
 
 

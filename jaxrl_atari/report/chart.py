@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import ArrayLike
 
-from jaxrl_atari.run_dir.drawing import plain_numbers
+from jaxrl_atari.report.drawing import plain_numbers
 
 SIZE = 1000
 MAX_POINTS = 240

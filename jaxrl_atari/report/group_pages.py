@@ -10,19 +10,19 @@ from typing import Any
 from urllib.parse import quote
 
 from jaxrl_atari.cli import flat
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import comparison_note
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.chart import Series, draw
+from jaxrl_atari.report.metrics import mean_curve
 from jaxrl_atari.report.run_page import interval_text, options, part, software
-from jaxrl_atari.run_dir.config_file import SEARCH_FILE, SUITE_FILE, config_from_dict
-from jaxrl_atari.run_dir.files import read_json
-from jaxrl_atari.run_dir.metrics import mean_curve
-from jaxrl_atari.run_dir.reading import read_sessions
-from jaxrl_atari.run_dir.search_records import Record, best_first, ranked, read_records, trial_dir, value_text
-from jaxrl_atari.run_dir.suite_statistics import INTERVALS, aggregate_rows, describe_suite, read_suite, suite_runs
-from jaxrl_atari.run_dir.summary import number_text, read_run, score_text, status_text, trial_summary
+from jaxrl_atari.report.search_records import Record, best_first, ranked, read_records, trial_dir, value_text
+from jaxrl_atari.report.suites import INTERVALS, aggregate_rows, describe_suite, read_suite, suite_runs
+from jaxrl_atari.report.summary import number_text, read_run, score_text, status_text, trial_summary
+from jaxrl_atari.runs.config_file import SEARCH_FILE, SUITE_FILE, config_from_dict
+from jaxrl_atari.runs.files import read_json
+from jaxrl_atari.runs.reading import read_sessions
 
 
 def link(name: str, written: set[str]) -> str | None:

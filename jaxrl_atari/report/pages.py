@@ -10,12 +10,12 @@ from typing import Any
 
 from jaxrl_atari import __version__
 from jaxrl_atari.cli import say
-from jaxrl_atari.cli.errors import UserError, reason
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report.group_pages import describe_search, describe_suite_page
 from jaxrl_atari.report.run_page import describe_run
-from jaxrl_atari.run_dir.config_file import is_search
-from jaxrl_atari.run_dir.files import write_file
-from jaxrl_atari.run_dir.suite_statistics import is_suite, suite_runs
+from jaxrl_atari.report.suites import is_suite, suite_runs
+from jaxrl_atari.runs.config_file import is_search
+from jaxrl_atari.runs.files import write_file
 
 REPORT_FILE = "report.html"
 

@@ -13,12 +13,8 @@ from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.plots import SESSION_PANELS, SMOOTHING
 from jaxrl_atari.report.chart import Chart, Series, draw, scale
-from jaxrl_atari.run_dir.columns import COLUMNS, TIME_COLUMNS
-from jaxrl_atari.run_dir.config_file import CONFIG_FILE
-from jaxrl_atari.run_dir.description import latest_text
-from jaxrl_atari.run_dir.files import read_json
-from jaxrl_atari.run_dir.metrics import Table, moving_average
-from jaxrl_atari.run_dir.summary import (
+from jaxrl_atari.report.metrics import Table, moving_average
+from jaxrl_atari.report.summary import (
     Run,
     evaluated_at,
     figure_rows,
@@ -29,6 +25,10 @@ from jaxrl_atari.run_dir.summary import (
     sessions_text,
     trial_summary,
 )
+from jaxrl_atari.runs.columns import COLUMNS, TIME_COLUMNS
+from jaxrl_atari.runs.config_file import CONFIG_FILE
+from jaxrl_atari.runs.description import latest_text
+from jaxrl_atari.runs.files import read_json
 
 REFERENCES = {
     "reference_score": "SLM Lab's PPO, 10M env steps",

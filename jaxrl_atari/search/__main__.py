@@ -21,13 +21,13 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import call_config_file, say
-from jaxrl_atari.cli.errors import SessionsFailed, UserError, require
 from jaxrl_atari.config import Config
+from jaxrl_atari.errors import SessionsFailed, UserError, require
 from jaxrl_atari.report.pages import try_report
-from jaxrl_atari.run_dir.config_file import is_search
-from jaxrl_atari.run_dir.description import make_run_dir
-from jaxrl_atari.run_dir.files import only_writer
-from jaxrl_atari.run_dir.search_records import read_records
+from jaxrl_atari.report.search_records import read_records
+from jaxrl_atari.runs.config_file import is_search
+from jaxrl_atari.runs.description import make_run_dir
+from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.search.files import read_search, write_search
 from jaxrl_atari.search.results import write_results
 from jaxrl_atari.search.space import SearchConfig, check_space

@@ -10,12 +10,12 @@ SEARCH_DIR/trial_<i>/output.txt   output of the trial
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.cli.stopping import StopRequest
 from jaxrl_atari.config import Config
-from jaxrl_atari.run_dir.config_file import SEARCH_FILE, config_from_dict
-from jaxrl_atari.run_dir.files import read_json, write_json
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs.config_file import SEARCH_FILE, config_from_dict
+from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.search.space import SearchConfig, search_from_dict
-from jaxrl_atari.trial.stopping import StopRequest
 
 
 def write_search(search_dir: Path, config: Config, search: SearchConfig) -> None:

@@ -13,12 +13,12 @@ from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.run_dir.drawing import COLOURS, GREY, env_step_axes, new_figure, open_axes, plain_numbers, save_figure
-from jaxrl_atari.run_dir.metrics import mean_curve
-from jaxrl_atari.run_dir.reading import read_sessions
-from jaxrl_atari.run_dir.search_records import Record, ranked, trial_dir, value_text
-from jaxrl_atari.run_dir.summary import score_text
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.report.drawing import COLOURS, GREY, env_step_axes, new_figure, open_axes, plain_numbers, save_figure
+from jaxrl_atari.report.metrics import mean_curve
+from jaxrl_atari.report.search_records import Record, ranked, trial_dir, value_text
+from jaxrl_atari.report.summary import score_text
+from jaxrl_atari.runs.reading import read_sessions
 from jaxrl_atari.search.space import LogUniform, SearchConfig
 
 LOOKS: dict[str, dict[str, Any]] = {

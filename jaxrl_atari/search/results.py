@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.run_dir.files import write_file, write_json
-from jaxrl_atari.run_dir.search_records import Record, best_first, ranked, read_records, trial_dir, value_text
-from jaxrl_atari.run_dir.summary import score_text
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.report.search_records import Record, best_first, ranked, read_records, trial_dir, value_text
+from jaxrl_atari.report.summary import score_text
+from jaxrl_atari.runs.files import write_file, write_json
 from jaxrl_atari.search.files import read_search
 from jaxrl_atari.search.plots import plot_search
 from jaxrl_atari.search.space import SearchConfig, set_fields

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 
-from jaxrl_atari.cli.errors import ConfigError, require
 from jaxrl_atari.cli.values import Limits, check_fields
 from jaxrl_atari.config import Config
-from jaxrl_atari.run_dir.config_file import config_from_dict
+from jaxrl_atari.errors import ConfigError, require
+from jaxrl_atari.runs.config_file import config_from_dict
 
 
 @dataclass(frozen=True)

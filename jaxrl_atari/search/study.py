@@ -8,7 +8,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from jaxrl_atari.run_dir.search_records import Record
+from jaxrl_atari.report.search_records import Record
 from jaxrl_atari.search.space import Choice, Distribution, Grid, Integer, LogUniform, SearchConfig, Uniform
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -21,12 +21,12 @@ from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 
 from jaxrl_atari.cli import say
-from jaxrl_atari.cli.errors import UserError, require
 from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config, GpuOption
-from jaxrl_atari.run_dir.files import refusal
-from jaxrl_atari.run_dir.search_records import Record, ranked, read_records, trial_dir, value_text, write_record
-from jaxrl_atari.run_dir.summary import score_text, write_trial_summary
+from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.report.search_records import Record, ranked, read_records, trial_dir, value_text, write_record
+from jaxrl_atari.report.summary import score_text, write_trial_summary
+from jaxrl_atari.runs.files import refusal
 from jaxrl_atari.search.algorithm import ResumableAsha, TrialSampler
 from jaxrl_atari.search.files import StopFile
 from jaxrl_atari.search.space import SearchConfig

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.cli.errors import ConfigError, UserError
+from jaxrl_atari.cli.stopping import StopRequest
 from jaxrl_atari.config import Config
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.gpus import Visible, visible
 from jaxrl_atari.hardware.memory_share import equal_share
 from jaxrl_atari.hardware.rotation import check_devices
-from jaxrl_atari.run_dir.description import describe_resumed, is_finished, session_dir, write_description
-from jaxrl_atari.run_dir.search_records import read_records, trial_dir, write_record
-from jaxrl_atari.run_dir.summary import write_trial_summary
-from jaxrl_atari.run_dir.writers import Row, Writer
+from jaxrl_atari.report.search_records import read_records, trial_dir, write_record
+from jaxrl_atari.report.summary import write_trial_summary
+from jaxrl_atari.runs.description import describe_resumed, is_finished, session_dir, write_description
+from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.files import StopFile, read_search
 from jaxrl_atari.search.space import Fields, SearchConfig, set_fields
 from jaxrl_atari.session import run_session
-from jaxrl_atari.trial.stopping import StopRequest
 
 
 def usable_gpus(config: Config) -> Visible:

@@ -24,19 +24,19 @@ from typing import NamedTuple
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import say
-from jaxrl_atari.cli.errors import ConfigError, SessionsFailed, UserError, require
 from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.envs.games import GAMES, parse_game
 from jaxrl_atari.envs.protocols import comparison_note
+from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError, require
 from jaxrl_atari.hardware.rotation import place_session
 from jaxrl_atari.plots import plot_comparison
 from jaxrl_atari.report.pages import try_report
-from jaxrl_atari.run_dir.config_file import read_config, require_same_run, with_budget
-from jaxrl_atari.run_dir.description import all_finished, make_run_dir, require_budget
-from jaxrl_atari.run_dir.files import only_writer
-from jaxrl_atari.run_dir.suite_statistics import compare_suites, describe_suite, draw_suites, is_suite, read_suite
-from jaxrl_atari.run_dir.summary import read_run
+from jaxrl_atari.report.suites import compare_suites, describe_suite, draw_suites, is_suite, read_suite
+from jaxrl_atari.report.summary import read_run
+from jaxrl_atari.runs.config_file import read_config, require_same_run, with_budget
+from jaxrl_atari.runs.description import all_finished, make_run_dir, require_budget
+from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.suite.results import write_results
 from jaxrl_atari.suite.suite import game_configs, read_suite_file, run_suite, write_suite_file
 

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.files import write_file, write_json
-from jaxrl_atari.run_dir.statistics import aggregate, score_interval
-from jaxrl_atari.run_dir.suite_statistics import (
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.report.statistics import aggregate, score_interval
+from jaxrl_atari.report.suites import (
     INTERVALS,
     NORMALISATIONS,
     aggregate_rows,
@@ -29,7 +27,9 @@ from jaxrl_atari.run_dir.suite_statistics import (
     scores_at,
     write_rliable,
 )
-from jaxrl_atari.run_dir.summary import read_run, status_text, write_trial_summary
+from jaxrl_atari.report.summary import read_run, status_text, write_trial_summary
+from jaxrl_atari.runs.config_file import read_config
+from jaxrl_atari.runs.files import write_file, write_json
 from jaxrl_atari.suite.suite import game_configs, read_suite_file
 
 TABLE_COLUMNS = {

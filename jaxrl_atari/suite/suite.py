@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jaxrl_atari.cli import say
-from jaxrl_atari.cli.errors import ConfigError, UserError, reason
 from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config
+from jaxrl_atari.errors import ConfigError, UserError, reason
 from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict, read_config, require_same_run
-from jaxrl_atari.run_dir.description import all_finished, change_budget, describe_resumed, is_run
-from jaxrl_atari.run_dir.files import read_json, write_json
-from jaxrl_atari.trial.processes import Failure, Task, run_processes
+from jaxrl_atari.runs.config_file import SUITE_FILE, config_from_dict, read_config, require_same_run
+from jaxrl_atari.runs.description import all_finished, change_budget, describe_resumed, is_run
+from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.suite.processes import Failure, Task, run_processes
 
 
 def game_configs(config: Config, games: Sequence[str]) -> dict[str, Config]:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from jaxrl_atari import cli
-from jaxrl_atari.trial.processes import end_with_parent
+from jaxrl_atari.suite.processes import end_with_parent
 
 
 def main() -> None:
@@ -13,7 +13,7 @@ def main() -> None:
     from jaxrl_atari.hardware import runtime
     from jaxrl_atari.report.pages import try_report
     from jaxrl_atari.suite.suite import game_configs, read_suite_file
-    from jaxrl_atari.trial.trial import run_trial
+    from jaxrl_atari.suite.trial import run_trial
 
     run_dir = Path(sys.argv[1])
     print(f"game {run_dir.name}", flush=True)

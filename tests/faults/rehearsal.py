@@ -11,7 +11,7 @@ import time
 import psutil
 from user_commands import ROOT
 
-from jaxrl_atari.run_dir.meta import is_sound
+from jaxrl_atari.runs.meta import is_sound
 
 INTERRUPTED = 130
 

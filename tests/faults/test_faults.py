@@ -28,7 +28,7 @@ import pytest
 from rehearsal import CONFIG, INTERRUPTED, rehearsal
 from user_commands import ROOT, TWO_GPUS, one_error_line, user_environment
 
-from jaxrl_atari.run_dir.meta import is_sound
+from jaxrl_atari.runs.meta import is_sound
 
 train = pytest.fixture(rehearsal)
 

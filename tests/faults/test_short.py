@@ -25,15 +25,15 @@ from user_commands import ROOT, one_error_line
 
 from jaxrl_atari import cli, session
 from jaxrl_atari import train as command
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, EvaluationConfig, LogConfig, PPOConfig
 from jaxrl_atari.envs.ale import AlePool
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.learner import Learner
-from jaxrl_atari.run_dir import writers
-from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
-from jaxrl_atari.run_dir.checkpoints import Checkpoints
-from jaxrl_atari.run_dir.meta import is_sound
-from jaxrl_atari.trial.trial import run_training
+from jaxrl_atari.runs import writers
+from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
+from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.meta import is_sound
+from jaxrl_atari.suite.trial import run_training
 
 train = pytest.fixture(rehearsal)
 
@@ -109,8 +109,8 @@ def _stopped_in_a_save(process, checkpoints):
 
 CHILD = """
 import pathlib, sys, time
-from jaxrl_atari.trial.processes import end_with_parent
-from jaxrl_atari.trial.stopping import StopRequest
+from jaxrl_atari.suite.processes import end_with_parent
+from jaxrl_atari.cli.stopping import StopRequest
 
 with StopRequest() as stop:
     end_with_parent()
@@ -126,7 +126,7 @@ pathlib.Path(sys.argv[1]).touch()
 PARENT = """
 import os, sys
 from jaxrl_atari import cli
-from jaxrl_atari.trial.processes import Task, run_processes
+from jaxrl_atari.suite.processes import Task, run_processes
 
 def main():
     names = sys.argv[1:3]

@@ -15,12 +15,12 @@ import jax
 import numpy as np
 import psutil
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import LogConfig
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.ppo import Metrics
-from jaxrl_atari.run_dir.columns import COMPILED, TIME_COLUMNS
-from jaxrl_atari.run_dir.progress import Every, Progress
-from jaxrl_atari.run_dir.writers import Writer
+from jaxrl_atari.runs.columns import COMPILED, TIME_COLUMNS
+from jaxrl_atari.runs.progress import Every, Progress
+from jaxrl_atari.runs.writers import Writer
 
 
 class NonFiniteError(UserError):

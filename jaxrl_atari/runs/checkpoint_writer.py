@@ -15,11 +15,11 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
 from jaxrl_atari import __version__
-from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.run_dir.arrays import hide_later_errors, reason_text, single_process, to_host
-from jaxrl_atari.run_dir.checkpoints import FORMAT_VERSION, Checkpoints
-from jaxrl_atari.run_dir.files import unused
-from jaxrl_atari.run_dir.meta import array_checksums, array_shapes, meta_checksum
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs.arrays import hide_later_errors, reason_text, single_process, to_host
+from jaxrl_atari.runs.checkpoints import FORMAT_VERSION, Checkpoints
+from jaxrl_atari.runs.files import unused
+from jaxrl_atari.runs.meta import array_checksums, array_shapes, meta_checksum
 
 DELETED = "deleted"
 

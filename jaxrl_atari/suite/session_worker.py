@@ -1,4 +1,4 @@
-"""The process of one session, started by `trial.py`: `python -m jaxrl_atari.trial.worker RUN_DIR SESSION`.
+"""The process of one session, started by `trial.py`: `python -m jaxrl_atari.suite.session_worker RUN_DIR SESSION`.
 
 It sees only its own GPUs. The first line of its standard input is JSON: `config`, with the options of this process;
 `resume`; and `descriptions`, the contents of config.json by directory, which it writes once training has begun.
@@ -9,18 +9,18 @@ import sys
 from pathlib import Path
 
 from jaxrl_atari import cli
-from jaxrl_atari.trial.processes import end_with_parent
+from jaxrl_atari.suite.processes import end_with_parent
 
 
 def main() -> None:
     """Runs the session."""
     task = json.loads(sys.stdin.readline())
     end_with_parent()
+    from jaxrl_atari.cli.stopping import SessionStop
     from jaxrl_atari.hardware import runtime
-    from jaxrl_atari.run_dir.config_file import config_from_dict
-    from jaxrl_atari.run_dir.description import session_dir, write_description
+    from jaxrl_atari.runs.config_file import config_from_dict
+    from jaxrl_atari.runs.description import session_dir, write_description
     from jaxrl_atari.session import run_session
-    from jaxrl_atari.trial.stopping import SessionStop
 
     session = int(sys.argv[2])
     directory = session_dir(Path(sys.argv[1]), session)

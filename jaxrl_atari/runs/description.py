@@ -11,16 +11,16 @@ from typing import Any
 import psutil
 
 from jaxrl_atari.cli import changed_fields
-from jaxrl_atari.cli.errors import UserError, require
 from jaxrl_atari.cli.values import parse_path
 from jaxrl_atari.config import Config
+from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
-from jaxrl_atari.run_dir.config_file import CONFIG_FILE, read_config, same_budget, with_budget
-from jaxrl_atari.run_dir.files import read_json, write_json
-from jaxrl_atari.run_dir.meta import is_sound
-from jaxrl_atari.run_dir.reading import checkpoint_steps, session_dirs
-from jaxrl_atari.run_dir.writers import import_wandb
+from jaxrl_atari.runs.config_file import CONFIG_FILE, read_config, same_budget, with_budget
+from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.meta import is_sound
+from jaxrl_atari.runs.reading import checkpoint_steps, session_dirs
+from jaxrl_atari.runs.writers import import_wandb
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
 

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.cli.errors import UserError, require
 from jaxrl_atari.config import Config
-from jaxrl_atari.run_dir.files import read_json, unused, write_json
-from jaxrl_atari.run_dir.reading import session_dirs, session_number
+from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.runs.files import read_json, unused, write_json
+from jaxrl_atari.runs.reading import session_dirs, session_number
 
 _log = logging.getLogger(__name__)
 

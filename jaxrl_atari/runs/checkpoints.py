@@ -18,17 +18,17 @@ from typing import Any
 
 import jax
 
-from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.run_dir.arrays import read_arrays, reason_text, to_device
-from jaxrl_atari.run_dir.files import read_json, refusal
-from jaxrl_atari.run_dir.meta import (
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs.arrays import read_arrays, reason_text, to_device
+from jaxrl_atari.runs.files import read_json, refusal
+from jaxrl_atari.runs.meta import (
     SESSION_FIELDS,
     array_checksums,
     array_shapes,
     meta_checksum,
     require_fields,
 )
-from jaxrl_atari.run_dir.reading import checkpoint_steps
+from jaxrl_atari.runs.reading import checkpoint_steps
 
 FORMAT_VERSION = 3
 

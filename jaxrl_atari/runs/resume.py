@@ -5,14 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware.distributed import agree
-from jaxrl_atari.run_dir.checkpoint_writer import CheckpointWriter
-from jaxrl_atari.run_dir.checkpoints import Checkpoints, Restored
-from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.files import unused
-from jaxrl_atari.run_dir.reading import EVALUATIONS_FILE, read_metrics
+from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
+from jaxrl_atari.runs.checkpoints import Checkpoints, Restored
+from jaxrl_atari.runs.config_file import read_config
+from jaxrl_atari.runs.files import unused
+from jaxrl_atari.runs.reading import EVALUATIONS_FILE, read_metrics
 
 
 def restore_session(

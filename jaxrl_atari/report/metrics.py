@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxrl_atari.envs.games import Game
-from jaxrl_atari.run_dir.statistics import score_interval
+from jaxrl_atari.report.statistics import score_interval
 
 Table = Mapping[str, np.ndarray]
 """A session's log points: column name -> float64 `[N]`."""

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.run_dir.files import write_file
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs.files import write_file
 
 # Okabe & Ito 2008, "Color Universal Design", without yellow (too pale for a line) and black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")

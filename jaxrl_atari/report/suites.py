@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL, comparison_note
-from jaxrl_atari.run_dir import statistics
-from jaxrl_atari.run_dir.config_file import SUITE_FILE, config_from_dict, read_config
-from jaxrl_atari.run_dir.drawing import COLOURS, env_step_axes, new_figure, open_axes, plain_text, save_figure
-from jaxrl_atari.run_dir.files import read_json, write_file, write_json
-from jaxrl_atari.run_dir.metrics import Table, human_normalised, reference_normalised, score_at
-from jaxrl_atari.run_dir.statistics import Estimate
-from jaxrl_atari.run_dir.summary import read_run
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.report import statistics
+from jaxrl_atari.report.drawing import COLOURS, env_step_axes, new_figure, open_axes, plain_text, save_figure
+from jaxrl_atari.report.metrics import Table, human_normalised, reference_normalised, score_at
+from jaxrl_atari.report.statistics import Estimate
+from jaxrl_atari.report.summary import read_run
+from jaxrl_atari.runs.config_file import SUITE_FILE, config_from_dict, read_config
+from jaxrl_atari.runs.files import read_json, write_file, write_json
 
 
 class NothingToCompare(UserError):

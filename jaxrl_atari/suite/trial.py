@@ -13,8 +13,9 @@ from typing import Any
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import say
-from jaxrl_atari.cli.errors import SessionsFailed, UserError, reason
+from jaxrl_atari.cli.stopping import SessionStop
 from jaxrl_atari.config import Config
+from jaxrl_atari.errors import SessionsFailed, UserError, reason
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.hardware.gpus import visible
@@ -22,8 +23,9 @@ from jaxrl_atari.hardware.memory_share import memory_fraction, set_memory_fracti
 from jaxrl_atari.hardware.rotation import Place, place_session
 from jaxrl_atari.plots import plot_trial
 from jaxrl_atari.report.pages import try_report
-from jaxrl_atari.run_dir.config_file import read_config, require_same_run, same_budget, with_budget
-from jaxrl_atari.run_dir.description import (
+from jaxrl_atari.report.summary import read_run, summary_table, trial_summary
+from jaxrl_atari.runs.config_file import read_config, require_same_run, same_budget, with_budget
+from jaxrl_atari.runs.description import (
     all_finished,
     change_budget,
     describe_resumed,
@@ -34,11 +36,9 @@ from jaxrl_atari.run_dir.description import (
     session_dir,
     write_description,
 )
-from jaxrl_atari.run_dir.files import only_writer, read_json, write_json
-from jaxrl_atari.run_dir.summary import read_run, summary_table, trial_summary
+from jaxrl_atari.runs.files import only_writer, read_json, write_json
 from jaxrl_atari.session import run_session
-from jaxrl_atari.trial.processes import Task, run_processes
-from jaxrl_atari.trial.stopping import SessionStop
+from jaxrl_atari.suite.processes import Task, run_processes
 
 
 def run_training(config: Config, run_dir: Path | None = None) -> Path:
@@ -288,5 +288,5 @@ def _task(config: Config, plan: Plan, session: int, sharing: int, parallel: int)
     directories = (plan.run_dir, session_dir(plan.run_dir, session))
     descriptions = {str(directory): plan.descriptions[directory] for directory in directories}
     first_line = json.dumps({"config": own.to_dict(), "resume": plan.resume, "descriptions": descriptions})
-    arguments = ("jaxrl_atari.trial.worker", str(plan.run_dir), str(session))
+    arguments = ("jaxrl_atari.suite.session_worker", str(plan.run_dir), str(session))
     return Task(session, arguments, environment, place.gpus, first_line=first_line, warms_cache=True)

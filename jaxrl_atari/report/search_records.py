@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.cli.values import Limits, check_fields
-from jaxrl_atari.run_dir.files import read_json, write_json
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs.files import read_json, write_json
 
 
 @dataclass(frozen=True)

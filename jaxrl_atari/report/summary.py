@@ -6,15 +6,15 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.cli.values import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import Game, comparable
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.run_dir.config_file import read_config
-from jaxrl_atari.run_dir.files import read_json, write_json
-from jaxrl_atari.run_dir.metrics import SESSION_FIGURES, Table, aggregate_trial
-from jaxrl_atari.run_dir.reading import read_metrics, read_sessions, session_dirs, session_number
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.report.metrics import SESSION_FIGURES, Table, aggregate_trial
+from jaxrl_atari.runs.config_file import read_config
+from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.reading import read_metrics, read_sessions, session_dirs, session_number
 
 _log = logging.getLogger(__name__)
 

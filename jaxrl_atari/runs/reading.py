@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_atari.cli.errors import UserError
-from jaxrl_atari.run_dir.columns import REQUIRED_COLUMNS
-from jaxrl_atari.run_dir.files import write_file
-from jaxrl_atari.run_dir.metrics import Table
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.report.metrics import Table
+from jaxrl_atari.runs.columns import REQUIRED_COLUMNS
+from jaxrl_atari.runs.files import write_file
 
 _log = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxrl_atari.cli.errors import UserError
 from jaxrl_atari.config import Config
-from jaxrl_atari.run_dir.columns import COLUMNS
-from jaxrl_atari.run_dir.config_file import SEARCH_FILE, SUITE_FILE
-from jaxrl_atari.run_dir.files import unused, write_file
-from jaxrl_atari.run_dir.reading import damaged_lines, parse_metrics
-from jaxrl_atari.run_dir.terminal import ProgressWriter
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.config_file import SEARCH_FILE, SUITE_FILE
+from jaxrl_atari.runs.files import unused, write_file
+from jaxrl_atari.runs.reading import damaged_lines, parse_metrics
+from jaxrl_atari.runs.terminal import ProgressWriter
 
 Row = Mapping[str, Any]
 """A log point: column -> number (Python, NumPy or JAX). An unknown value is NaN, None, or left out."""

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_atari.run_dir.files import read_json
+from jaxrl_atari.runs.files import read_json
 
 
 def array_shapes(arrays: Any) -> dict[str, str]:

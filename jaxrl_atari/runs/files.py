@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.cli.errors import UserError
+from jaxrl_atari.errors import UserError
 
 
 def write_file(path: Path, content: str | bytes) -> None:

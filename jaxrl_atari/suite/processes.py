@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrl_atari.cli import INTERRUPTED, drop_output, say
-from jaxrl_atari.cli.errors import reason
+from jaxrl_atari.cli.stopping import REQUESTS, StopRequest
 from jaxrl_atari.cli.values import counted
-from jaxrl_atari.run_dir.columns import COMPILED
-from jaxrl_atari.trial.stopping import REQUESTS, StopRequest
+from jaxrl_atari.errors import reason
+from jaxrl_atari.runs.columns import COMPILED
 
 POLL_SECONDS = 0.1
 

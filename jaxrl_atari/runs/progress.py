@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_atari.run_dir.metrics import WINDOW
+from jaxrl_atari.report.metrics import WINDOW
 
 
 class EpisodeStatistics:

@@ -1,1 +1,0 @@
-"""Several sessions of one config, one after the other or each in its own process."""
