@@ -259,7 +259,7 @@ def make(root: Path = ROOT) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dirs", nargs="*", type=Path, metavar="RUN_DIR", help="directory of a run to add")
     parser.add_argument("--hardware", help="what the runs were trained on, for example 'AMD EPYC, 2 cores'")
     options = parser.parse_args(arguments)

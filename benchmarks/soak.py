@@ -59,7 +59,7 @@ def sample(process: psutil.Process, run_dir: Path) -> dict[str, float]:
 
 def main() -> None:
     """The command."""
-    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--output-dir", type=Path, default=Path("data"), help="where the run is written (data)")
     options, overrides = parser.parse_known_args()

@@ -2,11 +2,8 @@
 
 A script needs one import line: `from jaxrl_atari import Config, EnvConfig, run_training, load_policy, run_evaluation`.
 A name is loaded when it is imported or used, so that `import jaxrl_atari` alone costs nothing.
-In a command, `python -m jaxrl_atari.X`, the import also lets a signal end the process before `cli.run` takes over.
 """
 
-import os
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -62,20 +59,3 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def _end_at_once(*_: object) -> None:
-    """Ends a command that a signal stops while it is still importing: there is nothing to save."""
-    try:
-        os.write(2, b"interrupted\n")
-    finally:
-        os._exit(130)
-
-
-# `python -m MODULE` imports the package first, with argv[0] = "-m"; in orig_argv, MODULE stands before the arguments.
-if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].startswith(f"{__name__}."):
-    import signal
-
-    for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        if signal.getsignal(_number) != signal.SIG_IGN:
-            signal.signal(_number, _end_at_once)

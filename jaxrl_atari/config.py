@@ -9,25 +9,57 @@ game.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jaxrl_atari.cli import call_config_file
-from jaxrl_atari.cli.values import Limits, check_fields, one_word, parse_count, parse_gpu, parse_switch
+from tyro.constructors import PrimitiveConstructorSpec
+
 from jaxrl_atari.envs.games import GAMES, parse_game
 from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP, PROTOCOLS, Rules, protocol_text
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import Limits, UserError, check_fields, require
+
+
+def parse_word(text: Any) -> Any:
+    """The value that a word of a command line stands for: True, False, None, a whole number, or the word itself."""
+    word = text.strip().lower() if isinstance(text, str) else text
+    return {"true": True, "false": False, "none": None}.get(word, int(word) if str(word).isdecimal() else word)
+
+
+def one_word(metavar: str) -> PrimitiveConstructorSpec:
+    """The command-line form of an option with several types, which tyro cannot derive: one word."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: parse_word(words[0]),
+        is_instance=lambda value: isinstance(value, bool | int | str | None),
+        str_from_instance=lambda value: [str(value).lower()],
+    )
+
 
 GpuOption = bool | int | Literal["auto"]
+"""`auto`, `true`, `false` or the index of a GPU; see `devices.pick_device`."""
 
-Switch = Annotated[bool | None, one_word(parse_switch, "true|false|none")]
+GpuWord = Annotated[GpuOption, one_word("auto|true|false|INDEX"), Limits(0, 4_095)]
+GpuOrLearner = Annotated[GpuOption | Literal["learner"], one_word("learner|auto|true|false|INDEX"), Limits(0, 4_095)]
+
+Switch = Annotated[bool | None, one_word("true|false|none")]
 """A rule of the protocol. None: as the protocol has it."""
+
+TRACED = "enters the compiled update as data: a new value compiles nothing"
+"""Marks the options that `ppo.update` takes as numbers. All others of `PPOConfig` are part of the program."""
 
 NetworkName = Literal["nature", "impala"]
 
 
 @dataclass(frozen=True)
-class EnvConfig:
+class Checked:
+    """A group of options, named after its class: `PPOConfig` has the options `ppo....`."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, type(self).__name__.removesuffix("Config").lower() + ".")
+
+
+@dataclass(frozen=True)
+class EnvConfig(Checked):
     """The game, its protocol, and the environments that play it.
 
     A protocol is a named set of rules (`envs/protocols.py`). The options of the same names override them one by one;
@@ -64,7 +96,7 @@ class EnvConfig:
     """Emulator threads of each group of environments. 0: one per core."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "env.")
+        super().__post_init__()
         named = parse_game(self.game)[1]
         require(
             self.protocol == "auto" or named in (None, self.protocol),
@@ -101,7 +133,7 @@ class EnvConfig:
 
 
 @dataclass(frozen=True)
-class PPOConfig:
+class PPOConfig(Checked):
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
 
     rollout_length: Annotated[int, Limits(1, 65_536)] = 128
@@ -110,7 +142,7 @@ class PPOConfig:
     """Passes over each rollout."""
     minibatch_size: Annotated[int, Limits(1, 2**31 - 1)] = 256
     """Samples per gradient step, over all devices."""
-    learning_rate: Annotated[float, Limits(0.0, 1.0)] = 2.5e-4
+    learning_rate: Annotated[float, Limits(0.0, 1.0), TRACED] = 2.5e-4
     """Adam's initial step size; falls linearly to zero at total_env_steps, changing once per update."""
     anneal_learning_rate: bool = True
     """False keeps the learning rate constant."""
@@ -119,15 +151,15 @@ class PPOConfig:
     weight_decay: Annotated[float, Limits(0.0, 10.0)] = 0.01
     """Decoupled weight decay of all parameters, biases included (AdamW). The published spec does not set it, so
     PyTorch's default, 0.01, applies there; 0 gives Adam."""
-    gamma: Annotated[float, Limits(0.0, 1.0)] = 0.99
+    gamma: Annotated[float, Limits(0.0, 1.0), TRACED] = 0.99
     """Discount per env step."""
-    gae_lambda: Annotated[float | None, Limits(0.0, 1.0)] = None
+    gae_lambda: Annotated[float | None, Limits(0.0, 1.0), TRACED] = None
     """Lambda of generalised advantage estimation. None: the value tuned for the game, else 0.95."""
-    clip_epsilon: Annotated[float, Limits(1e-6, 10.0)] = 0.1
+    clip_epsilon: Annotated[float, Limits(1e-6, 10.0), TRACED] = 0.1
     """Clip range of the probability ratio and of the value."""
-    entropy_coef: Annotated[float, Limits(0.0, 10.0)] = 0.01
+    entropy_coef: Annotated[float, Limits(0.0, 10.0), TRACED] = 0.01
     """Weight of the entropy bonus."""
-    value_coef: Annotated[float, Limits(0.0, 100.0)] = 0.5
+    value_coef: Annotated[float, Limits(0.0, 100.0), TRACED] = 0.5
     """Weight of the value loss."""
     max_grad_norm: Annotated[float, Limits(1e-6, 1e6)] = 0.5
     """Gradients are scaled down to this global norm."""
@@ -138,12 +170,9 @@ class PPOConfig:
     target_kl: Annotated[float | None, Limits(0.0, 100.0)] = None
     """An update ends after the first epoch whose mean approx_kl exceeds this. None: every update runs all epochs."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "ppo.")
-
 
 @dataclass(frozen=True)
-class NetworkConfig:
+class NetworkConfig(Checked):
     """The actor-critic."""
 
     name: NetworkName = "nature"
@@ -157,23 +186,23 @@ class NetworkConfig:
     where CPUs alone learn and act, else `plain`. `impala` has `plain` alone. Results agree up to rounding."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "network.")
+        super().__post_init__()
         require(
             self.name == "nature" or self.conv != "matmul", "network.conv", self.conv, f"auto or plain for {self.name}",
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class DevicesConfig:
+class DevicesConfig(Checked):
     """Devices of the learner, the actor and the evaluator."""
 
-    gpu: Annotated[GpuOption, one_word(str, "auto|true|false|INDEX")] = "auto"
+    gpu: GpuWord = "auto"
     """`auto`: a GPU if JAX has one, else CPU; `true`: a GPU or an error; `false`: the CPU; `0`, `1`...: that GPU."""
-    data_parallel: Annotated[int | Literal["all"], one_word(parse_count, "N|all"), Limits(1, 4_096)] = 1
+    data_parallel: Annotated[int | Literal["all"], one_word("N|all"), Limits(1, 4_096)] = 1
     """Devices that share the learning of one session: each has its part of the environments and of every minibatch."""
-    actor: Annotated[GpuOption | Literal["learner"], one_word(str, "learner|auto|true|false|INDEX")] = "learner"
+    actor: GpuOrLearner = "learner"
     """Device that acts: `learner` (the learner's own), or as `gpu`."""
-    evaluator: Annotated[GpuOption | Literal["learner"], one_word(str, "learner|auto|true|false|INDEX")] = False
+    evaluator: GpuOrLearner = False
     """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
     memory_fraction: Annotated[float | None, Limits(0.01, 1.0)] = None
     """Fraction of a GPU's memory that a process reserves. None: JAX's 0.75, or an equal share if several run there."""
@@ -194,24 +223,21 @@ class DevicesConfig:
     transfers during training (except of frames and actions)."""
 
     def __post_init__(self) -> None:
-        for name, words in (("gpu", ()), ("actor", ("learner",)), ("evaluator", ("learner",))):
-            object.__setattr__(self, name, parse_gpu(getattr(self, name), f"devices.{name}", words))
-        check_fields(self, "devices.")
+        for name in ("gpu", "actor", "evaluator"):
+            object.__setattr__(self, name, parse_word(getattr(self, name)))
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
-class TrialConfig:
+class TrialConfig(Checked):
     """How the sessions of a trial are run."""
 
     parallel: Annotated[int, Limits(0, 1_024)] = 0
     """Sessions at a time, each in its own process. 0: one per GPU (or per data_parallel GPUs), one on a CPU."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "trial.")
-
 
 @dataclass(frozen=True)
-class LogConfig:
+class LogConfig(Checked):
     """Log points, checkpoints and log back ends."""
 
     every_env_steps: Annotated[int, Limits(1, 10**12)] = 10_000
@@ -222,20 +248,14 @@ class LogConfig:
     """Draw graphs at every checkpoint, and write report.html at the end."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
-    jsonl: bool = False
-    """Also write the log points as JSON lines (metrics.jsonl)."""
     wandb: bool = False
     """Also log to Weights & Biases (pip install 'jaxrl_atari[wandb]'); WANDB_MODE=offline keeps it on this machine."""
     wandb_project: str = "jaxrl_atari"
     """Weights & Biases project."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, "log.")
-        require(bool(self.wandb_project), "log.wandb_project", self.wandb_project, "the name of a project")
-
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Checked):
     """Full games played during training with a snapshot of the parameters, on `devices.evaluator`."""
 
     every_env_steps: Annotated[int, Limits(0, 10**12)] = 0
@@ -246,9 +266,6 @@ class EvaluationConfig:
     """Games played at once."""
     greedy: bool = False
     """Take the most probable action instead of sampling one."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "evaluation.")
 
 
 @dataclass(frozen=True)
@@ -277,66 +294,36 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(
-            bool(self.name) and not set(self.name) & set("/\\\0") and self.name not in (".", ".."),
-            "name",
-            self.name,
-            "a plain file name",
-        )
-        require(
-            self.seed + self.sessions <= 2**31, "seed", self.seed, "at most 2,147,483,648 - sessions", "lower the seed"
-        )
-        # Processes sum their env steps while acting: with overlap, each would do so at another point of the update.
-        require(
-            self.overlap == "none" or not self.devices.distributed,
-            "overlap",
-            self.overlap,
-            "none with devices.distributed",
-            "leave one of the two out",
-        )
-        require(
-            min(self.trial.parallel, self.sessions) <= 1 or not self.devices.distributed,
-            "trial.parallel",
-            self.trial.parallel,
-            "0 or 1 with devices.distributed",
-            "its processes share one session at a time",
-        )
-        require(
-            self.network.name != "impala" or not self.devices.deterministic or self.devices.gpu is False,
-            "devices.deterministic",
-            True,
-            "false with network.name = impala",
-            "XLA has no deterministic gradient of its max-pooling on a GPU",
-        )
-        samples, minibatch = self.rollout_size, self.ppo.minibatch_size
-        require(
-            samples % minibatch == 0,
-            "ppo.minibatch_size",
-            minibatch,
-            f"a divisor of the rollout's {self.ppo.rollout_length} x {self.env.num_envs} = {samples} samples",
-            "change ppo.minibatch_size, ppo.rollout_length or env.num_envs",
-        )
-        devices = 1 if self.devices.data_parallel == "all" else self.devices.data_parallel
-        require(
-            self.env.num_envs % devices == 0 and minibatch % devices == 0,
-            "devices.data_parallel",
-            devices,
-            f"a divisor of env.num_envs = {self.env.num_envs} and ppo.minibatch_size = {minibatch}",
-        )
-        share = self.env.num_envs // devices
-        require(
-            self.env.num_groups == 0 or share % self.env.num_groups == 0,
-            "env.num_groups",
-            self.env.num_groups,
-            f"a divisor of the {share} environments of each device",
-            "change env.num_groups or env.num_envs",
-        )
-        require(
-            self.total_env_steps >= samples,
-            "total_env_steps",
-            self.total_env_steps,
-            f"at least one rollout of {samples} env steps",
-        )
+        named = bool(self.name) and not set(self.name) & set("/\\\0") and self.name not in (".", "..")
+        require(named, "name", self.name, "a plain file name")
+        last_seed = self.seed + self.sessions
+        require(last_seed <= 2**31, "seed", self.seed, "at most 2,147,483,648 - sessions", "lower the seed")
+        if self.devices.distributed:
+            # Processes sum their env steps while acting: with overlap, each would do so at another point of the update.
+            require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
+            parallel = min(self.trial.parallel, self.sessions)
+            require(parallel <= 1, "trial.parallel", self.trial.parallel, "0 or 1 with devices.distributed")
+        if self.network.name == "impala" and self.devices.gpu is not False:
+            hint = "XLA has no deterministic gradient of its max-pooling on a GPU"
+            require(not self.devices.deterministic, "devices.deterministic", True, "false with impala", hint)
+        samples = self.rollout_size
+        expected = f"at least one rollout of {samples} env steps"
+        require(self.total_env_steps >= samples, "total_env_steps", self.total_env_steps, expected)
+        self.check_split(1 if self.devices.data_parallel == "all" else self.devices.data_parallel)
+
+    def check_split(self, devices: int) -> None:
+        """Raises `ConfigError` unless rollouts can be cut into minibatches, and both split over the devices."""
+        envs, minibatch, groups = self.env.num_envs, self.ppo.minibatch_size, self.env.num_groups or 1
+        expected = f"a divisor of the rollout's {self.ppo.rollout_length} x {envs} = {self.rollout_size} samples"
+        require(self.rollout_size % minibatch == 0, "ppo.minibatch_size", minibatch, expected)
+        fits = envs % devices == 0 and minibatch % devices == 0
+        expected = f"a divisor of env.num_envs = {envs} and ppo.minibatch_size = {minibatch}"
+        require(fits, "devices.data_parallel", devices, expected)
+        expected = f"a divisor of the {envs // devices} environments of each device"
+        require(envs // devices % groups == 0, "env.num_groups", groups, expected)
+        alone = minibatch > 1 or not self.ppo.normalize_advantages
+        hint = "normalised, the advantage of a single sample is always 0"
+        require(alone, "ppo.minibatch_size", minibatch, "at least 2 with ppo.normalize_advantages", hint)
 
     @property
     def rollout_size(self) -> int:
@@ -367,11 +354,32 @@ class Config:
         return dataclasses.asdict(self)
 
 
-def load_config_file(path: str | Path) -> Config:
-    """Runs a Python config file, such as configs/qbert.py, and returns the result of its `get_config()`.
+def config_from_dict(values: dict[str, Any]) -> Config:
+    """The inverse of `Config.to_dict`. Raises `UserError` for a field that this version does not have."""
 
-    Raises:
-        UserError: no such file, it does not run, or it has no `get_config()` that returns a `Config`.
-    """
-    (config,) = call_config_file(path, get_config=Config)
-    return config
+    def build(cls: Any, values: Any, prefix: str) -> Any:
+        if not isinstance(values, dict):
+            return values
+        fields = {f.name: f.type for f in dataclasses.fields(cls)}
+        for name in values.keys() - fields.keys() - {"jsonl"}:  # log.jsonl of an earlier version
+            raise UserError(
+                f"{prefix}{name}: this version of jaxrl_atari has no such field; use the version that saved it"
+            )
+        known = {name: value for name, value in values.items() if name in fields}
+        return cls(**{name: build(fields[name], value, f"{prefix}{name}.") for name, value in known.items()})
+
+    return build(Config, values, "")
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested dict as one with dotted names: `{"ppo.gamma": 0.99, ...}`."""
+    items: dict[str, Any] = {}
+    for name, value in values.items():
+        items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return items
+
+
+def changed_fields(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The fields in which two nested dicts differ: dotted name -> (before, after); None where one has no such field."""
+    old, new = flat(before), flat(after)
+    return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}

@@ -1,6 +1,11 @@
-"""Errors that a user can correct. A command prints such an error as one line and exits with status 2."""
+"""Errors that a user can correct, and the checks of option values that raise them."""
 
-from typing import Any
+import os
+import types
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 
 class UserError(Exception):
@@ -27,15 +32,11 @@ class ConfigError(UserError, ValueError):
     """
 
     def __init__(self, field: str, value: object, expected: str, hint: str = ""):
-        self.field = field
-        self.value = value
-        self.expected = expected
-        self.hint = hint
+        self._arguments = (field, value, expected, hint)
         super().__init__(f"{field} = {value!r}: expected {expected}" + (f"; {hint}" if hint else ""))
 
     def __reduce__(self):
-        # Ray Tune pickles the exceptions of its trials, and pickle calls type(*args).
-        return type(self), (self.field, self.value, self.expected, self.hint)
+        return type(self), self._arguments  # Ray pickles the exceptions of its trials, and pickle calls type(*args)
 
 
 class SessionsFailed(UserError):
@@ -54,3 +55,66 @@ def require(holds: bool, field: str, value: Any, expected: str, hint: str = "") 
     """Raises `ConfigError` with the other arguments unless `holds`."""
     if not holds:
         raise ConfigError(field, value, expected, hint)
+
+
+# --- Values of options -----------------------------------------------------------------------------------------------
+
+
+class Limits(NamedTuple):
+    """The values that a numeric option may have, both ends included: `Annotated[int, Limits(1, 16)]`."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        numbers = [f"{x:,}" if isinstance(x, int) else f"{x:g}" for x in self]
+        return f"from {numbers[0]} to {numbers[1]}"
+
+
+def check_fields(config: Any, prefix: str = "") -> None:
+    """Checks every field of a dataclass against its annotation: type, choices and `Limits`.
+
+    NumPy's numbers become Python's.
+
+    Args:
+        prefix: of the fields' names in errors, such as `ppo.`.
+
+    Raises:
+        ConfigError: the first field whose value does not fit.
+    """
+    for name, annotation in get_type_hints(type(config), include_extras=True).items():
+        kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        limits = next((x for x in metadata if isinstance(x, Limits)), None)
+        kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+        if isinstance(value := getattr(config, name), np.generic):
+            object.__setattr__(config, name, value := value.item())
+        if not any(_fits(value, kind, limits) for kind in kinds):
+            expected = " or ".join(_description(kind, limits) for kind in kinds)
+            raise ConfigError(f"{prefix}{name}", value, expected)
+
+
+def _fits(value: Any, kind: Any, limits: Limits | None) -> bool:
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if kind in (int, float):
+        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+        return is_number and (limits is None or limits.low <= value <= limits.high)  # NaN is in no range
+    return isinstance(value, get_origin(kind) or kind)
+
+
+def _description(kind: Any, limits: Limits | None) -> str:
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "None"}
+    text = words.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")
+    return f"{text} {limits}" if limits and kind in (int, float) else text
+
+
+def parse_path(path: str | Path, option: str) -> Path:
+    """The path that an option names, with `~` expanded. Raises `UserError` for an empty one and an unknown `~user`."""
+    if not str(path):
+        raise UserError(f"{option}: expected a path, found nothing; perhaps a shell variable is not set")
+    if (expanded := os.path.expanduser(path)).startswith("~"):
+        raise UserError(f"{option} {path}: there is no such user; ~/ is your home, and ./~ starts a name with ~")
+    return Path(expanded)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,7 +12,6 @@ import optax
 from jaxrl_atari import ppo
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import DataParallel, Placement, check_placement
-from jaxrl_atari.errors import require
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import init_params
@@ -27,18 +25,13 @@ class Learner:
     """
 
     def __init__(self, config: Config, placement: Placement, num_actions: int, state: ppo.TrainState):
-        count, minibatch = len(placement.learner), config.ppo.minibatch_size
-        require(
-            minibatch % count == 0, "ppo.minibatch_size", minibatch, f"a multiple of {count} devices",
-            "change ppo.minibatch_size or devices.data_parallel",
-        )  # fmt: skip
         platform, actor_platform = network_platform(*placement.learner), network_platform(*placement.actors)
         network = make_network(config.network, num_actions, platform, actor_platform)
         self._acting_network = make_network(config.network, num_actions, actor_platform, platform)
         self.compute_dtype = network.dtype
         self._actors, self._check = placement.actors, config.devices.check
         self._parallel = DataParallel(placement.learner)
-        self._update = compiled_update(placement.learner, network, compile_time_config(config.ppo))
+        self._update = compiled_update(placement.learner, network)
         self.reset(state)
 
     def reset(self, state: ppo.TrainState) -> None:
@@ -50,12 +43,16 @@ class Learner:
         """The train state, on the learner's first local device. The next update consumes it."""
         return self._parallel.shard(self._state, 0)
 
-    def update(self, rollouts: Sequence[ppo.Rollout], hyper: ppo.Hyperparameters, key: jax.Array) -> ppo.Metrics | None:
-        """Starts the update on a rollout, one part per local device; returns its metrics, still being computed."""
+    def update(self, rollouts: Sequence[ppo.Rollout], config: PPOConfig, key: jax.Array) -> ppo.Metrics | None:
+        """Starts the update on a rollout, one part per local device; returns its metrics, still being computed.
+
+        Args:
+            config: with the learning rate of this update.
+        """
         rollout = self._parallel.assemble(rollouts)
-        hyper, key = self._parallel.replicate((hyper, key))
+        config, key = self._parallel.replicate((config, key))
         self._check_placement({"train_state": self._state, "rollout": rollout})
-        self._state, metrics = self._update(self._state, rollout, hyper, key)
+        self._state, metrics = self._update(self._state, rollout, config, key)
         self._check_placement({"train_state": self._state, "metrics": metrics})
         return self._parallel.shard(metrics, 0)
 
@@ -85,17 +82,10 @@ _copy = jax.jit(partial(jax.tree.map, jnp.copy))
 _norm = jax.jit(optax.tree.norm)
 
 
-def compile_time_config(config: PPOConfig) -> PPOConfig:
-    """The config without what enters the update as data: configs that differ in that alone share a compiled update."""
-    default = PPOConfig()
-    data = (*ppo.Hyperparameters._fields, "anneal_learning_rate")
-    return replace(config, **{name: getattr(default, name) for name in data})
-
-
 @lru_cache(maxsize=8)
-def compiled_update(devices: tuple[jax.Device, ...], network: Network, config: PPOConfig) -> Callable:
+def compiled_update(devices: tuple[jax.Device, ...], network: Network) -> Callable:
     """`ppo.update` on these devices. The sessions of a process share it, so that it is compiled once."""
-    return DataParallel(devices).compile(partial(ppo.update, apply=network.apply, config=config), donate_argnums=[0])
+    return DataParallel(devices).compile(partial(ppo.update, apply=network.apply), donate_argnums=[0])
 
 
 class OverlappedLearner(Learner):
@@ -118,11 +108,11 @@ class OverlappedLearner(Learner):
     def _take_snapshot(self) -> None:
         self._snapshot = [_copy(params) for params in super().acting_params()]  # the update consumes the originals
 
-    def update(self, rollouts: Sequence[ppo.Rollout], hyper: ppo.Hyperparameters, key: jax.Array) -> ppo.Metrics | None:
+    def update(self, rollouts: Sequence[ppo.Rollout], config: PPOConfig, key: jax.Array) -> ppo.Metrics | None:
         """Starts the update on a rollout; returns the metrics of the update before, None at first."""
         metrics = self.settle()
         self._take_snapshot()
-        self._running = self._thread.submit(self._update_in_thread, rollouts, hyper, key)
+        self._running = self._thread.submit(self._update_in_thread, rollouts, config, key)
         return metrics
 
     def _update_in_thread(self, *arguments: Any) -> ppo.Metrics | None:
@@ -150,22 +140,20 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         key = jax.random.key(seed)
-        state = _first_state(
-            config.network, compile_time_config(config.ppo), num_actions, jax.random.fold_in(key, 2**31)
-        )
+        state = _first_state(config.network, num_actions, config.ppo, jax.random.fold_in(key, 2**31))
     return jax.device_put({"train_state": state, "key": key}, device)
 
 
 def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
     """Shapes, types and placement of `first_arrays`: the target of a restore."""
     shapes = jax.eval_shape(
-        lambda key: {"train_state": _first_state(config.network, config.ppo, num_actions, key), "key": key},
+        lambda key: {"train_state": _first_state(config.network, num_actions, config.ppo, key), "key": key},
         jax.eval_shape(lambda: jax.random.key(0)),
     )
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _first_state(network: NetworkConfig, config: PPOConfig, num_actions: int, key: jax.Array) -> ppo.TrainState:
+@partial(jax.jit, static_argnums=(0, 1))
+def _first_state(network: NetworkConfig, num_actions: int, config: PPOConfig, key: jax.Array) -> ppo.TrainState:
     return ppo.init_train_state(init_params(network, num_actions, key), config)

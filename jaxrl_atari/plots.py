@@ -10,6 +10,7 @@ comparison into DIR. Several runs of one game are also compared by their probabi
 compares suites: learning curves of each game, and statistics over the games that are complete in all suites.
 """
 
+import argparse
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -270,7 +271,7 @@ def _improvements(runs: Sequence[Run]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = cli.Parser(prog="python -m jaxrl_atari.plots", description="Draws the graphs of runs, or of suites.")
+    parser = argparse.ArgumentParser(prog="python -m jaxrl_atari.plots", description="Draws graphs.")
     parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run or of a suite")
     parser.add_argument("--output", default="graphs", metavar="DIR", help="for the comparison of several runs [graphs]")
     options = parser.parse_args(arguments)

@@ -5,35 +5,41 @@ of a rollout). Axes are [T, B]: T steps of B environments. Paper: Schulman et al
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, get_type_hints
 
 import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 
-from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.config import TRACED, PPOConfig
 from jaxrl_atari.fast.frames import gather_stacks
 
 Metrics = dict[str, jax.Array]
-Scalar = jax.Array | np.float32
 Apply = Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
 """The network: parameters, frame stacks `[N, ...]` -> logits float32 `[N, A]`, value float32 `[N]`."""
 
 
-class Hyperparameters(NamedTuple):
-    """Hyperparameters that enter the compiled update as data: float32 scalars. A new value needs no compilation."""
+# A PPOConfig is a pytree: the options marked `TRACED` are its leaves, all others are static.
+_HINTS = get_type_hints(PPOConfig, include_extras=True)
+_LEAVES = tuple(name for name, hint in _HINTS.items() if TRACED in getattr(hint, "__metadata__", ()))
+_STATIC = tuple(name for name in _HINTS if name not in _LEAVES)
 
-    learning_rate: Scalar
-    gamma: Scalar
-    gae_lambda: Scalar
-    clip_epsilon: Scalar
-    entropy_coef: Scalar
-    value_coef: Scalar
+
+def _unflatten_config(static: Iterable[Any], leaves: Iterable[Any]) -> PPOConfig:
+    config = object.__new__(PPOConfig)  # not checked again: leaves may be tracers
+    vars(config).update(zip(_STATIC + _LEAVES, (*static, *leaves), strict=True))
+    return config
+
+
+jax.tree_util.register_pytree_node(
+    PPOConfig,
+    lambda config: ([getattr(config, name) for name in _LEAVES], tuple(getattr(config, name) for name in _STATIC)),
+    _unflatten_config,
+)
 
 
 class Rollout(NamedTuple):
@@ -167,9 +173,7 @@ def normalize(advantage: jax.Array, weight: jax.Array, shard: Shard = ONE_DEVICE
 # --- The loss --------------------------------------------------------------------------------------------------------
 
 
-def ppo_loss(
-    params: Any, apply: Apply, batch: Minibatch, hyper: Hyperparameters, clip_value: bool = True
-) -> tuple[jax.Array, Metrics]:
+def ppo_loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
     """The loss of one minibatch of N samples (arXiv:1707.06347, equation 9), with sample weights w that sum to 1.
 
         policy  = -sum(w min(ratio A, clip(ratio, 1 - eps, 1 + eps) A))                            (equation 7)
@@ -184,29 +188,31 @@ def ppo_loss(
         batch: where devices share a minibatch, this device's samples. The loss is then this device's summand: a new
             term has the form `sum(batch.weight * x)`; one without samples, such as a penalty on parameters, is
             multiplied by `sum(batch.weight)`, which over all devices is 1.
-        clip_value: False takes (V - target)^2 alone in the value loss.
+        config: without `clip_value_loss`, the value loss is (V - target)^2 alone.
 
     Returns:
         The loss and its parts; `approx_kl` is Schulman's estimator mean(ratio - 1 - log ratio)
         (http://joschu.net/blog/kl-approx.html).
     """
     logits, value = apply(params, batch.stacks)
+    chex.assert_rank([logits, value], [2, 1])
+    chex.assert_equal_shape([value, batch.action, batch.advantage, batch.target, batch.weight])
     log_ratio = log_prob_of(logits, batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
-    clipped_ratio = jnp.clip(ratio, 1.0 - hyper.clip_epsilon, 1.0 + hyper.clip_epsilon)
+    clipped_ratio = jnp.clip(ratio, 1.0 - config.clip_epsilon, 1.0 + config.clip_epsilon)
     surrogate = jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
     policy_loss = -jnp.sum(batch.weight * surrogate)
 
     value_error = jnp.square(value - batch.target)
-    if clip_value:
-        value_change = jnp.clip(value - batch.value, -hyper.clip_epsilon, hyper.clip_epsilon)
+    if config.clip_value_loss:
+        value_change = jnp.clip(value - batch.value, -config.clip_epsilon, config.clip_epsilon)
         value_error = jnp.maximum(value_error, jnp.square(batch.value + value_change - batch.target))
     value_loss = 0.5 * jnp.sum(batch.weight * value_error)
 
     log_probs = jax.nn.log_softmax(logits)
     entropy = jnp.sum(batch.weight * -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
-    loss = policy_loss + hyper.value_coef * value_loss - hyper.entropy_coef * entropy
-    outside = jnp.abs(ratio - 1.0) > hyper.clip_epsilon
+    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+    outside = jnp.abs(ratio - 1.0) > config.clip_epsilon
     return loss, {
         "loss": loss,
         "policy_loss": policy_loss,
@@ -221,7 +227,7 @@ def ppo_loss(
 
 
 def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
-    """AdamW's direction, without sign and step size: `update` subtracts `Hyperparameters.learning_rate` times it.
+    """AdamW's direction, without sign and step size: `update` subtracts the learning rate times it.
 
     Another optimiser is one of optax's `scale_by_...`; `optax.adam` and its like would step uphill.
     """
@@ -273,11 +279,10 @@ def minibatch_indices(
 def update(
     state: TrainState,
     rollout: Rollout,
-    hyper: Hyperparameters,
+    config: PPOConfig,
     key: jax.Array,
     *,
     apply: Apply,
-    config: PPOConfig,
     shard: Shard = ONE_DEVICE,
 ) -> tuple[TrainState, Metrics]:
     """All epochs and minibatches over one rollout: the function that is compiled and run once per rollout.
@@ -285,15 +290,19 @@ def update(
     On several devices each one holds its environments and its part of each minibatch. Loss, advantage statistics and
     gradients are those of the whole minibatch, so the result does not depend on the split.
 
+    Args:
+        config: its learning rate is that of this update.
+
     Returns:
         The new state and metrics: means over the gradient steps taken, and `explained_variance`. With
         `config.target_kl` also `skipped_steps`, the gradient steps of the epochs that were left out.
     """
+    assert config.gae_lambda is not None, "pass the value of Config.resolved_gae_lambda"
     rollout_length, num_envs = rollout.action.shape
     optimizer = make_optimizer(config)
     advantages = gae(
         rollout.reward, rollout.value, rollout.bootstrap_value, rollout.terminated, rollout.truncated,
-        hyper.gamma, hyper.gae_lambda,
+        config.gamma, config.gae_lambda,
     )  # fmt: skip
     targets = advantages + rollout.value
     per_step = (rollout.action, rollout.log_prob, rollout.value, advantages, targets, rollout.weight)
@@ -308,10 +317,10 @@ def update(
         weight = weight / jnp.maximum(shard.sum(jnp.sum(weight)), 1.0)
         batch = Minibatch(stacks, action, log_prob, value, advantage, target, weight)
         gradient = jax.grad(ppo_loss, has_aux=True)
-        gradients, metrics = shard.sum(gradient(state.params, apply, batch, hyper, config.clip_value_loss))
+        gradients, metrics = shard.sum(gradient(state.params, apply, batch, config))
         metrics["gradient_norm"] = optax.tree.norm(gradients)
         direction, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = jax.tree.map(lambda p, d: p - hyper.learning_rate * d, state.params, direction)
+        params = jax.tree.map(lambda p, d: p - config.learning_rate * d, state.params, direction)
         return TrainState(params, opt_state, state.optimizer_steps + 1), metrics
 
     indices = minibatch_indices(

@@ -24,7 +24,6 @@ from jaxrl_atari.devices import Placement, check_placement
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, make_pool
 from jaxrl_atari.envs.pool import FRAME_SIZE
 from jaxrl_atari.envs.protocols import Rules
-from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
@@ -309,11 +308,6 @@ def make_groups(config: Config, placement: Placement, seed: int) -> list[list[En
     """
     env, devices = config.env, len(placement.learner)
     per_device = num_groups(env, devices, placement.actors[0].platform)
-    if env.num_envs % (devices * per_device):
-        raise ConfigError(
-            "env.num_envs", env.num_envs, f"a multiple of {devices} devices x {per_device} groups",
-            "change env.num_envs, devices.data_parallel or env.num_groups",
-        )  # fmt: skip
     size = env.num_envs // (devices * per_device)
     platform, learner_platform = network_platform(*placement.actors), network_platform(*placement.learner)
 

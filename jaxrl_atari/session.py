@@ -3,13 +3,14 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
@@ -17,7 +18,7 @@ from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import Monitor
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
-from jaxrl_atari.ppo import Hyperparameters, Metrics
+from jaxrl_atari.ppo import Metrics
 from jaxrl_atari.rollout import EnvGroup, collect, make_groups
 from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.runs.files import only_writer
@@ -70,10 +71,10 @@ def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) ->
         if sum_over_processes(stop_requested()) > 0:  # in any process
             return
         with run.guard_transfers():
-            hyper = hyperparameters(config, progress.env_steps)
+            ppo = current_options(config, progress.env_steps)
             actor_key, update_key = run.keys(progress.updates)
             collected = collect(run.groups, learner.acting_params(), actor_key)
-            metrics = learner.update(collected.rollouts, hyper, update_key)
+            metrics = learner.update(collected.rollouts, ppo, update_key)
         progress.count(collected.env_steps, collected.games, config.ppo.epochs * config.num_minibatches)
         acting = collected.emulator_seconds, collected.policy_seconds
         run.log.after_update(metrics, learning_rate(config, progress.env_steps), collected.first_step_at, acting)
@@ -89,16 +90,10 @@ def learning_rate(config: Config, env_steps: int) -> float:
     return config.ppo.learning_rate * (remaining if config.ppo.anneal_learning_rate else 1.0)
 
 
-def hyperparameters(config: Config, env_steps: int) -> Hyperparameters:
-    """The hyperparameters of the next update, as NumPy scalars. To schedule another one, compute it here."""
-    return Hyperparameters(
-        learning_rate=np.float32(learning_rate(config, env_steps)),
-        gamma=np.float32(config.ppo.gamma),
-        gae_lambda=np.float32(config.resolved_gae_lambda),
-        clip_epsilon=np.float32(config.ppo.clip_epsilon),
-        entropy_coef=np.float32(config.ppo.entropy_coef),
-        value_coef=np.float32(config.ppo.value_coef),
-    )
+def current_options(config: Config, env_steps: int) -> PPOConfig:
+    """The options of the next update, its numbers as NumPy scalars. To schedule one of them, compute it here."""
+    rate, gae_lambda = learning_rate(config, env_steps), config.resolved_gae_lambda
+    return jax.tree.map(np.float32, replace(config.ppo, learning_rate=rate, gae_lambda=gae_lambda))
 
 
 @jax.jit
@@ -246,6 +241,7 @@ def prepare(
 
     limit_jax(config.devices)
     placement = place(config.devices)
+    config.check_split(len(placement.learner))
     leader = is_leader()  # of several processes, only the leader writes
     with contextlib.ExitStack() as exits:
         exits.enter_context(out_of_memory_advice(config))

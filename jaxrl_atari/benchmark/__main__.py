@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import (
@@ -35,9 +36,9 @@ from jaxrl_atari.benchmark.comparison import (
     summary,
 )
 from jaxrl_atari.benchmark.measure import RATES, SECTIONS, measure, open_training
-from jaxrl_atari.cli.values import parse_path
-from jaxrl_atari.config import Config, load_config_file
-from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.cli.options import load_config
+from jaxrl_atari.config import Config
+from jaxrl_atari.errors import ConfigError, UserError, parse_path
 from jaxrl_atari.hardware import gpus, runtime
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.memory import out_of_memory_advice
@@ -56,11 +57,11 @@ ROWS = (
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
+    parser = argparse.ArgumentParser(
         prog="python -m jaxrl_atari.benchmark", description=__doc__, add_help=False, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, usage="%(prog)s --config FILE [options] [config options]",
     )  # fmt: skip
-    parser.add_paths("--config", help="config file, such as configs/qbert.py")
+    parser.add_argument("--config", type=Path, help="config file, such as configs/qbert.py")
     parser.add_argument("--repeats", type=int, default=5, help="repeats of each part, or pairs of a comparison (5)")
     parser.add_argument("--seconds", type=float, default=3.0, help="minimum seconds per part and repeat (3)")
     parser.add_argument("--parts", help=f"some of {','.join(PARTS)} (all)")
@@ -106,12 +107,12 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, tuple[st
         raise ConfigError("--repeats", 0, "at least 1 for --compare, --scale and --trace")
     if not (math.isfinite(options.seconds) and options.seconds > 0):
         raise ConfigError("--seconds", options.seconds, "a number above 0")
-    default = load_config_file(options.config) if options.config else Config()
+    default = load_config(options.config, get_config=Config)[0] if options.config else Config()
     return options, tuple(overrides), _config(default, overrides)
 
 
 def _config(default: Config, overrides: Sequence[str]) -> Config:
-    return cli.parse(Config, overrides, default=default, prog="python -m jaxrl_atari.benchmark")
+    return tyro.cli(Config, args=overrides, default=default, prog="python -m jaxrl_atari.benchmark")
 
 
 def report(job: Job, config: Config, parts: Sequence[str], repeats: int) -> dict[str, Any]:

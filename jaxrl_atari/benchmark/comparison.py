@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, get_type_hints
 from matplotlib.ticker import NullLocator
 
 from jaxrl_atari.benchmark.measure import RATES
-from jaxrl_atari.cli import flat
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import multiplies_bfloat16, usable_cores

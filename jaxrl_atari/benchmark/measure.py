@@ -34,7 +34,7 @@ from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.pool import EnvPool
 from jaxrl_atari.hardware.monitor import Monitor
 from jaxrl_atari.rollout import Collected, collect
-from jaxrl_atari.session import Session, hyperparameters, prepare, train
+from jaxrl_atari.session import Session, current_options, prepare, train
 
 RATES = {
     "end_to_end": "end_to_end_sps",
@@ -130,10 +130,10 @@ class Training:
         learner.settle()
         rollouts = self._collect().rollouts
         saved = jax.block_until_ready(jax.tree.map(jnp.copy, learner.state))
-        hyper, key = hyperparameters(self.config, 0), self._key()
+        options, key = current_options(self.config, 0), self._key()
         updates, start = 0, time.perf_counter()
         while time.perf_counter() - start < seconds:
-            metrics = learner.update(rollouts, hyper, key)
+            metrics = learner.update(rollouts, options, key)
             jax.block_until_ready(learner.settle() if self.overlap else metrics)
             updates += 1
         elapsed = time.perf_counter() - start

@@ -1,28 +1,109 @@
-"""Options, errors and output of every command."""
+"""How every command runs: errors as one line on stderr, exit statuses, output to pipes that may close."""
 
-from jaxrl_atari.cli.command import INTERRUPTED, drop_output, is_command, run, say, write
-from jaxrl_atari.cli.options import (
-    Parser,
-    call_config_file,
-    changed_fields,
-    flat,
-    parse,
-    report_changes,
-    say_changes,
-)
+import errno
+import io
+import logging
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, TextIO
 
-__all__ = [
-    "INTERRUPTED",
-    "Parser",
-    "call_config_file",
-    "changed_fields",
-    "drop_output",
-    "flat",
-    "is_command",
-    "parse",
-    "report_changes",
-    "run",
-    "say",
-    "say_changes",
-    "write",
-]
+from jaxrl_atari.errors import UserError
+
+INTERRUPTED = 130  # 128 + SIGINT, as in shells: stopped on request, by whatever signal; nothing failed
+
+DISK_ADVICE = {
+    errno.ENOSPC: "free some space, then run the command again (--resume continues a run)",
+    errno.EDQUOT: "free some space, then run the command again (--resume continues a run)",
+    errno.EROFS: "choose a writable folder",
+    errno.EACCES: "change its permissions, or choose another folder",
+}
+
+_running: list[Callable[[], object]] = []
+
+
+def run(main: Callable[[], object]) -> NoReturn:
+    """Calls `main` and exits: with 0 when it returns, the error's status (2 or 1) on a `UserError`.
+
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and a message. A full or read-only disk, a quota or a
+    missing permission is also an error of one line (2). Any other exception is a bug and keeps its traceback.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:  # closed by a shell's `>&-`: the next file to be opened would become the output
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows "?" for "±"
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+
+    def end(number: int, frame: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) != signal.SIG_IGN:  # SIGINT, in the background of a script
+            signal.signal(number, end)
+    _running.append(main)
+    status = 0
+    try:
+        main()
+    except UserError as error:
+        say(f"error: {error}", sys.stderr)
+        status = error.exit_status
+    except OSError as error:
+        if error.errno not in DISK_ADVICE:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        say(f"error: {where}{error.strerror}; {DISK_ADVICE[error.errno]}", sys.stderr)
+        status = 2
+    except KeyboardInterrupt:
+        say("interrupted", sys.stderr)
+        status = INTERRUPTED
+    sys.exit(status)
+
+
+def is_command() -> bool:
+    """Whether this process runs a command of this package, and not a user's script."""
+    return bool(_running)
+
+
+def write(text: str, stream: TextIO | None = None) -> None:
+    """Writes text to standard output, or another stream, at once.
+
+    If the pipe or the terminal behind it is closed, or the disk is full, output goes nowhere from then on: that must
+    not end a training run, whose own files are elsewhere.
+    """
+    output = stream or sys.stdout
+    try:
+        output.write(text)
+        output.flush()
+    except BlockingIOError:  # a terminal that takes no more for now
+        pass
+    except OSError:
+        _drop(output.fileno())
+
+
+def say(line: str, stream: TextIO | None = None) -> None:
+    """Prints a line; see `write`."""
+    write(line + "\n", stream)
+
+
+def drop_output() -> None:
+    """Redirects standard output and errors to nowhere, except to regular files: the terminal behind them is closed."""
+    for number in (1, 2):
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            _drop(number)
+
+
+def _drop(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def counted(count: float, noun: str) -> str:
+    """`1 game`, `2 games`, `0.25 GPUs`."""
+    return f"{count:g} {noun}{'' if count == 1 else 's'}"

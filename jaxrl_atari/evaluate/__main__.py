@@ -22,8 +22,8 @@ import numpy as np
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.values import counted, parse_gpu
-from jaxrl_atari.config import DevicesConfig, EnvConfig
+from jaxrl_atari.cli import counted
+from jaxrl_atari.config import DevicesConfig, EnvConfig, parse_word
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs import Episode
 from jaxrl_atari.envs.games import comparable
@@ -85,15 +85,15 @@ def _scores_to_compare(env: EnvConfig) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    options = cli.parse(
+    options = tyro.cli(
         Options,
-        arguments,
+        args=arguments,
         prog="python -m jaxrl_atari.evaluate",
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     for line in runtime.configure():
         print(line, flush=True)
-    gpu = parse_gpu(options.gpu, "--gpu")
+    gpu = parse_word(options.gpu)
     do_not_preallocate()  # beside a training run
     limit_jax(DevicesConfig(gpu=gpu))
     device, _ = pick_device(gpu, field="--gpu")

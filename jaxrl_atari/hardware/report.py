@@ -1,18 +1,22 @@
 """The report of `python -m jaxrl_atari.devices`: devices, the choice of each `gpu` option, and problems."""
 
+import argparse
 import contextlib
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tyro
 
-from jaxrl_atari import __version__, cli
-from jaxrl_atari.config import Config, GpuOption, load_config_file
+from jaxrl_atari import __version__
+from jaxrl_atari.cli.options import load_config
+from jaxrl_atari.config import Config, GpuOption
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.jax_gpus import visible_gpus
@@ -117,19 +121,19 @@ def main(pick_device: PickDevice, arguments: Sequence[str] | None = None) -> Non
         pick_device: `devices.pick_device`, which lies above this folder.
     """
     prog = "python -m jaxrl_atari.devices"
-    parser = cli.Parser(
+    parser = argparse.ArgumentParser(
         prog=prog,
         description="Reports this machine's devices, which of them each devices.gpu value picks, and problems.",
         allow_abbrev=False,
         usage="%(prog)s [--config FILE [config options]]",
     )
-    parser.add_paths("--config", help="config file; adds an estimate of the memory that training with it needs")
+    parser.add_argument("--config", type=Path, help="config file; adds an estimate of memory")
     options, overrides = parser.parse_known_args(arguments)
     if overrides and not options.config:
         raise UserError(f"{overrides[0]}: expected --config FILE before the config's options; --help shows how")
     config = None
     if options.config:
-        config = cli.parse(Config, overrides, default=load_config_file(options.config), prog=prog)
+        config = tyro.cli(Config, args=overrides, default=load_config(options.config, get_config=Config)[0], prog=prog)
         check_devices(config.devices)
         apply_memory_fraction(config.devices)
     # The report must not take memory that other processes on the GPU need.

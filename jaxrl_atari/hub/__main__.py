@@ -9,6 +9,7 @@ newest video of the best session (replay.mp4). `pull` turns it into a run direct
 the latest checkpoints, `train --resume`. HF_TOKEN and HF_ENDPOINT are respected.
 """
 
+import argparse
 import contextlib
 import os
 import re
@@ -291,7 +292,7 @@ def _checkpoint(text: str) -> Literal["best", "latest"] | int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command."""
-    parser = cli.Parser(prog="python -m jaxrl_atari.hub", description="Runs on the Hugging Face Hub.")
+    parser = argparse.ArgumentParser(prog="python -m jaxrl_atari.hub", description="Runs on the Hugging Face Hub.")
     commands = parser.add_subparsers(dest="command", required=True)
     push_parser = commands.add_parser("push", help="upload a run")
     push_parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of a run, such as data/NAME_TIMESTAMP")

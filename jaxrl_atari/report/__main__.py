@@ -5,6 +5,7 @@
 The report of a suite or a search links to those of its runs, which are written too.
 """
 
+import argparse
 from collections.abc import Sequence
 
 from jaxrl_atari import cli
@@ -14,7 +15,7 @@ from jaxrl_atari.report.pages import write_report
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = cli.Parser(prog="python -m jaxrl_atari.report", description="Writes report.html into each directory.")
+    parser = argparse.ArgumentParser(prog="python -m jaxrl_atari.report", description="Writes report.html.")
     parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run, a suite or a search")
     options = parser.parse_args(arguments)
     failed = []

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jaxrl_atari.cli import flat
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, flat
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError

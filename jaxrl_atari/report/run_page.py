@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_atari.cli import flat
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, flat
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.plots import SESSION_PANELS, SMOOTHING

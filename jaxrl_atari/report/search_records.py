@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jaxrl_atari.cli.values import Limits, check_fields
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import Limits, UserError, check_fields
 from jaxrl_atari.runs.files import read_json, write_json
 
 

@@ -5,9 +5,8 @@ import dataclasses
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.runs.files import read_json, unused, write_json
 from jaxrl_atari.runs.reading import session_dirs, session_number
@@ -94,27 +93,3 @@ def _restore_from_session(path: Path, error: Exception, restore: bool) -> Config
                      session_dir / CONFIG_FILE)  # fmt: skip
         return config
     return None
-
-
-def config_from_dict(values: dict[str, Any]) -> Config:
-    """The inverse of `Config.to_dict`. Raises `UserError` for a field that this version does not have."""
-
-    def build(cls: Any, values: dict[str, Any], prefix: str) -> Any:
-        if not isinstance(values, dict):
-            raise UserError(f"{prefix.rstrip('.') or 'config'} = {values!r:.40}: expected its fields")
-        fields = {f.name: f for f in dataclasses.fields(cls)}
-        for key in values:
-            if key not in fields:
-                raise UserError(
-                    f"{prefix}{key}: this version of jaxrl_atari has no such field; use the version that saved it"
-                )
-        return cls(
-            **{
-                key: build(fields[key].type, value, f"{prefix}{key}.")
-                if dataclasses.is_dataclass(fields[key].type)
-                else value
-                for key, value in values.items()
-            }
-        )
-
-    return build(Config, values, "")

@@ -10,10 +10,8 @@ from typing import Any
 
 import psutil
 
-from jaxrl_atari.cli import changed_fields
-from jaxrl_atari.cli.values import parse_path
-from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.config import Config, changed_fields
+from jaxrl_atari.errors import UserError, parse_path, require
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.runs.config_file import CONFIG_FILE, read_config, same_budget, with_budget

@@ -75,7 +75,7 @@ def _require_young(config: Config, session_dir: Path) -> None:
 
 def set_aside_logs(session_dir: Path) -> list[str]:
     """Renames what a session without a checkpoint has logged, so that it starts anew; returns a note for the user."""
-    files = [session_dir / name for name in ("metrics.csv", "metrics.jsonl", EVALUATIONS_FILE, "wandb_id")]
+    files = [session_dir / name for name in ("metrics.csv", EVALUATIONS_FILE, "wandb_id")]
     used = [path for path in files if path.is_file() and len(path.read_bytes().splitlines()) > (path.suffix == ".csv")]
     kept = [path.rename(unused(path)).name for path in used]
     note = "there is no checkpoint to resume from: the session starts at 0 env steps; what was logged before is in"

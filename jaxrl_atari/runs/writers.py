@@ -6,7 +6,6 @@ A session holds a list of writers and passes every log point to each of them.
 import contextlib
 import csv
 import io
-import json
 import math
 import os
 import re
@@ -71,9 +70,6 @@ def make_writers(
     notes = [table.note]
     if config.log.tensorboard:
         writers.append(TensorBoardWriter(session_dir, start_env_steps))
-    if config.log.jsonl:
-        writers.append(lines := JsonLinesWriter(session_dir / "metrics.jsonl", start_env_steps))
-        notes.append(lines.note)
     for note in filter(None, () if quiet else notes):
         terminal.message(note)
     if config.log.wandb:
@@ -160,30 +156,6 @@ class CsvWriter(_FileWriter):
 
     def write(self, row: Row) -> None:
         self._file.write(_csv_line(cells(row).values()))
-        self._file.flush()
-
-
-class JsonLinesWriter(_FileWriter):
-    """metrics.jsonl: a JSON object for each log point, flushed at once. An unknown value is null.
-
-    A resumed session treats damaged lines as `CsvWriter` does.
-    """
-
-    def __init__(self, path: Path, start_env_steps: int = 0):
-        kept, damaged = [], []
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        for number, line in enumerate(text.split("\n")[:-1], 1):  # without a last line that a crash cut short
-            try:
-                if json.loads(line)["env_steps"] <= start_env_steps:
-                    kept.append(f"{line}\n")
-            except (KeyError, TypeError, ValueError, RecursionError):
-                damaged.append(number)
-        self.note = _keep_whole(path, damaged)
-        write_file(path, "".join(kept))
-        self._file = path.open("a", encoding="utf-8", newline="")
-
-    def write(self, row: Row) -> None:
-        self._file.write(json.dumps(cells(row)) + "\n")
         self._file.flush()
 
 

@@ -9,6 +9,7 @@ Every field of the config and of the search is an option of a new search; docs/s
 can change when a search continues.
 """
 
+import argparse
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -20,8 +21,9 @@ from typing import Annotated, Any
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli import call_config_file, say
-from jaxrl_atari.config import Config
+from jaxrl_atari.cli import say
+from jaxrl_atari.cli.options import load_config
+from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import SessionsFailed, UserError, require
 from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.report.search_records import read_records
@@ -65,8 +67,10 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path |
         UserError: a value that cannot be used.
         SystemExit: after --help.
     """
-    first = cli.Parser(add_help=False, allow_abbrev=False)
-    first.add_paths("--config", "--resume", "--run-dir")
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", type=Path)
+    first.add_argument("--resume", type=Path)
+    first.add_argument("--run-dir", type=Path)
     known, rest = first.parse_known_args(arguments)
     about: dict[str, Any] = {"prog": "python -m jaxrl_atari.search", "description": __doc__}
     if known.resume and known.run_dir:
@@ -76,22 +80,22 @@ def parse(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path |
     search_dir = known.resume or known.run_dir
     if known.config is None and (search_dir is None or not (known.resume or is_search(search_dir))):
         if {"-h", "--help"} & set(rest):
-            cli.parse(Options, rest, default=Options(SearchConfig(), Config()), **about)
+            tyro.cli(Options, args=rest, default=Options(SearchConfig(), Config()), **about)
         if search_dir is not None:
             raise UserError(f"--run-dir {search_dir}: holds no search; give --config FILE to start one there")
         raise UserError("--config or --resume: one is needed; for example --config configs/search_qbert.py")
     if known.config is not None:
-        config, search = call_config_file(known.config, get_config=Config, get_search=SearchConfig)
-        options = cli.parse(Options, rest, default=Options(search, config), **about)
+        config, search = load_config(known.config, get_config=Config, get_search=SearchConfig)
+        options = tyro.cli(Options, args=rest, default=Options(search, config), **about)
         config, search = options.config, options.search
         saved, before = read_search(search_dir) if search_dir and is_search(search_dir) else (config, search)
-        old = cli.flat(saved.to_dict())
-        for name, value in cli.flat(config.to_dict()).items():
+        old = flat(saved.to_dict())
+        for name, value in flat(config.to_dict()).items():
             require(value == old[name], name, value, f"{old[name]!r}, its value in this search", "keep that value")
     else:
         assert search_dir is not None
         config, before = read_search(search_dir)
-        search = cli.parse(ResumeOptions, rest, default=ResumeOptions(before), **about).search
+        search = tyro.cli(ResumeOptions, args=rest, default=ResumeOptions(before), **about).search
     for name in (f.name for f in dataclasses.fields(SearchConfig) if f.name not in CHANGED_BY_RESUME):
         value, was = getattr(search, name), getattr(before, name)
         require(value == was, f"search.{name}", value, f"{was!r}, its value in this search", "leave it out")

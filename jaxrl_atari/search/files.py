@@ -46,7 +46,7 @@ class StopFile(StopRequest):
     """
 
     def __init__(self, search_dir: Path):
-        super().__init__()
+        super().__init__(answer=None)
         self._path = search_dir / "stop"
 
     def requested(self) -> bool:

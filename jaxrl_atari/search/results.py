@@ -5,6 +5,7 @@
 writes them again, also while the search runs.
 """
 
+import argparse
 import csv
 import dataclasses
 import io
@@ -117,7 +118,7 @@ def _source(value: Any, used: set[str]) -> str:
 
 def main() -> None:
     """Runs the command."""
-    parser = cli.Parser(
+    parser = argparse.ArgumentParser(
         prog="python -m jaxrl_atari.search.results",
         description="Writes the results of a search again: results.md, results.csv and the config of the best trial.",
     )

@@ -20,8 +20,7 @@ import ray
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 
-from jaxrl_atari.cli import say
-from jaxrl_atari.cli.values import counted
+from jaxrl_atari.cli import counted, say
 from jaxrl_atari.config import Config, GpuOption
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.report.search_records import Record, ranked, read_records, trial_dir, value_text, write_record

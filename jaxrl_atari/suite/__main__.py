@@ -15,6 +15,7 @@ Every field of the config but env.game, name and devices.distributed is an optio
 for each game unless it is given.
 """
 
+import argparse
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import tyro
+
 from jaxrl_atari import cli
-from jaxrl_atari.cli import say
-from jaxrl_atari.cli.values import counted
-from jaxrl_atari.config import Config, load_config_file
+from jaxrl_atari.cli import counted, say
+from jaxrl_atari.cli.options import load_config, say_changes
+from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, parse_game
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError, require
@@ -57,8 +60,11 @@ def parse(arguments: Sequence[str] | None) -> Command:
     Raises:
         UserError: a value that cannot be used.
     """
-    first = cli.Parser(add_help=False, allow_abbrev=False)
-    first.add_paths("--config", "--resume", "--run-dir", "--compare")
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", type=Path)
+    first.add_argument("--resume", type=Path)
+    first.add_argument("--run-dir", type=Path)
+    first.add_argument("--compare", type=Path)
     first.add_argument("--games", nargs="*", action="extend")
     first.add_argument("--report-at", nargs="*", type=int, action="extend")
     known, rest = first.parse_known_args(arguments)
@@ -69,7 +75,7 @@ def parse(arguments: Sequence[str] | None) -> Command:
     if any(word.partition("=")[0] in ("--env.game", "--name") for word in rest):
         raise UserError("--env.game and --name: each game of a suite has its own; choose with --games Pong Breakout")
     suite_dir = known.resume or known.run_dir
-    wanted = _named_suite(load_config_file(known.config) if known.config else Config())
+    wanted = _named_suite(load_config(known.config, get_config=Config)[0] if known.config else Config())
     if suite_dir is not None and (known.resume or is_suite(suite_dir)):
         default, games, report_at = read_suite_file(suite_dir)
         if known.games is not None and list(game_configs(default, known.games)) != games:
@@ -78,13 +84,11 @@ def parse(arguments: Sequence[str] | None) -> Command:
         scored = [name for name, game in GAMES.items() if game.reference_score is not None]
         default, games, report_at = wanted, scored if known.games is None else known.games, []
     report_at = report_at if known.report_at is None else known.report_at
-    config = cli.parse(Config, rest, default=default, prog="python -m jaxrl_atari.suite", description=__doc__)
+    config = tyro.cli(Config, args=rest, default=default, prog="python -m jaxrl_atari.suite", description=__doc__)
     if suite_dir is not None and default is not wanted:
         require_same_run(config, default)
         for game in games:
             require_budget(config, _config_of(suite_dir / game, default), suite_dir / game)
-    if known.config and default is not wanted:
-        cli.report_changes(known.config, cli.parse(Config, rest, default=wanted), config)
     require(
         not config.devices.distributed, "devices.distributed", True, "false in a suite", "use --devices.no-distributed"
     )
@@ -134,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             write_suite_file(suite_dir, config, games, report_at)
         say(f"suite: {suite_dir}, {counted(len(games), 'game')}")
         if before is not None:
-            cli.say_changes(before[0], config)
+            say_changes("changed", before[0], config)
         try:
             failures = run_suite(suite_dir, config, games, partial(_update_results, suite_dir))
         except KeyboardInterrupt:

@@ -17,9 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from jaxrl_atari.cli import INTERRUPTED, drop_output, say
+from jaxrl_atari.cli import INTERRUPTED, counted, drop_output, say
 from jaxrl_atari.cli.stopping import REQUESTS, StopRequest
-from jaxrl_atari.cli.values import counted
 from jaxrl_atari.errors import reason
 from jaxrl_atari.runs.columns import COMPILED
 
@@ -157,7 +156,7 @@ def run_processes(
         on_end(name, failure)
 
     stopping = compiled = False
-    with StopRequest() as stop:
+    with StopRequest(answer=None) as stop:
         try:
             while running or waiting:
                 if stop.requested() and not stopping:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_atari.cli.values import counted
+from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note

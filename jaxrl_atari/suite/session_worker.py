@@ -16,7 +16,7 @@ def main() -> None:
     """Runs the session."""
     task = json.loads(sys.stdin.readline())
     end_with_parent()
-    from jaxrl_atari.cli.stopping import SessionStop
+    from jaxrl_atari.cli.stopping import StopRequest
     from jaxrl_atari.hardware import runtime
     from jaxrl_atari.runs.config_file import config_from_dict
     from jaxrl_atari.runs.description import session_dir, write_description
@@ -27,7 +27,7 @@ def main() -> None:
     runtime.configure()
     config = config_from_dict(task["config"])
 
-    with SessionStop(f"session {session}") as stop:
+    with StopRequest(f"session {session}") as stop:
 
         def began() -> None:
             stop.training = True

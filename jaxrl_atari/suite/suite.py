@@ -10,8 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from jaxrl_atari.cli import say
-from jaxrl_atari.cli.values import counted
+from jaxrl_atari.cli import counted, say
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import ConfigError, UserError, reason
 from jaxrl_atari.hardware.cpu import usable_cores

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari import cli
 from jaxrl_atari.cli import say
-from jaxrl_atari.cli.stopping import SessionStop
+from jaxrl_atari.cli.options import say_changes
+from jaxrl_atari.cli.stopping import StopRequest
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import SessionsFailed, UserError, reason
 from jaxrl_atari.hardware import distributed
@@ -73,7 +73,7 @@ def run_training(config: Config, run_dir: Path | None = None) -> Path:
         return run_dir
     say(f"{'resuming' if resume else 'run directory:'} {run_dir}")
     if before is not None:  # a run that has nothing left to train keeps what it was trained with
-        cli.say_changes(before, with_budget(before, config) if all_finished(config, run_dir) else config)
+        say_changes("changed", before, with_budget(before, config) if all_finished(config, run_dir) else config)
     summarised = resume and _is_summarised(config, run_dir)
     try:
         run_trial(config, run_dir, resume=resume)
@@ -211,7 +211,7 @@ def run_trial(config: Config, run_dir: Path, *, resume: bool = False, num_thread
                 raise UserError(failed[0].reason)  # as if it had run in this process
             failures = {session: failure.reason for session, failure in failed.items()}
         else:
-            with SessionStop(quick=not config.devices.distributed) as stop:
+            with StopRequest(quick=not config.devices.distributed) as stop:
 
                 def began(session: int) -> None:
                     stop.training = True
@@ -247,7 +247,7 @@ def _needs_process(place: Place) -> bool:
 
 def follow_trial(config: Config, run_dir: Path, *, resume: bool = False) -> None:
     """`run_trial` in a process that is not the leader: trains the same sessions in the same order, writes nothing."""
-    with SessionStop(quick=False) as stop:
+    with StopRequest(quick=False) as stop:
         for session in range(config.sessions):
             directory = session_dir(run_dir, session)
             if not (resume and is_finished(config, directory)):
