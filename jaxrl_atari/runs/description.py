@@ -185,10 +185,8 @@ def _machine(asks_driver: bool) -> dict[str, Any]:
     cpu = read_cpu()
     return {
         "cpu": cpu.model,
-        "instruction_sets": cpu.instruction_sets and list(cpu.instruction_sets),
+        "instruction_sets": list(cpu.instruction_sets),
         "cores": cpu.cores,
-        "threads_per_core": cpu.threads_per_core,
-        "virtual": cpu.virtual,
         "memory_gib": psutil.virtual_memory().total / 2**30,
         "gpus": [gpu.model for gpu in gpus.visible().gpus] if asks_driver else None,
         "driver": gpus.driver_version() if asks_driver else None,
