@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +15,10 @@ import numpy as np
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.envs.record import Games, join, split
+from jaxrl_atari.envs.replay import report_replay
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.during_training import Evaluator
-from jaxrl_atari.hardware.distributed import agree, is_leader, sum_over_processes
+from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import Monitor
@@ -26,9 +26,9 @@ from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, fir
 from jaxrl_atari.rollout import EnvGroup, collect, make_groups
 from jaxrl_atari.runs.actions import cut_segments, write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints, Restored
-from jaxrl_atari.runs.files import only_writer, unused
+from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.progress import Every, Game, Progress
-from jaxrl_atari.runs.reading import EVALUATIONS_FILE, METRICS_FILE
+from jaxrl_atari.runs.resume import games_problem, restore_session, resume_text, set_aside_logs
 from jaxrl_atari.runs.session_log import ReadMetrics, SessionLog
 from jaxrl_atari.runs.terminal import TerminalWriter
 from jaxrl_atari.runs.writers import Writer, make_writers
@@ -296,6 +296,10 @@ def prepare(
     placement = place(config.devices)
     config.check_split(len(placement.learner))
     seed, leader = config.seed + session, is_leader()  # of several processes, only the leader writes
+
+    def target(meta: dict[str, Any]) -> dict[str, Any]:
+        return abstract_arrays(config, meta["num_actions"], placement.home)
+
     with contextlib.ExitStack() as exits:
         exits.enter_context(out_of_memory_advice(config))
         outputs: list[Writer] = []
@@ -310,7 +314,7 @@ def prepare(
             session_dir.mkdir(parents=True, exist_ok=True)
             exits.enter_context(only_writer(session_dir))
         checkpoints = Checkpoints(session_dir, say)
-        restored = restore(config, checkpoints, placement.home, say) if resume else None
+        restored = restore_session(checkpoints, target, say) if resume else None
         meta = restored.meta if restored else {}
         progress = Progress(meta)
         groups, game_seed = start_games(config, placement, seed, checkpoints, restored, say)
@@ -351,37 +355,8 @@ def prepare(
         )  # fmt: skip
         say(f"device: {run.device_text()}")
         if restored:
-            say(_resume_message(config, progress, meta, learner.compute_dtype.name))
+            say(resume_text(config, meta, learner.compute_dtype.name))
         yield run
-
-
-def restore(
-    config: Config, checkpoints: Checkpoints, device: jax.Device, say: Callable[[str], None]
-) -> Restored | None:
-    """The newest sound checkpoint; None for a session that has none. Damaged ones are set aside.
-
-    Of several processes, each reads the one that the leader has chosen.
-    """
-
-    def target(meta: dict[str, Any]) -> dict[str, Any]:
-        return abstract_arrays(config, meta["num_actions"], device)
-
-    found = None
-    try:
-        if is_leader() and checkpoints.steps():
-            found = checkpoints.restore_newest(target)
-    except UserError as error:
-        agree(f"error {error}"[:1_000])
-        raise
-    choice = agree(str(found.step) if found else "")
-    if is_leader() or not choice:
-        for step, error in found.damaged.items() if found else ():
-            say(f"{error}; it is now {checkpoints.set_aside(step)}")
-        return found
-    if choice.startswith("error "):
-        raise UserError(choice.removeprefix("error "))
-    meta = checkpoints.read_meta(int(choice))
-    return Restored(int(choice), checkpoints.restore(int(choice), target(meta)), meta, {})
 
 
 def make_learner(
@@ -410,12 +385,12 @@ def start_games(
     say: Callable[[str], None],
 ) -> tuple[list[list[EnvGroup]], int]:
     """The environments and the seed of their games: those of a checkpoint where it has games, else new ones."""
-    if restored and (problem := _resume_games_problem(config, restored.meta)) is None:
+    if restored and (problem := games_problem(config, restored.meta)) is None:
         groups = make_groups(config, placement, restored.meta["game_seed"])
         try:
             games = Games(**checkpoints.restore(restored.step, item="games"))
             for group in itertools.chain(*groups):
-                group.resume(split(games, group.first_env, group.pool.num_envs), _replay_progress(say))
+                group.resume(split(games, group.first_env, group.pool.num_envs), report_replay(say))
             return groups, restored.meta["game_seed"]
         except (UserError, ValueError) as error:
             problem = str(error)
@@ -426,54 +401,3 @@ def start_games(
         say(f"new games are started ({problem})")
     game_seed = int(np.random.SeedSequence([seed, updates]).generate_state(1)[0] >> 1)
     return make_groups(config, placement, game_seed, updates * config.ppo.rollout_length), game_seed
-
-
-def _resume_games_problem(config: Config, meta: dict[str, Any]) -> str | None:
-    """Why the games of a checkpoint cannot go on; None if they can."""
-    if "games" not in meta.get("items", {}):
-        return "the checkpoint has none: only the back end ale records them, and only in a single process"
-    before = meta["config"]["env"]
-    for name, was, wanted in (
-        ("env.num_envs", before["num_envs"], config.env.num_envs),
-        ("env.backend", before["backend"], config.env.backend),
-        ("env.protocol", meta["protocol"], config.env.resolved_protocol),
-    ):
-        if was != wanted:
-            return f"{name} {was} -> {wanted}"
-    return None
-
-
-def _replay_progress(say: Callable[[str], None], seconds: float = 10.0) -> Callable[[int, int], None]:
-    """Reports a replay that takes long, every ten seconds."""
-    start = shown = time.monotonic()
-
-    def on_step(done: int, steps: int) -> None:
-        nonlocal shown
-        if (now := time.monotonic()) - shown >= seconds:
-            shown = now
-            left = (now - start) / done * (steps - done)
-            say(f"playing the games of the checkpoint again: {done / steps:.0%}, {left:.0f} s to go")
-
-    return on_step
-
-
-def set_aside_logs(session_dir: Path, say: Callable[[str], None]) -> None:
-    """Renames what a session without a checkpoint has logged, because it starts anew."""
-    files = [session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, "wandb_id")]
-    if kept := [path.rename(unused(path)).name for path in files if path.is_file()]:
-        say(
-            f"there is no checkpoint: the session starts at 0 env steps; what was logged before is in {', '.join(kept)}"
-        )
-
-
-def _resume_message(config: Config, progress: Progress, meta: dict[str, Any], dtype: str) -> str:
-    text = f"resumed at {progress.env_steps:,} env steps (update {progress.updates:,})"
-    if (earlier := meta.get("compute_dtype", dtype)) != dtype:
-        text += f"; arithmetic {earlier} -> {dtype}: --network.compute-dtype {earlier} keeps what it was"
-    before = meta["config"]["total_env_steps"]
-    if before != config.total_env_steps:
-        text += f"; budget {before:,} -> {config.total_env_steps:,} env steps"
-        if config.ppo.anneal_learning_rate:
-            rate = learning_rate(config, progress.env_steps)
-            text += f": the learning rate continues at {rate:.3g}, on the line that reaches zero at the new budget"
-    return text

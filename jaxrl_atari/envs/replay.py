@@ -1,5 +1,6 @@
 """Playing recorded games again, up to the step at which a checkpoint was written."""
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -58,3 +59,17 @@ def replay(pool: EnvPool, games: Games, on_step: Callable[[int, int], object] = 
         record.restore(games)
     pool.record = record
     return Replayed(step, frames, age, episodes)
+
+
+def report_replay(say: Callable[[str], object], seconds: float = 10.0) -> Callable[[int, int], None]:
+    """A function for `on_step` of `replay` that reports the progress every ten seconds."""
+    start = shown = time.monotonic()
+
+    def on_step(done: int, steps: int) -> None:
+        nonlocal shown
+        if (now := time.monotonic()) - shown >= seconds:
+            shown = now
+            left = (now - start) / done * (steps - done)
+            say(f"playing the games of the checkpoint again: {done / steps:.0%}, {left:.0f} s to go")
+
+    return on_step

@@ -75,6 +75,4 @@ def set_aside_logs(session_dir: Path, say: Say) -> None:
     """Renames what a session without a checkpoint has logged, because it starts anew."""
     files = [session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, "wandb_id")]
     if kept := [path.rename(unused(path)).name for path in files if path.is_file()]:
-        say(
-            f"there is no checkpoint: the session starts at 0 env steps; what was logged before is in {', '.join(kept)}"
-        )
+        say(f"there is no checkpoint: the session starts at 0; what was logged before is in {', '.join(kept)}")
