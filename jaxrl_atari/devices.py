@@ -23,7 +23,7 @@ from jaxrl_atari.hardware.jax_gpus import limit_jax, start_gpus
 from jaxrl_atari.hardware.memory_share import apply_memory_fraction
 from jaxrl_atari.hardware.report import print_report
 from jaxrl_atari.hardware.rotation import check_devices, take_learners
-from jaxrl_atari.ppo import Shard
+from jaxrl_atari.ppo import KEYS, Shard
 
 
 class Placement(NamedTuple):
@@ -162,7 +162,9 @@ def _without_keys(tree: Any) -> Any:
 
 def _with_keys(tree: Any) -> Any:
     is_data = lambda x: isinstance(x, _KeyData)  # noqa: E731
-    return jax.tree.map(lambda x: jax.random.wrap_key_data(x.data) if is_data(x) else x, tree, is_leaf=is_data)
+    return jax.tree.map(
+        lambda x: jax.random.wrap_key_data(x.data, impl=KEYS) if is_data(x) else x, tree, is_leaf=is_data
+    )
 
 
 # --- The checker -------------------------------------------------------------------------------------------------

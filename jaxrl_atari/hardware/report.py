@@ -21,7 +21,7 @@ from jaxrl_atari.hardware.jax_gpus import limit_jax, start_gpus
 from jaxrl_atari.hardware.memory_share import do_not_preallocate
 from jaxrl_atari.hardware.rotation import check_devices, place_session
 from jaxrl_atari.networks import STACK, init_params
-from jaxrl_atari.ppo import Rollout, init_train_state, update
+from jaxrl_atari.ppo import KEYS, Rollout, init_train_state, update
 
 ACTIONS = 18  # of the games that have most
 
@@ -99,7 +99,7 @@ def memory_report(config: Config, device: jax.Device, devices: int) -> str:
 
     with jax.default_device(device):
         program = jax.jit(partial(update, apply=network.apply), donate_argnums=0)
-        found = program.lower(*jax.eval_shape(arguments, jax.random.key(0))).compile().memory_analysis()
+        found = program.lower(*jax.eval_shape(arguments, jax.random.key(0, impl=KEYS))).compile().memory_analysis()
     assert found is not None
     held, filled = found.argument_size_in_bytes, math.prod(frames)
     working = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
