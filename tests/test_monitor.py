@@ -8,7 +8,7 @@ import jax
 import pytest
 from fake_cuda import _machine  # noqa: F401
 
-from jaxrl_atari.hardware.monitor import MONITOR_COLUMNS, Monitor
+from jaxrl_atari.hardware.monitor import MONITOR_COLUMNS, monitor
 from jaxrl_atari.runs.columns import COLUMNS
 
 
@@ -20,8 +20,8 @@ def gpu(index):
 def read(devices):
     """The GPUs' columns, and what the monitor said."""
     said = []
-    with Monitor(devices, said.append) as monitor:
-        row = monitor.read()
+    with monitor(devices, said.append) as read_now:
+        row = read_now()
     assert list(row) == list(MONITOR_COLUMNS)
     assert row["rss_gib"] > 0.01
     return [row[name] for name in MONITOR_COLUMNS[:4]], said
@@ -42,28 +42,25 @@ def test_the_gpus_are_those_that_cuda_shows(machine, monkeypatch):
     assert said == []
 
 
-def test_read_is_the_mean_since_the_last_read(machine, monkeypatch):
-    busy = [20, 30, 100, 0]
+def test_a_reading_is_the_mean_of_the_samples_since_the_last_one(machine, monkeypatch):
+    busy = [20, 30, 100]
     monkeypatch.setattr(
         machine, "nvmlDeviceGetUtilizationRates", lambda handle: SimpleNamespace(gpu=busy.pop(0) if busy else 50)
     )
-    with Monitor([gpu(1)], print) as monitor:
-        monitor.sample()
-        monitor.sample()
-        assert monitor.read()["gpu_busy_percent"] == 25
-        monitor.sample()
-        assert monitor.read()["gpu_busy_percent"] == 100
-        assert monitor.read()["gpu_busy_percent"] == 0  # a new sample
+    with monitor([gpu(1)], print) as read_now:
+        assert read_now()["gpu_busy_percent"] == 20  # sampled now
         deadline = time.monotonic() + 60
-        while not monitor._samples and time.monotonic() < deadline:
-            time.sleep(0.1)  # the thread samples
-        assert monitor.read()["gpu_busy_percent"] == 50
+        while busy and time.monotonic() < deadline:
+            time.sleep(0.01)  # the thread samples
+        time.sleep(0.1)
+        assert 50 < read_now()["gpu_busy_percent"] <= 65
+        assert read_now()["gpu_busy_percent"] == 50
 
 
 def test_a_driver_that_breaks_stops_nothing(machine, monkeypatch):
-    with Monitor([gpu(1)], print) as monitor:
+    with monitor([gpu(1)], print) as read_now:
         monkeypatch.setenv("FAKE_STATE", "lost")
-        row = monitor.read()
+        row = read_now()
     assert math.isnan(row["gpu_busy_percent"])
     assert row["rss_gib"] > 0.01
 
@@ -78,12 +75,12 @@ def test_without_nvml_one_line_reports_it(machine, monkeypatch):
 
 def test_cpu_time_is_per_core():
     began = time.monotonic()
-    with Monitor([], print) as monitor:
+    with monitor([], print) as read_now:
         cpu, inner = time.process_time(), time.monotonic()
         while time.process_time() < cpu + 0.5:
             pass
         cpu, inner = time.process_time() - cpu, time.monotonic() - inner
-        measured = monitor.read()["cpu_percent"]
+        measured = read_now()["cpu_percent"]
     outer = time.monotonic() - began  # what was measured lies between the two
     assert 0.8 * 100 * cpu / outer <= measured <= 1.2 * 100 * cpu / inner
 
@@ -94,12 +91,12 @@ def test_real_gpu():
     if not devices:
         pytest.skip("JAX sees no GPU here")
     said = []
-    with Monitor(devices[-1:], said.append) as monitor:
+    with monitor(devices[-1:], said.append) as read_now:
         matrix = jax.device_put(jax.numpy.ones((4096, 4096)), devices[-1])
         until = time.monotonic() + 3.0
         while time.monotonic() < until:
             (matrix @ matrix).block_until_ready()
-        row = monitor.read()
+        row = read_now()
     assert said == []
     assert row["gpu_busy_percent"] > 20
     assert row["gpu_memory_gib"] > 0.06

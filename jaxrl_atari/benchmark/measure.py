@@ -32,7 +32,7 @@ from jaxrl_atari.benchmark.instruments import Compilations, SectionTimer, peak_d
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.pool import EnvPool
-from jaxrl_atari.hardware.monitor import Monitor
+from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.session import Session, current_options, prepare, train
 
@@ -281,10 +281,9 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         for _ in range(repeats):
             for part, name in RATES.items():
                 if part == "end_to_end" and part in parts:
-                    with Monitor(training.run.placement.devices, say=lambda line: None) as monitor:
+                    with monitor(training.run.placement.devices, say=lambda line: None) as read:
                         figures[name].append(training.end_to_end(seconds))
-                        monitor.sample()
-                        _append(figures, monitor.read())
+                        _append(figures, read())
                     memory = memory or _memory(training)
                     _append(sections, training.breakdown(seconds))
                 elif part in parts:

@@ -6,7 +6,6 @@ told to count likewise. For tests, JAXRL_ATARI_SIMULATED_GPUS=N makes CPU device
 
 import contextlib
 import importlib.metadata
-import itertools
 import os
 from functools import cache
 from typing import Any, NamedTuple
@@ -51,7 +50,7 @@ def visible() -> Visible:
             gpus = _named(names, gpus)
     except nvml.NVMLError as error:
         missing = error.value in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        return Visible((), "there is no NVIDIA driver" if missing else f"the NVIDIA driver failed: {error}")
+        return Visible((), "there is no NVIDIA driver" if missing else f"NVML failed: {error}")
     if not gpus:
         return Visible(
             (), "this machine has no GPU" if names is None else f"CUDA_VISIBLE_DEVICES={names!r} leaves none"
@@ -89,14 +88,15 @@ def _gpu(handle: Any) -> Gpu:
 
 def _named(names: str, gpus: list[Gpu]) -> list[Gpu]:
     """The GPUs that CUDA_VISIBLE_DEVICES names. As in CUDA, the first unknown name ends the list."""
-
-    def find(name: str) -> Gpu | None:
-        with contextlib.suppress(nvml.NVMLError):
-            if name.startswith("MIG-"):
-                return _gpu(nvml.nvmlDeviceGetHandleByUUID(name))
-        return next((gpu for i, gpu in enumerate(gpus) if name == str(i) or gpu.name.startswith(name or "-")), None)
-
-    return [gpu for gpu in itertools.takewhile(bool, map(find, map(str.strip, names.split(",")))) if gpu]
+    chosen = []
+    for name in map(str.strip, names.split(",")):
+        found = [gpu for i, gpu in enumerate(gpus) if name == str(i) or gpu.name.startswith(name or "-")]
+        if name.startswith("MIG-"):
+            found = [_gpu(nvml.nvmlDeviceGetHandleByUUID(name))]
+        if not found:
+            break
+        chosen.append(found[0])
+    return chosen
 
 
 def driver_version() -> str | None:
@@ -109,8 +109,8 @@ def driver_version() -> str | None:
 
 def library_versions() -> dict[str, str]:
     """Versions of the installed packages that matter for computing on a GPU."""
-    packages = ((package.name, package.version) for package in importlib.metadata.distributions())
-    return dict(sorted(found for found in packages if found[0].startswith(("jax", "nvidia-c", "nvidia-nccl"))))
+    found = {package.name: package.version for package in importlib.metadata.distributions()}
+    return {name: found[name] for name in sorted(found) if name.startswith(("jax", "nvidia-c", "nvidia-nccl"))}
 
 
 def network_platform(device: jax.Device, *others: jax.Device) -> str:

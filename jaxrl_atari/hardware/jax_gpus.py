@@ -1,5 +1,6 @@
 """JAX's back end: the GPUs on which it may start, and those that it has."""
 
+import contextlib
 from itertools import groupby
 
 import jax
@@ -10,7 +11,7 @@ from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.memory import is_out_of_memory
 from jaxrl_atari.hardware.memory_share import apply_memory_fraction
 from jaxrl_atari.hardware.rotation import Use, check_devices
-from jaxrl_atari.hardware.runtime import jax_config, jax_has_started, use_deterministic_kernels
+from jaxrl_atari.hardware.runtime import jax_config, use_deterministic_kernels
 
 
 def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> Use:
@@ -26,17 +27,17 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> Use:
     apply_memory_fraction(devices)
     if devices.deterministic:
         use_deterministic_kernels()
-    used, shown = {*use.learner, use.actor, use.evaluator} - {None}, use.visible.gpus
-    if not shown:
+    if not use.visible.gpus:
         forbid_gpu(use.visible.problem)
-    elif not jax_has_started():
-        # The first parameters are computed on the CPU.
-        if gpus.simulated_count() is not None:
-            jax_config.update("jax_num_cpu_devices", len(shown) + 1)
-        elif (platforms := jax_config.jax_platforms) and "cpu" not in platforms:
+    elif gpus.simulated_count() is not None:
+        with contextlib.suppress(RuntimeError):  # JAX has started: it has the devices it has
+            jax_config.update("jax_num_cpu_devices", len(use.visible.gpus) + 1)
+    else:
+        used = {*use.learner, use.actor, use.evaluator} - {None}
+        jax_config.update("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
+        platforms = jax_config.jax_platforms
+        if platforms and "cpu" not in platforms:  # where the first parameters are computed
             jax_config.update("jax_platforms", f"{platforms},cpu")
-        if len(used) < len(shown):
-            jax_config.update("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
     return use
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -38,47 +38,44 @@ def read_gpu(name: str) -> list[float]:
     return values
 
 
-class Monitor:
-    """A thread that samples the GPUs once a second until the end of its `with` block.
+@contextlib.contextmanager
+def monitor(devices: Sequence[jax.Device], say: Callable[[str], None]) -> Iterator[Callable[[], dict[str, float]]]:
+    """Samples the GPUs once a second, in a thread, until the end of the `with` block.
 
-    A value that cannot be read is NaN: failures never stop training.
+    Gives a function that returns `MONITOR_COLUMNS`: means since its last call for the GPUs and the CPU (100 is one
+    core), and memory now. A value that cannot be read is NaN: failures never stop training.
 
     Args:
         devices: the JAX devices in use, whose back end has started.
         say: receives a line for the user if NVML cannot find a GPU.
     """
+    used = {device.local_hardware_id for device in devices if device.platform == "gpu"}  # as CUDA counts, and NVML
+    names = [gpu.name for index, gpu in enumerate(visible().gpus) if index in used] if used else []
+    if used and not names:
+        say("monitor: NVML does not find the GPU; nothing of it is recorded")
+    process, samples, end = psutil.Process(), [], threading.Event()
+    process.cpu_percent()  # counts from here
 
-    def __init__(self, devices: Sequence[jax.Device], say: Callable[[str], None]):
-        used = {device.local_hardware_id for device in devices if device.platform == "gpu"}  # as CUDA counts, and NVML
-        shown = visible().gpus if used else ()
-        self._gpus = [gpu.name for index, gpu in enumerate(shown) if index in used]
-        if used and not self._gpus:
-            say("monitor: NVML does not find the GPU; nothing of it is recorded")
-        self._process, self._samples, self._end = psutil.Process(), [], threading.Event()
-        self._process.cpu_percent()  # counts from here
-        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
-        self._thread.start()
+    def sample() -> None:
+        busy, memory, power, heat = np.array([read_gpu(name) for name in names] or [[math.nan] * 4]).T
+        samples.append((busy.mean(), memory.sum(), power.sum(), heat.max()))
 
-    def _run(self) -> None:
-        while not self._end.wait(1.0):
-            self.sample()
+    def run() -> None:
+        while not end.wait(1.0):
+            sample()
 
-    def sample(self) -> None:
-        """Samples the GPUs now: busy is the mean over them, memory and power the sum, temperature the maximum."""
-        busy, memory, power, heat = np.array([read_gpu(name) for name in self._gpus] or [[math.nan] * 4]).T
-        self._samples.append((busy.mean(), memory.sum(), power.sum(), heat.max()))
+    def read() -> dict[str, float]:
+        if not samples:
+            sample()
+        values = np.mean(samples, axis=0).tolist()
+        samples.clear()
+        host = process.cpu_percent(), process.memory_info().rss / GIB
+        return dict(zip(MONITOR_COLUMNS, (*values, *host), strict=True))
 
-    def read(self) -> dict[str, float]:
-        """`MONITOR_COLUMNS`: means since the last `read` for the GPUs and the CPU (100 is one core), and memory now."""
-        if not self._samples:
-            self.sample()
-        samples, self._samples = self._samples, []
-        host = self._process.cpu_percent(), self._process.memory_info().rss / GIB
-        return dict(zip(MONITOR_COLUMNS, (*np.mean(samples, axis=0).tolist(), *host), strict=True))
-
-    def __enter__(self) -> "Monitor":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._end.set()
-        self._thread.join(timeout=5.0)  # a driver may hang
+    thread = threading.Thread(target=run, name="monitor", daemon=True)
+    thread.start()
+    try:
+        yield read
+    finally:
+        end.set()
+        thread.join(timeout=5.0)  # a driver may hang

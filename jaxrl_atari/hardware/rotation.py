@@ -117,13 +117,13 @@ def place_session(config: Config, session: int) -> Place:
         ConfigError: an option asks for devices that this machine does not have, or CUDA_OFFSET is invalid.
     """
     devices, use = config.devices, check_devices(config.devices)
-    count, offset = len(use.visible.gpus), os.environ.get("CUDA_OFFSET", "").strip() or "0"
+    everything, offset = tuple(range(len(use.visible.gpus))), os.environ.get("CUDA_OFFSET", "").strip() or "0"
     require(offset.isdecimal(), "CUDA_OFFSET", offset, "a whole number from 0 on")
-    if type(devices.gpu) is int or not use.learner:
-        place = Place(use.learner, 0 if use.learner else devices.gpu, use.reason)
-    else:
-        block = rotate(session, count, len(use.learner), int(offset))
-        place = Place(block, devices.gpu, f"{count} visible, CUDA_OFFSET {offset}")
-    if use.learner and (devices.distributed or {type(devices.actor), type(devices.evaluator)} & {int}):
-        return Place(tuple(range(count)), devices.gpu, f"{use.reason}, sees all GPUs")
-    return place
+    if not use.learner:
+        return Place((), devices.gpu, use.reason)
+    if devices.distributed or int in map(type, (devices.actor, devices.evaluator)):
+        return Place(everything, devices.gpu, f"{use.reason}, which counts all")
+    if type(devices.gpu) is int:
+        return Place(use.learner, 0, use.reason)
+    block = rotate(session, len(everything), len(use.learner), int(offset))
+    return Place(block, devices.gpu, f"{len(everything)} visible, CUDA_OFFSET {offset}")

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import importlib
 import os
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,21 +35,15 @@ NUMERIC = {
 """JAX's settings that change numbers, and their defaults."""
 
 
-def jax_has_started() -> bool:
-    """Whether JAX has started its back ends: from then on it keeps its devices and their memory."""
+def require_not_started(field: str, value: Any) -> None:
+    """Raises `ConfigError` if JAX has started on a GPU: then it is too late for an option."""
     count = jax_config.jax_num_cpu_devices
     try:
         jax_config.update("jax_num_cpu_devices", count + 1)  # JAX refuses it once it has started
+        jax_config.update("jax_num_cpu_devices", count)
     except RuntimeError:
-        return True
-    jax_config.update("jax_num_cpu_devices", count)
-    return False
-
-
-def require_not_started(field: str, value: Any) -> None:
-    """Raises `ConfigError` if JAX has started on a GPU, which is too late for an option."""
-    too_late = jax_has_started() and jax.default_backend() != "cpu"
-    require(not too_late, field, value, "to be set before JAX starts", "train in a fresh process, or leave it out")
+        expected, hint = "to be set before JAX starts", "train in a fresh process, or leave it out"
+        require(jax.default_backend() == "cpu", field, value, expected, hint)
 
 
 def use_deterministic_kernels() -> None:
@@ -71,9 +64,9 @@ def xla_threads() -> int:
 def numeric_settings() -> dict[str, Any]:
     """What the environment sets and changes numbers: XLA's threads, and settings that are not the defaults."""
     settings = {name: getattr(jax_config, name) for name in NUMERIC}
-    changed = {name: value for name, value in settings.items() if value != NUMERIC[name]}
-    variables = {name: os.environ[name] for name in ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE") if name in os.environ}
-    return {"xla_threads": xla_threads(), **changed, **variables}
+    settings |= {name: os.environ.get(name) for name in ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")}
+    changed = {name: value for name, value in settings.items() if value != NUMERIC.get(name)}
+    return {"xla_threads": xla_threads(), **changed}
 
 
 @cache
@@ -97,10 +90,10 @@ def _keep_freed_memory() -> list[str]:
     kept, they leave gaps into which the next rollout does not fit.
     """
     chosen = any(name.startswith("MALLOC_") for name in os.environ)
-    if chosen or not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
+    library = ctypes.CDLL(None)
+    if chosen or not hasattr(library, "gnu_get_libc_version"):
         return []
-    mallopt = ctypes.CDLL(None).mallopt
-    return ["malloc keeps freed memory"] if all(mallopt(*setting) for setting in MALLOC.items()) else []
+    return ["malloc keeps freed memory"] if all(library.mallopt(*setting) for setting in MALLOC.items()) else []
 
 
 def _cache_compiled_programs() -> list[str]:
