@@ -88,7 +88,7 @@ def run_evaluation(
     quota = np.bincount(np.arange(episodes) % num_envs)  # of each environment
     pool = make_pool(env.backend, env.game_name, len(quota), seed=seed, num_threads=env.num_threads, rules=env.rules)
     counter, games, news_at = EpisodeCounter(len(quota)), [], time.monotonic() + SECONDS_BETWEEN_NEWS
-    for number, step in enumerate(play(policy, pool, seed, greedy)):
+    for step in play(policy, pool, seed, greedy):
         if cancelled():
             raise CancelledError
         for game in counter.count(step):
@@ -104,11 +104,13 @@ def run_evaluation(
         if time.monotonic() > news_at:
             news_at += SECONDS_BETWEEN_NEWS
             say(
-                f"{episodes - len(games)} of {episodes} games have not ended; {number:,} env steps so far in each"
-                f" environment, at most {env.rules.max_frames // 4:,} a game"
+                f"{np.sum(quota > 0)} games in progress, longest {counter.in_progress[quota > 0, 1].max():,.0f} of"
+                f" {env.rules.max_frames // 4:,} env steps"
             )
-    returns, cut_off = np.array([game.episode_return for game in games]), sum(game.truncated for game in games)
-    return EvaluationResult(tuple(games), returns, float(returns.mean()), float(returns.std()), cut_off)
+    _, returns, _, truncated = zip(*games, strict=True)
+    return EvaluationResult(
+        tuple(games), np.array(returns), float(np.mean(returns)), float(np.std(returns)), sum(truncated)
+    )
 
 
 def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool = False) -> Episode:

@@ -18,9 +18,8 @@ from jaxrl_atari.fast.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.report.summary import counted_sessions
-from jaxrl_atari.runs.checkpoints import Checkpoints, Restored
-from jaxrl_atari.runs.config_file import read_config
-from jaxrl_atari.runs.reading import checkpoint_steps, session_number
+from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_number
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ def find_session(run_dir: str | Path, session: int | None = None) -> Path:
         session: its number in the trial; None: the one with the highest score at a checkpoint.
 
     Raises:
-        UserError: not a run directory, or none of its sessions has a checkpoint.
+        UserError: not a run directory.
     """
     path = parse_path(run_dir, "run_dir")
     if session is not None:
@@ -85,9 +84,7 @@ def find_session(run_dir: str | Path, session: int | None = None) -> Path:
     if (path / "checkpoints").is_dir():
         return path
     sessions = [path / f"session_{number}" for number in session_numbers(path)]
-    if saved := list(filter(checkpoint_steps, sessions)):
-        return max(saved, key=_best_score)
-    raise UserError(f"{path}: none of its sessions has a checkpoint yet; wait for the first one")
+    return max(filter(checkpoint_steps, sessions), key=_best_score, default=sessions[0])
 
 
 def _best_score(session_dir: Path) -> float:
@@ -131,22 +128,25 @@ def load_policy(
     """
     session_dir = find_session(run_dir, session)
     checkpoints = Checkpoints(session_dir)
+    if not checkpoints.steps():
+        raise UserError(f"{session_dir}: holds no checkpoint; wait for the session's first one")
     home = device or pick_device("auto")[0]
 
     def target(meta: dict[str, Any]) -> Any:
-        return abstract_arrays(config_from_dict(meta["config"]), meta["num_actions"], home)
+        arrays = abstract_arrays(config_from_dict(meta["config"]), meta["num_actions"], home)
+        return {"train_state": {"params": arrays["train_state"].params}}
 
     if checkpoint == "latest":
-        found = checkpoints.restore_newest(target)
+        step, arrays, meta, damaged = checkpoints.restore_newest(target)
+        for error in damaged.values():
+            _log.warning("%s; the one at env step %s is used", error, step)
     else:
         step = checkpoints.best_step() or 0 if checkpoint == "best" else checkpoint
         meta = checkpoints.read_meta(step)
-        found = Restored(step, checkpoints.restore(step, target(meta)), meta, {})
-    for damaged in found.damaged.values():
-        _log.warning("%s; the one at env step %s is used", damaged, found.step)
-    config = config_from_dict(found.meta["config"])
+        arrays = checkpoints.restore(step, target(meta))
+    config = config_from_dict(meta["config"])
     # The threads of training were its share of the cores.
     env = dataclasses.replace(config.env, num_threads=0, backend=backend or config.env.backend)
-    network = evaluation_network(config.network, found.meta["num_actions"], home)
-    params = found.arrays["train_state"].params
-    return Policy(dataclasses.replace(config, env=env), network, params, home, session_dir, found.step)
+    network = evaluation_network(config.network, meta["num_actions"], home)
+    params = arrays["train_state"]["params"]
+    return Policy(dataclasses.replace(config, env=env), network, params, home, session_dir, step)
