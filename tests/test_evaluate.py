@@ -124,7 +124,6 @@ def test_same_seed_same_games_whatever_the_default_kind_of_keys(policy):
     assert first != other
 
 
-@pytest.mark.xfail(strict=True, reason="checkpoints cannot restore the parameters alone yet")
 def test_a_checkpoint_is_loaded_whatever_the_default_kind_of_keys(run_dir):
     with jax.default_prng_impl("rbg"):
         load_policy(run_dir)
@@ -136,7 +135,7 @@ def test_a_game_that_waits_for_fire(policy, monkeypatch, caplog):
     waiting = always(policy, 0, game="Breakout", max_frames=800)
     result = run_evaluation(waiting, episodes=2, num_envs=2, greedy=True, say=lines.append)
     assert (result.cut_off, result.mean) == (2, 0)
-    assert "2 of 2 games have not ended; 150 env steps so far in each environment, at most 200 a game" in lines
+    assert "2 games in progress, longest 150 of 200 env steps" in lines
     assert lines[-1].endswith("200  cut off at env.max_frames")
     assert caplog.messages == ["greedy play can stand still: Breakout waits for FIRE after a lost life"]
     caplog.clear()
@@ -207,9 +206,9 @@ def test_checkpoints_and_sessions_by_name_and_score(run_dir, own_run, monkeypatc
     steps = steps_of(other.session_dir)
     assert (other.session_dir, other.env_steps) == (run_dir / f"session_{1 - session}", steps[-1])
     assert load_policy(other.session_dir, steps[0]).env_steps == steps[0]
-    with pytest.raises(UserError, match=f"no checkpoint at env step 7; there are: {', '.join(map(str, steps))}"):
+    with pytest.raises(UserError, match=f"checkpoints/7: no such checkpoint; there are: {', '.join(map(str, steps))}"):
         load_policy(other.session_dir, 7)
-    with pytest.raises(UserError, match="session_7: no such directory"):
+    with pytest.raises(UserError, match="session_7: holds no checkpoint"):
         load_policy(run_dir, session=7)
     monkeypatch.setenv("HOME", str(own_run.parent))
     assert load_policy("~/own_run").env_steps == step
@@ -221,12 +220,12 @@ def test_a_damaged_checkpoint_is_never_played(own_run, caplog):
     damage(session_dir, latest)
     assert load_policy(session_dir, "latest").env_steps == before
     (message,) = caplog.messages
-    assert re.search(f"checkpoints/{latest}: damaged: its arrays? .*; the one at env step {before} is used$", message)
-    with pytest.raises(UserError, match=rf"checkpoints/{latest}: damaged: its arrays? .*; other checkpoints: "):
+    assert re.search(f"checkpoints/{latest}: damaged: .*; the one at env step {before} is used$", message)
+    with pytest.raises(UserError, match=f"checkpoints/{latest}: damaged: "):
         load_policy(session_dir, latest)
     for step in steps[:-1]:
         damage(session_dir, step)
-    with pytest.raises(UserError, match=r"damaged: its arrays? "):
+    with pytest.raises(UserError, match="damaged: "):
         load_policy(session_dir, "best")
 
 
@@ -236,7 +235,7 @@ def test_not_a_run_directory(tmp_path, own_run):
             load_policy(path)
     for session_dir in own_run.glob("session_*"):
         shutil.rmtree(session_dir / "checkpoints")
-    with pytest.raises(UserError, match="none of its sessions has a checkpoint yet"):
+    with pytest.raises(UserError, match="holds no checkpoint"):
         load_policy(own_run)
 
 
@@ -340,10 +339,10 @@ def test_every_session_is_played_and_the_interval_is_over_sessions(own_run, caps
 def test_a_session_is_not_left_out(own_run):
     command = [str(own_run), *QUICK, "1", "--sessions", "all", "--checkpoint", "latest"]
     shutil.rmtree(own_run / "session_1" / "checkpoints")
-    with pytest.raises(UserError, match="session_1: holds no checkpoints"):
+    with pytest.raises(UserError, match="session_1: holds no checkpoint"):
         main(command)
     shutil.rmtree(own_run / "session_1")
-    with pytest.raises(UserError, match="session_1: no such directory"):
+    with pytest.raises(UserError, match="session_1: holds no checkpoint"):
         main(command)
     assert not list(own_run.rglob("evaluation*"))
 
