@@ -194,7 +194,7 @@ class EnvGroup:
     def take_segment(self) -> Segment:
         """The actions since the last call; see `envs.record.GameRecord`."""
         assert self.pool.record is not None
-        return self.pool.record.take_segment()
+        return self.pool.record.take_segment(self._newest.frame)
 
     def resume(self, games: Games, on_step: Callable[[int, int], object]) -> None:
         """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`."""

@@ -2,8 +2,6 @@
 
 import contextlib
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +15,7 @@ from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.envs.record import Games, join, split
 from jaxrl_atari.envs.replay import report_replay
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.evaluate.during_training import Evaluator
+from jaxrl_atari.evaluate.during_training import Evaluator, Graphs
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory import out_of_memory_advice
@@ -131,7 +129,7 @@ class Session:
     log: SessionLog
     checkpoints: Checkpoints | None  # None in a process that is not the leader
     evaluator: Evaluator | None  # None where there are no evaluations
-    graphs: "Graphs"
+    graphs: Graphs
     evaluated: int  # env steps of the newest evaluation
 
     def __post_init__(self) -> None:
@@ -195,8 +193,9 @@ class Session:
         games = [known for group in groups if (known := group.games()) is not None]
         if games and jax.process_count() == 1:
             items["games"] = join(games)._asdict()
+            segment = [group.take_segment() for group in groups]
             if self.config.log.actions:
-                write_segment(self.session_dir, [group.take_segment() for group in groups], self._games)
+                write_segment(self.session_dir, segment, self._games)
             self._games = []
         self.checkpoints.save(self.progress.env_steps, items, self._meta(evaluated), score)
 
@@ -244,38 +243,6 @@ class Session:
         if self.evaluator is not None:
             self.evaluator.settle(stop_requested)
         self.graphs.draw(wait=True)
-
-
-class Graphs:
-    """Draws the graphs of a trial in a process of its own, because drawing takes seconds.
-
-    Args:
-        run_dir: None draws nothing.
-    """
-
-    def __init__(self, run_dir: Path | None):
-        self._run_dir, self._process = run_dir, None
-
-    def draw(self, wait: bool = False) -> None:
-        """Starts to draw, unless an earlier drawing still goes on.
-
-        Args:
-            wait: return when all is drawn.
-        """
-        if self._run_dir is None or (self._process is not None and not wait and self._process.poll() is None):
-            return
-        self.close()
-        command, quiet = [sys.executable, "-m", "jaxrl_atari.plots", str(self._run_dir)], subprocess.DEVNULL
-        with contextlib.suppress(OSError):  # too many processes: training must not fail for its graphs
-            self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
-            if wait:
-                self._process.wait()
-
-    def close(self) -> None:
-        """Ends the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
 
 @contextlib.contextmanager
@@ -371,7 +338,7 @@ def make_learner(
     if config.overlap == "none":
         return Learner(config, placement, num_actions, state)
     acting = None
-    if restored and "acting" in restored.meta["items"]:
+    if restored and "acting" in restored.meta.get("items", ()):
         acting = checkpoints.restore(restored.step, state.params, "acting")
     return OverlappedLearner(config, placement, num_actions, state, acting)
 

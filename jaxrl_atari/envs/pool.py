@@ -40,10 +40,6 @@ class EpisodeCounter:
         self._return = np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
 
-    def restart(self, envs: np.ndarray) -> None:
-        """Forgets the games in progress of some environments, bool [n]."""
-        self._return[envs] = self._length[envs] = 0
-
     @property
     def in_progress(self) -> np.ndarray:
         """Return and env steps so far of each game in progress, float64 [n, 2]."""

@@ -6,6 +6,7 @@ seed and the actions alone, too. Anchors are rare, because seeding an emulator t
 the first end of a game in each interval of `anchor_steps` steps, wherever a session was stopped and resumed.
 """
 
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -34,6 +35,7 @@ class Segment(NamedTuple):
     first_step: int
     actions: np.ndarray  # uint8 [steps, n]
     anchors: np.ndarray  # int64 [k, 3]: step, environment of the session, seed
+    frame_crc: np.ndarray  # uint32 [n], CRC-32 of the frames after these steps
 
 
 class GameRecord:
@@ -81,10 +83,15 @@ class GameRecord:
     def _newest(self, steps: int) -> np.ndarray:
         return np.array(list(self._actions)[len(self._actions) - steps :], np.uint8).reshape(steps, -1)
 
-    def take_segment(self) -> Segment:
-        """The steps since the last call. Forgets the actions that nobody needs any more."""
+    def take_segment(self, frame: np.ndarray) -> Segment:
+        """The steps since the last call. Forgets the actions that nobody needs any more.
+
+        Args:
+            frame: the newest, uint8 [n, 84, 84].
+        """
         anchors = np.array(self._new_anchors, np.int64).reshape(-1, 3)
-        segment = Segment(self._taken, self._newest(self._steps - self._taken), anchors)
+        crc = np.array([zlib.crc32(each.tobytes()) for each in frame], np.uint32)
+        segment = Segment(self._taken, self._newest(self._steps - self._taken), anchors, crc)
         self._taken, self._new_anchors = self._steps, []
         while len(self._actions) > self._steps - int(self._anchor_step.min()):
             self._actions.popleft()

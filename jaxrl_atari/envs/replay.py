@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +23,34 @@ class Replayed(NamedTuple):
     episodes: EpisodeCounter
 
 
+def play_again(pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, EnvStep]]:
+    """Plays games that started from seeds, in environments that end together: those with fewer actions start later.
+
+    Args:
+        pool: before its first step.
+        seeds: int [n], of each environment.
+        actions: for each environment, int [its steps].
+
+    Yields:
+        After the start and after each step: the actions that each environment still has to take, int [n], and the
+        step. An environment that has not started, whose number is still beyond its own, plays something else.
+    """
+    lengths = np.array(list(map(len, actions)))
+    left = np.full(len(lengths), lengths.max())
+    step = pool.reset()
+    while True:
+        starts = left == lengths
+        if starts.any():
+            step = pool.start_games(step, starts, seeds[starts])
+        yield left, step
+        if not left[0]:
+            return
+        step = pool.step(np.array([each[-n] if n <= len(each) else 0 for each, n in zip(actions, left, strict=True)]))
+        left = left - 1
+
+
 def replay(pool: EnvPool, games: Games, on_step: Callable[[int, int], object] = lambda done, steps: None) -> Replayed:
     """Plays the games of a checkpoint again in a new pool and continues their record in it.
-
-    Each environment plays from its anchor; one that has its anchor later than others plays something else before.
 
     Args:
         on_step: called with the steps done, and with all steps to do.
@@ -35,25 +59,19 @@ def replay(pool: EnvPool, games: Games, on_step: Callable[[int, int], object] = 
         ValueError: the games do not end as the checkpoint says: it is of another emulator or game, or damaged.
     """
     record, pool.record = pool.record, None
-    length, since = games.actions.shape[1], games.steps - games.anchor_step
-    episodes, step = EpisodeCounter(pool.num_envs), pool.reset()
-    newest: deque[EnvStep] = deque(maxlen=PAST + 1)
-    for done in range(length + 1):
-        starts = since == length - done
-        if starts.any():
-            step = pool.start_games(step, starts, games.anchor_seed[starts])
-            episodes.restart(starts)
+    since = games.steps - games.anchor_step
+    actions = [each[len(each) - n :] for each, n in zip(games.actions, since.tolist(), strict=True)]
+    episodes, newest = EpisodeCounter(pool.num_envs), deque(maxlen=PAST + 1)
+    for left, step in play_again(pool, games.anchor_seed, actions):
+        episodes.count(step)  # starts anew where a game does
         newest.append(step)
-        on_step(done, length)
-        if done < length:
-            step = pool.step(games.actions[:, done])
-            episodes.count(step)
+        on_step(int(since.max() - left[0]), int(since.max()))
+    step = newest.pop()
     found = (step.frame, pool.lives, episodes.in_progress)
     if not all(map(np.array_equal, found, (games.frame, games.lives, games.in_progress))):
         raise ValueError("the games do not end in the frames, lives and returns that the checkpoint has")
-    past = list(newest)[:-1]
     frames, age = np.zeros((PAST, *games.frame.shape), np.uint8), np.full(pool.num_envs, PAST, np.int32)
-    for place, each in enumerate(past, start=PAST - len(past)):
+    for place, each in enumerate(newest, start=PAST - len(newest)):
         frames[place], age = each.frame, np.where(each.first, 0, np.minimum(age + 1, PAST))
     if record is not None:
         record.restore(games)

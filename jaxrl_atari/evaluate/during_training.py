@@ -1,5 +1,8 @@
-"""Evaluation during training: full games with a snapshot of the parameters, on a device of their own."""
+"""Beside training: evaluations in a thread, and graphs in a process."""
 
+import contextlib
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,7 +19,7 @@ from jaxrl_atari.evaluate.policy import Policy, evaluation_network
 
 
 class Evaluator:
-    """Plays games in a thread, one evaluation at a time, while the learner trains.
+    """Plays full games with a snapshot of the parameters, on a device of its own, one evaluation at a time.
 
     Args:
         seed: of the session; each evaluation plays other games.
@@ -82,3 +85,35 @@ class Evaluator:
         """Abandons the running evaluation, if there is one."""
         self._closed.set()
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+class Graphs:
+    """Draws the graphs of a trial in a process of its own, because drawing takes seconds.
+
+    Args:
+        run_dir: None draws nothing.
+    """
+
+    def __init__(self, run_dir: Path | None):
+        self._run_dir, self._process = run_dir, None
+
+    def draw(self, wait: bool = False) -> None:
+        """Starts to draw, unless an earlier drawing still goes on.
+
+        Args:
+            wait: return when all is drawn.
+        """
+        if self._run_dir is None or (self._process is not None and not wait and self._process.poll() is None):
+            return
+        self.close()
+        command, quiet = [sys.executable, "-m", "jaxrl_atari.plots", str(self._run_dir)], subprocess.DEVNULL
+        with contextlib.suppress(OSError):  # too many processes: training must not fail for its graphs
+            self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
+            if wait:
+                self._process.wait()
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()

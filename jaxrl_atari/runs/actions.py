@@ -3,6 +3,7 @@
 SESSION_DIR/actions/<first>_<last>.npz   steps first .. last - 1 of every environment:
     actions   uint8 [steps, environments]
     anchors   int64 [k, 3]: step, environment, seed of each game that started from a seed (`envs/record.py`)
+    frame_crc uint32 [environments], CRC-32 of each environment's frame after these steps
     games     float64 [m, 4]: step, environment, return and length of each finished game
 """
 
@@ -35,6 +36,7 @@ def write_segment(session_dir: Path, parts: Sequence[Segment], games: Sequence[t
         content,
         actions=np.concatenate([part.actions for part in parts], axis=1),
         anchors=np.concatenate([part.anchors for part in parts]),
+        frame_crc=np.concatenate([part.frame_crc for part in parts]),
         games=np.array(games, np.float64).reshape(-1, 4),
     )
     (session_dir / "actions").mkdir(exist_ok=True)
