@@ -77,16 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
     numbers = session_numbers(options.run_dir) if of_all else [options.session]
     policies = [load_policy(options.run_dir, options.checkpoint, device, i, options.backend) for i in numbers]
-    run_dir = policies[0].session_dir.absolute().parent
-    if not os.access(run_dir, os.W_OK):
-        raise UserError(f"{run_dir}: cannot be written to; the results go there, so copy the run elsewhere first")
+    session_dir = policies[0].session_dir.absolute()  # also of `.`
+    if not os.access(session_dir, os.W_OK):
+        raise UserError(f"{session_dir}: cannot be written to; the results go there, so copy the run elsewhere first")
     results = [_evaluate(policy, options, options.seed + i) for i, policy in enumerate(policies)]
     if of_all:
-        _summarise(run_dir, results, options)
+        _summarise(session_dir.parent, results, options)
     elif options.checkpoint == "best":
         say("note: the best checkpoint is an optimistic pick; to quote a score, use --sessions all --checkpoint latest")
-    if (run_dir / REPORT_FILE).is_file():
-        try_report(run_dir)
+    if (session_dir.parent / REPORT_FILE).is_file():
+        try_report(session_dir.parent)
 
 
 def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:

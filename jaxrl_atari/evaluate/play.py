@@ -24,8 +24,11 @@ SECONDS_BETWEEN_NEWS = 30
 FPS = 15  # of videos: 60 emulator frames a second, 4 of them an env step: real speed
 SCALE = 3  # of videos: 160x210 -> 480x630 pixels; both even, as H.264 with 4:2:0 colours needs
 
-WAIT_FOR_FIRE = frozenset("Breakout".split())
-"""Games that stand still until FIRE is pressed."""
+WAIT_FOR_FIRE = (
+    "BasicMath Bowling Breakout Casino Crossbow DonkeyKong DoubleDunk Gopher Hangman HumanCannonball Kaboom Pitfall"
+    " SirLancelot Tennis TicTacToe3D VideoPinball YarsRevenge"
+)
+"""Games that random play ends within 4,500 env steps, but not without FIRE, which starts the game or the next life."""
 
 
 class EvaluationResult(NamedTuple):
@@ -81,9 +84,9 @@ def run_evaluation(
     """
     EvaluationConfig(episodes=episodes, num_envs=num_envs)  # checks them
     env = policy.config.env
-    if greedy and env.game_name in WAIT_FOR_FIRE:
+    if greedy and env.game_name in WAIT_FOR_FIRE.split():
         logging.getLogger(__name__).warning(
-            "greedy play can stand still: %s waits for FIRE after a lost life", env.game_name
+            "greedy play can stand still: %s may wait for FIRE, as after a lost life", env.game_name
         )
     quota = np.bincount(np.arange(episodes) % num_envs)  # of each environment
     pool = make_pool(env.backend, env.game_name, len(quota), seed=seed, num_threads=env.num_threads, rules=env.rules)
