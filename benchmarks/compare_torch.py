@@ -60,4 +60,4 @@ def main(
 
 
 if __name__ == "__main__":
-    cli.run(partial(tyro.cli, main))
+    cli.run(lambda: tyro.cli(main))
