@@ -27,11 +27,11 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hardware.jax_gpus import forbid_gpu
 from jaxrl_atari.report import summary as texts
-from jaxrl_atari.runs.reading import checkpoint_steps
+from jaxrl_atari.runs.run_dir import checkpoint_steps
 
 Checkpoint = Literal["best", "latest"] | int
 
-FILES = ("config.json", "trial.json", "metrics.csv", "evaluation*", "graphs/*", "replay.mp4")
+FILES = ("config.json", "trial.json", "metrics.csv", "evaluation*", "graphs/*", "actions/*", "replay.mp4")
 """The files of a run, and of each of its sessions, that are pushed beside the checkpoints."""
 
 CHECKPOINT_FILES = "session_*/checkpoints/*/*"
@@ -47,7 +47,7 @@ CARD = """\
 ---
 {{ card_data }}
 ---
-{% set number = text.number_text %}{% set rules = run.config.env.rules %}
+{% set number = text.score_text %}{% set rules = run.config.env.rules %}
 # PPO on {{ summary.game }}
 
 **Score {{ score or "unknown" }}** (mean of `return_ma` over {{ text.sessions_text(summary) }}

@@ -81,10 +81,9 @@ def test_steps_that_start_a_game_are_no_transitions(clock):
     assert rate == 5 * 7 / 18.0  # steps 4 and 8 start new games: 7 of 9 are transitions
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_rates(clock, overlap, monkeypatch):
+def test_rates(clock, monkeypatch):
     """Training of 30 env steps an iteration in 4 s, of updates in 2 s, of rollouts in 1 s."""
-    progress, learner, rows = SimpleNamespace(env_steps=1000), SimpleNamespace(seconds_left=0), []
+    progress, learner, rows = SimpleNamespace(env_steps=1000), SimpleNamespace(state=0), []
 
     def collect(*_):
         clock.now += 1
@@ -97,16 +96,10 @@ def test_rates(clock, overlap, monkeypatch):
             rows.append(dict.fromkeys(measure.MACHINE_COLUMNS, math.nan) | {"policy_percent": 10.0 * number})
             yield np.zeros(1)
 
-    def settle():
-        clock.now += learner.seconds_left
-        learner.seconds_left = 0
+    def wait():
+        clock.now += 2
 
-    def update(*_):
-        learner.seconds_left = 2
-        if not overlap:
-            settle()
-
-    learner.update, learner.settle, learner.acting_params = update, settle, list
+    learner.update, learner.acting_params = lambda *_: wait, list
     config = Config(env=EnvConfig(num_envs=4), ppo=PPOConfig(rollout_length=8, minibatch_size=32, epochs=3))
     session = SimpleNamespace(progress=progress, learner=learner, config=config, groups=[], keys=lambda _: (0, 0))
     monkeypatch.setattr(measure, "collect", collect)

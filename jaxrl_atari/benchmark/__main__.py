@@ -27,8 +27,8 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import Limits, check_fields, require
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.runs.columns import COLUMNS
-from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.run_dir import describe
 
 NOTES = {
     "env_sps": "emulators alone, random actions: the limit",
@@ -84,16 +84,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config, parts = options.options, options.parts.split(",")
     known = f"some of {Options.parts}, with commas between them"
     require({*parts} <= {*PARTS, "startup"}, "--parts", options.parts, known)
-    for folder in filter(None, (options.trace, options.json and options.json.parent)):
-        folder.mkdir(parents=True, exist_ok=True)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     for line in runtime.configure():
         cli.say(line)
     about = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
     about["hardware"]["load_average"] = load = psutil.getloadavg()[0]
-    env, ppo = config.env, config.ppo
     cli.say(
-        f"{env.game_name} ({env.resolved_protocol}), {env.num_envs} envs x {ppo.rollout_length} steps, {ppo.epochs}"
-        f" epochs x {config.num_minibatches} minibatches of {ppo.minibatch_size}, overlap {config.overlap}\n"
+        f"{config.env.game_name} ({config.env.resolved_protocol}), {config.env.num_envs} envs x"
+        f" {config.ppo.rollout_length} steps, {config.ppo.epochs} epochs x {config.num_minibatches} minibatches of"
+        f" {config.ppo.minibatch_size}, overlap {config.overlap}\n"
         f"{about['hardware']['cpu']}, {about['hardware']['cores']} cores; GPUs: {about['hardware']['gpus']}\n"
         f"load average {load:.1f}{': other programs compute here, figures may be low' if load > 0.5 else ''}"
     )

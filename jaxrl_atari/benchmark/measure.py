@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxrl_atari import cli
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs import EnvPool
+from jaxrl_atari.envs import EnvPool, make_pool
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.writers import Row, Writer
@@ -68,9 +68,13 @@ class Training(NamedTuple):
     """A session that trains one iteration at a time."""
 
     run: Session
-    iterations: Iterator[Any]  # each gives the newest metrics, being computed
+    iterations: Iterator[Any]  # each ends when its update has been started
     rows: list[Row]  # log points, one an iteration
     events: Events
+
+    def wait(self) -> None:
+        """Waits until the newest update has ended."""
+        jax.block_until_ready(self.run.learner.state)
 
     def collect(self) -> Collected:
         """A rollout that training does not see."""
@@ -96,7 +100,8 @@ def warm_up(training: Training) -> None:
     compiled = -1
     while compiled != len(training.events[COMPILED]):
         compiled = len(training.events[COMPILED])
-        jax.block_until_ready(next(training.iterations))
+        next(training.iterations)
+        training.wait()
 
 
 # --- Parts -----------------------------------------------------------------------------------------------------------
@@ -105,25 +110,36 @@ def warm_up(training: Training) -> None:
 def end_to_end(training: Training, seconds: float) -> dict[str, float]:
     """Env steps a second of training, with a log point in each iteration and checkpoints; and means of its log points.
 
-    With `overlap = "none"` the clock stops when the last update is done; with `"update"` one update is under way when
-    it starts and when it stops.
+    One update is under way when the clock starts and when it stops.
     """
     progress = training.run.progress
-    metrics = jax.block_until_ready(next(training.iterations))  # its log point covers what was measured before
+    next(training.iterations)  # its log point covers what was measured before
     training.rows.clear()
     first, start = progress.env_steps, time.perf_counter()
     while time.perf_counter() - start < seconds:
-        metrics = next(training.iterations)
-    jax.block_until_ready(metrics)
+        next(training.iterations)
     rate = (progress.env_steps - first) / (time.perf_counter() - start)
     columns = {name: [row[name] for row in training.rows] for name in MACHINE_COLUMNS}
     return {"end_to_end_sps": rate} | {name: statistics.fmean(values) for name, values in columns.items()}
 
 
 def env(training: Training, seconds: float) -> dict[str, float]:
-    """Env steps a second of training's emulators alone, with random actions: the limit on this machine."""
-    training.run.learner.settle()
-    return {"env_sps": random_play([group.pool for group in itertools.chain(*training.run.groups)], seconds)}
+    """Env steps a second of the emulators alone, with random actions: the limit on this machine.
+
+    There are as many environments, groups and threads as in training.
+    """
+    training.wait()
+    config = training.run.config
+    with contextlib.ExitStack() as exits:
+        pools = []
+        for group in itertools.chain(*training.run.groups):
+            pools.append(make_pool(
+                config.env.backend, config.env.game_name, group.pool.num_envs, seed=config.seed,
+                first_env=group.first_env, num_threads=config.env.num_threads, rules=config.env.rules,
+            ))  # fmt: skip
+            exits.callback(pools[-1].close)
+            pools[-1].reset()
+        return {"env_sps": random_play(pools, seconds)}
 
 
 def random_play(pools: Sequence[EnvPool], seconds: float) -> float:
@@ -143,7 +159,7 @@ def random_play(pools: Sequence[EnvPool], seconds: float) -> float:
 
 def acting(training: Training, seconds: float) -> dict[str, float]:
     """Env steps a second of `rollout.collect`: policy, emulators, and the rollout brought to the device."""
-    training.run.learner.settle()
+    training.wait()
     env_steps, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         collected = training.collect()
@@ -154,13 +170,13 @@ def acting(training: Training, seconds: float) -> dict[str, float]:
 
 def update(training: Training, seconds: float) -> dict[str, float]:
     """Samples a second of updates on one rollout, T x B x epochs in each."""
+    training.wait()
     learner, config = training.run.learner, training.run.config
-    learner.settle()
     rollouts, key = training.collect().rollouts, training.run.keys(0)[1]
     options = current_options(config, config.total_env_steps)  # the annealed learning rate is 0: nothing is learned
     updates, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
-        jax.block_until_ready([learner.update(rollouts, options, key), learner.settle()])
+        learner.update(rollouts, options, key)()
         updates += 1
     samples = updates * config.rollout_size * config.ppo.epochs
     return {"update_samples_per_second": samples / (time.perf_counter() - start)}
@@ -237,7 +253,8 @@ def trace(config: Config, folder: Path, iterations: int) -> dict[str, Any]:
         with jax.profiler.trace(folder, profiler_options=options):
             for number in range(iterations):
                 with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
-                    jax.block_until_ready(next(training.iterations))
+                    next(training.iterations)
+                    training.wait()
         compiled = len(training.events[COMPILED]) - before
     newest = max(folder.glob("plugins/profile/*"))
     return {"trace": sorted(map(str, newest.iterdir())), "iterations": iterations, "compiled": compiled}
