@@ -10,8 +10,10 @@ from jaxrl_atari import hub
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig, config_from_dict
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.suite.trial import run_training
+from jaxrl_atari.runs.run_dir import describe, write_description
+from jaxrl_atari.session import run_session
 
 library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
 from hub_server import TOKEN, serve  # noqa: E402
@@ -27,10 +29,16 @@ CONFIG = Config(
 )
 
 
+def train(config, run_dir):
+    for session in (0, 1):
+        run_session(config, run_dir / f"session_{session}", session, resume=True)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "breakout_20260101_120000"
-    run_training(CONFIG, path)
+    train(CONFIG, path)
+    write_description(path, describe(CONFIG))
     return path
 
 
@@ -76,7 +84,7 @@ def test_a_pushed_run_is_pulled_and_plays(server, run_dir, tmp_path, monkeypatch
     assert server.commits == ["breakout_20260101_120000, checkpoint best"]
     files, original = server.repos["user/breakout"], load_policy(run_dir)
     assert files["replay.mp4"] == b"a film"
-    expected = {"config.json", "trial.json", "graphs/trial.png", "session_0/metrics.csv", "session_1/config.json"}
+    expected = {"config.json", "graphs/trial.png", "session_0/metrics.csv", "session_1/metrics.csv"}
     assert expected <= files.keys()
     assert not [name for name in files if "tfevents" in name]
     assert checkpoints(files) == {f"{original.session_dir.name}/checkpoints/{original.env_steps}"}
@@ -100,7 +108,7 @@ def test_a_push_of_the_latest_checkpoints_can_be_resumed_everywhere(server, run_
     pushed = {f"session_{session}/checkpoints/{step}" for session, step in enumerate(before)}
     assert checkpoints(server.repos["user/breakout"]) == pushed
     config = config_from_dict(read_json(back / "config.json")["config"] | {"total_env_steps": 2 * BUDGET})
-    run_training(config, back)
+    train(config, back)
     for session in (0, 1):
         assert load_policy(back, "latest", session=session).env_steps > BUDGET + 512
     shutil.rmtree(run_dir / "session_0" / "checkpoints")
@@ -125,7 +133,7 @@ def card(run_dir, checkpoint="best"):
 
 def test_the_card_makes_the_run_findable_and_says_what_it_is(run_dir):
     metadata, text = card(run_dir)
-    trial = read_json(run_dir / "trial.json")
+    trial = trial_summary(read_run(run_dir))
     score = f"{trial['score']:.2f} +/- {trial['score_std']:.2f}"
     (result,) = metadata["model-index"][0]["results"]
     assert result["metrics"][0]["value"] == score
