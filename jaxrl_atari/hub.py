@@ -48,11 +48,12 @@ CARD = """\
 {{ card_data }}
 ---
 {% set number = text.score_text %}{% set rules = run.config.env.rules %}
+{%- set sessions = summary.sessions | map(attribute="session") | list %}
 # PPO on {{ summary.game }}
 
 **Score {{ score or "unknown" }}** (mean of `return_ma` over {{ text.sessions_text(summary) }}
-{{- ", +/- std" if summary.score_std is not none }}; `return_ma` is the mean of the last 100 log points of the mean
-return of the last 100 full games, raw rewards).
+{{- ", +/- std" if summary.score_std is not none }}; `return_ma` is the {{ summary.return_ma }} of the mean return of the
+last 100 full games, raw rewards). {{ text.interval_text(summary.session_scores) }}
 {% if not summary.complete %}
 The run is **not complete**: it has not spent its budget.
 {% endif %}
@@ -60,26 +61,25 @@ Protocol: **{{ summary.protocol }}** (sticky actions {{ number(rules.sticky_acti
 lives, at most {{ number(rules.max_frames) }} frames). Budget: {{ number(summary.planned_env_steps) }} env steps per
 session (1 env step = 4 emulator frames).
 
-{% if summary.comparison_note -%}
-Score {{ summary.comparison_note }}.
+{% if summary.references -%}
+| score to compare with | |
+|---|---:|
+{% for row in text.reference_rows(summary) -%}
+| {{ row | join(" | ") }} |
+{% endfor %}
 {%- else -%}
-For comparison: random play {{ number(summary.random_score) }}; SLM Lab's PPO after 10,000,000 env steps (v5)
-{{ number(summary.reference_score) }}; the same in SLM Lab's tutorial {{ number(summary.tutorial_score) }}; a human
-tester {{ number(summary.human_score) }}.
-{%- endif %}
-
+Score {{ summary.comparison_note }}.
+{% endif %}
 | session | return_ma at the end | env steps | games |
 |---|---:|---:|---:|
 {% for each in summary.sessions -%}
 | {{ each.session }} | {{ number(each.final_return_ma) }} | {{ number(each.env_steps) }} | {{ number(each.episodes) }} |
 {% endfor %}
-{%- set evaluation = text.newest_evaluation(run.path, summary.sessions | map(attribute="session") | list) %}
+{%- set evaluation = text.newest_evaluation(run.path, sessions) %}
 {%- if evaluation %}
-Evaluated with the latest checkpoints of all sessions at env step {{ text.evaluated_at(evaluation) }}: mean return
-**{{ number(evaluation.mean) }}** ({% if evaluation.interval -%}
-95% interval {{ evaluation.interval | map("float") | map("round", 1) | join(" to ") }}
-{%- else %}no interval{% endif %}) over {{ evaluation.sessions | length }} sessions of {{ evaluation.episodes }} full
-games{{ ", greedy actions" if evaluation.greedy }}.
+Evaluated with the latest checkpoints of all sessions, at env step {{ evaluation.env_steps | unique | join(", ") }}: mean
+return **{{ number(evaluation.mean) }}** over {{ sessions | length }} sessions of {{ evaluation.episodes }} full games
+{{- ", greedy actions" if evaluation.greedy }}. {{ text.interval_text(evaluation.session_means) }}
 {% endif %}
 Checkpoints: {% for path, step in checkpoints.items() -%}
 {{ path.name }} at env step {{ number(step) }}{{ ", " if not loop.last }}
