@@ -13,10 +13,12 @@ import subprocess
 import sys
 import warnings
 from contextlib import redirect_stderr
+from functools import wraps
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import make_sides
@@ -82,8 +84,12 @@ def run(module, words, monkeypatch):
 
         return wrapper
 
-    monkeypatch.setattr(cli, "parse", stop_after(cli.parse))
-    monkeypatch.setattr(cli.Parser, "parse_args", stop_after(cli.Parser.parse_args))
+    def subcommands(functions, **options):
+        return subcommand_cli_from_dict({n: wraps(f)(lambda *_, **__: None) for n, f in functions.items()}, **options)
+
+    subcommand_cli_from_dict = tyro.extras.subcommand_cli_from_dict
+    monkeypatch.setattr(tyro, "cli", stop_after(tyro.cli))
+    monkeypatch.setattr(tyro.extras, "subcommand_cli_from_dict", stop_after(subcommands))
     monkeypatch.setattr(sys, "argv", ["jaxrl_atari", *words])
     monkeypatch.chdir(ROOT)
     error = io.StringIO()
