@@ -76,9 +76,9 @@ def test_steps_that_start_a_game_are_no_transitions(clock):
     pool = TickingPool(clock)
     pool.reset()
     clock.now = 0.0
-    rate = measure.random_play([pool], seconds=15.0)
-    assert clock.now == 18.0  # 8 steps of 2 s fill the 15 s, and the one that is under way is waited for
-    assert rate == 5 * 7 / 18.0  # steps 4 and 8 start new games: 7 of 9 are transitions
+    rate = measure.random_play(pool, seconds=15.0)
+    assert clock.now == 16.0  # 8 steps of 2 s
+    assert rate == 5 * 6 / 16.0  # steps 4 and 8 start new games: 6 of 8 are transitions
 
 
 def test_rates(clock, monkeypatch):

@@ -124,37 +124,25 @@ def end_to_end(training: Training, seconds: float) -> dict[str, float]:
 
 
 def env(training: Training, seconds: float) -> dict[str, float]:
-    """Env steps a second of the emulators alone, with random actions: the limit on this machine.
-
-    There are as many environments, groups and threads as in training.
-    """
+    """Env steps a second of the emulators alone, with random actions: the limit on this machine."""
     training.wait()
-    config = training.run.config
-    with contextlib.ExitStack() as exits:
-        pools = []
-        for group in itertools.chain(*training.run.groups):
-            pools.append(make_pool(
-                config.env.backend, config.env.game_name, group.pool.num_envs, seed=config.seed,
-                first_env=group.first_env, num_threads=config.env.num_threads, rules=config.env.rules,
-            ))  # fmt: skip
-            exits.callback(pools[-1].close)
-            pools[-1].reset()
-        return {"env_sps": random_play(pools, seconds)}
+    config, groups = training.run.config.env, list(itertools.chain(*training.run.groups))
+    pool = make_pool(
+        config.backend, config.game_name, config.num_envs, seed=0,
+        num_threads=config.num_threads * len(groups), rules=config.rules,
+    )  # fmt: skip
+    with contextlib.closing(pool):
+        pool.reset()
+        return {"env_sps": random_play(pool, seconds)}
 
 
-def random_play(pools: Sequence[EnvPool], seconds: float) -> float:
-    """Env steps a second of pools of equal size with random actions, all stepping at the same time."""
-    size, num_actions = pools[0].num_envs, pools[0].num_actions
-    actions = itertools.cycle(np.random.default_rng(0).integers(0, num_actions, (1024, size), dtype=np.int32))
-    transitions, start = 0, time.perf_counter()
-    for pool in pools:
-        pool.send(next(actions))
+def random_play(pool: EnvPool, seconds: float) -> float:
+    """Env steps a second of a pool with random actions."""
+    actions = np.random.default_rng(0).integers(0, pool.num_actions, (1024, pool.num_envs), dtype=np.int32)
+    steps, env_steps, start = itertools.cycle(actions), 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
-        for pool in pools:
-            transitions += size - pool.recv().first.sum()
-            pool.send(next(actions))
-    transitions += sum(size - pool.recv().first.sum() for pool in pools)
-    return float(transitions / (time.perf_counter() - start))
+        env_steps += int((~pool.step(next(steps)).first).sum())
+    return env_steps / (time.perf_counter() - start)
 
 
 def acting(training: Training, seconds: float) -> dict[str, float]:
