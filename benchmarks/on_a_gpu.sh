@@ -96,7 +96,7 @@ pack)
     cd "$runs" || exit
     for session in "${games[@]/%//session_0}"; do
         newest=$(find "$session/checkpoints" -maxdepth 1 -regex '.*/[0-9]+' | sort -V | tail -n 1)
-        ls -d "${session%/*}"/*.json "$session"/*.json "$session"/*.csv "$newest"
+        ls -d "${session%/*}"/*.json "$session"/{*.csv,actions} "$newest"
     done | tar cf - -T - | split -b 15M - "$out/runs.tar."
     ls -l "$out"/runs.tar.*
     ;;
