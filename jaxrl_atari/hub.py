@@ -52,8 +52,8 @@ CARD = """\
 # PPO on {{ summary.game }}
 
 **Score {{ score or "unknown" }}** (mean of `return_ma` over {{ text.sessions_text(summary) }}
-{{- ", +/- std" if summary.score_std is not none }}; `return_ma` is the {{ summary.return_ma }} of the mean return of the
-last 100 full games, raw rewards). {{ text.interval_text(summary.session_scores) }}
+{{- ", +/- std" if summary.score_std is not none }}; `return_ma` is the {{ summary.return_ma }} of the mean return of
+the last 100 full games, raw rewards). {{ text.interval_text(summary.session_scores) }}
 {% if not summary.complete %}
 The run is **not complete**: it has not spent its budget.
 {% endif %}
@@ -77,8 +77,8 @@ Score {{ summary.comparison_note }}.
 {% endfor %}
 {%- set evaluation = text.newest_evaluation(run.path, sessions) %}
 {%- if evaluation %}
-Evaluated with the latest checkpoints of all sessions, at env step {{ evaluation.env_steps | unique | join(", ") }}: mean
-return **{{ number(evaluation.mean) }}** over {{ sessions | length }} sessions of {{ evaluation.episodes }} full games
+Evaluated with the latest checkpoints of all sessions, at env step {{ evaluation.env_steps | unique | join(", ") }}:
+mean return **{{ number(evaluation.mean) }}** over {{ sessions | length }} sessions of {{ evaluation.episodes }} full games
 {{- ", greedy actions" if evaluation.greedy }}. {{ text.interval_text(evaluation.session_means) }}
 {% endif %}
 Checkpoints: {% for path, step in checkpoints.items() -%}
