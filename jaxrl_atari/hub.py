@@ -78,8 +78,8 @@ Score {{ summary.comparison_note }}.
 {%- set evaluation = text.newest_evaluation(run.path, sessions) %}
 {%- if evaluation %}
 Evaluated with the latest checkpoints of all sessions, at env step {{ evaluation.env_steps | unique | join(", ") }}:
-mean return **{{ number(evaluation.mean) }}** over {{ sessions | length }} sessions of {{ evaluation.episodes }} full games
-{{- ", greedy actions" if evaluation.greedy }}. {{ text.interval_text(evaluation.session_means) }}
+mean return **{{ number(evaluation.mean) }}** over {{ sessions | length }} sessions of {{ evaluation.episodes }}
+full games{{ ", greedy actions" if evaluation.greedy }}. {{ text.interval_text(evaluation.session_means) }}
 {% endif %}
 Checkpoints: {% for path, step in checkpoints.items() -%}
 {{ path.name }} at env step {{ number(step) }}{{ ", " if not loop.last }}
