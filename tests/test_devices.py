@@ -268,7 +268,7 @@ def test_report_of_the_devices():
     options = ("--config", "configs/qbert.py", "--env.num-envs", "128", "--devices.gpu", "1")
     result = report(python, *options, CUDA_OFFSET="1", JAXRL_ATARI_SIMULATED_GPUS="2")
     assert result.returncode == 0, result.stderr
-    assert f"jax {jax.__version__}" in result.stdout
+    assert f"\njax {jax.__version__}\n" in result.stdout
     assert result.stdout.count("matrix product right") == 3  # two GPUs and the CPU
     for line in ("devices.gpu = auto  cpu:1", "devices.gpu = true  cpu:1", "devices.gpu = 1     cpu:2"):
         assert line in result.stdout

@@ -17,9 +17,6 @@ class Cpu(NamedTuple):
     instruction_sets: tuple[str, ...]  # some of `INSTRUCTION_SETS`; none where there is no /proc/cpuinfo
     cores: int  # usable by this process
 
-    def __str__(self) -> str:
-        return f"{self.cores} cores {self.model}; instruction sets: {', '.join(self.instruction_sets) or 'not known'}"
-
 
 def usable_cores() -> int:
     """Number of cores that this process may use."""

@@ -107,12 +107,6 @@ def driver_version() -> str | None:
     return None
 
 
-def library_versions() -> dict[str, str]:
-    """Versions of the installed packages that matter for computing on a GPU."""
-    found = {package.name: package.version for package in importlib.metadata.distributions()}
-    return {name: found[name] for name in sorted(found) if name.startswith(("jax", "nvidia-c", "nvidia-nccl"))}
-
-
 def network_platform(device: jax.Device, *others: jax.Device) -> str:
     """The platform for which `make_network` makes a network: how it computes bfloat16 decides arithmetic and chunks.
 

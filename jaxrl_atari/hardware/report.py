@@ -1,8 +1,8 @@
 """The report of `python -m jaxrl_atari.devices`: devices, the choice of each `gpu` option, memory, and problems."""
 
+import importlib.metadata
 import math
 import os
-import re
 import sys
 from dataclasses import replace
 from functools import partial
@@ -33,10 +33,13 @@ def print_report(config: Config, with_memory: bool) -> None:
         with_memory: report also what training with the config needs.
     """
     visible, problem = gpus.visible()
-    versions = {**gpus.library_versions(), "NVIDIA driver": gpus.driver_version() or "none"}
-    say(", ".join(f"{name} {version}" for name, version in versions.items()))
-    for name in filter(re.compile("CUDA_|JAX|XLA_").match, sorted(os.environ)):
-        say(f"{name} = {os.environ[name]!r}")
+    say(f"NVIDIA driver {gpus.driver_version() or 'none'}")
+    for package in importlib.metadata.distributions():
+        if package.name.startswith(("jax", "nvidia-")):
+            say(f"{package.name} {package.version}")
+    for name, value in os.environ.items():
+        if name.startswith(("CUDA_", "JAX", "XLA_")):
+            say(f"{name} = {value!r}")
 
     do_not_preallocate()  # other processes on the GPU may need the memory
     limit_jax(DevicesConfig(data_parallel="all"))
