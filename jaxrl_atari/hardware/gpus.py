@@ -113,7 +113,8 @@ def network_platform(device: jax.Device, *others: jax.Device) -> str:
     "amx cpu" (it has AVX512-BF16 and AMX), "bfloat16 cpu" (AVX512-BF16 alone) or "cpu"; "gpu" (it has bfloat16 units)
     or "old gpu" (before Ampere). Of several devices that compute one network together, an old GPU decides.
     """
-    if any(each.platform == "gpu" and float(each.compute_capability) < 8 for each in (device, *others)):
+    gpus = [each for each in (device, *others) if each.platform == "gpu"]
+    if any(float(getattr(gpu, "compute_capability", 8)) < 8 for gpu in gpus):  # another process's GPU may have none
         return "old gpu"
     sets = read_cpu().instruction_sets
     if device.platform != "cpu" or "BF16" not in sets:

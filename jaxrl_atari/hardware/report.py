@@ -69,7 +69,7 @@ def print_report(config: Config, with_memory: bool) -> None:
     if with_memory:
         learner = check_devices(config.devices).learner
         say(memory_report(config, found[learner[0]] if learner else cpu, len(learner) or 1))
-    problems = faults or filter(None, [problem])
+    problems = dict.fromkeys(filter(None, [problem, *faults]))
     say("\n".join(f"problem: {text}" for text in problems) or "no problem found")
     if faults:
         sys.exit(1)

@@ -69,17 +69,19 @@ def check_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Use:
     first = choose_gpu(devices.gpu, shown, field)
     actor = choose_gpu(devices.actor, shown, "devices.actor")
     evaluator = choose_gpu(devices.evaluator, shown, "devices.evaluator")
-    learner = tuple(everything)
-    if not devices.distributed:  # else learners are counted over all processes
-        if first is None:
-            asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-            cpus = range(max(1, jax_config.jax_num_cpu_devices, *map(int, asked)))
-            take_learners(devices, cpus, f"the CPU devices of JAX ({problem})")
-            hint = "a run that was saved with it needs --devices.memory-fraction None"
-            fraction = devices.memory_fraction
-            require(fraction is None, "devices.memory_fraction", fraction, f"None on a CPU ({problem})", hint)
-        else:
-            learner = take_learners(devices, everything[first:], f"the GPUs from {first} on")
+    if devices.distributed:  # learners are counted over all processes
+        hint = "CUDA_VISIBLE_DEVICES chooses the GPUs of each process"
+        require(type(devices.gpu) is not int, field, devices.gpu, "no index with devices.distributed", hint)
+        learner = tuple(everything)
+    elif first is not None:
+        learner = take_learners(devices, everything[first:], f"the GPUs from {first} on")
+    else:
+        asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+        cpus = range(max(1, jax_config.jax_num_cpu_devices, *map(int, asked)))
+        take_learners(devices, cpus, f"the CPU devices of JAX ({problem})")
+        learner, fraction = (), devices.memory_fraction
+        hint = "a run that was saved with it needs --devices.memory-fraction None"
+        require(fraction is None, "devices.memory_fraction", fraction, f"None on a CPU ({problem})", hint)
     if devices.gpu == "auto" and not learner:
         reason += f", and there is no GPU: {problem}"
     return Use(shown, learner, actor, evaluator, reason)
