@@ -34,7 +34,8 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> Use:
             jax_config.update("jax_num_cpu_devices", len(use.visible.gpus) + 1)
     else:
         used = {*use.learner, use.actor, use.evaluator} - {None}
-        jax_config.update("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
+        if len(used) < len(use.visible.gpus):
+            jax_config.update("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
         platforms = jax_config.jax_platforms
         if platforms and "cpu" not in platforms:  # where the first parameters are computed
             jax_config.update("jax_platforms", f"{platforms},cpu")
