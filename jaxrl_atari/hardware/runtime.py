@@ -111,9 +111,11 @@ def _cache_compiled_programs() -> list[str]:
         if "://" not in folder:  # a bucket is left to JAX
             Path(folder).mkdir(parents=True, exist_ok=True)
             lines = _remove_damaged_programs(Path(folder))
-    except (OSError, RuntimeError) as error:  # RuntimeError: neither HOME nor an entry in /etc/passwd
+    except RuntimeError:  # neither HOME nor an entry in /etc/passwd
+        return ["compiled programs are not kept: this user has no home; set HOME or JAX_COMPILATION_CACHE_DIR"]
+    except OSError:
         jax_config.update("jax_enable_compilation_cache", False)
-        return [f"compiled programs are not kept: {error}; set JAX_COMPILATION_CACHE_DIR to a folder"]
+        return [f"compiled programs are not kept: {folder} cannot be written to"]
     jax_config.update("jax_compilation_cache_dir", folder)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax_config.update("jax_persistent_cache_min_compile_time_secs", 0)
