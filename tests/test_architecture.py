@@ -211,6 +211,12 @@ def test_only_devices_spreads_work():
     assert found == {"devices"}
 
 
+def test_one_file_loads_the_cuda_driver():
+    assert [name_of(path) for path in FILES if "libcuda.so" in path.read_text(encoding="utf-8")] == [
+        "hardware.cuda_driver"
+    ]
+
+
 def test_the_package_is_imported_lazily():
     """Scripts import from `jaxrl_atari`; that loads nothing heavy, and no name hides a module of the package."""
     code = (

@@ -22,7 +22,7 @@ import jaxrl_atari.suite.__main__ as suite_command
 from jaxrl_atari import cli, devices, train
 from jaxrl_atari.config import Config, load_config_file
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware import gpus, report
 from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.runs.description import describe, make_run_dir, write_description
 
@@ -362,7 +362,10 @@ def test_a_refusal_is_one_line_and_writes_nothing(name, line, message, tmp_path,
     monkeypatch.setattr(gpus, "visible", lambda: gpus.Visible((), "none here"))
     module = {"suite": "suite.__main__", "search": "search.__main__", "evaluate": "evaluate.__main__",
               "benchmark": "benchmark.__main__", "hub": "hub.__main__"}.get(name, name)  # fmt: skip
-    main = importlib.import_module(f"jaxrl_atari.{module}").main
+    if name == "devices":
+        main = partial(report.main, devices.pick_device)
+    else:
+        main = importlib.import_module(f"jaxrl_atari.{module}").main
     assert ends(lambda: main(line.split())) == 2
     (error,) = capfd.readouterr().err.splitlines()
     assert error.startswith("error: ")
@@ -417,8 +420,8 @@ def test_a_user_without_a_home_gets_no_cache(tmp_path):
 
 
 def test_without_home_the_cache_is_in_the_home_of_the_passwd_entry():
-    """Without touching that folder, which cannot be made."""
-    code = "runtime.Path.mkdir = lambda folder, **how: os.mkdir('/proc/nothing')"
+    """Without touching that folder: the check of write permission is replaced."""
+    code = "runtime._can_write = lambda folder: False"
     out = configured(code, HOME=None, XDG_CACHE_HOME=None)
     try:
         home = Path(pwd.getpwuid(os.getuid()).pw_dir)

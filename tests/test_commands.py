@@ -279,7 +279,7 @@ def check_report(user, words, output):
 
 
 def check_devices(user, words, output):
-    assert "memory of a learner device" in output
+    assert "estimated memory of a learner device" in output
 
 
 def check_benchmark(user, words, output):
