@@ -56,7 +56,7 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     """
     use = limit_jax(devices, field)
     found, cpus = start_gpus(), jax.devices("cpu")
-    if use.visible.gpus and not visible().gpus:  # JAX cannot start there: the options are read again, without GPUs
+    if use.gpus and not visible().gpus:  # JAX cannot start there: the options are read again, without GPUs
         return place(devices, field)
     here = jax.process_index()
     # JAX counts the GPUs as CUDA does, also those that it was limited to; CPU device 1 stands in for GPU 0.

@@ -217,7 +217,7 @@ def test_impossible_places_are_rejected(monkeypatch):
     ],
 )
 def test_the_gpus_that_a_config_uses(options, learner, actor, evaluator, machine):
-    assert check_devices(DevicesConfig(**options))[1:4] == (learner, actor, evaluator)
+    assert check_devices(DevicesConfig(**options))[2:5] == (learner, actor, evaluator)
     assert ("nvmlInit" in machine.calls) == (options.get("gpu") is not False)
 
 

@@ -27,14 +27,14 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> Use:
     apply_memory_fraction(devices)
     if devices.deterministic:
         use_deterministic_kernels()
-    if not use.visible.gpus:
-        forbid_gpu(use.visible.problem)
+    if not use.gpus:
+        forbid_gpu(use.problem)
     elif gpus.simulated_count() is not None:
         with contextlib.suppress(RuntimeError):  # JAX has started: it has the devices it has
-            jax_config.update("jax_num_cpu_devices", len(use.visible.gpus) + 1)
+            jax_config.update("jax_num_cpu_devices", len(use.gpus) + 1)
     else:
         used = {*use.learner, use.actor, use.evaluator} - {None}
-        if len(used) < len(use.visible.gpus):
+        if len(used) < len(use.gpus):
             jax_config.update("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
         platforms = jax_config.jax_platforms
         if platforms and "cpu" not in platforms:  # where the first parameters are computed

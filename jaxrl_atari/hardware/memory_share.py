@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import MutableMapping
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import require
@@ -48,18 +47,13 @@ def memory_fraction(config: DevicesConfig, sharing: int = 1, total: int = 0) -> 
     return fraction
 
 
-def set_memory_fraction(environment: MutableMapping[str, str], fraction: float) -> None:
-    """Sets the fraction in the environment of a process in which JAX has not started."""
-    environment.pop(OLD_FRACTION, None)  # JAX refuses the two together
-    environment[FRACTION] = str(fraction)
-
-
 def apply_memory_fraction(config: DevicesConfig) -> None:
     """Sets the fraction of this process. Raises `ConfigError` if JAX has started on a GPU, with another fraction."""
     fraction = memory_fraction(config)
     if fraction is not None and os.environ.get(FRACTION) != str(fraction):
         require_not_started("devices.memory_fraction", fraction)
-        set_memory_fraction(os.environ, fraction)
+        os.environ.pop(OLD_FRACTION, None)  # JAX refuses the two together
+        os.environ[FRACTION] = str(fraction)
 
 
 def do_not_preallocate() -> None:

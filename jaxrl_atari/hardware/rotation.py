@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_atari.config import Config, DevicesConfig, GpuOption
 from jaxrl_atari.errors import require
-from jaxrl_atari.hardware.gpus import Visible, visible
+from jaxrl_atari.hardware.gpus import Gpu, Visible, visible
 from jaxrl_atari.hardware.runtime import jax_config
 
 
@@ -47,7 +47,8 @@ def take_learners(devices: DevicesConfig, available: Sequence[Any], kind: str) -
 class Use(NamedTuple):
     """The GPUs that a config asks for, as indices of the visible ones; of all processes, those of this one."""
 
-    visible: Visible  # none with `devices.gpu = false`: NVML is not asked
+    gpus: tuple[Gpu, ...]  # the visible ones; none with `devices.gpu = false`: NVML is not asked
+    problem: str  # why there are none
     learner: tuple[int, ...]  # empty: the CPU
     actor: int | None  # None: the CPU, or the learner's device
     evaluator: int | None
@@ -84,7 +85,7 @@ def check_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Use:
         require(fraction is None, "devices.memory_fraction", fraction, f"None on a CPU ({problem})", hint)
     if devices.gpu == "auto" and not learner:
         reason += f", and there is no GPU: {problem}"
-    return Use(shown, learner, actor, evaluator, reason)
+    return Use(shown.gpus, problem, learner, actor, evaluator, reason)
 
 
 # --- Rotation --------------------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ def place_session(config: Config, session: int) -> Place:
         ConfigError: an option asks for devices that this machine does not have, or CUDA_OFFSET is invalid.
     """
     devices, use = config.devices, check_devices(config.devices)
-    everything, offset = tuple(range(len(use.visible.gpus))), os.environ.get("CUDA_OFFSET", "").strip() or "0"
+    everything, offset = tuple(range(len(use.gpus))), os.environ.get("CUDA_OFFSET", "").strip() or "0"
     require(offset.isdecimal(), "CUDA_OFFSET", offset, "a whole number from 0 on")
     if not use.learner:
         return Place((), devices.gpu, use.reason)

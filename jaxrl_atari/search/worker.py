@@ -32,7 +32,7 @@ def usable_gpus(config: Config) -> Visible:
     Raises:
         ConfigError: devices.gpu is true and there is none, or a trial needs more devices than there are.
     """
-    return check_devices(dataclasses.replace(config.devices, memory_fraction=None)).visible
+    return check_devices(dataclasses.replace(config.devices, memory_fraction=None))
 
 
 def memory_share(gpu: float) -> float:
