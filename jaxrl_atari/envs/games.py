@@ -1,4 +1,4 @@
-"""The games of ALE: tuned lambda, reference, random and human scores, and parsing of names.
+"""The games of ALE: tuned lambda, scores to compare with, and parsing of names.
 
 `atari_games.csv` has one row for each single-player game of ALE. An empty cell means unknown:
 
@@ -10,59 +10,100 @@
 - `dqn_random`, `dqn_human`: the random agent and the human tester that define human-normalised scores, as in DQN Zoo
   (github.com/google-deepmind/dqn_zoo).
 
-Scores are raw returns of full games.
+`classic_scores.csv` has the scores under `classic` of the 57 games that have any, after 1e7 env steps with lambda 0.95:
+
+- `cleanrl_10m`, `cleanrl_10m_std`: CleanRL's `ppo_atari_envpool_xla_jax`, mean and std over 3 seeds.
+- `baselines_ppo2_10m`, `baselines_ppo2_10m_std`: OpenAI Baselines' ppo2, likewise.
+- `slm_lab_v4_10m`: SLM Lab v4's PPO, 4 sessions, of 4 games.
+- `random_classic_mean`, `random_classic_std`: uniformly random play, 30 full games each (benchmarks/random_play.py).
+
+Scores are raw returns of full games. DQN Zoo's scores define human-normalised scores under both protocols, as in the
+literature.
 """
 
 import csv
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL
 from jaxrl_atari.errors import ConfigError
 
 DEFAULT_GAE_LAMBDA = 0.95
 """Lambda for games without a tuned value: the most frequent tuned value, and PPO's usual one."""
 
 
+class Reference(NamedTuple):
+    """A score to compare with."""
+
+    source: str  # with its protocol and lambda
+    score: float
+    std: float | None = None  # over seeds
+
+
 @dataclass(frozen=True)
 class Game:
-    """A row of the table. None means unknown; scores are raw returns of full games."""
+    """A game and its scores of one protocol. None means unknown; scores are raw returns of full games."""
 
     name: str  # ALE's CamelCase name
     gae_lambda: float  # tuned, else DEFAULT_GAE_LAMBDA
-    reference_score: float | None  # SLM Lab's PPO, v5, 1e7 env steps
-    random_mean: float | None  # uniformly random play, v5
-    dqn_random: float | None  # as in DQN Zoo
-    human: float | None  # as in DQN Zoo
-    tutorial_score: float | None = None  # as reference_score, in SLM Lab's tutorial
+    references: tuple[Reference, ...] = ()  # PPO, 1e7 env steps; the first one normalises scores
+    random: Reference | None = None  # uniformly random play
+    human: Reference | None = None  # as in DQN Zoo
+    dqn_random: Reference | None = None  # as in DQN Zoo
+
+    @property
+    def comparisons(self) -> list[Reference]:
+        """All scores to compare with."""
+        return [*self.references, *filter(None, (self.human, self.random))]
 
 
-def _read_games() -> dict[str, Game]:
-    def number(cell: str) -> float | None:
-        return float(cell) if cell else None
+SOURCES = {
+    "v5": {"slm_lab_ppo_10m": "SLM Lab's PPO", "slm_lab_tutorial_10m": "SLM Lab's tutorial"},
+    "classic": {
+        "cleanrl_10m": "CleanRL's PPO",
+        "baselines_ppo2_10m": "OpenAI Baselines' ppo2",
+        "slm_lab_v4_10m": "SLM Lab v4's PPO",
+    },
+}
+"""Protocol -> columns of its references, the one that normalises scores first, and their sources."""
 
-    table = resources.files("jaxrl_atari.envs").joinpath("atari_games.csv").read_text(encoding="utf-8")
-    return {
-        row["game"]: Game(
-            name=row["game"],
-            gae_lambda=float(row["gae_lambda"] or DEFAULT_GAE_LAMBDA),
-            reference_score=number(row["slm_lab_ppo_10m"]),
-            random_mean=number(row["random_v5_mean"]),
-            dqn_random=number(row["dqn_random"]),
-            human=number(row["dqn_human"]),
-            tutorial_score=number(row["slm_lab_tutorial_10m"]),
+
+def _rows(table: str) -> dict[str, dict[str, str]]:
+    lines = resources.files("jaxrl_atari.envs").joinpath(table).read_text(encoding="utf-8").splitlines()
+    return {row["game"]: row for row in csv.DictReader(lines)}
+
+
+def _read_games(protocol: str) -> dict[str, Game]:
+    classic, games = _rows("classic_scores.csv"), {}
+    for name, row in _rows("atari_games.csv").items():
+        row |= classic.get(name, {})
+
+        def score(source: str, column: str, row: Mapping[str, str] = row) -> Reference | None:
+            std = row.get(f"{column}_std")
+            return Reference(source, float(row[column]), float(std) if std else None) if row.get(column) else None
+
+        gae_lambda = float(row["gae_lambda"] or DEFAULT_GAE_LAMBDA)
+        trained = f"{protocol}, 10M env steps, λ {gae_lambda if protocol == 'v5' else 0.95:.2f}"
+        references = (score(f"{source} ({trained})", column) for column, source in SOURCES[protocol].items())
+        games[name] = Game(
+            name=name,
+            gae_lambda=gae_lambda,
+            references=tuple(filter(None, references)),
+            random=score(f"random play ({protocol})", f"random_{protocol}_mean"),
+            human=score("human tester (DQN Zoo)", "dqn_human"),
+            dqn_random=score("random play (DQN Zoo)", "dqn_random"),
         )
-        for row in csv.DictReader(table.splitlines())
-    }
+    return games
 
 
-GAMES: Mapping[str, Game] = MappingProxyType(_read_games())
-"""Every game by ALE's CamelCase name, in alphabetical order."""
+GAMES: Mapping[str, Game] = MappingProxyType(_read_games("v5"))
+"""Every game by ALE's CamelCase name, in alphabetical order, with the scores of `v5`."""
+
+_SCORES = {"v5": GAMES, "classic": _read_games("classic")}
 
 
 def _letters(name: str) -> str:
@@ -120,11 +161,5 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
 
 
 def comparable(name: str, protocol: str) -> Game:
-    """A game with the scores that a score under `protocol`, a `protocol_text`, may be compared with.
-
-    All of them are None under another protocol than that of the reference scores.
-    """
-    game = GAMES[name]
-    if protocol == REFERENCE_PROTOCOL:
-        return game
-    return replace(game, reference_score=None, tutorial_score=None, random_mean=None, dqn_random=None, human=None)
+    """A game with the scores that a score under `protocol`, a `protocol_text`, may be compared with, if any."""
+    return _SCORES[protocol][name] if protocol in _SCORES else Game(name, GAMES[name].gae_lambda)

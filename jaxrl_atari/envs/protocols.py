@@ -1,6 +1,6 @@
 """Protocols: named sets of the rules that games are played and learned by.
 
-- `v5`: ALE v5 with the life-loss signal of the published PPO-Atari runs. Reference scores are of this protocol.
+- `v5`: ALE v5 with the life-loss signal of the published PPO-Atari runs.
 - `classic`: the NoFrameskip-v4 convention: `v5` without sticky actions.
 - `machado`: the recommendation of Machado et al. 2018 (arXiv:1709.06009, section 5): sticky actions, all 18 actions,
   the end of a game as the only terminal, no no-ops, no FIRE, 18,000 frames (5 minutes) a game. Dopamine
@@ -35,8 +35,8 @@ PROTOCOLS: Mapping[str, Rules] = MappingProxyType(
 )
 """Name -> rules."""
 
-REFERENCE_PROTOCOL = "v5"
-"""The protocol of the reference scores, as `protocol_text` writes it."""
+REFERENCE_PROTOCOLS = ("v5", "classic")
+"""The protocols with reference scores (`games.py`), as `protocol_text` writes them."""
 
 
 def protocol_text(name: str, rules: Rules) -> str:
@@ -50,10 +50,10 @@ def protocol_text(name: str, rules: Rules) -> str:
 
 
 def comparison_note(protocol: str) -> str | None:
-    """Why a score is not compared with the reference scores; None if it is. `protocol` is a `protocol_text`."""
-    if protocol == REFERENCE_PROTOCOL:
+    """Why a score is compared with no reference; None if it is. `protocol` is a `protocol_text`."""
+    if protocol in REFERENCE_PROTOCOLS:
         return None
-    return f"not compared: the reference, random and human scores are not of this protocol ({protocol})"
+    return f"not compared: no reference, random or human score is of this protocol ({protocol})"
 
 
 ENVPOOL_NEEDS_A_NOOP = (
