@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 
 import pytest
@@ -80,23 +79,9 @@ def chromium(folder):
     if program is None:
         pytest.skip("no Chromium: apt install chromium")
     from_us, to_us = os.pipe(), os.pipe()
-    wire = (  # the browser reads from descriptor 3 and writes to 4
-        "import os, sys; reader, writer = (os.dup(int(each)) for each in sys.argv[1:3]);"
-        "os.dup2(reader, 3); os.dup2(writer, 4); os.set_inheritable(3, True); os.set_inheritable(4, True);"
-        "os.execv(sys.argv[3], sys.argv[3:])"
-    )
-    ends = from_us[0], to_us[1]
-    command = [
-        sys.executable,
-        "-ISc",
-        wire,
-        *map(str, ends),
-        program,
-        *FLAGS,
-        f"--user-data-dir={folder}",
-        "about:blank",
-    ]
-    quiet = subprocess.DEVNULL
+    ends, quiet = (from_us[0], to_us[1]), subprocess.DEVNULL
+    wire = f'exec "$0" "$@" 3<&{ends[0]} 4>&{ends[1]}'  # the browser reads from descriptor 3 and writes to 4
+    command = ["bash", "-c", wire, program, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
     browser = subprocess.Popen(command, pass_fds=ends, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
     os.close(from_us[0])
     os.close(to_us[1])

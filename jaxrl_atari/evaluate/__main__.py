@@ -28,8 +28,9 @@ from jaxrl_atari.evaluate.play import record_video, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy, session_numbers
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.memory_share import do_not_preallocate
-from jaxrl_atari.report.pages import REPORT_FILE, try_report
+from jaxrl_atari.report.page import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
+from jaxrl_atari.report.summary import interval_text, score_text
 from jaxrl_atari.runs.files import unused, write_json
 
 
@@ -102,13 +103,7 @@ def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:
         f"{result.cut_off} of {counted(options.episodes, 'game')} cut off at env.max_frames"
     )
     game = comparable(env.game_name, env.resolved_protocol)
-    scores = {
-        "random play (v5)": game.random_mean,
-        "human tester (as in DQN Zoo)": game.human,
-        "reference PPO (v5, 10,000,000 env steps)": game.reference_score,
-        "the same in SLM Lab's tutorial": game.tutorial_score,
-    }
-    known = "; ".join(f"{name} {score:,.1f}" for name, score in scores.items() if score is not None)
+    known = "; ".join(f"{each.source} {score_text(each.score)}" for each in game.comparisons)
     say(comparison_note(env.resolved_protocol) or f"to compare: {known or 'no scores known'}")
     _, returns, lengths, truncated = zip(*result.games, strict=True)
     figures = {
@@ -148,19 +143,18 @@ SHARED = "date game protocol backend checkpoint greedy num_envs device compute_d
 def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options) -> None:
     """Prints the mean over sessions and its interval; writes them to evaluation.json with the matrix of returns."""
     means = [figures["mean"] for figures in results]
-    mean, interval = sum(means) / len(means), score_interval(means)  # no interval of a single session
-    bounds = "-" if interval is None else f"{interval[0]:,.1f} to {interval[1]:,.1f}"
+    mean = sum(means) / len(means)
     say(f"\n{counted(len(means), 'session')}, checkpoint {options.checkpoint}, {options.episodes} games each")
     for figures in results:
         say(f"{figures['session']:>12} {figures['mean']:>12,.1f}")
-    say(f"{'mean':>12} {mean:>12,.1f}   95% interval over sessions: {bounds}")
+    say(f"{'mean':>12} {mean:>12,.1f}   {interval_text(means)}")
     summary = {
         **{name: results[-1][name] for name in SHARED.split()},
         "seed": options.seed,
         "sessions": [figures["session"] for figures in results],
         "env_steps": [figures["env_steps"] for figures in results],
         "mean": mean,
-        "interval": interval,
+        "interval": score_interval(means),
         "session_means": means,
         "cut_off": sum(figures["cut_off"] for figures in results),
         "matrix": [figures["returns"] for figures in results],  # sessions x games

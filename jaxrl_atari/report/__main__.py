@@ -5,23 +5,34 @@
 The report of a suite or a search links to those of its runs, which are written too.
 """
 
-import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.report.pages import write_report
+from jaxrl_atari.report.page import write_report
+
+
+@dataclass(frozen=True)
+class Options:
+    """Writes report.html, one file with everything in it, into directories of runs, suites or searches."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """Directory of a run, a suite or a search."""
+    others: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """More of them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m jaxrl_atari.report", description="Writes report.html.")
-    parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run, a suite or a search")
-    options = parser.parse_args(arguments)
+    options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.report")
     failed = []
-    for run_dir in options.run_dirs:
+    for directory in (options.run_dir, *options.others):
         try:
-            cli.say(str(write_report(run_dir)))
+            cli.say(str(write_report(directory)))
         except UserError as error:  # the others have theirs written
             failed.append(str(error))
     if failed:

@@ -1,4 +1,4 @@
-"""The summary of a trial: RUN_DIR/trial.json, and the table that is printed at the end."""
+"""The summary of a trial: RUN_DIR/trial.json, the table that is printed at the end, and numbers as text."""
 
 import contextlib
 import logging
@@ -11,10 +11,11 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import Game, comparable
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.report.metrics import SESSION_FIGURES, Table, aggregate_trial
+from jaxrl_atari.report.metrics import SESSION_FIGURES, aggregate_trial
+from jaxrl_atari.report.statistics import CONFIDENCE, score_interval
 from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.runs.reading import read_metrics, read_sessions
-from jaxrl_atari.runs.run_dir import read_config, session_dirs, session_number
+from jaxrl_atari.runs.reading import Table, read_metrics, read_sessions
+from jaxrl_atari.runs.run_dir import CONFIG_FILE, read_config, session_dirs, session_number
 
 _log = logging.getLogger(__name__)
 
@@ -25,11 +26,27 @@ class Run(NamedTuple):
     path: Path
     config: Config
     tables: dict[Path, Table]  # session directory -> its metrics
+    description: dict[str, Any]  # the content of config.json
+
+    @property
+    def protocol(self) -> str:
+        """The protocol, as it is shown beside a score."""
+        return self.config.env.resolved_protocol
 
     @property
     def game(self) -> Game:
         """The game, with the scores that this run's protocol is comparable with."""
-        return comparable(self.config.env.game_name, self.config.env.resolved_protocol)
+        return comparable(self.config.env.game_name, self.protocol)
+
+    @property
+    def return_ma(self) -> str:
+        """The definition of the run's `return_ma`, which was another one in older versions."""
+        by_env_steps = self.description.get("return_ma_env_steps")
+        return "mean over the last 1M env steps" if by_env_steps else "mean of the last 100 log points"
+
+    def is_complete(self, config: Config | None = None) -> bool:
+        """Whether every session has spent its budget, or that of another config."""
+        return (config or self.config).is_complete([table["env_steps"][-1] for table in self.tables.values()])
 
 
 def read_run(run_dir: str | Path) -> Run:
@@ -46,7 +63,7 @@ def read_run(run_dir: str | Path) -> Run:
         _log.warning("left out: %s", note)
     if not tables:
         raise UserError(f"{path}: none of its {config.sessions} sessions holds a log point; wait for the first one")
-    return Run(path, config, tables)
+    return Run(path, config, tables, read_json(path / CONFIG_FILE))
 
 
 def counted_sessions(run_dir: Path, config: Config) -> list[Path]:
@@ -73,66 +90,89 @@ def trial_summary(run: Run) -> dict[str, Any]:
     """Aggregates the sessions of a run, ready for JSON.
 
     The content is that of `metrics.aggregate_trial` plus the config's name, protocol, seed, `planned_sessions` and
-    `planned_env_steps`. `complete` tells whether every session has spent its budget, and `comparison_note` why the
-    scores to compare with are None, if the protocol differs from theirs.
+    `planned_env_steps`. `complete` tells whether every session has spent its budget, `return_ma` how the score is
+    defined, and `comparison_note` why there are no scores to compare with.
     """
-    config, tables, protocol = run.config, list(run.tables.values()), run.config.env.resolved_protocol
+    config = run.config
     summary = {
         "name": config.name,
-        "protocol": protocol,
-        "comparison_note": comparison_note(protocol),
+        "protocol": run.protocol,
+        "comparison_note": comparison_note(run.protocol),
+        "return_ma": run.return_ma,
         "seed": config.seed,
         "planned_sessions": config.sessions,
         "planned_env_steps": config.total_env_steps,
-        "complete": config.is_complete([table["env_steps"][-1] for table in tables]),
-        **aggregate_trial(tables, run.game),
+        "complete": run.is_complete(),
+        **aggregate_trial(list(run.tables.values()), run.game),
     }
     for session, session_dir in zip(summary["sessions"], run.tables, strict=True):
         session["session"] = session_dir.name
     return summary
 
 
-def newest_evaluation(run_dir: Path, sessions: Collection[str]) -> dict[str, Any] | None:
-    """The newest evaluation of the latest checkpoints of exactly these sessions, if there is a sound one."""
+def evaluations(directory: Path) -> list[dict[str, Any]]:
+    """What `evaluate` has written into the directory of a run or a session, oldest first; damaged files are left out.
+
+    Each has `file`, `env_steps`, `checkpoint`, `episodes`, `greedy`, `mean` and, of all sessions, `session_means`.
+    """
     found = []
-    for path in sorted(run_dir.glob("evaluation*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            values = read_json(path)
-            if values["checkpoint"] == "latest" and _is_evaluation(values) and set(values["sessions"]) == set(sessions):
-                found.append(values)
-    return max(found, key=lambda values: str(values.get("date", "")), default=None)  # a copied file has another time
+    for path in sorted(directory.glob("evaluation*.json"), key=lambda path: path.stat().st_mtime):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(read_json(path) | {"file": path})
+    return found
 
 
-def _is_evaluation(found: dict[str, Any]) -> bool:
-    """Whether an evaluation has the values that are quoted."""
-
-    def numbers(values: Any) -> bool:
-        return isinstance(values, list) and all(isinstance(v, int | float) and abs(v) <= 1e30 for v in values)
-
-    names, matrix = found["sessions"], found["matrix"]
-    return (
-        isinstance(names, list)
-        and all(isinstance(name, str) for name in names)
-        and numbers([found["mean"], found["episodes"], *found["session_means"], *found["env_steps"]])
-        and (found["interval"] is None or (numbers(found["interval"]) and len(found["interval"]) == 2))
-        and isinstance(matrix, list)
-        and all(map(numbers, matrix))
-        and 0 < len(names) == len(matrix) == len(found["session_means"]) == len(found["env_steps"])
-        and isinstance(found["greedy"], bool)
-    )
+def newest_evaluation(run_dir: Path, sessions: Collection[str]) -> dict[str, Any] | None:
+    """The newest evaluation of the latest checkpoints of exactly these sessions, if there is one."""
+    latest = [each for each in evaluations(run_dir) if each.get("checkpoint") == "latest"]
+    return next((each for each in reversed(latest) if each.get("sessions") == list(sessions)), None)
 
 
-def evaluated_at(evaluation: dict[str, Any]) -> str:
-    """The env steps of the checkpoints of an evaluation of all sessions: they may not be the latest now."""
-    low, high = min(evaluation["env_steps"]), max(evaluation["env_steps"])
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+# Texts.
+
+
+def names_of(directories: Sequence[Path]) -> list[str]:
+    """The names of directories; the directories as given if two names are equal."""
+    names = [directory.absolute().name for directory in directories]
+    return names if len(set(names)) == len(names) else list(map(str, directories))
+
+
+def score_text(value: float | None) -> str:
+    """A number as text: 14,482, 1.44 or 21; `-` where there is none."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{round(value, 2) + 0.0:.2f}".removesuffix(".00")
+
+
+def fraction_text(value: float | None) -> str:
+    """A normalised score as text, `-` where there is none."""
+    return "-" if value is None else f"{round(value, 3) + 0.0:.3f}"
+
+
+def interval_text(scores: Sequence[float]) -> str:
+    """How far the mean of the sessions' scores of one game can be trusted: nothing for one session, both of two."""
+    if (interval := score_interval(scores)) is not None:
+        return f"{CONFIDENCE:.0%} interval {score_text(interval[0])} to {score_text(interval[1])}"
+    return f"2 sessions: {score_text(scores[0])} and {score_text(scores[1])}" if len(scores) == 2 else ""
+
+
+def reference_rows(summary: dict[str, Any]) -> list[list[str]]:
+    """Rows of the scores to compare with, source and score, then of the score that they normalise."""
+    rows = [
+        [each["source"], score_text(each["score"]) + (f" ± {score_text(each['std'])}" if each["std"] else "")]
+        for each in summary["references"]
+    ]
+    formulas = {
+        "reference_normalised_score": "(score - random) / (first reference - random)",
+        "human_normalised_score": "(score - random) / (human - random), both as in DQN Zoo",
+    }
+    return rows + [[text, f"{summary[name]:.3f}"] for name, text in formulas.items() if summary[name] is not None]
 
 
 def sessions_text(summary: dict[str, Any]) -> str:
-    """The sessions of a trial: `4 sessions`, or `4 sessions, of which 3 have a score`."""
+    """The sessions of a trial: `4 sessions`, or `4 sessions, 3 with a score`."""
     count, scored = len(summary["sessions"]), summary["scored_sessions"]
-    text = counted(count, "session")
-    return text if scored in (0, count) else f"{text}, of which {scored} {'has' if scored == 1 else 'have'} a score"
+    return counted(count, "session") + ("" if scored in (0, count) else f", {scored} with a score")
 
 
 def seeds_text(summary: dict[str, Any]) -> str:
@@ -143,7 +183,7 @@ def seeds_text(summary: dict[str, Any]) -> str:
 
 
 def status_text(config: Config, summary: dict[str, Any]) -> str:
-    """How far a game of a suite has come: `not complete`, `complete` or `complete; 1 session has no score`.
+    """How far a game of a suite has come: `not complete`, `complete` or `complete; 1 session without a score`.
 
     Args:
         config: with the budget that the suite has now.
@@ -151,72 +191,46 @@ def status_text(config: Config, summary: dict[str, Any]) -> str:
     if not config.is_complete([session["env_steps"] for session in summary["sessions"]]):
         return "not complete"
     unscored = len(summary["sessions"]) - summary["scored_sessions"]
-    return f"complete; {unscored} session{' has' if unscored == 1 else 's have'} no score" if unscored else "complete"
-
-
-def score_text(score: float | None) -> str:
-    """A score as text: 14,482 or 1.44; `-` where there is none."""
-    if score is None:
-        return "-"
-    return f"{score:,.0f}" if abs(score) >= 1000 else f"{score:.2f}".removesuffix(".00")
-
-
-def number_text(value: float | None) -> str:
-    """A figure as text, `-` where it is unknown."""
-    if value is None:
-        return "-"
-    if value and abs(value) < 0.01:
-        return f"{value:.2e}"
-    return f"{value:,.0f}" if abs(value) >= 10_000 or float(value).is_integer() else f"{value:,.2f}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats rows of cells as lines: first column left-aligned, others right-aligned."""
-    first, *others = ([len(cell) for cell in column] for column in zip(*rows, strict=True))
-    formats = [f"{{:<{max(first)}}}", *(f"{{:>{max(widths)}}}" for widths in others)]
-    return ["  ".join(formats).format(*row).rstrip() for row in rows]
+    return "complete" + (f"; {counted(unscored, 'session')} without a score" if unscored else "")
 
 
 def figure_rows(summary: dict[str, Any]) -> list[list[str]]:
-    """The table of figures: title, mean, std and value of each session; known figures, then the consistency."""
-    rows = []
+    """The table of the known figures: header, then title, mean and std over several sessions, and each session's value.
+
+    The first figure is the score.
+    """
+    sessions = summary["sessions"]
+    overall = [summary["mean"], summary["std"]] if len(sessions) > 1 else []
+    names = [session["session"].replace("_", " ") for session in sessions]
+    rows = [["", *("mean", "std")[: len(overall)], *names]]
     for name, title in SESSION_FIGURES.items():
+        scale = 1e6 if "efficiency" in name else 1
         if summary["mean"][name] is not None:
-            values = [summary["mean"][name], summary["std"][name], *(session[name] for session in summary["sessions"])]
-            rows.append([title, *map(number_text, values)])
-    return [*rows, ["consistency", number_text(summary["consistency"]), *[""] * (1 + len(summary["sessions"]))]]
+            values = [each[name] for each in (*overall, *sessions)]
+            rows.append([title, *(score_text(None if value is None else scale * value) for value in values)])
+    return rows
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Formats rows of cells as lines: first column left-aligned, others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    formats = "  ".join(f"{{:{'>' if column else '<'}{width}}}" for column, width in enumerate(widths))
+    return [formats.format(*row).rstrip() for row in rows]
 
 
 def summary_table(summary: dict[str, Any]) -> str:
-    """The table printed at the end of a trial: mean and std of each figure over sessions, and reference scores.
+    """The table printed at the end of a trial: figures with mean and std over sessions, and scores to compare with.
 
     Args:
-        summary: the content of trial.json, as `write_trial_summary` returns it.
+        summary: the content of trial.json, as `trial_summary` returns it.
     """
-    sessions = summary["sessions"]
     heading = (
         f"{summary['name']}: {summary['game']}, protocol {summary['protocol']}, {sessions_text(summary)}, "
-        f"{summary['planned_env_steps']:,} env steps each"
+        f"{summary['planned_env_steps']:,} env steps each{'' if summary['complete'] else ' (not complete)'}"
     )
-    if not summary["complete"]:
-        heading += " (not complete)"
-    figures = [["figure", "mean", "std", *(session["session"] for session in sessions)], *figure_rows(summary)]
-    scores = [["score", number_text(summary["score"])]]
-    spread = "" if summary["score_std"] is None else f"± {number_text(summary['score_std'])} over sessions; "
-    sources = [f"{spread}return_ma at the end"]
-    low, high = summary["score_interval"] or (None, None)
-    scores.append(["95% interval", "-" if low is None else f"{number_text(low)} to {number_text(high)}"])
-    sources.append("of the score, by bootstrap over sessions")
-    for name, source in {
-        "reference_score": "SLM Lab's PPO, protocol v5, 10,000,000 env steps",
-        "tutorial_score": "the same in SLM Lab's tutorial",
-        "random_score": "uniformly random play, protocol v5",
-        "human_score": "human tester, as in DQN Zoo",
-        "reference_normalised_score": "(score - random) / (reference - random)",
-        "human_normalised_score": "(score - random) / (human - random), both as in DQN Zoo",
-    }.items():
-        scores.append([name.replace("_", " "), number_text(summary[name])])
-        sources.append(source)
-    compared = [f"{line}  {source}" for line, source in zip(_aligned(scores), sources, strict=True)]
-    note = [summary["comparison_note"]] if summary["comparison_note"] else []
-    return "\n".join([heading, "", *_aligned(figures), "", *compared, *note])
+    notes = [f"score: return_ma at the end, the {summary['return_ma']}", interval_text(summary["session_scores"])]
+    if summary["comparison_note"]:
+        notes.append(summary["comparison_note"])
+    notes = [note for note in notes if note]
+    references = aligned(reference_rows(summary)) if summary["references"] else []
+    return "\n".join([heading, "", *aligned(figure_rows(summary)), "", *notes, *references])

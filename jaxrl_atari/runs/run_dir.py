@@ -62,6 +62,15 @@ def checkpoint_steps(session_dir: Path) -> list[int]:
     return sorted(int(path.name) for path in session_dir.glob("checkpoints/*") if re.fullmatch("[0-9]+", path.name))
 
 
+def latest_text(session_dir: Path, name: str) -> str:
+    """A text in the meta of a session's latest checkpoint, such as `device`; empty if it is unknown."""
+    steps = checkpoint_steps(session_dir)
+    try:
+        return str(read_json(session_dir / "checkpoints" / str(steps[-1]) / "meta" / "metadata")[name])
+    except (OSError, ValueError, LookupError):  # no checkpoint yet, damaged, or of an older version
+        return ""
+
+
 def is_finished(config: Config, session_dir: Path) -> bool:
     """Whether a session has spent its budget. Starts no back end of JAX."""
     return config.is_spent(max(checkpoint_steps(session_dir), default=0))
