@@ -21,7 +21,7 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_session, plot_trial
-from jaxrl_atari.report.statistics import coverage_note, probability_of_improvement
+from jaxrl_atari.report.statistics import ONE_IMPROVEMENT, coverage_note, probability_of_improvement
 from jaxrl_atari.report.suites import compare_suites, estimate_text, scores_at, suite_runs
 from jaxrl_atari.report.summary import Run, names_of, read_run
 from jaxrl_atari.runs.run_dir import is_suite
@@ -65,7 +65,7 @@ def _improvements(runs: Sequence[Run]) -> list[str]:
             by_chance = f"without a difference it is 1.000 in 1 of {math.comb(sum(sessions), sessions[0])} comparisons"
             lines += [
                 f"{run.game.name}: probability of improvement of {earlier.path} over {run.path}: "
-                f"{estimate_text(*chance)}; {by_chance}. {coverage_note(min(sessions))}".rstrip(),
+                f"{estimate_text(*chance)}; {by_chance}. {coverage_note(min(sessions), ONE_IMPROVEMENT)}".rstrip(),
             ]
     return lines
 

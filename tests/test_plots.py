@@ -205,7 +205,7 @@ def test_the_command_prints_the_probability_of_improvement_of_trials_of_one_game
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "probability" in line]
     assert f"Qbert: probability of improvement of {first} over {second}: 0.875 (0.500 to 1.000)" in line
     assert "it is 1.000 in 1 of 6 comparisons" in line
-    assert "about 68% of cases" in line
+    assert "about 63% of cases" in line
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == list(map(str, left_out))
 
 

@@ -9,7 +9,7 @@ from scipy import stats  # a dependency of JAX
 from jaxrl_atari.report import statistics
 from jaxrl_atari.report.statistics import (
     aggregate,
-    coverage_note,
+    aggregates_note,
     estimate,
     probability_of_improvement,
     score_interval,
@@ -111,6 +111,9 @@ def test_the_interval_of_one_game_covers_the_true_mean_in_95_of_100_cases(sessio
     assert 0.93 <= covered <= 0.97
 
 
-def test_suites_with_few_sessions_have_a_note_on_their_coverage():
-    assert "with 3 sessions a game they hold the true figure in about 80% of cases" in coverage_note(3)
-    assert coverage_note(1) == coverage_note(10) == ""
+def test_tables_with_few_sessions_have_a_note_on_their_coverage():
+    found = [{"games": games, "sessions": sessions} for games, sessions in ((26, 3), (57, 4), (57, 10))]
+    assert "with 3 sessions a game they hold the true figure in about 80% of cases" in aggregates_note(found)
+    assert "about 86%" in aggregates_note(found[1:])
+    assert "about 64%" in aggregates_note([{"games": 5, "sessions": 3}])
+    assert aggregates_note(found[2:]) == aggregates_note([]) == aggregates_note([{"games": 5, "sessions": 1}]) == ""

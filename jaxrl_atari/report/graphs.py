@@ -20,7 +20,7 @@ from jaxrl_atari.report.drawing import (
     x_axis,
 )
 from jaxrl_atari.report.metrics import align_sessions, moving_average
-from jaxrl_atari.report.statistics import CONFIDENCE, FIGURES, coverage_note
+from jaxrl_atari.report.statistics import CONFIDENCE, FIGURES, aggregates_note
 from jaxrl_atari.report.summary import Run, names_of, score_text, sessions_text, trial_summary
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.reading import Table, read_evaluations
@@ -205,7 +205,7 @@ def draw_suites(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list[P
         return []
     described = {plain_text(name): found[kind] for name, found in suites.items()}
     figure = new_figure(f"{kind} scores, games: {next(iter(described.values()))['games']}", 12, 8)
-    figure.supxlabel(coverage_note(min(found["sessions"] for found in described.values())), fontsize="medium")
+    figure.supxlabel(aggregates_note(described.values()), fontsize="medium")
     bars, profile, by_env_steps, by_hours = figure.subplots(2, 2).flat
     panels = [
         (profile, "profile", "performance profile", f"{kind} score τ", "share of sessions with score > τ"),

@@ -20,7 +20,7 @@ from jaxrl_atari.report.statistics import (
     FIGURES,
     Estimate,
     aggregate,
-    coverage_note,
+    aggregates_note,
     estimate,
     interquartile_mean,
     probability_of_improvement,
@@ -153,10 +153,9 @@ def estimate_text(value: float, interval: Sequence[float] | None) -> str:
 
 def intervals_text(results: Mapping[str, Mapping[str, Any]]) -> str:
     """What the intervals of `aggregate` results are, and a warning if they are too narrow."""
-    sessions = min((found["sessions"] for found in results.values()), default=0)
     return (
         f"In parentheses: {CONFIDENCE:.0%} intervals of the stratified bootstrap over sessions (Agarwal et al. 2021); "
-        f"(-) where a game has a single session. {coverage_note(sessions)}"
+        f"(-) where a game has a single session. {aggregates_note(results.values())}"
     ).rstrip()
 
 
