@@ -8,7 +8,6 @@ import numpy as np
 from jaxrl_atari.report.metrics import moving_average
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.meta import meta_checksum
 
 
 def table(return_mean, env_steps=None, **columns):
@@ -23,7 +22,7 @@ def table(return_mean, env_steps=None, **columns):
         "sps": np.full(count, 500.0),
         "episodes": np.arange(count) * 1.0,
         "return_mean": np.asarray(return_mean, float),
-        "return_ma": moving_average(return_mean),
+        "return_ma": moving_average(return_mean, 100),
     }
     return filled | {name: np.asarray(column, float) for name, column in columns.items()}
 
@@ -37,12 +36,14 @@ def write_metrics(session_dir, columns):
 
 def write_checkpoint(session_dir, env_steps):
     """A sound checkpoint without arrays: enough for code that asks only how far a session has come."""
+    from jaxrl_atari.runs.checkpoints import meta_digest  # imports JAX
+
     folder = session_dir / "checkpoints" / str(env_steps)
     for name in ("meta", "arrays"):
         (folder / name).mkdir(parents=True)
     write_json(folder / "arrays" / "_METADATA", {})
     meta = {"format_version": 3, "env_steps": env_steps, "shapes": {}, "checksums": {}}
-    write_json(folder / "meta" / "metadata", meta | {"checksum": meta_checksum(meta)})
+    write_json(folder / "meta" / "metadata", meta | {"checksum": meta_digest(meta)})
 
 
 def write_run(run_dir, tables, game="Qbert", protocol="auto", total_env_steps=400, name="trial"):
@@ -57,6 +58,13 @@ def write_run(run_dir, tables, game="Qbert", protocol="auto", total_env_steps=40
         "ppo": {"rollout_length": 8, "minibatch_size": 16},
     }
     (run_dir / "config.json").write_text(json.dumps({"config": config, "versions": {}}))
+    return run_dir
+
+
+def describe(run_dir, **values):
+    """Adds values to a run's config.json."""
+    path = run_dir / "config.json"
+    write_json(path, json.loads(path.read_text()) | values)
     return run_dir
 
 
@@ -79,7 +87,8 @@ def learning_table(game, seed, count=1000, total_env_steps=10_000_000, gpu=True)
     progress = np.arange(1, count + 1) / count
     climb = 1 / (1 + np.exp(-(progress - rng.uniform(0.25, 0.4)) * 9)) * rng.uniform(0.8, 1.1)
     wander = np.cumsum(rng.normal(0, 0.012, count)) * climb * np.sqrt(200 / count + 0.2)
-    low, high = game.random_mean or 0.0, game.reference_score or 100.0
+    low = game.random.score if game.random else 0.0
+    high = game.references[0].score if game.references else 100.0
     returns = low + (high - low) * (climb + wander + rng.normal(0, 0.01, count))
     returns[: max(1, count // 200)] = np.nan  # no game has ended yet
     noise = lambda scale: rng.normal(0, scale, count)  # noqa: E731
