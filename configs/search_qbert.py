@@ -9,7 +9,7 @@ best third each time. Then confirm the best trial with several sessions:
 """
 
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.search import LogUniform, ResourcesConfig, SearchConfig, Uniform
+from jaxrl_atari.search import FloatDistribution, ResourcesConfig, SearchConfig
 
 
 def get_config() -> Config:
@@ -19,9 +19,9 @@ def get_config() -> Config:
 def get_search() -> SearchConfig:
     return SearchConfig(
         space={
-            "ppo.gae_lambda": Uniform(0.7, 0.98),
-            "ppo.entropy_coef": LogUniform(0.005, 0.03),
-            "ppo.learning_rate": LogUniform(1e-4, 5e-4),
+            "ppo.gae_lambda": FloatDistribution(0.7, 0.98),
+            "ppo.entropy_coef": FloatDistribution(0.005, 0.03, log=True),
+            "ppo.learning_rate": FloatDistribution(1e-4, 5e-4, log=True),
         },
         resources=ResourcesConfig(gpu=0.25),  # four trials on each GPU; without a GPU, they run on the CPU
     )

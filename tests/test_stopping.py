@@ -7,7 +7,6 @@ import pytest
 from user_commands import ROOT
 
 from jaxrl_atari.cli.stopping import StopRequest
-from jaxrl_atari.search.files import StopFile
 
 
 def test_the_first_signal_requests_a_stop_and_the_second_ends_at_once():
@@ -147,16 +146,3 @@ def test_a_closed_terminal_is_a_stop_request_but_not_under_nohup(how, status):
     code += f"import sys; sys.argv = ['-c', {how!r}, str(read)]; exec({CLOSED!r})"
     ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert ended.returncode == status, ended.stderr
-
-
-def test_a_stop_request_reaches_all_processes_of_a_search(tmp_path):
-    in_a_trial = StopFile(tmp_path)
-    with StopFile(tmp_path) as in_the_search:
-        assert not in_a_trial.requested()
-        signal.raise_signal(signal.SIGINT)
-        assert in_a_trial.requested()
-        assert in_the_search.requested()
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    in_the_search.clear()
-    assert not in_a_trial.requested()

@@ -1,66 +1,157 @@
-"""The search as a study of Optuna: distributions, past trials, and the importance of each searched field."""
+"""The trials of a search, in an Optuna study that is its only record, and one trial in the process that trains it.
+
+SEARCH_DIR/search.json           config and search options
+SEARCH_DIR/journal.log           the study: fields, log points and end of every trial
+SEARCH_DIR/trial_<i>/            a run directory like any other: config.json, session_<j>/
+SEARCH_DIR/trial_<i>/output.txt  output of the trial
+
+A trial is WAITING until it starts, RUNNING until its budget is spent or ASHA stops it, and then COMPLETE or, if none of
+its games has ended, FAIL. What ASHA compared is in the study too.
+"""
 
 import math
-import warnings
-from collections.abc import Iterable
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import TrialState
+from optuna.pruners import NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import RandomSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
 
-from jaxrl_atari.report.search_records import Record
-from jaxrl_atari.search.space import Choice, Distribution, Grid, Integer, LogUniform, SearchConfig, Uniform
+from jaxrl_atari.config import Config
+from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.report.summary import read_run, trial_summary
+from jaxrl_atari.runs.run_dir import describe_resumed, is_finished, session_dir, write_description
+from jaxrl_atari.runs.writers import Row, Writer
+from jaxrl_atari.search.options import SearchConfig, grid, read_search, set_fields, space_dict
+from jaxrl_atari.suite.ray_cluster import Share
 
-optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-def optuna_distribution(distribution: Distribution) -> BaseDistribution:
-    """The equivalent distribution of Optuna."""
-    match distribution:
-        case Uniform(low, high):
-            return FloatDistribution(low, high)
-        case LogUniform(low, high):
-            return FloatDistribution(low, high, log=True)
-        case Integer(low, high):
-            return IntDistribution(int(low), int(high))
-        case Choice(values) | Grid(values):
-            return CategoricalDistribution(values)
+NAME = "search"
 
 
-def optuna_distributions(search: SearchConfig) -> dict[str, BaseDistribution]:
-    """Searched field -> its distribution."""
-    return {name: optuna_distribution(distribution) for name, distribution in search.space.items()}
-
-
-def past_study(
-    search: SearchConfig, records: Iterable[Record], sampler: optuna.samplers.BaseSampler | None = None
-) -> optuna.Study:
-    """A study with the fields and scores of the trials that finished, or that ASHA stopped."""
-    distributions = optuna_distributions(search)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    for record in records:
-        if record.score is not None and record.status in ("finished", "stopped"):
-            past = {"params": record.fields, "distributions": distributions, "value": record.score}
-            study.add_trial(optuna.trial.create_trial(state=TrialState.COMPLETE, **past))
-    return study
-
-
-def importances(search: SearchConfig, records: Iterable[Record]) -> dict[str, float]:
-    """Searched field -> its share in what sets the best trials apart from all others, largest first; the sum is 1.
-
-    By PED-ANOVA (Watanabe et al. 2023, arXiv:2304.10255). The best trials are the best tenth, but at least five where
-    that is at most half. Empty for fewer than four trials with a score, and where the scores set no trials apart.
-    """
-    study = past_study(search, records)
-    count = len(study.trials)
-    if count < 4:
-        return {}
-    quantile = max(0.1, min(0.5, 5 / count))
-    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=quantile)
+def _open_journal(search_dir: Path) -> JournalStorage:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    journal = search_dir / "journal.log"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # Optuna's, where scores are too equal: it returns equal shares
-            shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    except UserWarning:
-        return {}
-    return shares if all(map(math.isfinite, shares.values())) else {}
+        return JournalStorage(JournalFileBackend(str(journal)))
+    except (ValueError, LookupError, TypeError) as error:  # a full disk cuts a line off
+        raise UserError(f"{journal}: damaged ({reason(error)}); remove the line that is not JSON") from error
+
+
+def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optuna.Study:
+    """The study of a search, a new one if it has none, with the sampler of trial `number`.
+
+    Raises:
+        UserError: its journal is damaged.
+    """
+    # Neighbouring integers would give nearly equal samples.
+    seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
+    asha = search.early_stopping == "asha"
+    return optuna.create_study(
+        study_name=NAME, storage=_open_journal(search_dir), load_if_exists=True, direction="maximize",
+        sampler=TPESampler(seed=seed) if search.method == "optuna" else RandomSampler(seed),
+        pruner=SuccessiveHalvingPruner(search.grace_env_steps, search.reduction) if asha else NopPruner(),
+    )  # fmt: skip
+
+
+def add_trials(study: optuna.Study, search: SearchConfig) -> None:
+    """Adds the missing trials; each has its point of the grid, if there is one."""
+    points = grid(search) if search.method == "grid" else [{}]
+    for number in range(len(study.trials), search.trials):
+        study.enqueue_trial(points[number % len(points)])
+
+
+def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
+    """A trial that runs: a new one samples its fields, another one keeps those it has."""
+    journal = _open_journal(search_dir)
+    trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(NAME), number)
+    journal.set_trial_state_values(trial_id, TrialState.RUNNING)
+    trial = Trial(open_study(search_dir, search, number), trial_id)
+    suggest = {"Float": trial.suggest_float, "Int": trial.suggest_int, "Categorical": trial.suggest_categorical}
+    for name, distribution in space_dict(search).items():
+        suggest[distribution["name"].removesuffix("Distribution")](name, **distribution["attributes"])
+    return trial
+
+
+def is_open(trial: FrozenTrial, search: SearchConfig) -> bool:
+    """Whether a trial is still to be run, or to be tried again after it failed with fewer retries."""
+    asked = trial.number < search.trials and search.retries > trial.user_attrs.get("retries", -1)
+    return asked and not trial.state.is_finished()
+
+
+def status(trial: FrozenTrial) -> tuple[str, str]:
+    """`finished`, `stopped`, `failed` or `unfinished`, and why the trial ended."""
+    if not trial.state.is_finished():
+        failure = trial.user_attrs.get("failure")
+        return ("failed", failure) if failure else ("unfinished", "continues when the search is resumed")
+    return ("stopped", "worse than others (ASHA)") if "stopped" in trial.user_attrs else ("finished", "budget spent")
+
+
+def ranked(study: optuna.Study) -> list[FrozenTrial]:
+    """The trials that have started, best first: finished ones with a score, stopped ones, then the others.
+
+    Trials that ASHA stopped were worse than others at the same env steps, though perhaps not in the end.
+    """
+    started = [trial for trial in study.trials if trial.params]
+    return sorted(started, key=lambda trial: (trial.value is None, "stopped" in trial.user_attrs, -(trial.value or 0)))
+
+
+def reached(run_dir: Path) -> tuple[float | None, int]:
+    """The score of a trial so far, None before its first finished game, and its env steps: means over its sessions."""
+    try:
+        summary = trial_summary(read_run(run_dir))
+    except UserError:  # no log point
+        return None, 0
+    return summary["score"], round(summary["mean"]["env_steps"])
+
+
+@dataclass
+class Reporter(Writer):
+    """Reports log points to the study, whose pruner may then stop the trial."""
+
+    trial: Trial
+    config: Config
+    stopped: bool
+    stop_requested: Callable[[], bool]  # the log point of a stop, which an uninterrupted trial lacks, does not count
+
+    def write(self, row: Row) -> None:
+        env_steps, score = int(row["env_steps"]), float(row.get("return_ma", math.nan))
+        last = self.trial.study.get_trials(deepcopy=False)[self.trial.number].last_step or 0
+        if self.stop_requested() or not math.isfinite(score) or env_steps <= last:  # after a crash, some come again
+            return
+        self.trial.report(score, env_steps)
+        if not self.config.is_spent(env_steps) and self.trial.should_prune():
+            self.stopped = True
+            self.trial.set_user_attr("stopped", True)
+
+
+def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -> None:
+    """Trains the trial SEARCH_DIR/trial_<number> to its end, or until a stop is requested."""
+    from jaxrl_atari.session import run_session  # the command itself does not train
+
+    config, search = read_search(run_dir.parent)
+    trial = open_trial(run_dir.parent, search, int(run_dir.name.removeprefix("trial_")))
+    trial.set_user_attr("failure", "")  # of an earlier end
+    print(trial.params)
+    config = share.configure(set_fields(config, trial.params))
+    if search.early_stopping == "asha":
+        config = replace(config, sessions=1)
+    write_description(run_dir, describe_resumed(config, run_dir))
+    reporter = Reporter(trial, config, "stopped" in trial.user_attrs, stop_requested)
+    for session in range(config.sessions):
+        directory = session_dir(run_dir, session)
+        if not is_finished(config, directory):
+            try:
+                run_session(
+                    config, directory, session, resume=True, writers=[reporter] if session == 0 else [],
+                    stop_requested=lambda: reporter.stopped or stop_requested(),
+                )  # fmt: skip
+            except KeyboardInterrupt:
+                if not reporter.stopped:
+                    return
+    score, _ = reached(run_dir)
+    trial.study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)

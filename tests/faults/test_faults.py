@@ -10,7 +10,6 @@ form of each fault is in test_short.py, which CI runs, or in the test that the t
 import contextlib
 import fcntl
 import importlib.util
-import json
 import os
 import pty
 import random
@@ -26,6 +25,7 @@ import time
 import psutil
 import pytest
 from rehearsal import CONFIG, INTERRUPTED, rehearsal
+from sample_runs import read_csv
 from user_commands import ROOT, TWO_GPUS, one_error_line, user_environment
 
 from jaxrl_atari.runs.meta import is_sound
@@ -147,11 +147,11 @@ def test_stopped_and_continued(train):
 
 
 SEARCH = """
-from jaxrl_atari.search import SearchConfig, Uniform
+from jaxrl_atari.search import FloatDistribution, SearchConfig
 
 def get_search():
     return SearchConfig(
-        space={'ppo.gamma': Uniform(0.9, 0.99)}, trials=2, method='random', early_stopping='none', retries=1
+        space={'ppo.gamma': FloatDistribution(0.9, 0.99)}, trials=2, method='random', early_stopping='none', retries=1
     )
 """
 
@@ -185,8 +185,7 @@ def test_a_killed_trial_of_a_search_is_tried_again(train):
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
     assert "is tried again: its process was killed" in output
-    records = [json.loads(path.read_text()) for path in train.run_dir.glob("trial_*/record.json")]
-    assert [record["status"] for record in records] == ["finished", "finished"]
+    assert [trial["status"] for trial in read_csv(train.run_dir / "trials.csv")] == ["finished", "finished"]
 
 
 def test_a_killed_search_leaves_no_process_and_continues(train):
@@ -209,8 +208,8 @@ def test_a_killed_search_leaves_no_process_and_continues(train):
     output, _ = process.communicate(timeout=300)
     assert process.returncode == INTERRUPTED, output
     assert time.monotonic() - began < 60, "it waited until the trials were killed"
-    records = [json.loads(path.read_text()) for path in train.run_dir.glob("trial_*/record.json")]
-    assert {record["status"] for record in records} <= {"finished", "unfinished"}, records
+    trials = read_csv(train.run_dir / "trials.csv")
+    assert {trial["status"] for trial in trials} <= {"finished", "unfinished"}, trials
 
 
 # --- Output ----------------------------------------------------------------------------------------------------------

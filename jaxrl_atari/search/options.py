@@ -1,0 +1,137 @@
+"""Options of a search and its space, checked before it starts, and search.json, which holds them.
+
+A config file for `python -m jaxrl_atari.search` defines `get_search()` beside `get_config()`. It returns a
+`SearchConfig`, whose `space` maps the dotted names of config fields to Optuna's distributions.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from optuna.distributions import (
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+    json_to_distribution,
+)
+
+from jaxrl_atari.config import Config, config_from_dict, flat
+from jaxrl_atari.errors import Limits, UserError, check_fields, reason, require
+from jaxrl_atari.runs.files import read_json
+from jaxrl_atari.runs.run_dir import SEARCH_FILE
+from jaxrl_atari.suite.ray_cluster import ResourcesConfig
+
+Distribution = FloatDistribution | IntDistribution | CategoricalDistribution
+
+SAME_FOR_ALL_TRIALS = {"name", "seed", "sessions", "output_dir", "devices", "trial", "evaluation", "log"}
+"""Config fields and groups that a search cannot vary."""
+
+# tyro would ask for the arguments of the distributions.
+NO_OPTION = tyro.constructors.PrimitiveConstructorSpec("*", "", lambda words: {}, lambda value: True, lambda value: [])
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """Options of a search."""
+
+    space: Annotated[Mapping[str, Distribution], tyro.conf.Suppress, NO_OPTION] = field(default_factory=dict)
+    """Dotted name of a config field -> its distribution."""
+    trials: Annotated[int, Limits(1, 1_000_000)] = 16
+    """Number of trials."""
+    method: Literal["optuna", "random", "grid"] = "optuna"
+    """`optuna`: its TPE sampler, which learns from earlier trials; `random`: independent samples; `grid`: every
+    combination of the values of all `CategoricalDistribution`s in turn, and independent samples of the rest."""
+    seed: Annotated[int, Limits(0, 2**31 - 1)] = 0
+    """Seed of the sampler. With `random` and `grid`, trial i gets the same fields in whatever order trials run."""
+    early_stopping: Literal["asha", "none"] = "asha"
+    """`asha`: stop trials that are worse than others at the same env steps (one session each); `none`: stop none."""
+    grace_env_steps: Annotated[int, Limits(1, 10**12)] = 500_000
+    """Env steps of the first comparison; the next ones are at `reduction`, `reduction`², ... times that."""
+    reduction: Annotated[int, Limits(2, 1_000_000)] = 3
+    """Each comparison keeps the best 1 / reduction of the trials."""
+    retries: Annotated[int, Limits(0, 1_000)] = 0
+    """How often a trial that fails is restarted from its last checkpoint. A resume with a higher value continues failed
+    trials, with as many restarts."""
+    keep: Annotated[int, Limits(0, 1_000_000)] = 3
+    """Number of finished and stopped trials, the best by score, that keep their checkpoints. Failed trials all do."""
+    address: str = ""
+    """Ray cluster to join: its address, or `auto` on a machine where `ray start` has run. Empty: this machine alone."""
+    resources: ResourcesConfig = field(default_factory=ResourcesConfig)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "search.")
+
+
+def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
+    """Returns `config` with fields replaced by dotted name, all at once, and validated."""
+    values = config.to_dict()
+    for name, value in fields.items():
+        group, _, leaf = name.rpartition(".")
+        (values[group] if group else values)[leaf] = value
+    return config_from_dict(values)
+
+
+def grid(search: SearchConfig) -> list[dict[str, Any]]:
+    """The combinations of the values of all categorical fields; the last field changes fastest."""
+    choices = {name: d.choices for name, d in search.space.items() if isinstance(d, CategoricalDistribution)}
+    return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+
+
+def check_search(config: Config, search: SearchConfig) -> None:
+    """Raises `ConfigError` for a search that cannot be run.
+
+    A field that a search cannot vary, values that the config does not accept alone or together (of a range, its ends),
+    a grid with more points than trials, or a first comparison beyond the budget.
+    """
+    known = {name for name in flat(config.to_dict()) if name.partition(".")[0] not in SAME_FOR_ALL_TRIALS}
+    unknown = search.space.keys() - known
+    expected = "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials"
+    require(bool(search.space) and not unknown, "search.space", unknown, expected)
+    ends = [d.choices if isinstance(d, CategoricalDistribution) else (d.low, d.high) for d in search.space.values()]
+    for values in itertools.islice(itertools.product(*ends), 10_000):  # of more, a trial fails that has a wrong one
+        set_fields(config, dict(zip(search.space, values, strict=True)))
+    points = len(grid(search))
+    fits = search.method != "grid" or points <= search.trials
+    require(fits, "search.trials", search.trials, f"at least the {points} points of the grid")
+    compares = search.early_stopping == "none" or search.grace_env_steps < config.total_env_steps
+    expected = f"less than total_env_steps = {config.total_env_steps:,}"
+    hint = "lower it, or use --search.early-stopping none"
+    require(compares, "search.grace_env_steps", search.grace_env_steps, expected, hint)
+
+
+def space_dict(search: SearchConfig) -> dict[str, Any]:
+    """The distributions as JSON values: their classes and arguments."""
+    return {name: json.loads(distribution_to_json(distribution)) for name, distribution in search.space.items()}
+
+
+def to_dict(config: Config, search: SearchConfig) -> dict[str, Any]:
+    """Config and search options as nested dicts of JSON values."""
+    values = dataclasses.asdict(dataclasses.replace(search, space={})) | {"space": space_dict(search)}
+    return {"config": config.to_dict(), "search": values}
+
+
+def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
+    """Reads search.json, which holds what `to_dict` returns.
+
+    Raises:
+        UserError: the directory has none, or it is damaged or of an earlier version.
+    """
+    path = search_dir / SEARCH_FILE
+    if not path.is_file():
+        raise UserError(f"{search_dir}: not a search directory (it has no {path.name})")
+    if any(search_dir.glob("trial_*/record.json")):
+        raise UserError(f"{search_dir}: an earlier version of jaxrl_atari made it; continue it with that version")
+    try:
+        values = read_json(path)
+        search = values["search"]
+        space = {name: json_to_distribution(json.dumps(saved)) for name, saved in search["space"].items()}
+        search |= {"space": space, "resources": ResourcesConfig(**search["resources"])}
+        return config_from_dict(values["config"]), SearchConfig(**search)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
+        raise UserError(f"{path}: damaged ({reason(error)}); restore it from a copy") from error

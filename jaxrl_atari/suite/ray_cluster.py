@@ -1,0 +1,143 @@
+"""A Ray cluster, of this machine alone or of several, and the share of a machine that each item of work gets.
+
+A search's trials and a suite's sessions are items; `ray_items.py` runs them.
+"""
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
+
+from jaxrl_atari.cli import counted
+from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.errors import Limits, UserError, check_fields, reason, require
+from jaxrl_atari.hardware.gpus import visible
+from jaxrl_atari.hardware.memory_share import memory_fraction
+from jaxrl_atari.hardware.rotation import check_devices
+
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
+    "RAY_AIR_NEW_OUTPUT": "0",  # no tables
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run`, items use this environment and build no second one
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run directories hold the metrics
+}
+"""Ray's environment; it reads some of it at import."""
+
+
+@dataclass(frozen=True)
+class ResourcesConfig:
+    """Resources of each item."""
+
+    gpu: Annotated[float, Limits(0.0, 4_096.0)] = 1.0
+    """GPUs of each: 0.5, 0.25, 0.125 for 2, 4, 8 on each GPU. With 0, or without a GPU, they run on the CPU."""
+    cpu: Annotated[int, Limits(0, 4_096)] = 0
+    """CPU cores of each. 0: an equal share where there are GPUs, 1 on a CPU."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "resources.")
+        whole = self.gpu <= 1 or self.gpu == int(self.gpu)
+        require(whole, "resources.gpu", self.gpu, "a share from 0 to 1, or a whole number of GPUs")
+
+
+class Share(NamedTuple):
+    """What an item has of its machine."""
+
+    gpu: float  # 0: it runs on the CPU
+    cpu: int  # cores
+
+    def configure(self, config: Config) -> Config:
+        """A config for this share: its device, its memory of a GPU, and an emulator thread for each core.
+
+        Raises:
+            ConfigError: the share of the memory is too small, or devices.memory_fraction exceeds it.
+        """
+        devices = replace(config.devices, gpu=False)
+        if self.gpu:
+            memory = min((gpu.memory for gpu in visible().gpus), default=0)
+            fraction = memory_fraction(config.devices, int(1 / min(self.gpu, 1)), memory)
+            devices = replace(config.devices, memory_fraction=fraction)
+        env = replace(config.env, num_threads=config.env.num_threads or self.cpu)
+        return replace(config, devices=devices, env=env, log=replace(config.log, graphs=False))
+
+
+def allot(resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], devices: DevicesConfig) -> Share:
+    """The share of each item.
+
+    Args:
+        machines: numbers of "GPU" and "CPU" of each machine.
+
+    Raises:
+        UserError: an item needs more than any machine has.
+    """
+    owned = [(machine.get("GPU", 0.0) if devices.gpu else 0.0, machine.get("CPU", 0.0)) for machine in machines]
+    gpu = resources.gpu if any(gpus for gpus, _ in owned) else 0.0
+    require(devices.gpu is not True or gpu > 0, "devices.gpu", True, "a GPU on a machine of the Ray cluster")
+    fitting = [(gpus, cores) for gpus, cores in owned if gpus >= gpu and cores >= max(resources.cpu, 1)]
+    if not fitting:
+        wanted = f"{counted(gpu, 'GPU')} and {counted(max(resources.cpu, 1), 'core')}"
+        found = "; ".join(f"{counted(gpus, 'GPU')} and {counted(cores, 'core')}" for gpus, cores in owned)
+        raise UserError(f"resources: expected a machine with {wanted}; found {found}")
+    equal = min(int(cores * gpu / gpus) for gpus, cores in fitting) if gpu else 1
+    return Share(gpu, resources.cpu or max(equal, 1))
+
+
+def count_gpus(address: str, devices: DevicesConfig) -> int:
+    """Number of GPUs that items may use of this machine; 0 with an `address`.
+
+    Raises:
+        ConfigError: `devices` asks for what is not there, or for what an item cannot have.
+    """
+    require(not devices.distributed, "devices.distributed", True, "false on a Ray cluster")
+    assigned = isinstance(devices.gpu, bool | str)
+    hint = "choose among the GPUs with CUDA_VISIBLE_DEVICES"
+    require(assigned, "devices.gpu", devices.gpu, "auto, true or false where Ray assigns the GPUs", hint)
+    return 0 if address else len(check_devices(replace(devices, memory_fraction=None)).gpus)
+
+
+@contextlib.contextmanager
+def cluster(address: str, gpus: int) -> Iterator[str]:
+    """A Ray cluster: its address. With an empty `address`, one of this machine alone, which ends with the block.
+
+    That one's parent is a process in a session of its own, so that no signal to the group of this process, as from a
+    terminal or `timeout`, reaches it. It ends when this process dies.
+
+    Args:
+        gpus: those of this machine, as `count_gpus` returns them.
+
+    Raises:
+        UserError: Ray is not installed, does not start or does not answer.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("Ray is not installed: pip install 'jaxrl_atari[search]'")
+    os.environ.update(SETTINGS)
+    if address:
+        if os.path.exists(os.path.expanduser("~/.ray/auth_token")):  # Ray itself uses it for the address `auto` only
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+        if address != "auto":
+            host, _, port = address.rpartition(":")
+            try:  # Ray would wait minutes for a dead address
+                socket.create_connection((host, int(port)), timeout=10).close()
+            except (OSError, ValueError) as error:
+                raise UserError(f"address {address}: {reason(error)}; expected HOST:PORT of a `ray start`") from error
+        yield address
+        return
+    # Ray runs what it is sent: it listens on the loopback interface only, and to those who have the token.
+    os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    command = [sys.executable, "-m", "jaxrl_atari.suite.ray_head", str(gpus)]
+    pipe = subprocess.PIPE
+    head = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        assert head.stdout is not None
+        found = head.stdout.readline().decode().strip()
+        if not found[:1].isdecimal():
+            raise UserError(f"Ray did not start: {found}")
+        yield found
+    finally:
+        head.communicate()  # closes its input, and waits for its end
