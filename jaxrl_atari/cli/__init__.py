@@ -4,10 +4,12 @@ import errno
 import io
 import logging
 import os
+import shlex
 import signal
 import stat
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from jaxrl_atari.errors import UserError
@@ -27,7 +29,7 @@ _running: list[Callable[[], object]] = []
 def run(main: Callable[[], object]) -> NoReturn:
     """Calls `main` and exits: with 0 when it returns, the error's status (2 or 1) on a `UserError`.
 
-    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and a message. A full or read-only disk, a quota or a
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and the message of its `KeyboardInterrupt`. A full or read-only disk, a quota or a
     missing permission is also an error of one line (2). Any other exception is a bug and keeps its traceback.
     """
     for number in (0, 1, 2):
@@ -50,19 +52,28 @@ def run(main: Callable[[], object]) -> NoReturn:
     status = 0
     try:
         main()
-    except UserError as error:
-        say(f"error: {error}", sys.stderr)
-        status = error.exit_status
-    except OSError as error:
-        if error.errno not in DISK_ADVICE:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        say(f"error: {where}{error.strerror}; {DISK_ADVICE[error.errno]}", sys.stderr)
-        status = 2
-    except KeyboardInterrupt:
-        say("interrupted", sys.stderr)
+    except KeyboardInterrupt as stop:
+        say(str(stop) or "interrupted", sys.stderr)
         status = INTERRUPTED
+    except Exception as error:
+        if (known := correctable(error)) is None:
+            raise
+        say(f"error: {known}", sys.stderr)
+        status = known.exit_status
     sys.exit(status)
+
+
+def correctable(error: Exception) -> UserError | None:
+    """What a user can correct: a `UserError` itself, or what the disk refuses, with advice. None for a bug."""
+    if isinstance(error, OSError) and error.errno in DISK_ADVICE:
+        where = f"{error.filename}: " if error.filename else ""
+        return UserError(f"{where}{error.strerror}; {DISK_ADVICE[error.errno]}")
+    return error if isinstance(error, UserError) else None
+
+
+def resume_command(command: str, directory: Path) -> str:
+    """The command line that goes on with what a directory holds: `python -m jaxrl_atari.train --resume data/qbert_...`."""
+    return f"python -m jaxrl_atari.{command} --resume {shlex.quote(str(directory))}"
 
 
 def is_command() -> bool:

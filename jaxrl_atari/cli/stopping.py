@@ -25,6 +25,7 @@ class StopRequest:
         label: stands before the line, such as `session 0`.
         quick: False for a process that others would wait for: it does not end before its first update.
         answer: the line; None prints nothing.
+        resume: the command line that goes on with the run, for one that ends before its first update.
     """
 
     def __init__(
@@ -32,8 +33,10 @@ class StopRequest:
         label: str = "",
         quick: bool = True,
         answer: str | None = "stopping after this update, with a last checkpoint",
+        resume: str = "",
     ):
         self._label, self._quick, self._answer = f"{label}  " if label else "", quick, answer
+        self._resume = f"; go on with {resume}" if resume else ""
         self._requested, self._writing = False, -1
         self._before: dict[int, Any] = {}
         self.training = False  # set it once an update is finished
@@ -63,7 +66,7 @@ class StopRequest:
             if received[0] == signal.SIGHUP:
                 drop_output()
             if self._quick and not self.training and is_command():
-                say(f"{self._label}interrupted before the first update: there is nothing to save")
+                say(f"{self._label}interrupted before the first update: there is nothing to save{self._resume}")
                 os._exit(INTERRUPTED)
             if self._answer is not None:
                 say(f"{CLEAR_LINE * sys.stdout.isatty()}{self._label}{self._answer}")
