@@ -83,9 +83,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Suite | Non
         require(games == before.games, "--games", " ".join(games), f"{' '.join(before.games)}, the games of the suite")
         require_same_run(config, before.config, Path())
     if options.compare is not None:
-        for name, compared in (("this suite", config), ("the other", read_suite_file(options.compare).config)):
-            note = comparison_note(compared.env.resolved_protocol)
-            require(not note, "--compare", str(options.compare), "suites that can be compared", f"{name} is {note}")
+        read_suite_file(options.compare)  # raises its error before anything is trained
     return dataclasses.replace(options, games=games, report_at=sorted(set(options.report_at))), before
 
 
