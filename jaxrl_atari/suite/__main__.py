@@ -17,17 +17,13 @@ from jaxrl_atari.cli import counted, resume_command, say
 from jaxrl_atari.cli.options import AllOptions, FromDirectory, load_config, parse, say_changes
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
-from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import SessionsFailed, UserError, require
-from jaxrl_atari.plots import plot_comparison
-from jaxrl_atari.report.pages import write_report
-from jaxrl_atari.report.suites import compare_suites, describe_suite, draw_suites, is_suite, read_suite
-from jaxrl_atari.report.summary import read_run
+from jaxrl_atari.report.suites import compare_suites, is_suite
 from jaxrl_atari.runs.description import make_run_dir
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.suite.results import write_results
 from jaxrl_atari.suite.suite import Suite, game_configs, read_suite_file, unfinished_games, write_suite_file
-from jaxrl_atari.suite.trial import draw, plan_slots, require_same_run, settle, summarise, train_items
+from jaxrl_atari.suite.trial import plan_slots, require_same_run, settle, summarise, train_items
 
 SCORED = [name for name, game in GAMES.items() if game.reference_score is not None]
 
@@ -126,9 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise KeyboardInterrupt(f"stopped; go on with {command}") from None
         # A full disk may be why games have failed: then it must not hide their reasons.
         with contextlib.suppress(*(UserError, OSError) if failures else ()):
-            say("\n" + write_results(suite_dir, failures))
-            if suite.config.log.graphs:
-                draw(suite_dir, lambda: plot(suite_dir, suite))
+            write_results(suite_dir, failures, final=True)
     if failures:
         reasons = "; ".join(f"{game}: {reason}" for game, reason in failures.items())
         raise SessionsFailed(
@@ -137,21 +131,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.compare is not None:
         output = suite_dir / "comparison"
         say(f"\n{compare_suites([suite_dir, options.compare], output)}\n{output}")
-
-
-def plot(suite_dir: Path, suite: Suite) -> list[Path]:
-    """Draws the learning curves so far, a panel for each game, and the statistics of the complete games, if any.
-
-    Writes the report, too.
-    """
-    runs, output = [], suite_dir / "graphs"
-    for game in suite.games:
-        with contextlib.suppress(UserError):  # no log point
-            runs.append(read_run(suite_dir / game))
-    paths = plot_comparison(runs, output) if runs else []
-    if not comparison_note(suite.config.env.resolved_protocol):
-        paths += draw_suites({suite_dir.absolute().name: describe_suite(read_suite(suite_dir))}, output)
-    return [*paths, write_report(suite_dir)]
 
 
 if __name__ == "__main__":

@@ -10,28 +10,32 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_atari.cli import counted
+from jaxrl_atari.cli import counted, say
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.plots import plot_comparison
 from jaxrl_atari.report.metrics import Table
+from jaxrl_atari.report.pages import write_report
 from jaxrl_atari.report.statistics import aggregate, score_interval
 from jaxrl_atari.report.suites import (
     INTERVALS,
     NORMALISATIONS,
     aggregate_rows,
     describe_suite,
+    draw_suites,
     estimate_text,
     markdown_table,
     normalise,
     scores_at,
     write_rliable,
 )
-from jaxrl_atari.report.summary import aligned, number_text, read_run, status_text, trial_summary
+from jaxrl_atari.report.summary import Run, aligned, number_text, read_run, status_text, trial_summary
 from jaxrl_atari.runs.description import is_finished, session_dir
 from jaxrl_atari.runs.files import write_file, write_json
 from jaxrl_atari.suite.suite import game_configs, read_suite_file
+from jaxrl_atari.suite.trial import draw
 
 COLUMNS = {
     "game": "game",
@@ -59,28 +63,29 @@ EXPLANATION = (
     "A game in which a session has no score is left out of the statistics over games."
 )
 
-Cells = dict[str, str]
-"""Row of a table -> its cell."""
+Rows = list[list[str]]
+"""A table: its header, and its rows of cells."""
 
 
-def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
+def write_results(suite_dir: Path, failures: Mapping[str, str], final: bool = False) -> None:
     """Writes results.md, results.csv, results.json and the scores in rliable's form, and trial.json of each game.
 
     Args:
         failures: game -> why it failed.
-
-    Returns:
-        The content of results.md, with tables that are aligned for a terminal.
+        final: print the tables, and draw the graphs and the report if the config asks for them.
     """
     config, games, points = read_suite_file(suite_dir)
     name, protocol = suite_dir.absolute().name, config.env.resolved_protocol
     note = comparison_note(protocol)
-    rows, tables, scores = [], {}, {}
+    rows, runs, scores = [], {}, {}
     for game, game_config in game_configs(config, games).items():
-        row, tables[game], scores[game] = _read_game(game_config, suite_dir / game)
+        row, run, found = _read_game(game_config, suite_dir / game)
         if game in failures:
             row["status"] = f"failed: {failures[game].replace('|', '/')}"
+        if run is not None:
+            runs[game], scores[game] = run, found
         rows.append(row)
+    tables = {game: list(run.tables.values()) for game, run in runs.items()}
     complete = {game: found for game, found in tables.items() if config.is_complete(_reached(found))}
     aggregates = {} if note else describe_suite(complete)
     report = {point: _report_at(point, tables, config) for point in points}
@@ -90,20 +95,23 @@ def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     write_file(suite_dir / "results.csv", file.getvalue())
-    scored = {game: found for game, found in scores.items() if found}
-    matrix = {"games": list(scored), "matrix": list(zip_longest(*scored.values()))}
-    at = {str(point): found for point, (found, _) in report.items()}
-    results = {"protocol": protocol, "games": rows, "scores": matrix, "aggregates": aggregates, "report_at": at}
-    if not note:
-        results["rliable_games"] = write_rliable(suite_dir, {name: scores_at(complete)})
+    results = {
+        "protocol": protocol,
+        "games": rows,
+        "scores": {"games": list(scores), "matrix": list(zip_longest(*scores.values()))},
+        "aggregates": aggregates,
+        "report_at": {str(point): found for point, (found, _) in report.items()},
+        "rliable_games": {} if note else write_rliable(suite_dir, {name: scores_at(complete)}),
+    }
     write_json(suite_dir / "results.json", results)
 
-    heading = (
-        f"# {name}: {counted(len(rows), 'game')}, {counted(config.sessions, 'session')} of "
-        f"{config.total_env_steps:,} env steps each"
-    )
-    table = [[*COLUMNS.values()], *([_cell(column, row[column]) for column in COLUMNS] for row in rows)]
-    parts: list[str | list[list[str]]] = [heading, table, f"Protocol {protocol}. {EXPLANATION}"]
+    cells = [[_cell(column, row[column]) for column in COLUMNS] for row in rows]
+    count = f"{counted(len(rows), 'game')}, {counted(config.sessions, 'session')}"
+    parts: list[str | Rows] = [
+        f"# {name}: {count} of {config.total_env_steps:,} env steps each",
+        [[*COLUMNS.values()], *cells],
+        f"Protocol {protocol}. {EXPLANATION}",
+    ]
     if note:
         parts.append(f"No aggregates. Scores are {note}.")
     elif aggregates:
@@ -111,50 +119,54 @@ def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
     else:
         parts.append("No game with a score to compare with is complete: no aggregates yet.")
     if report:
-        names = dict.fromkeys(chain(*(cells for _, cells in report.values())))
-        rows = [[name, *(cells.get(name, "-") for _, cells in report.values())] for name in names]
-        parts.append([["`return_ma` at", *(f"{point:,}" for point in report)], *rows])
+        texts = [found for _, found in report.values()]
+        reported = [[row, *(found.get(row, "-") for found in texts)] for row in dict.fromkeys(chain(*texts))]
+        parts.append([["`return_ma` at", *(f"{point:,}" for point in report)], *reported])
     parts.append(INTERVALS)
     write_file(suite_dir / "results.md", _text(parts, markdown_table))
-    return _text(parts, aligned)
+    if final:
+        say("\n" + _text(parts, aligned))
+    if final and config.log.graphs:
+        graphs, compared = suite_dir / "graphs", {name: aggregates} if aggregates else {}
+        draw(suite_dir, lambda: [
+            *plot_comparison([*runs.values()], graphs), *draw_suites(compared, graphs), write_report(suite_dir)
+        ])  # fmt: skip
 
 
-def _text(parts: Sequence[str | list[list[str]]], lines_of: Callable[[list[list[str]]], list[str]]) -> str:
+def _text(parts: Sequence[str | Rows], lines_of: Callable[[Rows], list[str]]) -> str:
     """Paragraphs and tables as text."""
     return "\n\n".join(part if isinstance(part, str) else "\n".join(lines_of(part)) for part in parts) + "\n"
 
 
-def _read_game(config: Config, run_dir: Path) -> tuple[dict[str, Any], list[Table], list[float | None]]:
-    """A game's row, its sessions' metrics and their scores. Writes trial.json if it has metrics."""
-    game = comparable(config.env.game_name, config.env.resolved_protocol)
-    row = dict.fromkeys(COLUMNS) | {
+def _read_game(config: Config, run_dir: Path) -> tuple[dict[str, Any], Run | None, list[float | None]]:
+    """A game's row, its run and the scores of its sessions; writes trial.json. No run: it has no log point."""
+    game, run, scores = comparable(config.env.game_name, config.env.resolved_protocol), None, []
+    found: dict[str, Any] = {
         "game": game.name,
         "gae_lambda": config.resolved_gae_lambda,
         "sessions": 0,
         "reference_score": game.reference_score,
         "status": "waiting",
     }
-    tables, scores = [], []
-    with contextlib.suppress(UserError):  # no log point
+    with contextlib.suppress(UserError):
         run = read_run(run_dir)
         summary = trial_summary(run)
         write_json(run_dir / "trial.json", summary)
-        tables = list(run.tables.values())
         scores = [session["final_return_ma"] for session in summary["sessions"]]
         low, high = summary["score_interval"] or (None, None)
-        row |= {key: summary[key] for key in row if key in summary} | {
+        found |= summary | {
             "gae_lambda": run.config.resolved_gae_lambda,  # of its training
-            "sessions": len(tables),
+            "sessions": len(scores),
             "env_steps": summary["mean"]["env_steps"],
             "hours": summary["mean"]["wall_hours"],
             "score_low": low,
             "score_high": high,
             "status": status_text(config, summary),
         }
-    if row["status"] in ("waiting", "not complete"):
-        finished = (is_finished(config, session_dir(run_dir, session)) for session in range(config.sessions))
-        row["status"] = "complete, but metrics are missing" if all(finished) else row["status"]
-    return row, tables, scores
+    finished = (is_finished(config, session_dir(run_dir, session)) for session in range(config.sessions))
+    if found["status"] in ("waiting", "not complete") and all(finished):
+        found["status"] = "complete, but metrics are missing"
+    return {column: found.get(column) for column in COLUMNS}, run, scores
 
 
 def _reached(tables: Sequence[Table]) -> list[float]:
@@ -162,8 +174,10 @@ def _reached(tables: Sequence[Table]) -> list[float]:
     return [float(table["env_steps"][-1]) for table in tables]
 
 
-def _report_at(point: int, tables: Mapping[str, Sequence[Table]], config: Config) -> tuple[dict[str, Any], Cells]:
-    """The scores of each game's sessions at a reporting point and their aggregates over the games; both as text.
+def _report_at(
+    point: int, tables: Mapping[str, Sequence[Table]], config: Config
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The scores of each game's sessions at a reporting point and their aggregates over the games, as JSON and as cells of a table.
 
     A game appears where all sessions of the config have come that far.
     """

@@ -18,10 +18,8 @@ from jaxrl_atari.cli.stopping import StopRequest
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import THREADS
 from jaxrl_atari.errors import SessionsFailed, UserError, parse_path, require
-from jaxrl_atari.hardware import distributed
-from jaxrl_atari.hardware.cpu import usable_cores
+from jaxrl_atari.hardware import cpu, distributed, memory_share
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.hardware.memory_share import FRACTION, memory_fraction
 from jaxrl_atari.hardware.rotation import place_session
 from jaxrl_atari.plots import plot_trial
 from jaxrl_atari.report.pages import write_report
@@ -69,9 +67,9 @@ def run_training(
     """
     if multiprocessing.current_process().name.startswith("session "):
         raise UserError("a session's process imports this script: call run_training under if __name__ == '__main__'")
-    run_dir, before = None if run_dir is None else parse_path(run_dir, "run_dir"), None
     plan_slots(config, config.sessions, config.sessions)  # raises errors before a run directory is made
-    if run_dir is not None and is_run(run_dir):
+    run_dir, before = None if run_dir is None else parse_path(run_dir, "run_dir"), None
+    if run_dir and is_run(run_dir):
         if (run_dir / "checkpoints").is_dir():
             raise UserError(f"{run_dir}: is a session's directory; expected the run's, {run_dir.absolute().parent}")
         before = read_config(run_dir)
@@ -81,15 +79,15 @@ def run_training(
     leads = distributed.is_leader()
     if leads and before is None:
         run_dir = make_run_dir(config, run_dir)
-    run_dir = Path(distributed.agree(str(run_dir or "")))  # the followers' is not known before
+    run_dir = Path(distributed.agree(str(run_dir)))  # the followers' is not known before
     items = unfinished(config, run_dir)
     if not leads:
         for item in items:
             train_item(item)
         distributed.wait_for_all()
         return TrainingResult(run_dir, {})
-    say(f"{'run directory:' if before is None else 'resuming'} {run_dir}")
-    command = resume_command("train", run_dir)
+    say(f"{'resuming' if before else 'run directory:'} {run_dir}")
+    command, summary = resume_command("train", run_dir), {}
     try:
         with only_writer(run_dir):
             if before is None:
@@ -97,22 +95,22 @@ def run_training(
             else:
                 config = config if items else settle(config, run_dir)
                 say_changes("changed", before, config)
-                if done := config.sessions - len(items):
-                    say(f"{counted(done, 'session')} finished already")
-            failures = [(item.session, failure) for item, failure in train_items(items, on_log_point) if failure]
-        if config.sessions == 1 and failures and failures[0][1].correctable:
-            raise UserError(failures[0][1].reason)  # as if it had run in this process
-        summary = {}
-        with contextlib.suppress(*(UserError, OSError) if failures else ()):  # of which no log point is left, perhaps
+            if len(items) < config.sessions:
+                say(f"{counted(config.sessions - len(items), 'session')} finished already")
+            failures = [(item, failure) for item, failure in train_items(items, on_log_point) if failure]
+        for _, failure in failures:
+            if failure.correctable and config.sessions == 1:
+                raise UserError(failure.reason)  # as if it had run in this process
+        with contextlib.suppress(*(UserError, OSError) if failures else ()):  # no log point, or a full disk
             summary = summarise(config, run_dir)
     except KeyboardInterrupt:
-        with contextlib.suppress(UserError, OSError):  # no log point yet
+        with contextlib.suppress(UserError, OSError):
             write_trial_summary(run_dir)
         raise KeyboardInterrupt(f"stopped; go on with {command}") from None
     if failures:
-        with contextlib.suppress(OSError):  # the disk may be full
+        with contextlib.suppress(OSError):
             write_description(run_dir, items[0].description)  # also if the sessions that it adds have not trained
-        reasons = "; ".join(f"session {session}: {failure.reason}" for session, failure in failures)
+        reasons = "; ".join(f"session {item.session}: {failure.reason}" for item, failure in failures)
         raise SessionsFailed(
             f"{len(failures)} of {config.sessions} sessions failed ({reasons}); {command} runs what is missing"
         )
@@ -253,12 +251,12 @@ def plan_slots(config: Config, sessions: int, waiting: int) -> tuple[list[Slot],
             where = f"GPU {','.join(map(str, indices))}"
             if gpu == config.devices.gpu and len(gpus) < len(visible().gpus):  # an index counts all visible GPUs
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(found.name for found in gpus)
-            fraction = memory_fraction(config.devices, sharing, min(found.memory for found in gpus))
+            fraction = memory_share.memory_fraction(config.devices, sharing, min(found.memory for found in gpus))
             if fraction is not None:
                 where += f", {fraction:.0%} of its memory"
-                environment[FRACTION] = str(fraction)
+                environment[memory_share.FRACTION] = str(fraction)
         if parallel > 1:
-            environment[THREADS] = str(max(1, usable_cores() // parallel))
+            environment[THREADS] = str(max(1, cpu.usable_cores() // parallel))
         slots.append(Slot(f"on {where} ({why})", environment))
     return slots, parallel
 
