@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
     from jaxrl_atari.evaluate.policy import Policy, load_policy
     from jaxrl_atari.evaluate.video import record_video
-    from jaxrl_atari.suite.trial import run_training
+    from jaxrl_atari.suite.trial import TrainingResult, run_training
 
 _CONFIGS = "Config DevicesConfig EnvConfig EvaluationConfig LogConfig NetworkConfig PPOConfig TrialConfig"
 _HOMES = {
@@ -33,7 +33,7 @@ _HOMES = {
     **dict.fromkeys(("EvaluationResult", "run_evaluation"), "evaluate.play"),
     **dict.fromkeys(("Policy", "load_policy"), "evaluate.policy"),
     "record_video": "evaluate.video",
-    "run_training": "suite.trial",
+    **dict.fromkeys(("TrainingResult", "run_training"), "suite.trial"),
 }
 __all__ = [
     "Config",
@@ -46,6 +46,7 @@ __all__ = [
     "NetworkConfig",
     "PPOConfig",
     "Policy",
+    "TrainingResult",
     "TrialConfig",
     "UserError",
     "load_policy",

@@ -95,9 +95,9 @@ def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
         (["--games"], "at least one game"),
         (["--games", "PongNoFrameskip-v4"], "expected Pong; a suite has one protocol: choose it with --env.protocol"),
         (["--env.game", "Pong"], "choose with --games"),
-        (["--report-at", "0"], "--report-at = 0: expected env steps from 1 to the budget"),
+        (["--report-at", "0"], "--report-at 0: expected env steps from 1 to the budget"),
         (["--games", "Pong", "--devices.distributed"], "devices.distributed = True: expected false in a suite"),
-        (["--compare", "nowhere"], "nowhere: not a suite directory"),
+        (["--compare", "nowhere"], "--compare nowhere: not a suite directory"),
         (["--resume", "nowhere"], "nowhere: not a suite directory"),
     ],
 )
@@ -193,7 +193,7 @@ def test_games_train_in_processes_and_one_that_fails_does_not_stop_the_others(tm
     assert done.returncode == 1, done.stderr
     assert "1 of 2 games failed (Pong: session 0: " in done.stderr
     assert f"python -m jaxrl_atari.suite --resume {suite_dir} runs what is missing" in done.stderr
-    assert re.search(r"^CrazyClimber  session 1  env_steps 64 ", done.stdout, re.M)
+    assert re.search(r"^game CrazyClimber  session 1  env_steps 64 ", done.stdout, re.M)
     rows = {row["game"]: row for row in read_csv(suite_dir / "results.csv")}
     assert (rows["CrazyClimber"]["env_steps"], rows["CrazyClimber"]["sessions"]) == ("64.0", "2")
     assert rows["Pong"]["status"].startswith("failed: session 0: ")

@@ -63,7 +63,7 @@ def test_a_finished_run_keeps_what_it_was_trained_with(trained, capsys):
     run_dir = trained[0].run_dir
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     assert run_training(TINY, run_dir).summary == trained[0].summary
-    assert "2 sessions finished already" in capsys.readouterr().out
+    assert "session 1  finished already" in capsys.readouterr().out
     assert before == {path: path.read_bytes() for path in before}
     fewer = dataclasses.replace(TINY, sessions=1, ppo=dataclasses.replace(TINY.ppo, gae_lambda=0.5))
     assert run_training(fewer, run_dir).summary["planned_sessions"] == 1
@@ -208,8 +208,8 @@ def test_each_failure_is_named_and_the_others_finish(tmp_path, capfd):
     }
     lines = capfd.readouterr().out.splitlines()
     for line in ("on A", "it begins", "it goes on"):
-        assert {f"Pong  session {number}  {line}" for number in range(5)} <= set(lines)
-    assert "Pong  session 2  ValueError: a bug" in lines
+        assert {f"game Pong  session {number}  {line}" for number in range(5)} <= set(lines)
+    assert "game Pong  session 2  ValueError: a bug" in lines
 
 
 def test_the_first_session_compiles_and_a_free_gpu_takes_the_next_one(tmp_path):

@@ -29,8 +29,8 @@ _running: list[Callable[[], object]] = []
 def run(main: Callable[[], object]) -> NoReturn:
     """Calls `main` and exits: with 0 when it returns, the error's status (2 or 1) on a `UserError`.
 
-    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and the message of its `KeyboardInterrupt`. A full or read-only disk, a quota or a
-    missing permission is also an error of one line (2). Any other exception is a bug and keeps its traceback.
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and the message of the `KeyboardInterrupt` that `main`
+    raises. What `correctable` recognises is an error of one line. Any other exception is a bug and keeps its traceback.
     """
     for number in (0, 1, 2):
         try:
@@ -64,7 +64,8 @@ def run(main: Callable[[], object]) -> NoReturn:
 
 
 def correctable(error: Exception) -> UserError | None:
-    """What a user can correct: a `UserError` itself, or what the disk refuses, with advice. None for a bug."""
+    """What a user can correct: a `UserError` itself, or what a full or read-only disk, a quota or a missing permission
+    refuses, with advice. None for a bug."""
     if isinstance(error, OSError) and error.errno in DISK_ADVICE:
         where = f"{error.filename}: " if error.filename else ""
         return UserError(f"{where}{error.strerror}; {DISK_ADVICE[error.errno]}")
@@ -72,7 +73,7 @@ def correctable(error: Exception) -> UserError | None:
 
 
 def resume_command(command: str, directory: Path) -> str:
-    """The command line that goes on with what a directory holds: `python -m jaxrl_atari.train --resume data/qbert_...`."""
+    """The command line that goes on with what a directory holds: `python -m jaxrl_atari.train --resume DIR`."""
     return f"python -m jaxrl_atari.{command} --resume {shlex.quote(str(directory))}"
 
 

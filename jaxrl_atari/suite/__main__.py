@@ -70,16 +70,16 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Suite | Non
     options = parse(Options, arguments, make_default)
     config, games = options.options, list(game_configs(options.options, options.games))
     for point in options.report_at:
-        expected = f"env steps from 1 to the budget, {config.total_env_steps}"
-        require(0 < point <= config.total_env_steps, "--report-at", point, expected)
+        if not 0 < point <= config.total_env_steps:
+            raise UserError(f"--report-at {point}: expected env steps from 1 to the budget, {config.total_env_steps}")
     game, expected = default.options.env.game, "nothing; each game of a suite has its own trial"
     require(config.env.game == game, "env.game", config.env.game, expected, "choose with --games Pong Breakout")
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")
     if before is not None:
         require(games == before.games, "--games", " ".join(games), f"{' '.join(before.games)}, the games of the suite")
         require_same_run(config, before.config, Path())
-    if options.compare is not None:
-        read_suite_file(options.compare)  # raises its error before anything is trained
+    if options.compare is not None and not is_suite(options.compare):
+        raise UserError(f"--compare {options.compare}: not a suite directory; expected data/suite_TIMESTAMP")
     return dataclasses.replace(options, games=games, report_at=sorted(set(options.report_at))), before
 
 
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             say_changes("changed", before.config, suite.config)
         for game, config in game_configs(suite.config, suite.games).items():
             if not waiting[game]:
-                say(f"{game}  finished already")
+                say(f"game {game}  finished already")
                 settle(config, suite_dir / game)
         try:
             for item, failure in train_items(list(chain(*waiting.values()))):

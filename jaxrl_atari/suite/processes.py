@@ -57,8 +57,8 @@ class Item(NamedTuple):
 
     def say(self, line: str) -> None:
         """Prints a line after the names of the game and of the session, with which its own lines begin already."""
-        own = line.removeprefix(f"session {self.session}  ")
-        cli.say(f"{self.game}  session {self.session}  {own}".strip())
+        game, session = f"game {self.game}  " if self.game else "", f"session {self.session}  "
+        cli.say(game + session + line.removeprefix(session))
 
 
 def attempt(function: Callable, *arguments: Any) -> Failure | None:

@@ -127,9 +127,9 @@ def write_results(suite_dir: Path, failures: Mapping[str, str], final: bool = Fa
     if final:
         say("\n" + _text(parts, aligned))
     if final and config.log.graphs:
-        graphs, compared = suite_dir / "graphs", {name: aggregates} if aggregates else {}
+        graphs = suite_dir / "graphs"
         draw(suite_dir, lambda: [
-            *plot_comparison([*runs.values()], graphs), *draw_suites(compared, graphs), write_report(suite_dir)
+            *plot_comparison([*runs.values()], graphs), *draw_suites({name: aggregates}, graphs), write_report(suite_dir)
         ])  # fmt: skip
 
 
@@ -177,9 +177,12 @@ def _reached(tables: Sequence[Table]) -> list[float]:
 def _report_at(
     point: int, tables: Mapping[str, Sequence[Table]], config: Config
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The scores of each game's sessions at a reporting point and their aggregates over the games, as JSON and as cells of a table.
+    """The scores of each game's sessions at a reporting point, and their aggregates over the games.
 
     A game appears where all sessions of the config have come that far.
+
+    Returns:
+        Both for results.json, and the cells of a table: row -> text.
     """
     far = {
         game: found

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.cli import counted, resume_command, say
+from jaxrl_atari.cli import resume_command, say
 from jaxrl_atari.cli.options import say_changes
 from jaxrl_atari.cli.stopping import StopRequest
 from jaxrl_atari.config import Config
@@ -95,8 +95,8 @@ def run_training(
             else:
                 config = config if items else settle(config, run_dir)
                 say_changes("changed", before, config)
-            if len(items) < config.sessions:
-                say(f"{counted(config.sessions - len(items), 'session')} finished already")
+            for session in {*range(config.sessions)} - {item.session for item in items}:
+                say(f"session {session}  finished already")
             failures = [(item, failure) for item, failure in train_items(items, on_log_point) if failure]
         for _, failure in failures:
             if failure.correctable and config.sessions == 1:
