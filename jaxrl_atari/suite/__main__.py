@@ -18,12 +18,12 @@ from jaxrl_atari.cli.options import AllOptions, FromDirectory, load_config, pars
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import SessionsFailed, UserError, require
-from jaxrl_atari.report.suites import compare_suites, is_suite
-from jaxrl_atari.runs.description import make_run_dir
+from jaxrl_atari.report.suites import compare_suites
 from jaxrl_atari.runs.files import only_writer
+from jaxrl_atari.runs.run_dir import is_suite, make_run_dir, require_same_run
 from jaxrl_atari.suite.results import write_results
 from jaxrl_atari.suite.suite import Suite, game_configs, read_suite_file, unfinished_games, write_suite_file
-from jaxrl_atari.suite.trial import plan_slots, require_same_run, settle, summarise, train_items
+from jaxrl_atari.suite.trial import plan_slots, settle, summarise, train_items
 
 SCORED = [name for name, game in GAMES.items() if game.reference_score is not None]
 

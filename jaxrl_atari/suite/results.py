@@ -32,8 +32,8 @@ from jaxrl_atari.report.suites import (
     write_rliable,
 )
 from jaxrl_atari.report.summary import Run, aligned, number_text, read_run, status_text, trial_summary
-from jaxrl_atari.runs.description import is_finished, session_dir
 from jaxrl_atari.runs.files import write_file, write_json
+from jaxrl_atari.runs.run_dir import is_finished, session_dir
 from jaxrl_atari.suite.suite import game_configs, read_suite_file
 from jaxrl_atari.suite.trial import draw
 

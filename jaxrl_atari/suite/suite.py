@@ -13,12 +13,18 @@ from typing import NamedTuple
 from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.envs.games import parse_game
 from jaxrl_atari.errors import UserError, reason, require
-from jaxrl_atari.report.suites import is_suite
-from jaxrl_atari.runs.config_file import SUITE_FILE, read_config
-from jaxrl_atari.runs.description import describe_resumed, is_run
-from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.files import read_json
+from jaxrl_atari.runs.run_dir import (
+    SUITE_FILE,
+    describe_resumed,
+    is_run,
+    is_suite,
+    read_config,
+    require_same_run,
+    write_description,
+)
 from jaxrl_atari.suite.processes import Item
-from jaxrl_atari.suite.trial import require_same_run, unfinished
+from jaxrl_atari.suite.trial import unfinished
 
 
 class Suite(NamedTuple):
@@ -51,7 +57,8 @@ def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str], repo
     """Writes suite.json, from which the suite can be run again; see `Suite`."""
     described = describe_resumed(config, suite_dir, SUITE_FILE)
     del described["game"], described["gae_lambda"]  # each game has its own
-    write_json(suite_dir / SUITE_FILE, {"games": list(games), "report_at": list(report_at), **described})
+    games = {"games": list(games), "report_at": list(report_at)}
+    write_description(suite_dir, games | described, SUITE_FILE)
 
 
 def read_suite_file(suite_dir: Path) -> Suite:

@@ -17,24 +17,24 @@ from jaxrl_atari.cli.options import say_changes
 from jaxrl_atari.cli.stopping import StopRequest
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import THREADS
-from jaxrl_atari.errors import SessionsFailed, UserError, parse_path, require
+from jaxrl_atari.errors import SessionsFailed, UserError, parse_path
 from jaxrl_atari.hardware import cpu, distributed, memory_share
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.rotation import place_session
 from jaxrl_atari.plots import plot_trial
 from jaxrl_atari.report.pages import write_report
 from jaxrl_atari.report.summary import read_run, summary_table, trial_summary, write_trial_summary
-from jaxrl_atari.runs.config_file import read_config
-from jaxrl_atari.runs.description import (
+from jaxrl_atari.runs.files import only_writer, write_json
+from jaxrl_atari.runs.run_dir import (
     describe_resumed,
     is_finished,
     is_run,
     make_run_dir,
+    read_config,
+    require_same_run,
     session_dir,
     write_description,
 )
-from jaxrl_atari.runs.files import only_writer, write_json
-from jaxrl_atari.runs.reading import checkpoint_steps, session_dirs
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
 from jaxrl_atari.suite.processes import Failure, Item, Send, Slot, attempt, run_processes
@@ -116,26 +116,6 @@ def run_training(
         )
     distributed.wait_for_all()
     return TrainingResult(run_dir, summary)
-
-
-def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
-    """Refuses to go on with a run, or a suite, as another one.
-
-    Raises:
-        ConfigError: the config asks for another game, protocol or seed than the one with which the run began, or for a
-            smaller budget that a session has passed already: its score is not that of the budget.
-    """
-    for name, was, wanted in (
-        ("env.game", before.env.game_name, config.env.game_name),
-        ("env.protocol", before.env.resolved_protocol, config.env.resolved_protocol),
-        ("seed", before.seed, config.seed),
-    ):
-        hint = "leave it out, or start a new run"
-        require(wanted == was, name, wanted, f"{was}, with which the run began", hint)
-    reached = max((step for path in session_dirs(run_dir) for step in checkpoint_steps(path)), default=0)
-    fits = not config.is_spent(reached - config.rollout_size)
-    expected, hint = f"at least {reached}, which a session has reached", "start a new run for a smaller budget"
-    require(fits, "total_env_steps", config.total_env_steps, expected, hint)
 
 
 def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "") -> list[Item]:
