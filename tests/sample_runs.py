@@ -8,7 +8,6 @@ import numpy as np
 from jaxrl_atari.report.metrics import moving_average
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.meta import meta_checksum
 
 
 def table(return_mean, env_steps=None, **columns):
@@ -37,12 +36,14 @@ def write_metrics(session_dir, columns):
 
 def write_checkpoint(session_dir, env_steps):
     """A sound checkpoint without arrays: enough for code that asks only how far a session has come."""
+    from jaxrl_atari.runs.checkpoints import meta_digest  # imports JAX
+
     folder = session_dir / "checkpoints" / str(env_steps)
     for name in ("meta", "arrays"):
         (folder / name).mkdir(parents=True)
     write_json(folder / "arrays" / "_METADATA", {})
     meta = {"format_version": 3, "env_steps": env_steps, "shapes": {}, "checksums": {}}
-    write_json(folder / "meta" / "metadata", meta | {"checksum": meta_checksum(meta)})
+    write_json(folder / "meta" / "metadata", meta | {"checksum": meta_digest(meta)})
 
 
 def write_run(run_dir, tables, game="Qbert", protocol="auto", total_env_steps=400, name="trial"):

@@ -20,8 +20,7 @@ from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report import group_pages
 from jaxrl_atari.report.statistics import FIGURES
 from jaxrl_atari.report.suites import compare_suites, describe_suite, draw_suites, read_suite
-from jaxrl_atari.runs.config_file import read_config
-from jaxrl_atari.runs.description import describe, write_description
+from jaxrl_atari.runs.run_dir import describe, read_config, write_description
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite.results import COLUMNS, write_results
 from jaxrl_atari.suite.suite import game_configs, read_suite_file, write_suite_file
@@ -42,6 +41,7 @@ def make_suite(directory, config=TINY, games=GAMES_OF_TINY, report_at=()):
 
 def add_session(suite_dir, game, session, returns, config=TINY):
     """Writes the files of a finished session with the given returns."""
+    (suite_dir / game).mkdir(exist_ok=True)
     write_description(suite_dir / game, describe(game_configs(config, [game])[game]))
     steps = [config.total_env_steps * (i + 1) / len(returns) for i in range(len(returns))]
     write_metrics(suite_dir / game / f"session_{session}", table(returns, steps))
@@ -147,7 +147,7 @@ def test_a_suite_goes_on_with_its_own_protocol_and_seed(tmp_path, option):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (TINY, r"total_env_steps = 32: expected at least 64, which a session has reached"),
+        (TINY, r"total_env_steps = 32: expected at least 64, the env steps of a session"),
         (dataclasses.replace(TINY, env=EnvConfig(num_envs=2, protocol="machado")), r"expected machado, with which"),
     ],
 )

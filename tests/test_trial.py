@@ -77,7 +77,7 @@ def test_a_finished_run_keeps_what_it_was_trained_with(trained, capsys):
     [
         ({"seed": 9}, "seed = 9: expected 0, with which the run began"),
         ({"env": EnvConfig(game="Qbert", num_envs=2)}, "env.game = 'Qbert': expected CrazyClimber, with which"),
-        ({"total_env_steps": 16}, "total_env_steps = 16: expected at least 32, which a session has reached"),
+        ({"total_env_steps": 16}, "total_env_steps = 16: expected at least 32, the env steps of a session"),
     ],
 )
 def test_a_resume_as_another_run_is_refused_and_writes_nothing(change, message, trained):

@@ -127,9 +127,9 @@ def write_results(suite_dir: Path, failures: Mapping[str, str], final: bool = Fa
     if final:
         say("\n" + _text(parts, aligned))
     if final and config.log.graphs:
-        graphs = suite_dir / "graphs"
+        graphs, described = suite_dir / "graphs", {name: aggregates}
         draw(suite_dir, lambda: [
-            *plot_comparison([*runs.values()], graphs), *draw_suites({name: aggregates}, graphs), write_report(suite_dir)
+            *plot_comparison([*runs.values()], graphs), *draw_suites(described, graphs), write_report(suite_dir)
         ])  # fmt: skip
 
 

@@ -57,8 +57,8 @@ def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str], repo
     """Writes suite.json, from which the suite can be run again; see `Suite`."""
     described = describe_resumed(config, suite_dir, SUITE_FILE)
     del described["game"], described["gae_lambda"]  # each game has its own
-    games = {"games": list(games), "report_at": list(report_at)}
-    write_description(suite_dir, games | described, SUITE_FILE)
+    own = {"games": list(games), "report_at": list(report_at)}
+    write_description(suite_dir, own | described, SUITE_FILE)
 
 
 def read_suite_file(suite_dir: Path) -> Suite:
