@@ -170,7 +170,7 @@ def number_text(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 or float(value).is_integer() else f"{value:,.2f}"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Formats rows of cells as lines: first column left-aligned, others right-aligned."""
     first, *others = ([len(cell) for cell in column] for column in zip(*rows, strict=True))
     formats = [f"{{:<{max(first)}}}", *(f"{{:>{max(widths)}}}" for widths in others)]
@@ -217,6 +217,6 @@ def summary_table(summary: dict[str, Any]) -> str:
     }.items():
         scores.append([name.replace("_", " "), number_text(summary[name])])
         sources.append(source)
-    compared = [f"{line}  {source}" for line, source in zip(aligned(scores), sources, strict=True)]
+    compared = [f"{line}  {source}" for line, source in zip(_aligned(scores), sources, strict=True)]
     note = [summary["comparison_note"]] if summary["comparison_note"] else []
-    return "\n".join([heading, "", *aligned(figures), "", *compared, *note])
+    return "\n".join([heading, "", *_aligned(figures), "", *compared, *note])
