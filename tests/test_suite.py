@@ -7,19 +7,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from sample_runs import read_csv, table, write_checkpoint, write_metrics
 
-from jaxrl_atari import plots
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.report import group_pages
 from jaxrl_atari.report.statistics import FIGURES
-from jaxrl_atari.report.suites import compare_suites, describe_suite, draw_suites, read_suite
+from jaxrl_atari.report.suites import describe_suite, read_suite
 from jaxrl_atari.runs.run_dir import describe, read_config, write_description
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite.results import COLUMNS, write_results
@@ -50,7 +47,8 @@ def add_session(suite_dir, game, session, returns, config=TINY):
 
 def score(game, human_normalised):
     """The raw score with a human-normalised score."""
-    return GAMES[game].dqn_random + human_normalised * (GAMES[game].human - GAMES[game].dqn_random)
+    random, human = GAMES[game].dqn_random.score, GAMES[game].human.score
+    return random + human_normalised * (human - random)
 
 
 def add_games(suite_dir, scores, config=TINY):
@@ -79,7 +77,7 @@ def results(suite_dir, failures=None):
 def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
     options, before = suite_command.parse_options([])
     assert before is None
-    assert len(options.games) == sum(game.reference_score is not None for game in GAMES.values()) > 50
+    assert len(options.games) == sum(bool(game.references) for game in GAMES.values()) > 50
     configs = game_configs(options.options, ["qbert", "ms_pacman", "Pong"])
     lambdas = {name: config.resolved_gae_lambda for name, config in configs.items()}
     assert lambdas == {"Qbert": 0.95, "MsPacman": 0.85, "Pong": 0.85}
@@ -173,9 +171,9 @@ def test_a_finished_suite_is_left_alone_but_for_fewer_sessions(tmp_path, capsys)
 
 
 def test_damaged_description(tmp_path):
-    for content in ('{"games": ["Pong"], "config": {"no_such": 1}}', "{", '{"config": {}}'):
+    for content in ('{"games": ["Pong"], "config": {"no_such": 1}}', "{"):
         (tmp_path / "suite.json").write_text(content)
-        with pytest.raises(UserError, match=r"suite\.json: damaged \(.*\); expected the games and config of a suite"):
+        with pytest.raises(UserError, match=r"suite\.json: damaged"):
             read_suite_file(tmp_path)
 
 
@@ -193,7 +191,7 @@ def test_games_train_in_processes_and_one_that_fails_does_not_stop_the_others(tm
     assert done.returncode == 1, done.stderr
     assert "1 of 2 games failed (Pong: session 0: " in done.stderr
     assert f"python -m jaxrl_atari.suite --resume {suite_dir} runs what is missing" in done.stderr
-    assert re.search(r"^game CrazyClimber  session 1  env_steps 64 ", done.stdout, re.M)
+    assert re.search(r"^game CrazyClimber  session 1 .* env_steps 64 ", done.stdout, re.M)
     rows = {row["game"]: row for row in read_csv(suite_dir / "results.csv")}
     assert (rows["CrazyClimber"]["env_steps"], rows["CrazyClimber"]["sessions"]) == ("64.0", "2")
     assert rows["Pong"]["status"].startswith("failed: session 0: ")
@@ -201,7 +199,8 @@ def test_games_train_in_processes_and_one_that_fails_does_not_stop_the_others(tm
     done = run("--log.graphs")
     assert done.returncode == 0, done.stderr
     assert "CrazyClimber  finished already" in done.stdout
-    assert {suite_dir / "graphs" / "comparison.png", suite_dir / "report.html"} <= {*map(Path, done.stdout.split())}
+    assert str(suite_dir / "report.html") in done.stdout
+    assert (suite_dir / "graphs" / "comparison.png").is_file()
     lines = re.findall(r"^(?:game|Pong|CrazyClimber)  .* (?:status|score)$", done.stdout, re.M)
     assert len(lines) == 3
     assert len({len(line) for line in lines}) == 1, "the columns are aligned"
@@ -234,19 +233,19 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
         add_session(suite_dir, "Breakout", session, [value, value])
     add_session(suite_dir, "Pong", 0, [-20.0, -20.0])  # the second session is missing
     text, found, rows = results(suite_dir, {"Pong": "out of memory | buy more"})
-    breakout, game = rows["Breakout"], GAMES["Breakout"]
-    ratio = (12 - game.random_mean) / (game.reference_score - game.random_mean)
+    game, random = GAMES["Breakout"], GAMES["Breakout"].random.score
+    ratio = (12 - random) / (game.references[0].score - random)
     human = (12 - 1.7) / (30.5 - 1.7)  # the pair in DQN Zoo's atari_data.py
     expected = {
-        "score": 12, "score_std": 2, "score_low": 10, "score_high": 14, "gae_lambda": 0.70, "sessions": 2,
-        "reference_normalised_score": ratio, "human_normalised_score": human,
-        "hours": 64 * 0.36 / 3600,  # of the sample tables
+        "score": 12, "score_std": 2, "gae_lambda": 0.70, "sessions": 2, "reference_normalised_score": ratio,
+        "human_normalised_score": human, "hours": 64 * 0.36 / 3600,  # of the sample tables
     }  # fmt: skip
-    assert {name: float(breakout[name]) for name in expected} == pytest.approx(expected)
+    assert {name: float(rows["Breakout"][name]) for name in expected} == pytest.approx(expected)
     assert [rows[name]["status"] for name in GAMES_OF_TINY] == [
         "failed: out of memory / buy more", "complete", "waiting",
     ]  # fmt: skip
-    assert (rows["Alien"]["score"], rows["Pong"]["sessions"], rows["Pong"]["score_low"]) == ("", "1", "")
+    assert (rows["Alien"]["score"], rows["Pong"]["sessions"]) == ("", "1")
+    assert float(rows["Alien"]["reference_score"]) == GAMES["Alien"].references[0].score
     # Only complete games enter the aggregates: one game, whose score is the median and the mean.
     for kind, value in (("human-normalised", human), ("ratio", ratio)):
         aggregates = found["aggregates"][kind]
@@ -254,7 +253,7 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
         assert aggregates["median_interval"][0] < value < aggregates["median_interval"][1]
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     assert {line.count("|") for line in lines[:4]} == {len(COLUMNS) + 1}
-    assert "| Breakout | 0.7 | 2 | 64 | 12 | 2 | 10 | 14 |" in text
+    assert "| Breakout | 0.7 | 2 | 64 | 12 | 2 |" in text
 
 
 def test_a_game_whose_metrics_are_lost_is_not_waiting(tmp_path):
@@ -269,9 +268,7 @@ def test_a_complete_game_with_a_session_without_a_score_says_so(tmp_path):
     suite_dir = make_suite(tmp_path / "suite")
     add_session(suite_dir, "Pong", 0, [-20.0, -20.0])
     add_session(suite_dir, "Pong", 1, [np.nan, np.nan])
-    assert results(suite_dir)[2]["Pong"]["status"] == "complete; 1 session has no score"
-    (row,) = [row for row in group_pages.describe_suite_page(suite_dir, set())["games"] if row["name"] == "Pong"]
-    assert (row["status"], row["sessions"]) == ("complete; 1 session has no score", "-20, -")
+    assert results(suite_dir)[2]["Pong"]["status"] == "complete; 1 session without a score"
 
 
 def test_the_score_matrix_is_written_also_as_rliables_dictionary(tmp_path):
@@ -295,15 +292,15 @@ def test_the_score_matrix_is_written_also_as_rliables_dictionary(tmp_path):
 def test_profiles_and_learning_curves_of_a_suite(tmp_path):
     suite_dir = add_games(make_suite(tmp_path / "suite"), BETTER)
     found = describe_suite(read_suite(suite_dir))["human-normalised"]
-    profile, curve, by_hours = (found[name] for name in ("profile", "iqm_by_env_steps", "iqm_by_hours"))
-    assert (profile["x"][0], profile["x"][30], profile["x"][-1]) == pytest.approx((0, 1.2, 2))
-    assert [profile["value"][i] for i in (0, 30, -1)] == [1, 0.5, 0]  # 1.5 and 2 are above 1.2, and none above 2
-    assert np.all(np.diff([profile["low"], profile["value"], profile["high"]], axis=0) >= 0)
-    assert (curve["x"][0], curve["x"][-1]) == (16, 64)
-    assert (curve["value"][0], curve["value"][-1]) == pytest.approx((0, 1.25))
-    assert np.interp(32, curve["x"], curve["value"]) == pytest.approx(1.25 / 4, rel=0.05)
-    assert by_hours["x"][-1] == pytest.approx(64 * 0.36 / 3600)
-    assert by_hours["value"] == pytest.approx(curve["value"])
+    profile, curve, by_hours = (np.array(found[name]) for name in ("profile", "iqm_by_env_steps", "iqm_by_hours"))
+    assert profile[[0, 30, -1], 0] == pytest.approx([0, 1.2, 2])
+    assert profile[[0, 30, -1], 1].tolist() == [1, 0.5, 0]  # 1.5 and 2 are above 1.2, and none above 2
+    assert np.all(np.diff(profile[:, [2, 1, 3]]) >= 0)
+    assert curve[[0, -1], 0].tolist() == [16, 64]
+    assert curve[[0, -1], 1] == pytest.approx([0, 1.25])
+    assert np.interp(32, curve[:, 0], curve[:, 1]) == pytest.approx(1.25 / 4, rel=0.05)
+    assert by_hours[-1, 0] == pytest.approx(64 * 0.36 / 3600)
+    assert by_hours[:, 1] == pytest.approx(curve[:, 1])
 
 
 def test_with_one_session_a_game_the_interval_is_a_dash(tmp_path):
@@ -313,9 +310,7 @@ def test_with_one_session_a_game_the_interval_is_a_dash(tmp_path):
     text, written, rows = results(suite_dir)
     assert "| human-normalised | 2 | 1.000 (-) | 1.000 (-) | 1.000 (-) | 0.250 (-) |" in text
     assert [rows["Pong"][name] for name in ("score_std", "score_low", "score_high")] == ["", "", ""]
-    found = written["aggregates"]["human-normalised"]
-    assert (found["iqm_interval"], found["profile"]["low"], found["iqm_by_hours"]["high"]) == (None, None, None)
-    assert len(draw_suites({"suite": {"human-normalised": found}}, tmp_path / "out")) == 2
+    assert written["aggregates"]["human-normalised"]["iqm_interval"] is None
 
 
 def test_scores_at_reporting_points(tmp_path):
@@ -331,29 +326,27 @@ def test_scores_at_reporting_points(tmp_path):
     assert report["32"]["scores"]["Breakout"] == [5.0, 5.0]
     assert list(report["64"]["scores"]) == ["Pong"]
     assert report["64"]["aggregates"]["human-normalised"]["iqm"] == pytest.approx(0.75)
-    for words in ("| `return_ma` at | 32 | 64 |", "| Breakout | 5 (5 to 5) | - |", "0.750 (0.500 to 1.000), 1 game |"):
+    for words in ("| at 32 | at 64 |", " | 5 | - |", "| at 64 env steps | games |", "0.750 (0.500 to 1.000)"):
         assert words in text
     # A resumed suite keeps its reporting points, unless it gets others.
     options, _ = suite_command.parse_options(["--resume", str(suite_dir), "--report-at", "48", "16"])
     assert options.report_at == [16, 48]
 
 
-def test_a_suite_of_another_protocol_is_compared_with_no_reference(tmp_path, capsys):
+def test_a_suite_of_another_protocol_is_compared_with_no_reference(tmp_path):
     config = dataclasses.replace(TINY, sessions=1, env=EnvConfig(num_envs=2, life_loss_terminal=False))
     suite_dir = make_suite(tmp_path / "suite", config, ["Pong"])
     add_session(suite_dir, "Pong", 0, [1.0, 2.0], config)
     suite_command.main(["--resume", str(suite_dir), "--log.graphs"])
     text, written, _ = results(suite_dir)
     assert "Protocol v5, life_loss_terminal=false. " in text
-    assert "No aggregates. Scores are not compared: " in text
+    assert "No aggregates: scores are not compared: " in text
     assert (written["protocol"], written["aggregates"]) == ("v5, life_loss_terminal=false", {})
     (row,) = written["games"]
     assert row["score"] == 1.5
     assert {row[name] for name in row if name.startswith(("reference", "human"))} == {None}
     assert (suite_dir / "graphs" / "comparison.png").is_file()
     assert not list(suite_dir.glob("**/suites.*"))
-    plots.main([str(suite_dir), "--output", str(tmp_path / "out")])
-    assert f"no statistics: {suite_dir}: not compared: " in capsys.readouterr().out
 
 
 # --- Comparison ------------------------------------------------------------------------------------------------------
@@ -367,6 +360,7 @@ def test_two_suites_are_compared(tmp_path, capsys):
     # Pong: 3.5 of 4 pairs, Breakout: all.
     assert "Probability of improvement of better over worse: 0.938 (0.750 to 1.000)." in printed
     assert "| worse | 2 | 0.312 (" in printed  # without Alien, which only one of them has
+    assert f"- worse: {TINY.total_env_steps} env steps a session" in printed
     output = better / "comparison"
     assert {path.name for path in output.iterdir()} == {
         "comparison.md", "comparison.json", "suites.png", "suites.svg", "scores_human_normalised.npz",
@@ -374,29 +368,10 @@ def test_two_suites_are_compared(tmp_path, capsys):
     }  # fmt: skip
     compared = json.loads((output / "comparison.json").read_text())
     assert (compared["suites"], compared["games"]) == (["better", "worse"], ["Breakout", "Pong"])
-    assert compared["human-normalised"]["probability_of_improvement"]["worse"]["value"] == 0.9375
+    assert compared["human-normalised"]["probability_of_improvement"]["worse"][0] == 0.9375
     with np.load(output / "scores_human_normalised.npz") as exported:
         np.testing.assert_allclose(exported["better"], [[1.5, 0.5], [2.0, 1.0]])
         np.testing.assert_allclose(exported["worse"], [[0.5, 0.0], [0.25, 0.5]], atol=1e-12)
-
-    plots.main([str(better), str(worse), "--output", str(tmp_path / "out")])
-    assert "Probability of improvement of better over worse: 0.938 (0.750 to 1.000)." in capsys.readouterr().out
-    assert (tmp_path / "out" / "comparison.png").is_file()
-    drawn = (tmp_path / "out" / "suites.svg").read_text()
-    for words in ("human-normalised scores of 2 games", "performance profile", "interquartile mean against hours"):
-        assert words in drawn
-
-
-def test_suites_of_one_name_show_their_parents_and_budgets_that_differ_are_named(tmp_path):
-    shorter = dataclasses.replace(TINY, total_env_steps=63)
-    suites = []
-    for parent, config in (("a", TINY), ("b", TINY), ("c/b", shorter)):
-        (tmp_path / parent).mkdir(parents=True)
-        suites.append(add_games(make_suite(tmp_path / parent / "suite", config), BETTER, config))
-    text = compare_suites(suites, tmp_path)
-    assert "improvement of suite over b/suite: 0.500 (" in text
-    assert f"improvement of suite over {suites[2]}: 0.500 (" in text
-    assert f"The budgets differ, in env steps: suite 64; b/suite 64; {suites[2]} 63." in text
 
 
 def test_only_the_suites_own_complete_games_count(tmp_path):

@@ -94,15 +94,12 @@ def test_a_failed_session_does_not_stop_the_others_and_a_resume_runs_it(tmp_path
     config, run_dir = dataclasses.replace(TINY, sessions=3), tmp_path / "run"
     run_training(dataclasses.replace(TINY, sessions=1), run_dir)
     (run_dir / "session_1").mkdir()
-    (run_dir / "session_1" / "checkpoints").write_text("in the way")
-    with pytest.raises(
-        SessionsFailed, match=r"1 of 3 sessions failed \(session 1: .*--resume .* runs what is"
-    ) as error:
+    message = r"1 of 3 sessions failed \(session 1: .* another process is training .*--resume .* runs what is missing"
+    with only_writer(run_dir / "session_1"), pytest.raises(SessionsFailed, match=message) as error:
         run_training(config, run_dir)
     assert error.value.exit_status == 1
     assert "session 1  failed: " in capsys.readouterr().out
     assert (read(run_dir / "trial.json")["complete"], description(run_dir)["config"]["sessions"]) == (False, 3)
-    (run_dir / "session_1" / "checkpoints").unlink()
     assert run_training(config, run_dir).summary["complete"]
     assert description(run_dir)["resumed"][0]["changed"] == {"sessions": [1, 3]}
     with only_writer(run_dir), pytest.raises(UserError, match="another process is training there"):
@@ -143,8 +140,7 @@ def test_two_sessions_on_two_gpus(tmp_path):
     assert re.findall(r"^session \d  on GPU (\d) \(2 visible, CUDA_OFFSET 1\)$", done.stdout, re.M) == ["1", "0"]
     # Each process sees one GPU, the first one to it.
     for session in (0, 1):
-        line = f"session {session}  device: cpu:1 (devices.gpu = auto, and there is a GPU, simulated by a CPU device)"
-        assert line in done.stdout
+        assert f"session {session}  device: cpu:1 (devices.gpu = auto" in done.stdout
         checkpoints = Checkpoints(run_dir / f"session_{session}")
         assert checkpoints.read_meta(checkpoints.steps()[-1])["config"] == description(run_dir)["config"]
     assert read(run_dir / "trial.json")["complete"]

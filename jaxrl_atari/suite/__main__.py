@@ -23,9 +23,9 @@ from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import is_suite, make_run_dir, require_same_run
 from jaxrl_atari.suite.results import write_results
 from jaxrl_atari.suite.suite import Suite, game_configs, read_suite_file, unfinished_games, write_suite_file
-from jaxrl_atari.suite.trial import plan_slots, settle, summarise, train_items
+from jaxrl_atari.suite.trial import plan_slots, settle, summarise, train_items, with_budget
 
-SCORED = [name for name, game in GAMES.items() if game.reference_score is not None]
+SCORED = [name for name, game in GAMES.items() if game.references]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,15 +89,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.address:
         raise NotImplementedError("--address: suites on a Ray cluster are not wired yet; leave it out")
     suite = Suite(options.options, options.games, options.report_at)
-    suite_dir, count = options.resume or options.run_dir, suite.config.sessions * len(suite.games)
-    plan_slots(suite.config, count, count)  # raises errors before a directory is made
+    suite_dir = options.resume or options.run_dir
+    plan_slots(suite.config, suite.config.sessions * len(suite.games))  # raises errors before a directory is made
     if suite_dir is None or before is None:
         suite_dir = make_run_dir(suite.config, suite_dir)
     command = resume_command("suite", suite_dir)
     failures: dict[str, str] = {}
     with only_writer(suite_dir):
         waiting = unfinished_games(suite_dir, suite)
-        if suite != before or any(waiting.values()):
+        items = list(chain(*waiting.values()))
+        if before is not None and not items:
+            suite = suite._replace(config=with_budget(before.config, suite.config))
+        if suite != before or items:
             write_suite_file(suite_dir, *suite)
         say(f"suite: {suite_dir}, {counted(len(suite.games), 'game')}")
         if before is not None:
@@ -107,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 say(f"game {game}  finished already")
                 settle(config, suite_dir / game)
         try:
-            for item, failure in train_items(list(chain(*waiting.values()))):
+            for item, failure in train_items(items):
                 if failure is not None:
                     reasons = failures.get(item.game), f"session {item.session}: {failure.reason}"
                     failures[item.game] = "; ".join(filter(None, reasons))

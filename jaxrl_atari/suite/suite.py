@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxrl_atari.config import Config, config_from_dict
+from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import parse_game
-from jaxrl_atari.errors import UserError, reason, require
-from jaxrl_atari.runs.files import read_json
+from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.report.suites import read_group
 from jaxrl_atari.runs.run_dir import (
     SUITE_FILE,
     describe_resumed,
@@ -69,14 +69,9 @@ def read_suite_file(suite_dir: Path) -> Suite:
     """
     if not is_suite(suite_dir):
         raise UserError(f"{suite_dir}: not a suite directory (it has no {SUITE_FILE}); expected data/suite_TIMESTAMP")
-    path = suite_dir / SUITE_FILE
-    try:
-        values = read_json(path)
-        config, games = config_from_dict(values["config"]), list(values["games"])
-        game_configs(config, games)
-        return Suite(config, games, list(values.get("report_at", ())))
-    except (OSError, ValueError, KeyError, TypeError, UserError) as error:
-        raise UserError(f"{path}: damaged ({reason(error)}); expected the games and config of a suite") from error
+    config, values = read_group(suite_dir / SUITE_FILE)
+    game_configs(config, values["games"])
+    return Suite(config, values["games"], values.get("report_at", []))
 
 
 def unfinished_games(suite_dir: Path, suite: Suite) -> dict[str, list[Item]]:

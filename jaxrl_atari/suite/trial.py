@@ -21,10 +21,9 @@ from jaxrl_atari.errors import SessionsFailed, UserError, parse_path
 from jaxrl_atari.hardware import cpu, distributed, memory_share
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.rotation import place_session
-from jaxrl_atari.plots import plot_trial
-from jaxrl_atari.report.pages import write_report
-from jaxrl_atari.report.summary import read_run, summary_table, trial_summary, write_trial_summary
-from jaxrl_atari.runs.files import only_writer, write_json
+from jaxrl_atari.report.page import try_report
+from jaxrl_atari.report.summary import summary_table, write_trial_summary
+from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import (
     describe_resumed,
     is_finished,
@@ -67,7 +66,7 @@ def run_training(
     """
     if multiprocessing.current_process().name.startswith("session "):
         raise UserError("a session's process imports this script: call run_training under if __name__ == '__main__'")
-    plan_slots(config, config.sessions, config.sessions)  # raises errors before a run directory is made
+    plan_slots(config, config.sessions)  # raises errors before a run directory is made
     run_dir, before = None if run_dir is None else parse_path(run_dir, "run_dir"), None
     if run_dir and is_run(run_dir):
         if (run_dir / "checkpoints").is_dir():
@@ -133,15 +132,15 @@ def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "") ->
     ]
 
 
-def settle(config: Config, run_dir: Path) -> Config:
-    """The config of a run that has nothing left to train: its own, but for the sessions and the budget, and the logs.
+def with_budget(before: Config, config: Config) -> Config:
+    """The config of a run that has nothing left to train: its own, but for the sessions, the budget and the logs."""
+    return dataclasses.replace(before, sessions=config.sessions, total_env_steps=config.total_env_steps, log=config.log)
 
-    Records what a resume has changed of it.
-    """
+
+def settle(config: Config, run_dir: Path) -> Config:
+    """Records what a resume has changed of a run that has nothing left to train; returns its config."""
     before = read_config(run_dir)
-    config = dataclasses.replace(
-        before, sessions=config.sessions, total_env_steps=config.total_env_steps, log=config.log
-    )
+    config = with_budget(before, config)
     if config != before:
         write_description(run_dir, describe_resumed(config, run_dir))
     return config
@@ -211,19 +210,19 @@ def train_items(
         yield item, failure
 
 
-def plan_slots(config: Config, sessions: int, waiting: int) -> tuple[list[Slot], int]:
+def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> tuple[list[Slot], int]:
     """The devices that sessions take in turn, and how many of them train at a time.
 
     Args:
         sessions: of the trial or suite.
-        waiting: sessions that remain to be trained.
+        waiting: sessions that remain to be trained. None: all.
 
     Raises:
         ConfigError: the machine does not have the devices, or sessions that share a GPU would take more memory than it
             has.
     """
     places = list(dict.fromkeys(place_session(config, number) for number in range(sessions)))
-    parallel = min(config.trial.parallel or len(places), waiting)
+    parallel = min(config.trial.parallel or len(places), waiting or sessions)
     sharing, slots = math.ceil(parallel / len(places)), []
     for indices, gpu, why in places:
         gpus, where, environment = [visible().gpus[index] for index in indices], "CPU", {}
@@ -231,8 +230,8 @@ def plan_slots(config: Config, sessions: int, waiting: int) -> tuple[list[Slot],
             where = f"GPU {','.join(map(str, indices))}"
             if gpu == config.devices.gpu and len(gpus) < len(visible().gpus):  # an index counts all visible GPUs
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(found.name for found in gpus)
-            fraction = memory_share.memory_fraction(config.devices, sharing, min(found.memory for found in gpus))
-            if fraction is not None:
+            memory = min(found.memory for found in gpus)
+            if sharing > 1 and (fraction := memory_share.memory_fraction(config.devices, sharing, memory)):
                 where += f", {fraction:.0%} of its memory"
                 environment[memory_share.FRACTION] = str(fraction)
         if parallel > 1:
@@ -242,17 +241,9 @@ def plan_slots(config: Config, sessions: int, waiting: int) -> tuple[list[Slot],
 
 
 def summarise(config: Config, run_dir: Path) -> dict[str, Any]:
-    """Writes trial.json, prints the summary of a run and draws it. Raises `UserError`: it has no log point."""
-    run = read_run(run_dir)
-    summary = trial_summary(run)
-    write_json(run_dir / "trial.json", summary)
+    """Writes trial.json, prints the summary of a run, and draws it. Raises `UserError`: it has no log point."""
+    summary = write_trial_summary(run_dir)
     say(f"\n{summary_table(summary)}")
     if config.log.graphs:
-        draw(run_dir, lambda: [*plot_trial(run), write_report(run_dir)])
+        try_report(run_dir)
     return summary
-
-
-def draw(directory: Path, drawing: Callable[[], Sequence[Path]]) -> None:
-    """Prints the files that a function draws for a directory, or why it cannot. No training fails for its graphs."""
-    if failure := attempt(lambda: say("\n".join(map(str, drawing())))):
-        say(f"no graphs: {failure.reason}; python -m jaxrl_atari.report {directory} tries again")
