@@ -66,8 +66,7 @@ def missing(case):
     return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
-def test_the_commands_run_at_least_in_their_majority():
-    assert sum(map(bool, map(missing, CASES.values()))) < 0.2 * len(CASES)
+def test_ci_runs_lines_of_the_pages():
     assert {line(case) for case in CASES.values()} >= QUICK
 
 
@@ -128,41 +127,6 @@ def template(environment, tmp_path_factory):
     shutil.rmtree(user.folder)
 
 
-def cut(run_dir):
-    """The last row of session 0 is cut short; session 1 has no metrics."""
-    metrics = run_dir / "session_0" / "metrics.csv"
-    metrics.write_text(metrics.read_text()[:-20])
-    (run_dir / "session_1" / "metrics.csv").unlink()
-
-
-def half(text):
-    """No config.json is complete."""
-
-    def damage(run_dir):
-        for path in run_dir.glob("**/config.json"):
-            path.write_text(text)
-
-    return damage
-
-
-def empty(run_dir):
-    """A run that was killed as it started."""
-    for path in run_dir.glob("session_*"):
-        shutil.rmtree(path)
-    (run_dir / "session_0").mkdir()
-
-
-DAMAGE = {
-    ("plots", "data/cut"): cut,
-    ("plots", "data/half"): half('{"config": {"name": "half'),
-    ("train", "data/half"): half('{\n "config": {\n  name'),
-    ("plots", "data/empty"): empty,
-    ("evaluate", "data/empty"): empty,
-    ("plots", "data/nowhere"): shutil.rmtree,
-}
-"""The state of a run directory that a page describes."""
-
-
 def directories(case):
     """The run directories that a command reads."""
     if "--resume" in case.words:
@@ -186,7 +150,6 @@ def prepare(environment, template, tmp_path):
             kind = next((kind for kind in ("suite", "search") if kind in word.lower()), "run")
             path = user.folder / (word if kind != "suite" else "/".join(word.split("/")[:2]))
             shutil.copytree(template(kind), path, dirs_exist_ok=True)
-            DAMAGE.get((case.module, word), lambda _: None)(path)
         return user
 
     yield make

@@ -94,6 +94,7 @@ def run_processes(
         Each session that has ended by itself, and why it failed, if it did.
 
     Raises:
+        ValueError: called outside the main thread, where Python sets no signal handlers.
         KeyboardInterrupt: a stop was requested and passed on, and all processes have ended. A second Ctrl-C kills them.
     """
     waiting, stopping = list(items), False
@@ -161,14 +162,11 @@ class _Session:
         self._output = _SPAWN.Pipe(duplex=False) if captured else (None, None)
         arguments = (function, item, environment, self._messages[1], self._output[1])
         self.process = _SPAWN.Process(target=_run, args=arguments, name=f"session {item.session}", daemon=True)
-        before = signal.getsignal(signal.SIGINT)
-        with contextlib.suppress(ValueError):  # no handlers in a thread
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the process inherits it
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the process inherits it
         try:
             self.process.start()
         finally:
-            with contextlib.suppress(ValueError):
-                signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, before)
 
     def read(self, on_message: Send) -> bool:
         """Passes on what the process has sent and printed. Returns whether it has sent anything."""
