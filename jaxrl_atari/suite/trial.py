@@ -156,11 +156,14 @@ class _Log(Writer):
         self._send({"session": self._session, **row})
 
 
-def train_item(item: Item, send: Send = lambda message: None) -> None:
+def train_item(
+    item: Item, send: Send = lambda message: None, stop_requested: Callable[[], bool] = lambda: False
+) -> None:
     """Trains a session from its newest checkpoint, if it has one. Its config.json files are written once it trains.
 
     Args:
         send: takes None after the first update, and the log points; see `run_training`.
+        stop_requested: another way to stop it than a signal.
 
     Raises:
         UserError, KeyboardInterrupt: as `run_session`.
@@ -179,8 +182,8 @@ def train_item(item: Item, send: Send = lambda message: None) -> None:
             send(None)
 
         run_session(
-            config, directory, session, resume=True, writers=[_Log(session, send)], stop_requested=stop.requested,
-            on_first_update=began,
+            config, directory, session, resume=True, writers=[_Log(session, send)], on_first_update=began,
+            stop_requested=lambda: stop.requested() or stop_requested(),
         )  # fmt: skip
 
 
