@@ -106,3 +106,32 @@ def test_a_closed_terminal_is_a_stop_request_but_not_under_nohup(how, status):
         os.close(write)
         assert process.communicate(timeout=60)[1] == ""
     assert process.returncode == status
+
+
+IMPORTING = """
+import signal
+from jaxrl_atari import cli
+from jaxrl_atari.cli.stopping import StopRequest
+
+class Ignored:
+    def __del__(self):  # Python ignores what it raises, as in the callbacks of its imports
+        signal.raise_signal(signal.SIGTERM)
+
+def main():
+    if {replaced}:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except BaseException as error:
+            raise ImportError("initialization failed") from error  # as an extension module does
+    Ignored()
+    with StopRequest():
+        print("it trains")
+cli.run(main)
+"""
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_signal_during_an_import_is_not_lost(replaced):
+    command = [sys.executable, "-c", IMPORTING.format(replaced=replaced)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr.splitlines()[-1]) == (130, "", "interrupted")

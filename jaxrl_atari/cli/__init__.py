@@ -27,6 +27,7 @@ DISK_ADVICE = {
 }
 
 _running: list[Callable[[], object]] = []
+_interrupted: list[int] = []  # signals that the running command has received, outside of a `StopRequest`
 
 
 def run(main: Callable[[], object]) -> NoReturn:
@@ -46,7 +47,10 @@ def run(main: Callable[[], object]) -> NoReturn:
     logging.basicConfig(format="%(levelname)s: %(message)s")
 
     def end(number: int, frame: Any) -> NoReturn:
+        _interrupted.append(number)
         raise KeyboardInterrupt
+
+    _interrupted.clear()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) != signal.SIG_IGN:  # SIGINT, in the background of a script
@@ -59,10 +63,12 @@ def run(main: Callable[[], object]) -> NoReturn:
         say(str(stop) or "interrupted", sys.stderr)
         status = INTERRUPTED
     except Exception as error:
-        if (known := correctable(error)) is None:
+        known = correctable(error)
+        if not _interrupted and known is None:
             raise
-        say(f"error: {known}", sys.stderr)
-        status = known.exit_status
+        # An extension module that is interrupted while it is imported raises an error of its own.
+        say("interrupted" if _interrupted else f"error: {known}", sys.stderr)
+        status = known.exit_status if known and not _interrupted else INTERRUPTED
     sys.exit(status)
 
 
@@ -78,6 +84,11 @@ def correctable(error: Exception) -> UserError | None:
 def resume_command(command: str, directory: Path) -> str:
     """The command line that goes on with what a directory holds: `python -m jaxrl_atari.train --resume DIR`."""
     return f"python -m jaxrl_atari.{command} --resume {shlex.quote(str(directory))}"
+
+
+def was_interrupted() -> bool:
+    """Whether a signal was to end the command. Python ignores what a handler raises within a callback of an import."""
+    return bool(_interrupted)
 
 
 def is_command() -> bool:

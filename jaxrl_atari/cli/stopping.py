@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from jaxrl_atari.cli import CLEAR_LINE, INTERRUPTED, drop_output, is_command, say
+from jaxrl_atari.cli import CLEAR_LINE, INTERRUPTED, drop_output, is_command, say, was_interrupted
 
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -45,6 +45,8 @@ class StopRequest:
         return self._requested
 
     def __enter__(self):
+        if was_interrupted():
+            raise KeyboardInterrupt
         if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
             for number in REQUESTS:
                 if signal.getsignal(number) != signal.SIG_IGN:

@@ -99,7 +99,9 @@ def rehearsal(tmp_path, environment):
     for process in train.started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
     sessions = {process.pid for process in train.started}
     assert not psutil.wait_procs(processes_of(sessions), timeout=60)[1]
 

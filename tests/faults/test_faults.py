@@ -98,7 +98,6 @@ def test_sigterm_during_the_start_is_answered(train, tmp_path):
         output, _ = process.communicate(timeout=120)
         assert process.returncode == INTERRUPTED, output
         assert "first env step" not in output  # it did not wait for the compiler
-        assert "Traceback" not in output
     train.continues()
 
 
@@ -241,7 +240,8 @@ def test_a_read_only_directory(train):
 
 def test_a_loss_that_is_not_finite(train):
     assert train.run("--total-env-steps", 300)[0] == 0
-    wild = ["--ppo.learning-rate", 1, "--ppo.max-grad-norm", 1e6, "--ppo.clip-epsilon", 10, "--ppo.value-coef", 100]
+    # Each step multiplies the parameters by 1 - 10.
+    wild = ["--ppo.learning-rate", 1, "--ppo.weight-decay", 10, "--log.checkpoint-every-env-steps", 1_000_000]
     status, output = train.run(*ENDLESS, *wild)
     assert status == 2, output
     assert re.search(r"error: update [\d,]+: .*(nan|inf).*the last checkpoint is kept", one_error_line(output))
@@ -255,7 +255,7 @@ def test_out_of_memory(train):
     large = ["--env.num-envs", 64, "--ppo.rollout-length", 256, "--ppo.minibatch-size", 16_384]
     status, output = train.run("--total-env-steps", 20_000, *large, limit=f"-v {2 << 20}")
     assert status == 2, output
-    assert "lower ppo.minibatch_size (now 16384) or env.num_envs (now 64)" in one_error_line(output)
+    assert re.search(r"lower ppo.minibatch_size .*16384.* or env.num_envs .*64", one_error_line(output))
     assert train.steps() == before
     train.continues()
 

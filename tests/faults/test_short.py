@@ -80,7 +80,7 @@ def family(tmp_path):
     yield start
     for parent in started:
         parent.kill()
-        parent.communicate()
+        parent.wait()
 
 
 def saved(folder):
