@@ -97,11 +97,9 @@ def rehearsal(tmp_path, environment):
     train = Train(tmp_path, environment)
     yield train
     for process in train.started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        with process:  # closes its pipes and waits
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
     sessions = {process.pid for process in train.started}
     assert not psutil.wait_procs(processes_of(sessions), timeout=60)[1]
 

@@ -79,8 +79,8 @@ def family(tmp_path):
 
     yield start
     for parent in started:
-        parent.kill()
-        parent.wait()
+        with parent:  # closes its pipes and waits
+            parent.kill()
 
 
 def saved(folder):
