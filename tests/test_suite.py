@@ -19,8 +19,8 @@ from jaxrl_atari.report.statistics import FIGURES
 from jaxrl_atari.report.suites import describe_suite, read_suite
 from jaxrl_atari.runs.run_dir import describe, read_config, write_description
 from jaxrl_atari.suite import __main__ as suite_command
-from jaxrl_atari.suite.results import COLUMNS, write_results
-from jaxrl_atari.suite.suite import game_configs, read_suite_file, write_suite_file
+from jaxrl_atari.suite.results import write_results
+from jaxrl_atari.suite.suite import game_configs, write_suite_file
 
 TINY = Config(
     name="suite", sessions=2, total_env_steps=64, env=EnvConfig(num_envs=2, num_threads=1),
@@ -170,13 +170,6 @@ def test_a_finished_suite_is_left_alone_but_for_fewer_sessions(tmp_path, capsys)
     assert {name: row["gae_lambda"] for name, row in rows.items()} == {"Pong": "0.85", "Breakout": "0.7"}
 
 
-def test_damaged_description(tmp_path):
-    for content in ('{"games": ["Pong"], "config": {"no_such": 1}}', "{"):
-        (tmp_path / "suite.json").write_text(content)
-        with pytest.raises(UserError, match=r"suite\.json: damaged"):
-            read_suite_file(tmp_path)
-
-
 def test_games_train_in_processes_and_one_that_fails_does_not_stop_the_others(tmp_path):
     """A file takes the place of the directory of a session; a resume without it trains what is missing."""
     suite_dir = make_suite(tmp_path / "suite", games=("Pong", "CrazyClimber"))
@@ -251,8 +244,6 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
         aggregates = found["aggregates"][kind]
         assert (aggregates["games"], aggregates["median"]) == (1, pytest.approx(value))
         assert aggregates["median_interval"][0] < value < aggregates["median_interval"][1]
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    assert {line.count("|") for line in lines[:4]} == {len(COLUMNS) + 1}
     assert "| Breakout | 0.7 | 2 | 64 | 12 | 2 |" in text
 
 

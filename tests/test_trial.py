@@ -218,7 +218,6 @@ def test_the_first_session_compiles_and_a_free_gpu_takes_the_next_one(tmp_path):
 
 
 def test_no_more_sessions_share_a_gpu_than_run_at_a_time(tmp_path):
-    run(tmp_path, small_sessions.fail, 1)
     ended, _ = run(tmp_path, small_sessions.take_turns, 4, parallel=2)
     running = most = 0
     for line in (tmp_path / "notes").read_text().splitlines():
