@@ -243,7 +243,7 @@ def test_a_loss_that_is_not_finite(train):
     wild = ["--ppo.learning-rate", 1, "--ppo.weight-decay", 10, "--log.checkpoint-every-env-steps", 1_000_000]
     status, output = train.run(*ENDLESS, *wild)
     assert status == 2, output
-    assert re.search(r"error: update [\d,]+: .*(nan|inf).*the last checkpoint is kept", one_error_line(output))
+    assert re.search(r"error: .*(nan|inf).*the last checkpoint is kept", one_error_line(output))
     train.continues("--ppo.learning-rate", 0)
 
 
