@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jaxrl_atari.errors import ConfigError, UserError
     from jaxrl_atari.evaluate.play import EvaluationResult, record_video, run_evaluation
     from jaxrl_atari.evaluate.policy import Policy, load_policy
-    from jaxrl_atari.suite.trial import run_training
+    from jaxrl_atari.suite.trial import TrainingResult, run_training
 
 _CONFIGS = "Config DevicesConfig EnvConfig EvaluationConfig LogConfig NetworkConfig PPOConfig TrialConfig"
 _HOMES = {
@@ -31,7 +31,7 @@ _HOMES = {
     **dict.fromkeys(("ConfigError", "UserError"), "errors"),
     **dict.fromkeys(("EvaluationResult", "record_video", "run_evaluation"), "evaluate.play"),
     **dict.fromkeys(("Policy", "load_policy"), "evaluate.policy"),
-    "run_training": "suite.trial",
+    **dict.fromkeys(("TrainingResult", "run_training"), "suite.trial"),
 }
 __all__ = [
     "Config",
@@ -44,6 +44,7 @@ __all__ = [
     "NetworkConfig",
     "PPOConfig",
     "Policy",
+    "TrainingResult",
     "TrialConfig",
     "UserError",
     "load_policy",

@@ -40,7 +40,7 @@ def train(run_dir):
         devices=DevicesConfig(gpu=False),
         log=LogConfig(every_env_steps=256, checkpoint_every_env_steps=256, graphs=False, tensorboard=False),
     )
-    return run_training(config, run_dir)
+    return run_training(config, run_dir).run_dir
 
 
 @pytest.fixture(scope="module")

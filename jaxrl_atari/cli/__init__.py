@@ -4,10 +4,12 @@ import errno
 import io
 import logging
 import os
+import shlex
 import signal
 import stat
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from jaxrl_atari.errors import UserError
@@ -25,13 +27,14 @@ DISK_ADVICE = {
 }
 
 _running: list[Callable[[], object]] = []
+_interrupted: list[int] = []  # signals that the running command has received, outside of a `StopRequest`
 
 
 def run(main: Callable[[], object]) -> NoReturn:
     """Calls `main` and exits: with 0 when it returns, the error's status (2 or 1) on a `UserError`.
 
-    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and a message. A full or read-only disk, a quota or a
-    missing permission is also an error of one line (2). Any other exception is a bug and keeps its traceback.
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and the message of the `KeyboardInterrupt` that `main`
+    raises. What `correctable` recognises is an error of one line. Any other exception is a bug and keeps its traceback.
     """
     for number in (0, 1, 2):
         try:
@@ -44,7 +47,10 @@ def run(main: Callable[[], object]) -> NoReturn:
     logging.basicConfig(format="%(levelname)s: %(message)s")
 
     def end(number: int, frame: Any) -> NoReturn:
+        _interrupted.append(number)
         raise KeyboardInterrupt
+
+    _interrupted.clear()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) != signal.SIG_IGN:  # SIGINT, in the background of a script
@@ -53,19 +59,36 @@ def run(main: Callable[[], object]) -> NoReturn:
     status = 0
     try:
         main()
-    except UserError as error:
-        say(f"error: {error}", sys.stderr)
-        status = error.exit_status
-    except OSError as error:
-        if error.errno not in DISK_ADVICE:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        say(f"error: {where}{error.strerror}; {DISK_ADVICE[error.errno]}", sys.stderr)
-        status = 2
-    except KeyboardInterrupt:
-        say("interrupted", sys.stderr)
+    except KeyboardInterrupt as stop:
+        say(str(stop) or "interrupted", sys.stderr)
         status = INTERRUPTED
+    except Exception as error:
+        known = correctable(error)
+        if not _interrupted and known is None:
+            raise
+        # An extension module that is interrupted while it is imported raises an error of its own.
+        say("interrupted" if _interrupted else f"error: {known}", sys.stderr)
+        status = known.exit_status if known and not _interrupted else INTERRUPTED
     sys.exit(status)
+
+
+def correctable(error: Exception) -> UserError | None:
+    """What a user can correct: a `UserError` itself, or what a full or read-only disk, a quota or a missing permission
+    refuses, with advice. None for a bug."""
+    if isinstance(error, OSError) and error.errno in DISK_ADVICE:
+        where = f"{error.filename}: " if error.filename else ""
+        return UserError(f"{where}{error.strerror}; {DISK_ADVICE[error.errno]}")
+    return error if isinstance(error, UserError) else None
+
+
+def resume_command(command: str, directory: Path) -> str:
+    """The command line that goes on with what a directory holds: `python -m jaxrl_atari.train --resume DIR`."""
+    return f"python -m jaxrl_atari.{command} --resume {shlex.quote(str(directory))}"
+
+
+def was_interrupted() -> bool:
+    """Whether a signal was to end the command. Python ignores what a handler raises within a callback of an import."""
+    return bool(_interrupted)
 
 
 def is_command() -> bool:

@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from jaxrl_atari.cli import CLEAR_LINE, INTERRUPTED, drop_output, is_command, say
+from jaxrl_atari.cli import CLEAR_LINE, INTERRUPTED, drop_output, is_command, say, was_interrupted
 
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -24,6 +24,7 @@ class StopRequest:
         label: stands before the line, such as `session 0`.
         quick: False for a process that others would wait for: it does not end before its first update.
         answer: the line; None prints nothing.
+        resume: the command line that goes on with the run, for one that ends before its first update.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class StopRequest:
         label: str = "",
         quick: bool = True,
         answer: str | None = "stopping after this update, with a last checkpoint",
+        resume: str = "",
     ):
         self._label, self._quick, self._answer = f"{label}  " if label else "", quick, answer
+        self._resume = f"; go on with {resume}" if resume else ""
         self._requested, self._writing = False, -1
         self._before: dict[int, Any] = {}
         self.training = False  # set it once an update is finished
@@ -42,6 +45,8 @@ class StopRequest:
         return self._requested
 
     def __enter__(self):
+        if was_interrupted():
+            raise KeyboardInterrupt
         if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
             for number in REQUESTS:
                 if signal.getsignal(number) != signal.SIG_IGN:
@@ -62,7 +67,7 @@ class StopRequest:
             if received[0] == signal.SIGHUP:
                 drop_output()
             if self._quick and not self.training and is_command():
-                say(f"{self._label}interrupted before the first update: there is nothing to save")
+                say(f"{self._label}interrupted before the first update: there is nothing to save{self._resume}")
                 os._exit(INTERRUPTED)
             if self._answer is not None:
                 say(f"{CLEAR_LINE * sys.stdout.isatty()}{self._label}{self._answer}")

@@ -15,6 +15,8 @@ actions both give the same frames and rewards in the games that the tests replay
   KingKong, Klax, LaserGates, MrDo, Pacman, Pooyan, SirLancelot, SpaceWar): `envpool` sees the upper 210 only.
 """
 
+import os
+
 import numpy as np
 
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, Episode, EpisodeCounter
@@ -22,7 +24,10 @@ from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GameRecord
 from jaxrl_atari.errors import require
 
-__all__ = ["EnvPool", "EnvStep", "Episode", "EpisodeCounter", "env_seeds", "make_pool"]
+__all__ = ["THREADS", "EnvPool", "EnvStep", "Episode", "EpisodeCounter", "env_seeds", "make_pool"]
+
+THREADS = "JAXRL_ATARI_THREADS"
+"""Variable of a process that shares the cores with others: the emulation threads of its pools."""
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -55,7 +60,7 @@ def make_pool(
         game: ALE's CamelCase name, such as `MsPacman`.
         seed: >= 0. Environment i takes seed number `first_env + i` of `env_seeds(seed, ...)`, so a pool may be a
           part of a larger one. The same seed and actions give the same steps bit for bit, for any number of threads.
-        num_threads: emulation threads; 0: one per core.
+        num_threads: emulation threads; 0: those of the variable `THREADS`, else one per core.
         anchor_steps, first_step: keep a record of the games (`record.GameRecord`). 0: no record. `envpool`, which
             cannot start a game from a seed, has none.
         rules: of the protocol. `life_loss_terminal` and `clip_rewards` concern learning: the pool ignores them.
@@ -65,6 +70,7 @@ def make_pool(
         UserError: envpool is asked for and not installed, or the game's ROM cannot be read.
     """
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]
+    num_threads = num_threads or int(os.environ.get(THREADS, "0"))
     # Imported here, so that the interface alone imports no emulator.
     if backend == "envpool":
         from jaxrl_atari.envs.envpool import EnvpoolPool

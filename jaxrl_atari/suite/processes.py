@@ -1,205 +1,214 @@
-"""Runs several sessions, or games of a suite, at a time, each in its own process.
+"""Sessions in processes of their own, several at a time, each on its share of the machine.
 
-Each session's process leads its own process group, so Ctrl-C on a terminal reaches only the parent, which passes it
-on once. The session's standard input is a pipe that carries the task's first line, if there is one. When the parent
-ends for any reason, the pipe closes, and the session ends too.
+`multiprocessing` starts a fresh interpreter for each session ("spawn") and passes the session and its config on by
+pickle. Ctrl-C on a terminal reaches the parent alone, which passes every stop request on once, as SIGTERM. When the
+parent ends for any reason, its sessions write their last checkpoints and end.
 """
 
 import contextlib
-import errno
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from jaxrl_atari.cli import INTERRUPTED, counted, drop_output, say
-from jaxrl_atari.cli.stopping import REQUESTS, StopRequest
+from jaxrl_atari import cli
+from jaxrl_atari.cli.stopping import StopRequest
+from jaxrl_atari.config import Config
 from jaxrl_atari.errors import reason
-from jaxrl_atari.runs.columns import COMPILED
+from jaxrl_atari.hardware import runtime
 
 POLL_SECONDS = 0.1
+_SPAWN = multiprocessing.get_context("spawn")
 
-
-class Task(NamedTuple):
-    """A session (or a game) to be run."""
-
-    name: int | str
-    arguments: Sequence[str]  # of `python -m`
-    environment: Mapping[str, str]  # the whole of it
-    gpus: tuple[int, ...]  # that it occupies
-    kind: str = "session"
-    first_line: str = ""  # written to its standard input
-    warms_cache: bool = False  # the first such task compiles what the others then read from the cache
-
-    @property
-    def label(self) -> str:
-        """Prefix of the lines that it prints: `session 0`."""
-        return f"{self.kind} {self.name}"
+Send = Callable[[Any], object]
+"""Takes a message of a session: None once its programs are compiled, and whatever else it sends."""
 
 
 class Failure(NamedTuple):
-    """Why a process failed, in one line, and its exit status (negative: the signal that ended it)."""
+    """Why a session failed, in one line, and whether that is a `UserError`."""
 
     reason: str
-    exit_status: int
+    correctable: bool = False
 
 
-class _Process:
-    """A session's process. Its output is printed line by line after its label; alone, it has the terminal."""
+class Slot(NamedTuple):
+    """Devices for one session, or for several that share them."""
 
-    def __init__(self, task: Task, alone: bool):
-        self.name, self.gpus, self.label = task.name, task.gpus, task.label
-        self._last = self._error = ""
-        self.has_compiled = not task.warms_cache
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", *task.arguments],
-            env=task.environment,
-            stdin=subprocess.PIPE,
-            stdout=None if alone else subprocess.PIPE,
-            stderr=subprocess.PIPE if alone else subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        if task.first_line:
-            assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended already, and its status says why
-                self._process.stdin.write(task.first_line + "\n")
-                self._process.stdin.flush()
-        self._reader = threading.Thread(target=self._read, name=self.label, daemon=True)
-        try:
-            self._reader.start()
-        except RuntimeError as error:  # threads count as processes do
-            with self._process:  # closes its pipes and waits
-                self._process.kill()
-            raise OSError(errno.EAGAIN, str(error)) from error
+    text: str
+    environment: Mapping[str, str]  # variables of its processes, besides those of this one
 
-    def _read(self) -> None:
-        pipe = self._process.stdout or self._process.stderr
-        assert pipe is not None
-        for line in pipe:
-            line = line.rstrip()
-            if line:
-                self._last = line
-                self._error = line.removeprefix("error: ") if line.startswith("error: ") else self._error
-            self.has_compiled = self.has_compiled or COMPILED in line
-            with contextlib.suppress(OSError):  # the session must not wait for a reader
-                say(line if line.startswith(self.label) else f"{self.label}  {line}")
 
-    def is_running(self) -> bool:
-        return self._process.poll() is None
+class Item(NamedTuple):
+    """A session to be trained. It can be sent to another process or machine."""
 
-    def send(self, number: int) -> None:
-        if self.is_running():
-            self._process.send_signal(number)
+    config: Config
+    run_dir: Path
+    session: int
+    description: dict[str, Any]  # config.json of the run, once the session trains
+    number: int  # among all sessions of the trial or suite: chooses the devices
+    game: str = ""  # of a suite
 
-    def close(self) -> None:
-        """Kills the process if it runs."""
-        if self.is_running():
-            self._process.kill()
-        self._process.wait()
-        self._reader.join(timeout=5.0)  # longer only if someone else holds the pipe
-        pipes = [self._process.stdin]
-        if not self._reader.is_alive():  # closing a pipe waits for its reader
-            pipes += [self._process.stdout, self._process.stderr]
-        for pipe in pipes:
-            if pipe is not None:
-                pipe.close()
+    def say(self, line: str) -> None:
+        """Prints a line after the names of the game and of the session, with which its own lines begin already."""
+        game, session = f"game {self.game}  " if self.game else "", f"session {self.session}  "
+        cli.say(game + session + line.removeprefix(session))
 
-    def was_interrupted(self) -> bool:
-        """Whether a signal that asks for a stop ended the process, before it could handle it or after."""
-        return self._process.returncode in (INTERRUPTED, *(-number for number in REQUESTS))
 
-    def failure(self) -> Failure | None:
-        """Why the process failed; None if it did not."""
-        status = self._process.returncode
-        if status == 0:
-            return None
-        if status == INTERRUPTED:
-            return Failure("its process was asked to stop", status)
-        if status < 0:
-            hint = "; does the machine have too little memory?" if -status == signal.SIGKILL else ""
-            return Failure(f"its process was ended by {signal.Signals(-status).name}{hint}", status)
-        return Failure(self._error or self._last or f"exit status {status}", status)
+def attempt(function: Callable, *arguments: Any) -> Failure | None:
+    """Calls a function and returns why it failed, if it did. The traceback of a bug is printed."""
+    try:
+        function(*arguments)
+    except Exception as error:
+        known = cli.correctable(error)
+        if known is None:
+            traceback.print_exception(error)
+        return Failure(reason(known or error), known is not None)
+    return None
 
 
 def run_processes(
-    tasks: Sequence[Task],
+    items: Sequence[Item],
+    function: Callable,
+    slots: Sequence[Slot],
     parallel: int,
-    per_gpu: int = 1,
-    on_end: Callable[[int | str, Failure | None], object] = lambda name, failure: None,
-) -> dict[int | str, Failure]:
-    """Runs all tasks, in their order as far as GPUs are free.
+    on_message: Send,
+) -> Iterator[tuple[Item, Failure | None]]:
+    """Trains each session in a process of its own, on one of the least busy slots: if possible number `item.number`.
+
+    The first session of a game compiles while the game's others wait. Output is printed line by line after the
+    session's label; a process that is alone has the terminal.
 
     Args:
-        parallel: processes at a time.
-        per_gpu: processes at a time on the same GPUs.
-        on_end: called with the name of each task that has ended by itself, and why it failed, if it did.
+        function: importable by its name. The process calls it with the item and a `Send`.
+        parallel: processes at a time. At most `ceil(parallel / len(slots))` share a slot.
+        on_message: takes the messages of all processes.
 
-    Returns:
-        The failed tasks by name.
+    Yields:
+        Each session that has ended by itself, and why it failed, if it did.
 
     Raises:
+        ValueError: called outside the main thread, where Python sets no signal handlers.
         KeyboardInterrupt: a stop was requested and passed on, and all processes have ended. A second Ctrl-C kills them.
     """
-    waiting, running, failures = list(tasks), [], {}
-
-    def end(name: int | str, label: str, failure: Failure | None) -> None:
-        if failure is not None:
-            failures[name] = failure
-            say(f"{label}  failed: {failure.reason}")
-        on_end(name, failure)
-
-    stopping = compiled = False
-    with StopRequest(answer=None) as stop:
+    waiting, stopping = list(items), False
+    running: list[_Session] = []
+    compiled: set[str] = set()  # games
+    answer = "stopping: each session that has trained writes a last checkpoint (Ctrl-C again: stop at once)"
+    with StopRequest(quick=False, answer=answer) as stop:
         try:
             while running or waiting:
                 if stop.requested() and not stopping:
                     stopping = True
                     waiting.clear()
-                    what = f"{counted(len(running), tasks[0].kind)} still to write a last checkpoint"
-                    say(f"stopping: {what} (Ctrl-C again: stop at once)")
-                    for process in running:
-                        process.send(signal.SIGTERM)  # not SIGINT: a cluster may have sent that to each of them already
-                busy = Counter(process.gpus for process in running)
-                startable = (task for task in waiting if not task.gpus or busy[task.gpus] < per_gpu)
-                compiled = compiled or any(process.has_compiled for process in running)
-                may_start = len(running) < parallel and (compiled or not running)
-                task = next(startable, None) if may_start else None
-                if task is not None:
-                    waiting.remove(task)
+                    for session in running:
+                        session.process.terminate()
+                busy = Counter(session.slot for session in running)
+                compiling = {session.item.game for session in running} - compiled
+                choices = [
+                    (busy[slot], slot != item.number % len(slots), index, slot)
+                    for index, item in enumerate(waiting)
+                    for slot in range(len(slots))
+                    if len(running) < parallel and item.game not in compiling
+                ]
+                if choices:
+                    *_, index, slot = min(choices)
+                    item = waiting.pop(index)
+                    item.say(slots[slot].text)
                     try:
-                        running.append(_Process(task, alone=parallel == 1))
+                        running.append(_Session(item, slot, function, slots[slot].environment, parallel > 1))
                     except OSError as error:  # too many processes or open files; those that run go on
-                        end(task.name, task.label, Failure(f"its process could not be started ({reason(error)})", 1))
+                        yield item, Failure(f"its process could not be started ({reason(error)})")
                     continue
                 time.sleep(POLL_SECONDS)
-                for process in [process for process in running if not process.is_running()]:
-                    running.remove(process)
-                    compiled = compiled or process.has_compiled
-                    process.close()
-                    if not (stopping and process.was_interrupted()):
-                        end(process.name, process.label, process.failure())
+                for session in list(running):
+                    status = session.process.exitcode  # before reading: whatever it has said is there
+                    if session.read(on_message):
+                        compiled.add(session.item.game)
+                    if status is not None:
+                        running.remove(session)
+                        if session.failure or not (stopping and status):
+                            yield session.item, session.failure or _failure(status)
         finally:
-            for process in running:
-                process.close()
+            for session in running:
+                session.process.kill()
     if stopping:
         raise KeyboardInterrupt
-    return failures
 
 
-def end_with_parent() -> None:
-    """In a session's process: when its parent is gone, ends it as SIGTERM does, with a last checkpoint."""
+def _failure(status: int) -> Failure | None:
+    """Why a process has failed that has not said it."""
+    if status >= 0:
+        return Failure(f"exit status {status}") if status else None
+    hint = "; does the machine have too little memory?" if -status == signal.SIGKILL else ""
+    return Failure(f"its process was ended by {signal.Signals(-status).name}{hint}")
 
-    def watch() -> None:
-        while os.read(sys.stdin.fileno(), 1):
-            pass
-        drop_output()
+
+class _Session:
+    """A session that trains in its process."""
+
+    def __init__(self, item: Item, slot: int, function: Callable, environment: Mapping[str, str], captured: bool):
+        self.item, self.slot = item, slot
+        self.failure: Failure | None = None
+        self._line = b""  # the beginning of a line
+        # This process keeps the ends that write, too: without them, `poll` would announce an end of file.
+        self._messages = _SPAWN.Pipe(duplex=False)
+        self._output = _SPAWN.Pipe(duplex=False) if captured else (None, None)
+        arguments = (function, item, environment, self._messages[1], self._output[1])
+        self.process = _SPAWN.Process(target=_run, args=arguments, name=f"session {item.session}", daemon=True)
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the process inherits it
+        try:
+            self.process.start()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def read(self, on_message: Send) -> bool:
+        """Passes on what the process has sent and printed. Returns whether it has sent anything."""
+        has_sent, messages, output = False, self._messages[0], self._output[0]
+        while messages.poll():
+            message, has_sent = messages.recv(), True
+            if isinstance(message, Failure):
+                self.failure = message
+            elif message is not None:
+                on_message(message)
+        while output is not None and output.poll():
+            *lines, self._line = (self._line + os.read(output.fileno(), 1 << 16)).split(b"\n")
+            for line in lines:
+                self.item.say(line.decode(errors="replace"))
+        return has_sent
+
+
+def _run(function: Callable, item: Item, environment: Mapping[str, str], messages: Any, output: Any) -> None:
+    """What the process of a session does. JAX has been imported, but has not started."""
+    os.environ.update(environment)
+    if output is not None:
+        for number in (1, 2):
+            os.dup2(output.fileno(), number)
+        # Not those of before, which may be made for a file.
+        sys.stdout, sys.stderr = (open(number, "w", buffering=1, encoding="utf-8") for number in (1, 2))  # noqa: SIM115
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        parent.join()
+        cli.drop_output()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, name="end with parent", daemon=True).start()
+    def send(message: Any) -> None:
+        with contextlib.suppress(OSError):  # the parent has ended; the last checkpoint is still to be written
+            messages.send(message)
+
+    def main() -> None:
+        runtime.configure()
+        if failure := attempt(function, item, send):
+            send(failure)
+            sys.exit(1)
+
+    threading.Thread(target=end_with_parent, name="end with parent", daemon=True).start()
+    cli.run(main)

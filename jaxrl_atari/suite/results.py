@@ -1,38 +1,39 @@
 """Results of a suite: results.md, results.csv and results.json, and its scores as rliable's dictionary."""
 
 import csv
+import dataclasses
 import io
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxrl_atari.cli import counted
+from jaxrl_atari.cli import counted, say
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import UserError
-from jaxrl_atari.report.statistics import aggregate, score_interval
+from jaxrl_atari.report.page import try_report
+from jaxrl_atari.report.statistics import aggregate
 from jaxrl_atari.report.suites import (
-    INTERVALS,
     NORMALISATIONS,
+    Suite,
     aggregate_rows,
     describe_suite,
-    estimate_text,
+    intervals_text,
     markdown_table,
-    normalise,
-    read_suite,
+    normalised,
     scores_at,
+    suite_runs,
     write_rliable,
 )
-from jaxrl_atari.report.summary import read_run, status_text, write_trial_summary
+from jaxrl_atari.report.summary import aligned, fraction_text, score_text, status_text, trial_summary
 from jaxrl_atari.runs.files import write_file, write_json
-from jaxrl_atari.runs.run_dir import read_config
+from jaxrl_atari.runs.run_dir import is_finished, session_dir
 from jaxrl_atari.suite.suite import game_configs, read_suite_file
 
-TABLE_COLUMNS = {
+COLUMNS = {
     "game": "game",
     "gae_lambda": "λ",
     "sessions": "sessions",
@@ -47,172 +48,129 @@ TABLE_COLUMNS = {
     "hours": "hours",
     "status": "status",
 }
-"""Columns of the table: name in CSV -> title in Markdown."""
+"""Columns of the table of games: name in results.csv -> title in results.md."""
 
 EXPLANATION = (
-    "ours: `return_ma` at the end, mean and standard deviation over sessions, and the 95% bootstrap interval of the "
-    "mean. reference: SLM Lab's PPO, protocol v5, 10,000,000 env steps. ratio: (ours - random) / (reference - random), "
-    "which is meaningful for negative scores too. human-normalised: (ours - random) / (human - random), with the "
-    "random and human scores of DQN Zoo. hours: training time, mean over sessions. env steps: mean over the sessions "
-    "so far. "
-    "A game in which a session has no score is left out of the statistics over games."
+    "ours: `return_ma` at the end, mean and standard deviation over sessions, and the 95% interval of the mean (from 3 "
+    "sessions on). reference: PPO after 10,000,000 env steps of the same protocol. ratio: (ours - random) / (reference "
+    "- random), which is meaningful for negative scores too. human-normalised: (ours - random) / (human - random), "
+    "with the random and human scores of DQN Zoo. hours: training time, mean over sessions. env steps: mean over the "
+    "sessions so far. at: `return_ma` at these env steps, mean over sessions. A game in which a session has no score "
+    "is left out of the statistics over games."
 )
 
+Rows = list[list[str]]
+"""A table: its header, and its rows of cells."""
 
-def read_rows(suite_dir: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A row of `TABLE_COLUMNS` for each game of a suite, and its score matrix.
 
-    The matrix is sessions x games: final `return_ma`, or None where a session has no score yet.
+def write_results(suite_dir: Path, failures: Mapping[str, str], final: bool = False) -> None:
+    """Writes results.md, results.csv, results.json and the scores in rliable's form, and trial.json of each game.
+
+    Args:
+        failures: game -> why it failed.
+        final: print the tables, and draw the graphs and the report if the config asks for them.
     """
-    config, games, _ = read_suite_file(suite_dir)
-    rows: list[dict[str, Any]] = []
-    scores: dict[str, list[float | None]] = {}
-    for name, game_config in game_configs(config, games).items():
-        game = comparable(name, game_config.env.resolved_protocol)
-        row = dict.fromkeys(TABLE_COLUMNS) | {
-            "game": name,
-            "gae_lambda": game_config.resolved_gae_lambda,  # of a game that has not begun
-            "sessions": 0,
-            "reference_score": game.reference_score,
-            "status": "waiting",
-        }
+    config, games, points = read_suite_file(suite_dir)
+    name, protocol = suite_dir.absolute().name, config.env.resolved_protocol
+    runs = {run.path.name: run for run in suite_runs(suite_dir)}
+    rows, scores = [], {}
+    for game, game_config in game_configs(config, games).items():
+        summary, trained = {}, game_config
+        if game in runs:
+            summary, trained = trial_summary(runs[game]), runs[game].config
+            write_json(suite_dir / game / "trial.json", summary)
+            scores[game] = [session["final_return_ma"] for session in summary["sessions"]]
+        row = _row(game_config, summary, suite_dir / game) | {"gae_lambda": trained.resolved_gae_lambda}
+        if game in failures:
+            row["status"] = f"failed: {failures[game].replace('|', '/')}"
         rows.append(row)
-        try:
-            summary = write_trial_summary(suite_dir / name)
-        except UserError:
-            continue  # no log point yet
-        row |= {key: summary[key] for key in row if key in summary and key not in ("sessions", "game")}
-        row["gae_lambda"] = read_config(suite_dir / name).resolved_gae_lambda
-        row["sessions"] = len(summary["sessions"])
-        row["env_steps"], row["hours"] = summary["mean"]["env_steps"], summary["mean"]["wall_hours"]
-        row["status"] = status_text(game_config, summary)
-        scores[name] = [session["final_return_ma"] for session in summary["sessions"]]
-        row["score_low"], row["score_high"] = summary["score_interval"] or (None, None)
-    return rows, {"games": list(scores), "matrix": list(itertools.zip_longest(*scores.values()))}
+    complete = {game: run for game, run in runs.items() if run.is_complete(config)}
+    aggregates = describe_suite(complete)
+    report = {point: _report_at(point, runs, config) for point in points}
+
+    file = io.StringIO()
+    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_file(suite_dir / "results.csv", file.getvalue())
+    results = {
+        "protocol": protocol,
+        "games": rows,
+        "scores": {"games": list(scores), "matrix": list(zip_longest(*scores.values()))},
+        "aggregates": aggregates,
+        "report_at": report,
+        "rliable_games": write_rliable(suite_dir, {name: complete}),
+    }
+    write_json(suite_dir / "results.json", results)
+
+    table = [[*COLUMNS.values(), *(f"at {point:,}" for point in report)]]
+    for row in rows:
+        means = [at["means"].get(row["game"]) for at in report.values()]
+        table.append([*(_cell(column, row[column]) for column in COLUMNS), *map(score_text, means)])
+    count = f"{counted(len(rows), 'game')}, {counted(config.sessions, 'session')}"
+    parts: list[str | Rows] = [
+        f"# {name}: {count} of {config.total_env_steps:,} env steps each",
+        table,
+        f"Protocol {protocol}. {EXPLANATION}",
+    ]
+    found = {"over the complete games": aggregates}
+    found |= {f"at {point:,} env steps": at["aggregates"] for point, at in report.items()}
+    parts += [aggregate_rows(each, heading) for heading, each in found.items() if each]
+    if not aggregates:
+        note = comparison_note(protocol)
+        parts.append(f"No aggregates{f': scores are {note}' if note else ' yet: no complete game has a score'}.")
+    parts.append(intervals_text(aggregates))
+    write_file(suite_dir / "results.md", _text(parts, markdown_table))
+    if final:
+        say("\n" + _text(parts, aligned))
+    if final and config.log.graphs:
+        try_report(suite_dir)
 
 
-def read_report(suite_dir: Path) -> dict[str, Any]:
-    """Scores at the reporting points: env steps -> scores of each game's sessions, and aggregates over the games.
+def _text(parts: list[str | Rows], lines_of: Callable[[Rows], list[str]]) -> str:
+    """Paragraphs and tables as text."""
+    return "\n\n".join(part if isinstance(part, str) else "\n".join(lines_of(part)) for part in parts) + "\n"
+
+
+def _row(config: Config, summary: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """A game's row of the table; its summary is empty if it has no log point."""
+    game, mean = comparable(config.env.game_name, config.env.resolved_protocol), summary.get("mean", {})
+    low, high = summary.get("score_interval") or (None, None)
+    status = status_text(config, summary) if summary else "waiting"
+    finished = (is_finished(config, session_dir(run_dir, session)) for session in range(config.sessions))
+    if status in ("waiting", "not complete") and all(finished):
+        status = "complete, but metrics are missing"
+    return {column: summary.get(column) for column in COLUMNS} | {
+        "game": game.name,
+        "sessions": len(summary.get("sessions", ())),
+        "env_steps": mean.get("env_steps"),
+        "score_low": low,
+        "score_high": high,
+        "reference_score": next((reference.score for reference in game.references), None),
+        "hours": mean.get("wall_hours"),
+        "status": status,
+    }
+
+
+def _report_at(point: int, runs: Suite, config: Config) -> dict[str, Any]:
+    """The scores of each game's sessions at a reporting point, their means, and their aggregates over the games.
 
     A game appears where all sessions of the config have come that far.
     """
-    config, games, points = read_suite_file(suite_dir)
-    suite = {}
-    for name in game_configs(config, games):
-        try:
-            suite[name] = list(read_run(suite_dir / name).tables.values())
-        except UserError:
-            continue  # no log point yet
-    report = {}
-    for point in points:
-        far = {
-            name: tables
-            for name, tables in suite.items()
-            if len(tables) >= config.sessions
-            and all(table["env_steps"][-1] >= point or config.is_spent(int(table["env_steps"][-1])) for table in tables)
-        }
-        reached = scores_at(far, point)
-        comparable_kinds = () if comparison_note(config.env.resolved_protocol) else NORMALISATIONS
-        kinds = {kind: normalise(reached, kind) for kind in comparable_kinds}
-        report[str(point)] = {
-            "scores": {name: scores.tolist() for name, scores in reached.items()},
-            "aggregates": {kind: aggregate(scores) for kind, scores in kinds.items() if scores},
-        }
-    return report
+    reached = dataclasses.replace(config, total_env_steps=max(point, config.rollout_size))
+    far = {game: run for game, run in runs.items() if run.is_complete(reached)}
+    scores = {game: values.tolist() for game, values in scores_at(far, point).items()}
+    kinds = {kind: normalised(far, kind, point) for kind in NORMALISATIONS}
+    return {
+        "scores": scores,
+        "means": {game: float(np.mean(values)) for game, values in scores.items()},
+        "aggregates": {kind: aggregate(values) for kind, values in kinds.items() if values},
+    }
 
 
-def _cell(name: str, value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return value or "-"
-    if name == "gae_lambda":
-        return f"{value:.2f}" if round(value, 2) == value else f"{value:g}"
-    if name in ("sessions", "env_steps"):
-        return f"{value:,.0f}"
-    if name in ("reference_normalised_score", "human_normalised_score"):
-        return f"{value:.3f}"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.2f}"
-
-
-def _report_table(report: Mapping[str, Any]) -> list[str]:
-    """Markdown table of the scores at the reporting points: a row for each game and for the IQM over games."""
-    rows = [["`return_ma` at", *(f"{int(point):,}" for point in report)]]
-    for game in dict.fromkeys(game for found in report.values() for game in found["scores"]):
-        rows.append([game, *(_score_cell(found["scores"].get(game)) for found in report.values())])
-    for kind in NORMALISATIONS:
-        if any(kind in found["aggregates"] for found in report.values()):
-            rows.append([f"IQM, {kind}", *(_iqm_cell(found["aggregates"].get(kind)) for found in report.values())])
-    return markdown_table(rows)
-
-
-def _iqm_cell(figures: Mapping[str, Any] | None) -> str:
-    if figures is None:
-        return "-"
-    return f"{estimate_text(figures['iqm'], figures['iqm_interval'])}, {counted(figures['games'], 'game')}"
-
-
-def _score_cell(scores: Sequence[float] | None) -> str:
-    if scores is None:
-        return "-"
-    interval = score_interval(scores)
-    bounds = "-" if interval is None else f"{_cell('', interval[0])} to {_cell('', interval[1])}"
-    return f"{_cell('', float(np.mean(scores)))} ({bounds})"
-
-
-def markdown(
-    name: str,
-    config: Config,
-    rows: Sequence[Mapping[str, Any]],
-    aggregates: Mapping[str, Any],
-    report: Mapping[str, Any],
-) -> str:
-    """The results as Markdown, under the name of the suite's directory."""
-    protocol = config.env.resolved_protocol
-    lines = [
-        f"# {name}: {counted(len(rows), 'game')}, {counted(config.sessions, 'session')} of "
-        f"{config.total_env_steps:,} env steps each",
-        "",
-        "| " + " | ".join(TABLE_COLUMNS.values()) + " |",
-        "|---|" + "---:|" * (len(TABLE_COLUMNS) - 2) + "---|",
-        *("| " + " | ".join(_cell(name, row[name]) for name in TABLE_COLUMNS) + " |" for row in rows),
-        "",
-        f"Protocol {protocol}. {EXPLANATION}",
-        "",
-    ]
-    if note := comparison_note(protocol):
-        lines += [f"No aggregates. Scores are {note}.", ""]
-    elif aggregates:
-        lines += [*markdown_table(aggregate_rows(aggregates, "over the complete games")), ""]
-    else:
-        lines += ["No game with a score to compare with is complete: no aggregates yet.", ""]
-    if report:
-        lines += [*_report_table(report), ""]
-    if aggregates or report:
-        lines += [INTERVALS, ""]
-    return "\n".join(lines)
-
-
-def write_results(suite_dir: Path, failures: Mapping[str, str] | None = None) -> str:
-    """Writes results.md, results.csv, results.json and the scores in rliable's form; returns the Markdown.
-
-    Args:
-        failures: game -> why it failed; None if not known yet.
-    """
-    config, _, _ = read_suite_file(suite_dir)
-    rows, matrix = read_rows(suite_dir)
-    for row in rows:
-        if failures and row["game"] in failures:
-            row["status"] = "failed: " + failures[row["game"]].replace("|", "/")
-    complete, report = read_suite(suite_dir), read_report(suite_dir)
-    protocol = config.env.resolved_protocol
-    aggregates = {} if comparison_note(protocol) else describe_suite(complete)
-    text, table = markdown(suite_dir.absolute().name, config, rows, aggregates, report), io.StringIO()
-    writer = csv.DictWriter(table, TABLE_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_file(suite_dir / "results.md", text)
-    write_file(suite_dir / "results.csv", table.getvalue())
-    results = {"protocol": protocol, "games": rows, "scores": matrix, "aggregates": aggregates, "report_at": report}
-    if not comparison_note(protocol):
-        results["rliable_games"] = write_rliable(suite_dir, {suite_dir.absolute().name: scores_at(complete)})
-    write_json(suite_dir / "results.json", results)
-    return text
+def _cell(column: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if column in ("gae_lambda", "sessions"):
+        return f"{value:g}"
+    return (fraction_text if "normalised" in column else score_text)(value)

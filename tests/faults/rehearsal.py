@@ -11,13 +11,10 @@ import time
 import psutil
 from user_commands import ROOT
 
-from jaxrl_atari.runs.meta import is_sound
-
 INTERRUPTED = 130
 
 # The game is that of configs/quickstart.py, so that test_commands.py runs the same programs.
 CONFIG = """
-import os, time
 from jaxrl_atari.config import Config, EnvConfig, EvaluationConfig, LogConfig, PPOConfig
 
 def get_config():
@@ -26,33 +23,8 @@ def get_config():
         ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=1),
         log=LogConfig(every_env_steps=16, checkpoint_every_env_steps=64, graphs=False),
     )
-
-if os.environ.get("FAULT") == "nan":
-    from jaxrl_atari import session
-    rate = session.learning_rate
-    session.learning_rate = lambda config, steps: float("nan") if steps > 300 else rate(config, steps)
-if os.environ.get("FAULT") == "disk":
-    import resource
-    from jaxrl_atari import session
-    rate, limits = session.learning_rate, resource.getrlimit(resource.RLIMIT_FSIZE)
-    def no_large_files(config, steps):
-        if steps > 300:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, limits[1]))
-        return rate(config, steps)
-    session.learning_rate = no_large_files
-if os.environ.get("FAULT") == "emulator":
-    from jaxrl_atari.envs import ale
-    receive, steps = ale.AlePool._recv, []
-    def recv(pool):
-        steps.append(None)
-        if len(steps) > 150:
-            raise RuntimeError("the emulator is broken")
-        return receive(pool)
-    ale.AlePool._recv = recv
-if os.environ.get("FAULT") == "clock":
-    now, now_ns, day = time.time, time.time_ns, 86_400
-    time.time, time.time_ns = lambda: now() - day, lambda: now_ns() - day * 10**9
 """
+ENDLESS = ("--total-env-steps", 1_000_000)
 
 
 class Train:
@@ -64,21 +36,14 @@ class Train:
         self.config.write_text(CONFIG)
         self.started = []
 
-    def start(
-        self,
-        *options,
-        stdout=subprocess.PIPE,
-        run_dir=None,
-        module="train",
-        stderr=subprocess.STDOUT,
-        preexec_fn=None,
-        **environment,
-    ):
-        options = ["--config", self.config, "--run-dir", run_dir or self.run_dir, *options]
+    def start(self, *options, module="train", variables=(), limit="", **how):
+        """`limit`: arguments of the shell's `ulimit`."""
+        command = ["sh", "-c", f'ulimit {limit} && exec "$0" "$@"'] if limit else []
+        command += [sys.executable, "-m", f"jaxrl_atari.{module}", "--config", self.config, "--run-dir", self.run_dir]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(
-            [sys.executable, "-m", f"jaxrl_atari.{module}", *map(str, options)], cwd=ROOT, stdin=subprocess.DEVNULL,
-            env=self.environment | environment, stdout=stdout, stderr=stderr, text=True,
-            start_new_session=True, preexec_fn=preexec_fn,
+            [*map(str, (*command, *options))], cwd=ROOT, env=self.environment | dict(variables), text=True,
+            start_new_session=True, **pipes | how,
         )  # fmt: skip
         self.started.append(process)
         return process
@@ -98,6 +63,11 @@ class Train:
         """Env steps of the latest checkpoint; 0 if there is none."""
         return max(self.steps(session), default=0)
 
+    def logged(self, session=0):
+        """Env steps of the whole rows of metrics.csv; a kill may cut the last one short."""
+        header, *rows = (self.run_dir / f"session_{session}" / "metrics.csv").read_text().splitlines()
+        return [int(row.split(",")[0]) for row in rows if row.count(",") == header.count(",")]
+
     def wait_for(self, process, session=0, after=0):
         """Waits for a checkpoint beyond `after` env steps."""
         end = time.monotonic() + 300
@@ -109,38 +79,17 @@ class Train:
     def continues(self, *options, **how):
         """The same command line loses nothing and finishes; once more, it does nothing."""
         before = self.last()
-        self.check_soundness()
         total = max(1_000, before + 100)
-        options = ["--total-env-steps", total, *options]
+        options = [*options, "--total-env-steps", total]
         status, output = self.run(*options, **how)
         assert status == 0, output
-        if before:
-            assert f"resumed at {before:,} env steps" in output or "finished already" in output, output
+        assert "damaged" not in output
+        assert not before or f"resumed at {before:,} env steps" in output, output
         assert self.last() > total - 20
+        assert self.logged() == sorted(set(self.logged()))
         assert json.loads((self.run_dir / "trial.json").read_text())["complete"]
         status, output = self.run(*options, **how)
         assert (status, "finished already" in output) == (0, True), output
-
-    def check_soundness(self):
-        """Every checkpoint equals its checksums, and the table of log points has whole rows in ascending order."""
-        for path in self.run_dir.glob("session_*"):
-            for step_dir in (path / "checkpoints").glob("*"):
-                assert is_sound(step_dir) or not step_dir.name.isdecimal(), step_dir
-            if (path / "metrics.csv").is_file():
-                header, *rows = [line.split(",") for line in (path / "metrics.csv").read_text().splitlines()]
-                rows = [row for row in rows if len(row) == len(header)]  # a kill may cut the last one short
-                steps = [int(row[0]) for row in rows]
-                assert steps == sorted(set(steps))
-
-
-def processes_of(run_dir):
-    """Running processes whose command line names the run directory."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if str(run_dir) in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
 
 
 def rehearsal(tmp_path, environment):
@@ -148,12 +97,18 @@ def rehearsal(tmp_path, environment):
     train = Train(tmp_path, environment)
     yield train
     for process in train.started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-    _, left = psutil.wait_procs(processes_of(train.run_dir), timeout=30)  # graphs may still be drawn
-    for process in left:
-        process.kill()
-    assert not left
+        with process:  # closes its pipes and waits
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    sessions = {process.pid for process in train.started}
+    assert not psutil.wait_procs(processes_of(sessions), timeout=60)[1]
+
+
+def processes_of(sessions):
+    """Running processes of the sessions (as `setsid` makes them) that the commands led."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) in sessions and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found

@@ -1,0 +1,78 @@
+"""What the process of a session calls in tests, in place of training: a function of the item, and of `send`."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def note(item, text):
+    with (item.run_dir / "notes").open("a") as file:
+        file.write(f"{text} {item.session}\n")
+
+
+def wait_for(path):
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def fail(item, send):
+    """Each session in its own way; the first and the last one do not."""
+    from jaxrl_atari.errors import ConfigError
+
+    print("it begins", flush=True)
+    print(f"session {item.session}  it goes on", flush=True)
+    if item.session == 1:
+        raise ConfigError("seed", -1, "another one")
+    if item.session == 2:
+        raise ValueError("a bug")
+    if item.session == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def take_turns(item, send):
+    """Notes the slot and how many others train; session 0 ends last of all that have begun beside it."""
+    note(item, f"{os.environ['SLOT']} began")
+    time.sleep(0.3)
+    send(None)  # it has compiled
+    if item.session == 0:
+        wait_for(item.run_dir / "2")
+    (item.run_dir / str(item.session)).touch()
+    send({"session": item.session})
+    note(item, f"{os.environ['SLOT']} ended")
+
+
+def until_stopped(item, send):
+    """Trains until it is asked to stop, which takes a second; `deaf` to everything, if there is such a file."""
+    from jaxrl_atari import cli
+    from jaxrl_atari.cli.stopping import StopRequest
+
+    with StopRequest(f"session {item.session}") as stop:
+        stop.training = True
+        if (item.run_dir / "deaf").exists():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (item.run_dir / f"ready {item.session}").touch()
+        send(None)
+        while not stop.requested():
+            time.sleep(0.02)
+            cli.say("a line")
+        time.sleep(1)
+    (item.run_dir / f"saved {item.session}").touch()
+    raise KeyboardInterrupt
+
+
+def main():
+    """Two sessions side by side until they are stopped: `python small_sessions.py FOLDER`."""
+    import sys
+
+    from jaxrl_atari import cli
+    from jaxrl_atari.suite.processes import Item, Slot, run_processes
+
+    items = [Item(None, Path(sys.argv[1]), number, {}, number) for number in range(2)]
+    cli.run(lambda: list(run_processes(items, until_stopped, [Slot("here", {})], 2, print)))
+
+
+if __name__ == "__main__":
+    main()
