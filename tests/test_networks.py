@@ -99,8 +99,9 @@ def test_every_parameter_gets_a_gradient(name):
 def test_acting(name):
     network, params = make_network(NetworkConfig(name=name), ACTIONS, "cpu"), perturbed(first_params(name))
     frame = random_stacks(2)[..., 0]
-    state = begin_rollout(empty_state(1, 2, network.layout.shape), jax.random.key(0))
-    state, action = act(network, network.acting_params(params), state, frame, np.ones(2, bool))
+    empty = begin_rollout(empty_state(1, 2, network.layout.shape), jax.random.key(0))
+    state, action = act(network, network.acting_params(params), empty, frame, np.ones(2, bool))
+    assert empty.frames.is_deleted()  # a step fills the rollout in place
     stacks = arrange_stacks(network.layout, jnp.stack([frame] * 4, axis=-1))  # where games begin
     logits, value = jax.jit(network.apply)(params, stacks)
     np.testing.assert_allclose(state.value[0], value, atol=1e-4)
