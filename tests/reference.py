@@ -84,19 +84,20 @@ def log_softmax(logits):
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def advantages(reward, value, bootstrap_value, terminated, truncated, gamma, gae_lambda):
+def advantages(rollout, gamma, gae_lambda):
     """GAE as the double sum A_t = sum_l (gamma lambda)^l delta_{t+l}, up to the end of the game or of the rollout."""
+    reward, value, terminated = (rollout[name] for name in ("reward", "value", "terminated"))
     steps, num_envs = reward.shape
     result = np.zeros((steps, num_envs))
     for b in range(num_envs):
         for t in range(steps):
             for ahead in range(steps - t):
                 k = t + ahead
-                beyond = bootstrap_value[b] if k == steps - 1 else value[k + 1, b]
+                beyond = rollout["bootstrap_value"][b] if k == steps - 1 else value[k + 1, b]
                 if terminated[k, b]:
                     beyond = 0.0
                 result[t, b] += (gamma * gae_lambda) ** ahead * (reward[k, b] + gamma * beyond - value[k, b])
-                if terminated[k, b] or truncated[k, b]:
+                if terminated[k, b] or rollout["truncated"][k, b]:
                     break
     return result
 
@@ -150,10 +151,11 @@ def normalize(advantage, weight):
     return (advantage - counted.mean()) / (counted.std() + 1e-8)
 
 
-def stack_of(frames, age, t, b, size=4):
-    """What step t of environment b saw: the last 4 frames of its game, the first one repeated where it is younger."""
-    newest = t + size - 1
-    return np.stack([frames[newest - min(back, age[t, b]), b] for back in reversed(range(size))], axis=-1)
+def stacks_of(rollout, where, size=4):
+    """What environment b saw at step t: the last 4 frames of its game, the first one repeated where it is younger."""
+    frames, age = rollout["frames"], rollout["age"]
+    seen = [[frames[t + size - 1 - min(back, age[t, b]), b] for back in reversed(range(size))] for t, b in where]
+    return np.moveaxis(np.array(seen), 1, -1)
 
 
 def minibatch_gradients(params, stacks, batch, hyper, clip_value_loss=True):
@@ -176,8 +178,7 @@ def a2c_gradients(params, rollout, hyper):
         beyond = np.where(rollout["truncated"][t], next_value, beyond)
         target[t] = rollout["reward"][t] + hyper["gamma"] * np.where(rollout["terminated"][t], 0.0, beyond)
         beyond = target[t]
-    where = [(t, b) for t in range(steps) for b in range(num_envs)]
-    logits, value, cache = forward(params, np.stack([stack_of(rollout["frames"], rollout["age"], *tb) for tb in where]))
+    logits, value, cache = forward(params, stacks_of(rollout, np.ndindex(steps, num_envs)))
     share = rollout["weight"].reshape(-1) / rollout["weight"].sum()
     error = value - target.reshape(-1)
     probs, log_probs = np.exp(log_softmax(logits)), log_softmax(logits)
@@ -203,19 +204,18 @@ def _map(function, first, *others):
 class Adam:
     """Adam with the gradient scaled down to a global norm first, and decoupled weight decay."""
 
-    def __init__(self, params, max_grad_norm, epsilon, weight_decay, b1=0.9, b2=0.999):
+    def __init__(self, params, max_grad_norm, epsilon, weight_decay):
         self.first = self.second = _map(np.zeros_like, params)
-        self.steps, self.max_grad_norm, self.epsilon = 0, max_grad_norm, epsilon
-        self.weight_decay, self.b1, self.b2 = weight_decay, b1, b2
+        self.steps, self.max_grad_norm, self.epsilon, self.weight_decay = 0, max_grad_norm, epsilon, weight_decay
 
-    def step(self, params, gradients, learning_rate):
+    def step(self, params, gradients, learning_rate, b1=0.9, b2=0.999):
         self.steps += 1
         scale = min(1.0, self.max_grad_norm / max(global_norm(gradients), 1e-300))
-        self.first = _map(lambda m, g: self.b1 * m + (1 - self.b1) * scale * g, self.first, gradients)
-        self.second = _map(lambda v, g: self.b2 * v + (1 - self.b2) * (scale * g) ** 2, self.second, gradients)
+        self.first = _map(lambda m, g: b1 * m + (1 - b1) * scale * g, self.first, gradients)
+        self.second = _map(lambda v, g: b2 * v + (1 - b2) * (scale * g) ** 2, self.second, gradients)
 
         def moved(x, m, v):
-            m_hat, v_hat = m / (1 - self.b1**self.steps), v / (1 - self.b2**self.steps)
+            m_hat, v_hat = m / (1 - b1**self.steps), v / (1 - b2**self.steps)
             return x - learning_rate * (m_hat / (np.sqrt(v_hat) + self.epsilon) + self.weight_decay * x)
 
         return _map(moved, params, self.first, self.second)
@@ -224,20 +224,16 @@ class Adam:
 def update(params, rollout, hyper, indices, optimizer, normalize_advantages=True, clip_value_loss=True):
     """One gradient step a row of `indices` (samples t * B + b). Returns parameters and each minibatch's loss parts."""
     num_envs = rollout["action"].shape[1]
-    advantage = advantages(
-        rollout["reward"], rollout["value"], rollout["bootstrap_value"], rollout["terminated"], rollout["truncated"],
-        hyper["gamma"], hyper["gae_lambda"],
-    )  # fmt: skip
+    advantage = advantages(rollout, hyper["gamma"], hyper["gae_lambda"])
     rollout = rollout | {"advantage": advantage, "target": advantage + rollout["value"]}
     history = []
     for row in indices:
         where = [divmod(int(index), num_envs) for index in row]
-        stacks = np.stack([stack_of(rollout["frames"], rollout["age"], t, b) for t, b in where])
         names = ("action", "log_prob", "value", "weight", "target", "advantage")
         batch = {name: np.array([rollout[name][tb] for tb in where]) for name in names}
         if normalize_advantages:
             batch["advantage"] = normalize(batch["advantage"], batch["weight"])
-        parts, gradients = minibatch_gradients(params, stacks, batch, hyper, clip_value_loss)
+        parts, gradients = minibatch_gradients(params, stacks_of(rollout, where), batch, hyper, clip_value_loss)
         parts["gradient_norm"] = global_norm(gradients)
         params = optimizer.step(params, gradients, hyper["learning_rate"])
         history.append(parts)

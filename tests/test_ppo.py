@@ -128,9 +128,6 @@ def test_gae_golden_numbers():
     assert solve(no, no.at[3].set(True))[3, 0] == 2 + 4 / 2 - 8
 
 
-GAE_INPUTS = ("reward", "value", "bootstrap_value", "terminated", "truncated")
-
-
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.99, 0.95), (0.99, 0.0), (1.0, 1.0), (0.0, 0.5)])
 def test_gae_is_the_double_sum(jit, gamma, gae_lambda):
@@ -138,9 +135,10 @@ def test_gae_is_the_double_sum(jit, gamma, gae_lambda):
     assert rollout["terminated"].any()
     assert rollout["truncated"].any()
     assert (rollout["weight"] == 0).any()
-    expected = reference.advantages(*map(rollout.get, GAE_INPUTS), gamma, gae_lambda)
-    solve, arrays = jax.jit(gae) if jit else gae, shipped(rollout)._asdict()
-    advantage = solve(*map(arrays.get, GAE_INPUTS), gamma, gae_lambda)
+    expected = reference.advantages(rollout, gamma, gae_lambda)
+    solve, arrays = jax.jit(gae) if jit else gae, shipped(rollout)
+    names = ("reward", "value", "bootstrap_value", "terminated", "truncated")
+    advantage = solve(*[getattr(arrays, name) for name in names], gamma, gae_lambda)
     np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -318,7 +316,7 @@ def test_a_whole_update(conv, seed, changes):
     for name in (*LEARNED, "gradient_norm"):
         mean = np.mean([parts[name] for parts in history])
         np.testing.assert_allclose(metrics[name], mean, rtol=1e-3, atol=1e-5, err_msg=name)
-    advantage = reference.advantages(*map(rollout.get, GAE_INPUTS), HYPER["gamma"], HYPER["gae_lambda"])
+    advantage = reference.advantages(rollout, HYPER["gamma"], HYPER["gae_lambda"])
     counted = rollout["weight"] > 0
     explained = 1 - advantage[counted].var() / (rollout["value"] + advantage)[counted].var()
     np.testing.assert_allclose(metrics["explained_variance"], explained, rtol=1e-3)
@@ -380,9 +378,7 @@ def test_the_update_of_the_a2c_config_is_a_step_of_a2c(request):
     rollout, params = random_rollout(2, steps, num_envs), in_float64(trained_params(2))
     assert (rollout["weight"] == 0).any()
     assert rollout["truncated"].any()
-    where = np.ndindex(steps, num_envs)
-    stacks = np.stack([reference.stack_of(rollout["frames"], rollout["age"], t, b) for t, b in where])
-    logits, value, _ = reference.forward(params, stacks)
+    logits, value, _ = reference.forward(params, reference.stacks_of(rollout, np.ndindex(steps, num_envs)))
     taken = np.arange(steps * num_envs), rollout["action"].reshape(-1)
     rollout["log_prob"] = reference.log_softmax(logits)[taken].reshape(steps, num_envs)
     rollout["value"] = value.reshape(steps, num_envs)
