@@ -94,6 +94,9 @@ class EnvConfig(Checked):
     another. 0: 2 on a GPU (1 if its share of the environments is odd), 1 on a CPU."""
     num_threads: Annotated[int, Limits(0, 4_096)] = 0
     """Emulator threads of each group of environments. 0: one per core."""
+    anchor_steps: Annotated[int, Limits(0, 10**9)] = 0
+    """Steps of an environment after which its next game starts from a seed of its own, so that a resumed session can
+    play it again from there. 0: 15,625, and more with more than 16 environments. Only `ale`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -248,6 +251,8 @@ class LogConfig(Checked):
     """Draw graphs at every checkpoint, and write report.html at the end."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
+    actions: bool = True
+    """Log seeds and actions (3 to 5 MB per 10M env steps), from which `verify` recomputes every score. Only `ale`."""
     wandb: bool = False
     """Also log to Weights & Biases (pip install 'jaxrl_atari[wandb]'); WANDB_MODE=offline keeps it on this machine."""
     wandb_project: str = "jaxrl_atari"

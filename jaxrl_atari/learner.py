@@ -1,6 +1,6 @@
 """Learning: the train state on the learner's devices, the compiled update, and the parameters to act with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
@@ -15,6 +15,7 @@ from jaxrl_atari.devices import DataParallel, Placement, check_placement
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import init_params
+from jaxrl_atari.runs.session_log import ReadMetrics
 
 
 class Learner:
@@ -40,15 +41,23 @@ class Learner:
 
     @property
     def state(self) -> ppo.TrainState:
-        """The train state, on the learner's first local device. The next update consumes it."""
+        """The train state after the newest update, on the learner's first local device. The next update consumes it."""
+        self.wait()
         return self._parallel.shard(self._state, 0)
 
-    def update(self, rollouts: Sequence[ppo.Rollout], config: PPOConfig, key: jax.Array) -> ppo.Metrics | None:
-        """Starts the update on a rollout, one part per local device; returns its metrics, still being computed.
+    def update(self, rollouts: Sequence[ppo.Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
+        """Starts the update on a rollout, one part per local device.
 
         Args:
             config: with the learning rate of this update.
+
+        Returns:
+            A function that waits for the update and returns its metrics.
         """
+        metrics = self._start_update(rollouts, config, key)
+        return lambda: read(metrics)
+
+    def _start_update(self, rollouts: Sequence[ppo.Rollout], config: PPOConfig, key: jax.Array) -> ppo.Metrics:
         rollout = self._parallel.assemble(rollouts)
         config, key = self._parallel.replicate((config, key))
         self._check_placement({"train_state": self._state, "rollout": rollout})
@@ -62,20 +71,26 @@ class Learner:
 
     def parameter_norm(self) -> float:
         """Global L2 norm of the parameters; inf or NaN if one of them is."""
-        return float(jax.device_get(_norm(self._parallel.shard(self._state.params, 0))))
+        return float(jax.device_get(_norm(self.state.params)))
 
     def acting_params(self) -> list[Any]:
         """The parameters for each actor, on its device."""
-        own = [self._parallel.shard(self._state.params, i) for i in range(len(self._actors))]
-        on_actors = [jax.device_put(params, device) for params, device in zip(own, self._actors, strict=True)]
-        return [self._acting_network.acting_params(params) for params in on_actors]
+        return [self._acting_network.acting_params(jax.device_put(params, device)) for params, device in self._acting()]
 
-    def settle(self) -> ppo.Metrics | None:
-        """Waits for an update in the background, if there is one, and returns its metrics."""
-        return None
+    def _acting(self) -> Iterable[tuple[Any, jax.Device]]:
+        """For each actor, the parameters to act with, and its device."""
+        return [(self._parallel.shard(self._state.params, i), device) for i, device in enumerate(self._actors)]
+
+    def wait(self) -> None:
+        """Waits until an update in the background has ended, if there is one."""
 
     def close(self) -> None:
         """Frees what the learner holds besides arrays."""
+
+
+def read(metrics: ppo.Metrics) -> dict[str, float]:
+    """Metrics as Python numbers."""
+    return {name: float(value) for name, value in jax.device_get(metrics).items()}
 
 
 _copy = jax.jit(partial(jax.tree.map, jnp.copy))
@@ -92,42 +107,40 @@ class OverlappedLearner(Learner):
     """A learner whose update runs in a thread while the next rollout is collected (`overlap = "update"`).
 
     That rollout acts with the parameters that the update began with: one update of lag, never more.
+
+    Args:
+        acting: parameters to act with first, those before the newest update; None: those of `state`.
     """
 
-    def __init__(self, config: Config, placement: Placement, num_actions: int, state: ppo.TrainState):
+    def __init__(
+        self, config: Config, placement: Placement, num_actions: int, state: ppo.TrainState, acting: Any = None
+    ):
         self._thread = ThreadPoolExecutor(1, "learner")
-        self._running: Future[ppo.Metrics | None] | None = None
+        self._running: Future[ppo.Metrics] | None = None
         self._has_compiled = False
         super().__init__(config, placement, num_actions, state)
+        self.acting = _copy(self.state.params) if acting is None else acting
 
-    def reset(self, state: ppo.TrainState) -> None:
-        """Replaces the train state, while no update is running."""
-        super().reset(state)
-        self._take_snapshot()
+    def update(self, rollouts: Sequence[ppo.Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
+        """Starts the update on a rollout, once the one before has ended."""
+        self.acting = _copy(self.state.params)  # the update consumes the originals
+        running = self._running = self._thread.submit(self._update_in_thread, rollouts, config, key)
+        return lambda: read(running.result())
 
-    def _take_snapshot(self) -> None:
-        self._snapshot = [_copy(params) for params in super().acting_params()]  # the update consumes the originals
-
-    def update(self, rollouts: Sequence[ppo.Rollout], config: PPOConfig, key: jax.Array) -> ppo.Metrics | None:
-        """Starts the update on a rollout; returns the metrics of the update before, None at first."""
-        metrics = self.settle()
-        self._take_snapshot()
-        self._running = self._thread.submit(self._update_in_thread, rollouts, config, key)
-        return metrics
-
-    def _update_in_thread(self, *arguments: Any) -> ppo.Metrics | None:
+    def _update_in_thread(self, *arguments: Any) -> ppo.Metrics:
         with jax.transfer_guard("disallow" if self._check and self._has_compiled else "allow"):  # a thread has its own
-            metrics = super().update(*arguments)
+            metrics = jax.block_until_ready(self._start_update(*arguments))
         self._has_compiled = True
         return metrics
 
-    def acting_params(self) -> list[Any]:
-        """The parameters before the newest update, which may still be running."""
-        return self._snapshot
+    def _acting(self) -> Iterable[tuple[Any, jax.Device]]:
+        return [(self.acting, device) for device in self._actors]
 
-    def settle(self) -> ppo.Metrics | None:
+    def wait(self) -> None:
+        """Waits until the running update has ended."""
         running, self._running = self._running, None
-        return None if running is None else running.result()
+        if running is not None:
+            running.result()
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -139,7 +152,7 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
     They are computed on the CPU, so that a seed gives the same parameters on every device.
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        key = jax.random.key(seed)
+        key = jax.random.key(seed, impl=ppo.KEYS)
         state = _first_state(config.network, num_actions, config.ppo, jax.random.fold_in(key, 2**31))
     return jax.device_put({"train_state": state, "key": key}, device)
 
@@ -148,7 +161,7 @@ def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dic
     """Shapes, types and placement of `first_arrays`: the target of a restore."""
     shapes = jax.eval_shape(
         lambda key: {"train_state": _first_state(config.network, num_actions, config.ppo, key), "key": key},
-        jax.eval_shape(lambda: jax.random.key(0)),
+        jax.eval_shape(lambda: jax.random.key(0, impl=ppo.KEYS)),
     )
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)

@@ -25,19 +25,12 @@ from jaxrl_atari.envs.games import Game
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.drawing import COLOURS, GREY, LINE_STYLES, env_step_axes, new_figure, plain_text, save_figure
-from jaxrl_atari.report.metrics import Table, align_sessions, moving_average
 from jaxrl_atari.report.statistics import probability_of_improvement
-from jaxrl_atari.report.suites import (
-    NothingToCompare,
-    compare_suites,
-    estimate_text,
-    is_suite,
-    scores_at,
-    suite_runs,
-)
+from jaxrl_atari.report.suites import NothingToCompare, compare_suites, estimate_text, scores_at, suite_runs
 from jaxrl_atari.report.summary import Run, read_run, score_text, sessions_text, trial_summary
 from jaxrl_atari.runs.columns import COLUMNS
-from jaxrl_atari.runs.reading import read_evaluations, session_dirs
+from jaxrl_atari.runs.reading import Table, align_sessions, moving_average, read_evaluations
+from jaxrl_atari.runs.run_dir import is_suite, session_dirs
 
 _log = logging.getLogger(__name__)
 

@@ -18,6 +18,9 @@ from jax import lax
 from jaxrl_atari.config import TRACED, PPOConfig
 from jaxrl_atari.fast.frames import gather_stacks
 
+KEYS = "threefry2x32"
+"""The implementation of all random keys, whatever JAX_DEFAULT_PRNG_IMPL says: a checkpoint holds one."""
+
 Metrics = dict[str, jax.Array]
 Apply = Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
 """The network: parameters, frame stacks `[N, ...]` -> logits float32 `[N, A]`, value float32 `[N]`."""

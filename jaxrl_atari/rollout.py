@@ -10,7 +10,7 @@ alone, so the number of devices and groups does not change what is computed, bey
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,12 +24,14 @@ from jaxrl_atari.devices import Placement, check_placement
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, make_pool
 from jaxrl_atari.envs.pool import FRAME_SIZE
 from jaxrl_atari.envs.protocols import Rules
+from jaxrl_atari.envs.record import Games, Segment
+from jaxrl_atari.envs.replay import replay
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import STACK
-from jaxrl_atari.ppo import Rollout, sample_action
+from jaxrl_atari.ppo import KEYS, Rollout, sample_action
 
 # --- The policy's step, on the device --------------------------------------------------------------------------------
 
@@ -53,7 +55,7 @@ def empty_state(rollout_length: int, num_envs: int, frame_shape: tuple[int, ...]
     per_step = (rollout_length + 1, num_envs)
     return ActorState(
         step=jnp.zeros((), jnp.int32),
-        key=jax.random.key(0),
+        key=jax.random.key(0, impl=KEYS),
         env_index=first_env + jnp.arange(num_envs, dtype=jnp.int32),
         last_age=jnp.zeros(num_envs, jnp.int32),
         frames=jnp.zeros((rollout_length + STACK, num_envs, *frame_shape), jnp.uint8),
@@ -170,15 +172,39 @@ class EnvGroup:
         first_env: int = 0,
         check: bool = False,
     ):
-        self._rules, self._first_env = rules, first_env
+        self._rules, self.first_env = rules, first_env
         self.pool, self.device, self.rollout_length = pool, device, rollout_length
         self._network, self._check = network, check
         self._packs = device.platform != "cpu"  # a CPU reads the frames where they are
-        with jax.default_device(device):
-            state = empty_state(rollout_length, pool.num_envs, network.layout.shape, first_env)
-        self._state = jax.device_put(state, device)
-        self._newest: EnvStep = pool.reset()
-        self._episodes = EpisodeCounter(pool.num_envs)
+        self._restart(pool.reset(), EpisodeCounter(pool.num_envs))
+
+    def _restart(self, step: EnvStep, episodes: EpisodeCounter) -> None:
+        self._newest, self._episodes = step, episodes
+        with jax.default_device(self.device):
+            shape = self._network.layout.shape
+            state = empty_state(self.rollout_length, self.pool.num_envs, shape, self.first_env)
+        self._state = jax.device_put(state, self.device)
+
+    def games(self) -> Games | None:
+        """The games in progress, between two rollouts; None if they are not recorded."""
+        if self.pool.record is None:
+            return None
+        return self.pool.record.games(self._newest.frame, self.pool.lives, self._episodes.in_progress)
+
+    def take_segment(self) -> Segment:
+        """The actions since the last call; see `envs.record.GameRecord`."""
+        assert self.pool.record is not None
+        return self.pool.record.take_segment(self._newest.frame)
+
+    def resume(self, games: Games, on_step: Callable[[int, int], object]) -> None:
+        """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`."""
+        replayed = replay(self.pool, games, on_step)
+        self._restart(replayed.step, replayed.episodes)
+        past, end = self._network.layout.arrange(jnp.asarray(replayed.past_frames)), self.rollout_length
+        self._state = self._state._replace(
+            frames=self._state.frames.at[end : end + STACK - 1].set(past),
+            age=self._state.age.at[end - 1].set(replayed.past_age),
+        )
 
     def begin(self, key: jax.Array) -> None:
         """Starts a rollout whose actions derive from `key`."""
@@ -227,9 +253,7 @@ class EnvGroup:
         self._outcome.terminated[t] = step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated
         self._outcome.truncated[t] = step.truncated
         self._outcome.weight[t] = ~step.first
-        return [
-            (t, self._first_env + each.env, each.episode_return, each.length) for each in self._episodes.count(step)
-        ]
+        return [(t, self.first_env + each.env, each.episode_return, each.length) for each in self._episodes.count(step)]
 
     def finish(self) -> tuple[ActorState, Outcome]:
         """The full rollout. The state is still needed by the next `begin`."""
@@ -245,7 +269,9 @@ class Collected(NamedTuple):
 
     rollouts: list[Rollout]  # one for each of this process's learner devices
     env_steps: int  # of all processes; auto-reset steps do not count
-    games: list[tuple[float, int]]  # return and length in env steps of each finished game, of all processes
+    games: list[
+        tuple[int, int, float, int]
+    ]  # step, environment, return, length of each finished game, of all processes
     first_step_at: float  # time.time() when the emulators had been sent their first actions
     emulator_seconds: float = 0.0  # since then: waiting for the emulators
     policy_seconds: float = 0.0  # since then: the rest
@@ -288,7 +314,7 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
     return Collected(
         rollouts=[finish_rollout([group.finish() for group in on_device]) for on_device in groups],
         env_steps=env_steps,
-        games=[(episode_return, int(episode_length)) for *_, episode_return, episode_length in in_order],
+        games=[(int(t), int(env), episode_return, int(length)) for t, env, episode_return, length in in_order],
         first_step_at=first_step_at,
         emulator_seconds=waited,
         policy_seconds=acted - waited,
@@ -300,11 +326,21 @@ def num_groups(env: EnvConfig, num_devices: int, platform: str) -> int:
     return env.num_groups or (2 if platform != "cpu" and env.num_envs % (2 * num_devices) == 0 else 1)
 
 
-def make_groups(config: Config, placement: Placement, seed: int) -> list[list[EnvGroup]]:
+def anchor_steps(env: EnvConfig) -> int:
+    """Steps of an environment between two anchors of its games (`envs/record.py`): as chosen, else 15,625 or more.
+
+    An anchor takes 0.1 s, while all environments wait: with more environments than 16, whose steps come faster, anchors
+    are rarer, so that they take less than 1% of the time.
+    """
+    return env.anchor_steps or 15_625 * max(1, env.num_envs // 16)
+
+
+def make_groups(config: Config, placement: Placement, seed: int, first_step: int = 0) -> list[list[EnvGroup]]:
     """All environments of a session, as `collect` takes them.
 
     Args:
-        seed: of the games; a resumed session passes a new one.
+        seed: of the games.
+        first_step: steps that each environment made before a resume that starts new games.
     """
     env, devices = config.env, len(placement.learner)
     per_device = num_groups(env, devices, placement.actors[0].platform)
@@ -319,6 +355,8 @@ def make_groups(config: Config, placement: Placement, seed: int) -> list[list[En
             first_env=first_env,
             num_threads=env.num_threads,
             rules=env.rules,
+            anchor_steps=anchor_steps(env),
+            first_step=first_step,
         )  # fmt: skip
         network = make_network(config.network, pool.num_actions, platform, learner_platform)
         return EnvGroup(pool, network, config.ppo.rollout_length, actor, env.rules, first_env, config.devices.check)

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,23 @@ import numpy as np
 
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import Placement, place
-from jaxrl_atari.evaluate.during_training import Evaluator
+from jaxrl_atari.envs.record import Games, join, split
+from jaxrl_atari.envs.replay import report_replay
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.evaluate.during_training import Evaluator, Graphs
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import Monitor
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
-from jaxrl_atari.ppo import Metrics
 from jaxrl_atari.rollout import EnvGroup, collect, make_groups
-from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
+from jaxrl_atari.runs.actions import cut_segments, write_segment
+from jaxrl_atari.runs.checkpoints import Checkpoints, Restored
 from jaxrl_atari.runs.files import only_writer
-from jaxrl_atari.runs.progress import Every, Progress
-from jaxrl_atari.runs.reading import cut_evaluations
-from jaxrl_atari.runs.resume import restore_session, set_aside_logs
-from jaxrl_atari.runs.session_log import SessionLog
+from jaxrl_atari.runs.progress import Every, Game, Progress
+from jaxrl_atari.runs.resume import games_problem, restore_session, resume_text, set_aside_logs
+from jaxrl_atari.runs.session_log import ReadMetrics, SessionLog
+from jaxrl_atari.runs.terminal import TerminalWriter
 from jaxrl_atari.runs.writers import Writer, make_writers
 
 
@@ -64,23 +67,24 @@ def run_session(
             raise KeyboardInterrupt
 
 
-def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) -> Iterator[Metrics | None]:
+def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) -> Iterator[ReadMetrics]:
     """The loop: collect, update, log, checkpoint. After each iteration it yields what `Learner.update` returned."""
     config, progress, learner = run.config, run.progress, run.learner
     while not config.is_spent(progress.env_steps):
         if sum_over_processes(stop_requested()) > 0:  # in any process
             return
         with run.guard_transfers():
-            ppo = current_options(config, progress.env_steps)
+            options = current_options(config, progress.env_steps)
             actor_key, update_key = run.keys(progress.updates)
             collected = collect(run.groups, learner.acting_params(), actor_key)
-            metrics = learner.update(collected.rollouts, ppo, update_key)
+            metrics = learner.update(collected.rollouts, options, update_key)
+        run.count_games(collected.games)
         progress.count(collected.env_steps, collected.games, config.ppo.epochs * config.num_minibatches)
         acting = collected.emulator_seconds, collected.policy_seconds
         run.log.after_update(metrics, learning_rate(config, progress.env_steps), collected.first_step_at, acting)
         del collected  # the memory of the rollout, before the next one is filled
+        run.evaluate_if_due(stop_requested)
         run.checkpoint_if_due()
-        run.evaluate_if_due()
         yield metrics
 
 
@@ -105,72 +109,115 @@ def _keys_of_update(key: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.A
 # --- What surrounds the loop -----------------------------------------------------------------------------------------
 
 
+@dataclass
 class Session:
     """State and parts of the loop of `run_session`; made and closed by `prepare`.
 
-    Everything random derives from the seed. Update u takes its keys from `fold_in(key(seed), u)`, so a resumed session
-    draws what an uninterrupted one would have drawn; the games it plays after a resume are new ones.
-
-    Args:
-        session: its number in the trial.
-        key: of everything that JAX draws.
-        checkpoints: where to save; None in a process that is not the leader.
-        evaluator: plays games during training; None where there are no evaluations.
+    Everything random derives from the seed. Update u takes its keys from `fold_in(key(seed), u)`, and games go on where
+    they were (`envs/record.py`), so a resumed session does what an uninterrupted one would have done.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        session: int,
-        placement: Placement,
-        progress: Progress,
-        groups: list[list[EnvGroup]],
-        learner: Learner,
-        key: jax.Array,
-        log: SessionLog,
-        checkpoints: CheckpointWriter | None,
-        evaluator: Evaluator | None,
-    ):
-        self.config, self.session, self.placement, self.progress = config, session, placement, progress
-        self.groups, self.learner, self.log, self.evaluator = groups, learner, log, evaluator
-        self._key, self._checkpoints = key, checkpoints
-        self._save_every = Every(config.log.checkpoint_every_env_steps, progress.env_steps)
-        self._evaluate_every = Every(config.evaluation.every_env_steps, progress.env_steps)
+    config: Config
+    session_dir: Path
+    seed: int  # of this session
+    game_seed: int
+    placement: Placement
+    progress: Progress
+    groups: list[list[EnvGroup]]
+    learner: Learner
+    key: jax.Array  # of everything that JAX draws
+    log: SessionLog
+    checkpoints: Checkpoints | None  # None in a process that is not the leader
+    evaluator: Evaluator | None  # None where there are no evaluations
+    graphs: Graphs
+    evaluated: int  # env steps of the newest evaluation
+
+    def __post_init__(self) -> None:
+        self._save_every = Every(self.config.log.checkpoint_every_env_steps, self.progress.env_steps)
+        self._games: list[Game] = []  # that ended since the last checkpoint
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
         """The keys of an update: for acting and for its minibatches."""
-        return _keys_of_update(self._key, jax.device_put(np.uint32(update), self.placement.home))
+        return _keys_of_update(self.key, jax.device_put(np.uint32(update), self.placement.home))
 
     def guard_transfers(self) -> contextlib.AbstractContextManager:
         """With `devices.check`, forbids implicit transfers between host and devices once everything is compiled."""
         forbidden = self.config.devices.check and not self.log.compiling
         return jax.transfer_guard("disallow" if forbidden else "allow")
 
-    def evaluate_if_due(self) -> None:
-        """Reports an evaluation that has ended, and starts one where one is due and none is running."""
-        if self.evaluator is None or self.evaluator.poll():
+    def count_games(self, games: Sequence[Game]) -> None:
+        """Notes the games that ended in a rollout for the log of actions."""
+        first = self.progress.updates * self.config.ppo.rollout_length
+        self._games += [(first + t, env, episode_return, length) for t, env, episode_return, length in games]
+
+    def evaluate_if_due(self, stop_requested: Callable[[], bool] = lambda: False, at_end: bool = False) -> None:
+        """Starts an evaluation where one is due, once the one before has ended.
+
+        Args:
+            at_end: the last update may end just before the budget, where an evaluation is due.
+        """
+        if self.evaluator is None:
             return
-        if self._evaluate_every.due(self.progress.env_steps):
-            self.log.flush()
-            self.evaluator.start(self.learner.state.params, self.progress.env_steps)
+        every, now = self.config.evaluation.every_env_steps, self.progress.env_steps
+        reached = max(now, self.config.total_env_steps) if at_end else now
+        if reached // every > self.evaluated // every and now > self.evaluated:
+            self.evaluator.settle(stop_requested)
+            if self.evaluator.running() is None:
+                self.evaluator.start(self.learner.state.params, now)
+                self.evaluated = now
 
     def checkpoint_if_due(self) -> None:
         """Saves everything and draws the graphs where a checkpoint is due."""
         if self._save_every.due(self.progress.env_steps):
-            self._save()
-            if self._checkpoints is not None:
-                self.log.draw_graphs()
+            self.save(self.progress.record_score())
+            self.graphs.draw()
 
-    def _save(self) -> None:
-        """Saves once the newest update is known to be sound. Does not wait for the files to be written."""
-        self.log.flush()
+    def save(self, score: float | None) -> None:
+        """Writes a checkpoint once the newest update is known to be sound.
+
+        Args:
+            score: None if it is not to become the best one: an uninterrupted session would not have it.
+        """
+        self.log.read_newest()
         # An update's metrics do not show what its last gradient step has done.
-        self.log.require_finite(self.progress.updates, {"parameter_norm": self.learner.parameter_norm()})
-        if self._checkpoints is None:
+        self.log.require_finite({"parameter_norm": self.learner.parameter_norm()})
+        if self.checkpoints is None:
             return
-        score = self.progress.record_score()
-        arrays = {"train_state": self.learner.state, "key": self._key}
-        self._checkpoints.save(self.progress.env_steps, arrays, self._meta(), score)
+        items: dict[str, Any] = {"arrays": {"train_state": self.learner.state, "key": self.key}}
+        if isinstance(self.learner, OverlappedLearner):
+            items["acting"] = self.learner.acting
+        evaluated = self.evaluator.running() if self.evaluator else None
+        if evaluated is not None:
+            items["evaluation"] = evaluated.params
+        groups = list(itertools.chain(*self.groups))
+        games = [known for group in groups if (known := group.games()) is not None]
+        if games and jax.process_count() == 1:
+            items["games"] = join(games)._asdict()
+            segment = [group.take_segment() for group in groups]
+            if self.config.log.actions:
+                write_segment(self.session_dir, segment, self._games)
+            self._games = []
+        self.checkpoints.save(self.progress.env_steps, items, self._meta(evaluated), score)
+
+    def _meta(self, evaluated: Any) -> dict[str, Any]:
+        """Content of a checkpoint other than the arrays, as JSON values."""
+        return {
+            "config": self.config.to_dict(),
+            "game": self.config.env.game_name,
+            "protocol": self.config.env.resolved_protocol,
+            "num_actions": self.groups[0][0].pool.num_actions,
+            "device": self.device_text(),
+            "compute_dtype": self.learner.compute_dtype.name,
+            "seed": self.seed,
+            "game_seed": self.game_seed,
+            "env_steps": self.progress.env_steps,
+            "updates": self.progress.updates,
+            "statistics": self.progress.statistics.to_dict(),
+            "best_score": self.progress.best_score,
+            "evaluated_env_steps": self.evaluated,
+            "evaluation_running": evaluated is not None,
+            **self.log.state(),
+        }
 
     def device_text(self) -> str:
         """The devices, why they were chosen, and the arithmetic."""
@@ -183,42 +230,19 @@ class Session:
             text += f"; evaluates on {placement.evaluator}"
         return f"{text}; computes in {self.learner.compute_dtype.name}"
 
-    def _meta(self) -> dict[str, Any]:
-        """Content of a checkpoint other than the arrays, as JSON values."""
-        return {
-            "config": self.config.to_dict(),
-            "game": self.config.env.game_name,
-            "protocol": self.config.env.resolved_protocol,
-            "num_actions": self.groups[0][0].pool.num_actions,
-            "device": self.device_text(),
-            "compute_dtype": self.learner.compute_dtype.name,
-            "seed": self.config.seed + self.session,
-            "session": self.session,
-            "env_steps": self.progress.env_steps,
-            "updates": self.progress.updates,
-            "statistics": self.progress.statistics.to_dict(),
-            "wall_seconds": self.log.wall_seconds(),
-            "best_score": self.progress.best_score,
-        }
-
     def finish(self, stop_requested: Callable[[], bool] = lambda: False) -> None:
         """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations and the graphs."""
         if self.progress.updates == 0:  # stopped before the first update: there is nothing to save
             return
+        ended = self.config.is_spent(self.progress.env_steps)
+        self.log.read_newest()
         self.log.last_point(learning_rate(self.config, self.progress.env_steps))
-        self._save()
-        if self._checkpoints is None:
-            return
-        self._checkpoints.wait()
+        self.save(self.progress.record_score() if ended else None)
+        if ended:
+            self.evaluate_if_due(stop_requested, at_end=True)
         if self.evaluator is not None:
             self.evaluator.settle(stop_requested)
-            # The last update may end just before the budget, where an evaluation is due.
-            reached = max(self.progress.env_steps, self.config.total_env_steps)
-            due = self._evaluate_every.due(reached) and self.evaluator.at != self.progress.env_steps
-            if due and self.config.is_spent(self.progress.env_steps):
-                self.evaluator.start(self.learner.state.params, self.progress.env_steps)
-                self.evaluator.settle(stop_requested)
-        self.log.draw_graphs(wait=True)
+        self.graphs.draw(wait=True)
 
 
 @contextlib.contextmanager
@@ -235,73 +259,112 @@ def prepare(
     Args:
         quiet: print nothing.
     """
+    limit_jax(config.devices)
+    placement = place(config.devices)
+    config.check_split(len(placement.learner))
+    seed, leader = config.seed + session, is_leader()  # of several processes, only the leader writes
 
     def target(meta: dict[str, Any]) -> dict[str, Any]:
         return abstract_arrays(config, meta["num_actions"], placement.home)
 
-    limit_jax(config.devices)
-    placement = place(config.devices)
-    config.check_split(len(placement.learner))
-    leader = is_leader()  # of several processes, only the leader writes
     with contextlib.ExitStack() as exits:
         exits.enter_context(out_of_memory_advice(config))
-        checkpoints, restored, evaluator = None, None, None
-        notes: list[str] = []
         outputs: list[Writer] = []
+        if leader and not quiet:
+            outputs.append(TerminalWriter(config.total_env_steps, f"session {session}"))
+
+        def say(text: str) -> None:
+            for writer in outputs:
+                writer.message(text)
+
         if leader:
             session_dir.mkdir(parents=True, exist_ok=True)
             exits.enter_context(only_writer(session_dir))
-            checkpoints = CheckpointWriter(session_dir)
-            exits.callback(checkpoints.close)
-        if resume:
-            restored, notes = restore_session(config, session_dir, checkpoints, target)
-        meta = restored.meta if restored else None
-        progress = Progress(meta, int(restored.arrays["train_state"].optimizer_steps) if restored else 0)
-
-        # The emulators cannot be saved: a resumed session plays new games.
-        seed = config.seed + session
-        game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
-        groups = make_groups(config, placement, game_seed)
+        checkpoints = Checkpoints(session_dir, say)
+        restored = restore_session(checkpoints, target, say) if resume else None
+        meta = restored.meta if restored else {}
+        progress = Progress(meta)
+        groups, game_seed = start_games(config, placement, seed, checkpoints, restored, say)
         for group in itertools.chain(*groups):
             exits.callback(group.pool.close)
         num_actions = groups[0][0].pool.num_actions
         arrays = restored.arrays if restored else first_arrays(config, num_actions, seed, placement.home)
-        kind = OverlappedLearner if config.overlap == "update" else Learner
-        learner = kind(config, placement, num_actions, arrays["train_state"])
+        progress.optimizer_steps = int(arrays["train_state"].optimizer_steps)
+        learner = make_learner(config, placement, arrays["train_state"], num_actions, checkpoints, restored)
         exits.callback(learner.close)
 
+        running = meta.get("evaluation_running", False)
+        evaluated = meta.get("evaluated_env_steps", progress.env_steps)
         if leader:  # only now are the logs cut back to the checkpoint: whatever is missing has been reported
             if resume and restored is None:
-                notes += set_aside_logs(session_dir)
-            cut_evaluations(session_dir, progress.env_steps)
-            label = f"session {session}"
-            made = make_writers(config, session_dir, label=label, start_env_steps=progress.env_steps, quiet=quiet)
-            outputs = [*made, *writers]
+                set_aside_logs(session_dir, say)
+            cut_segments(session_dir, progress.updates * config.ppo.rollout_length)
+            outputs += make_writers(
+                config, session_dir, meta.get("logged_env_steps", progress.env_steps), evaluated - running
+            )
+            outputs += writers
         for writer in outputs:
             exits.callback(writer.close)
-        log = SessionLog(outputs, config.log, progress, session, session_dir, learner.settle)
+        monitor = exits.enter_context(Monitor(placement.devices, say))
+        log = SessionLog(outputs, config.log.every_env_steps, progress, monitor.read, meta)
+        evaluator = None
         if leader and config.evaluation.every_env_steps:
-            evaluator = Evaluator(
-                config, seed, num_actions, placement.evaluator, session_dir, log.message, log.evaluation
-            )
+            evaluator = Evaluator(config, seed, num_actions, placement.evaluator, session_dir, say, log.evaluation)
             exits.callback(evaluator.close)
-        run = Session(config, session, placement, progress, groups, learner, arrays["key"], log, checkpoints, evaluator)
-        if meta is not None:
-            notes.append(_resume_message(config, progress, meta, learner.compute_dtype.name))
-        for note in (f"device: {run.device_text()}", *notes):
-            log.message(note)
-        log.monitor = exits.enter_context(Monitor(placement.devices, log.message)).read
+            if restored and running:
+                params = checkpoints.restore(restored.step, arrays["train_state"].params, "evaluation")
+                evaluator.start(params, evaluated)
+        graphs = Graphs(session_dir.parent if leader and config.log.graphs and not quiet else None)
+        exits.callback(graphs.close)
+        run = Session(
+            config, session_dir, seed, game_seed, placement, progress, groups, learner, arrays["key"], log,
+            checkpoints if leader else None, evaluator, graphs, evaluated,
+        )  # fmt: skip
+        say(f"device: {run.device_text()}")
+        if restored:
+            say(resume_text(config, meta, learner.compute_dtype.name))
         yield run
 
 
-def _resume_message(config: Config, progress: Progress, meta: dict[str, Any], dtype: str) -> str:
-    text = f"resumed at {progress.env_steps:,} env steps (update {progress.updates:,}); new games are started"
-    if (earlier := meta.get("compute_dtype", dtype)) != dtype:
-        text += f"; arithmetic {earlier} -> {dtype}: --network.compute-dtype {earlier} keeps what it was"
-    before = meta["config"]["total_env_steps"]
-    if before != config.total_env_steps:
-        text += f"; budget {before:,} -> {config.total_env_steps:,} env steps"
-        if config.ppo.anneal_learning_rate:
-            rate = learning_rate(config, progress.env_steps)
-            text += f": the learning rate continues at {rate:.3g}, on the line that reaches zero at the new budget"
-    return text
+def make_learner(
+    config: Config,
+    placement: Placement,
+    state: Any,
+    num_actions: int,
+    checkpoints: Checkpoints,
+    restored: Restored | None,
+) -> Learner:
+    """The learner; with `overlap`, it acts first with the parameters with which an uninterrupted session would act."""
+    if config.overlap == "none":
+        return Learner(config, placement, num_actions, state)
+    acting = None
+    if restored and "acting" in restored.meta.get("items", ()):
+        acting = checkpoints.restore(restored.step, state.params, "acting")
+    return OverlappedLearner(config, placement, num_actions, state, acting)
+
+
+def start_games(
+    config: Config,
+    placement: Placement,
+    seed: int,
+    checkpoints: Checkpoints,
+    restored: Restored | None,
+    say: Callable[[str], None],
+) -> tuple[list[list[EnvGroup]], int]:
+    """The environments and the seed of their games: those of a checkpoint where it has games, else new ones."""
+    if restored and (problem := games_problem(config, restored.meta)) is None:
+        groups = make_groups(config, placement, restored.meta["game_seed"])
+        try:
+            games = Games(**checkpoints.restore(restored.step, item="games"))
+            for group in itertools.chain(*groups):
+                group.resume(split(games, group.first_env, group.pool.num_envs), report_replay(say))
+            return groups, restored.meta["game_seed"]
+        except (UserError, ValueError) as error:
+            problem = str(error)
+            for group in itertools.chain(*groups):
+                group.pool.close()
+    updates = restored.meta["updates"] if restored else 0
+    if restored:
+        say(f"new games are started ({problem})")
+    game_seed = int(np.random.SeedSequence([seed, updates]).generate_state(1)[0] >> 1)
+    return make_groups(config, placement, game_seed, updates * config.ppo.rollout_length), game_seed

@@ -14,8 +14,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.options import AllOptions, FromDirectory, load_config, parse, say_changes
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import runtime
-from jaxrl_atari.runs.config_file import read_config
-from jaxrl_atari.runs.description import is_run
+from jaxrl_atari.runs.run_dir import is_run, read_config
 
 
 @dataclasses.dataclass(frozen=True)

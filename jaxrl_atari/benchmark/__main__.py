@@ -42,7 +42,7 @@ from jaxrl_atari.errors import ConfigError, UserError, parse_path
 from jaxrl_atari.hardware import gpus, runtime
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.memory import out_of_memory_advice
-from jaxrl_atari.runs.description import describe
+from jaxrl_atari.runs.run_dir import describe
 
 PARTS = (*RATES, "startup")
 ROWS = (

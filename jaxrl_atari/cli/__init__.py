@@ -14,6 +14,9 @@ from jaxrl_atari.errors import UserError
 
 INTERRUPTED = 130  # 128 + SIGINT, as in shells: stopped on request, by whatever signal; nothing failed
 
+CLEAR_LINE = "\r\x1b[K"
+"""What overwrites the live line of a terminal."""
+
 DISK_ADVICE = {
     errno.ENOSPC: "free some space, then run the command again (--resume continues a run)",
     errno.EDQUOT: "free some space, then run the command again (--resume continues a run)",

@@ -6,9 +6,8 @@ import sys
 import threading
 from typing import Any
 
-from jaxrl_atari.cli import INTERRUPTED, drop_output, is_command, say
+from jaxrl_atari.cli import CLEAR_LINE, INTERRUPTED, drop_output, is_command, say
 
-CLEAR_LINE = "\r\x1b[K"
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, Episode, EpisodeCounter
 from jaxrl_atari.envs.protocols import Rules
+from jaxrl_atari.envs.record import GameRecord
 
 __all__ = ["EnvPool", "EnvStep", "Episode", "EpisodeCounter", "env_seeds", "make_pool"]
 
@@ -38,6 +39,8 @@ def make_pool(
     first_env: int = 0,
     num_threads: int = 0,
     rules: Rules,
+    anchor_steps: int = 0,
+    first_step: int = 0,
 ) -> EnvPool:
     """Makes `num_envs` copies of `game`; the arguments are a config's, which has checked them.
 
@@ -47,6 +50,8 @@ def make_pool(
         seed: >= 0. Environment i takes seed number `first_env + i` of `env_seeds(seed, ...)`, so a pool may be a
           part of a larger one. The same seed and actions give the same steps bit for bit, for any number of threads.
         num_threads: emulation threads; 0: one per core.
+        anchor_steps, first_step: keep a record of the games (`record.GameRecord`). 0: no record. `envpool`, which
+            cannot start a game from a seed, has none.
         rules: of the protocol. `life_loss_terminal` and `clip_rewards` concern learning: the pool ignores them.
 
     Raises:
@@ -61,4 +66,5 @@ def make_pool(
         return EnvpoolPool(game, seeds, num_threads, rules)
     from jaxrl_atari.envs.ale import AlePool
 
-    return AlePool(game, seeds, num_threads, rules)
+    record = GameRecord(seed, seeds, first_env, anchor_steps, first_step) if anchor_steps else None
+    return AlePool(game, seeds, num_threads, rules, record)

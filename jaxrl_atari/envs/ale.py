@@ -1,5 +1,6 @@
 """The `ale` back end: ale-py's `AtariVectorEnv`. Also the ROMs, which both back ends read from ale-py."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from ale_py.vector_env import AtariVectorEnv
 
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
 from jaxrl_atari.envs.protocols import Rules
+from jaxrl_atari.envs.record import GameRecord
 from jaxrl_atari.errors import UserError
 
 SCREEN_SHAPE = (210, 160, 3)
@@ -46,7 +48,10 @@ class AlePool(EnvPool):
     screen: np.ndarray
     """uint8 [n, 210, 160, 3]: the colour screens of the newest step (also the maximum of two frames)."""
 
-    def __init__(self, game: str, seeds: list[int], num_threads: int, rules: Rules, colour: bool = False):
+    def __init__(
+        self, game: str, seeds: Sequence[int], num_threads: int, rules: Rules,
+        record: GameRecord | None = None, colour: bool = False,
+    ):  # fmt: skip
         rom_path(game)  # `AtariVectorEnv` finds it in the same way
 
         def make(**shape) -> AtariVectorEnv:
@@ -73,14 +78,12 @@ class AlePool(EnvPool):
         # The emulator is deterministic: a twin with the same seeds and actions plays the same games, in colour.
         self._twin = make(img_height=height, img_width=width, grayscale=False) if colour else None
         self._seeds = np.array(seeds)
-        super().__init__(len(seeds), len(self._envs.ale.get_action_set()))
+        super().__init__(len(seeds), len(self._envs.ale.get_action_set()), record)
 
     def _reset(self) -> RawStep:
-        frame, info = self._envs.reset(seed=self._seeds)
         if self._twin is not None:
             self.screen = self._twin.reset(seed=self._seeds)[0][:, 0]
-        zeros = np.zeros(self.num_envs, bool)
-        return RawStep(frame[:, 0], zeros, zeros, zeros, info["lives"])
+        return self._reseed(np.ones(self.num_envs, bool), self._seeds)
 
     def _send(self, actions: np.ndarray) -> None:
         self._envs.send(actions)
@@ -98,6 +101,11 @@ class AlePool(EnvPool):
                 raise RuntimeError("AlePool.screen: the colour games are no longer in step with the played ones")
             self.screen = screen[:, 0]
         return RawStep(frame[:, 0], reward, terminated, truncated, info["lives"])
+
+    def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> RawStep:
+        frame, info = self._envs.reset(seed=seeds, options={"reset_mask": envs})
+        zeros = np.zeros(self.num_envs, bool)
+        return RawStep(frame[:, 0], zeros, zeros, zeros, info["lives"])
 
     def close(self) -> None:
         del self._envs, self._twin

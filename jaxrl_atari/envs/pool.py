@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_atari.envs.record import GameRecord
+
 FRAME_SIZE = 84
 FRAME_SKIP = 4
 
@@ -38,6 +40,11 @@ class EpisodeCounter:
         self._return = np.zeros(num_envs)
         self._length = np.zeros(num_envs, np.int64)
 
+    @property
+    def in_progress(self) -> np.ndarray:
+        """Return and env steps so far of each game in progress, float64 [n, 2]."""
+        return np.stack([self._return, self._length], axis=1)
+
     def count(self, step: EnvStep) -> list[Episode]:
         """Counts one step of the pool and returns the games that it ended, in the order of their environments."""
         self._return = np.where(step.first, 0.0, self._return + step.reward)
@@ -61,12 +68,16 @@ class RawStep(NamedTuple):
 class EnvPool:
     """`num_envs` copies of one game: `reset` once, then steps. The step after the end of a game starts a new one.
 
-    A back end provides `_reset`, `_send`, `_recv` and `close`.
+    A back end provides `_reset`, `_send`, `_recv`, `close` and, if it can, `_reseed`.
+
+    Args:
+        record: of the games; without one, every game but the first starts from what the emulator's random state is.
     """
 
-    def __init__(self, num_envs: int, num_actions: int):
+    def __init__(self, num_envs: int, num_actions: int, record: GameRecord | None = None):
         self.num_envs = num_envs
         self.num_actions = num_actions
+        self.record = record
         self._lives = np.zeros(num_envs, np.int32)
         self._ended = np.ones(num_envs, bool)
         self._started = self._pending = False
@@ -78,6 +89,10 @@ class EnvPool:
         raise NotImplementedError
 
     def _recv(self) -> RawStep:
+        raise NotImplementedError
+
+    def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> RawStep:
+        """Starts new games in some environments, bool [n]; returns the frames and lives of all."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -99,13 +114,37 @@ class EnvPool:
             raise ValueError(f"actions: expected [{self.num_envs}] in 0..{self.num_actions - 1}, got {actions}")
         self._send(actions)
         self._pending = True
+        if self.record is not None:
+            self.record.sent(actions)
 
     def recv(self) -> EnvStep:
         """Waits for the step that `send` started."""
         if not self._pending:
             raise RuntimeError("EnvPool.recv: nothing was sent")
         self._pending = False
-        return self._mark(self._recv())
+        step = self._mark(self._recv())
+        if self.record is not None and (due := self.record.due(step.first)).any():
+            return self.start_games(step, due, self.record.anchor(due))
+        return step
+
+    def start_games(self, step: EnvStep, envs: np.ndarray, seeds: np.ndarray) -> EnvStep:
+        """Starts new games in some environments, in place of those they play.
+
+        Args:
+            step: the newest; envs: bool [n]; seeds: of these environments, in [0, 2**31): all that follows in them is
+                a function of the seed and the actions.
+
+        Returns:
+            The step with the first frames of the new games.
+        """
+        raw = self._reseed(envs, seeds)
+        self._lives, self._ended = raw.lives, self._ended & ~envs
+        return step._replace(frame=raw.frame, first=step.first | envs)
+
+    @property
+    def lives(self) -> np.ndarray:
+        """Lives left in the newest step, int [n]."""
+        return self._lives
 
     def step(self, actions: np.ndarray) -> EnvStep:
         """`send`, then `recv`."""

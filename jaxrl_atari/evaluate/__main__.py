@@ -38,9 +38,8 @@ from jaxrl_atari.hardware.memory_share import do_not_preallocate
 from jaxrl_atari.report.pages import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
 from jaxrl_atari.report.summary import counted_sessions
-from jaxrl_atari.runs.config_file import read_config
 from jaxrl_atari.runs.files import unused, write_json
-from jaxrl_atari.runs.reading import session_dirs, session_number
+from jaxrl_atari.runs.run_dir import read_config, session_dirs, session_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +133,7 @@ def _evaluate_all(options: Options, device: jax.Device) -> None:
     if not directories:
         raise UserError(f"{options.run_dir}: not a run directory; expected one that holds session_0")
     with contextlib.suppress(UserError):  # only the sessions are here
-        config = read_config(options.run_dir, restore=False)  # as the last resume has it
+        config = read_config(options.run_dir)  # as the last resume has it
         directories, planned = counted_sessions(options.run_dir, config), config.sessions
     for directory in (options.run_dir, *directories):
         _check_writable(directory)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_atari.config import Config, NetworkConfig
+from jaxrl_atari.config import Config, NetworkConfig, config_from_dict
 from jaxrl_atari.devices import check_placement, pick_device
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.fast.forms import Network, make_network
@@ -20,8 +20,7 @@ from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.report.summary import counted_sessions
 from jaxrl_atari.runs.checkpoints import Checkpoints, Damaged, Restored
-from jaxrl_atari.runs.config_file import config_from_dict, read_config
-from jaxrl_atari.runs.reading import checkpoint_steps, session_dirs
+from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dirs
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +91,7 @@ def find_session(run_dir: str | Path, session: int | None = None) -> tuple[Path,
             raise UserError(f"--session {session}: {run_dir} has no such session; there are: {there}")
         return directory, "the session chosen"
     with contextlib.suppress(UserError):  # no config: every session counts
-        sessions = counted_sessions(run_dir, read_config(run_dir, restore=False)) or sessions
+        sessions = counted_sessions(run_dir, read_config(run_dir)) or sessions
     saved = list(filter(checkpoint_steps, sessions))
     if not saved:
         raise UserError(f"{run_dir}: none of its sessions has a checkpoint yet; wait for the first one")

@@ -26,8 +26,7 @@ from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hardware.jax_gpus import forbid_gpu
 from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.report.summary import counted_sessions, write_trial_summary
-from jaxrl_atari.runs.config_file import read_config
-from jaxrl_atari.runs.reading import checkpoint_steps, session_dirs
+from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dirs
 
 SESSION_FILES = ("config.json", "metrics.csv", "graphs/*.png", "graphs/*.svg", "evaluation_*.json", "evaluations.csv")
 RUN_FILES = ("config.json", "trial.json", "evaluation*.json", "graphs/*.png", "graphs/*.svg")

@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxrl_atari.cli import counted
 from jaxrl_atari.report.summary import evaluated_at, newest_evaluation, seeds_text, sessions_text
-from jaxrl_atari.runs.config_file import read_config
 from jaxrl_atari.runs.files import read_json
+from jaxrl_atari.runs.run_dir import read_config
 
 
 def model_card(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jaxrl_atari.config import Config, flat
+from jaxrl_atari.config import Config, config_from_dict, flat
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
@@ -19,9 +19,9 @@ from jaxrl_atari.report.run_page import interval_text, options, part, software
 from jaxrl_atari.report.search_records import Record, best_first, ranked, read_records, trial_dir, value_text
 from jaxrl_atari.report.suites import INTERVALS, aggregate_rows, describe_suite, read_suite, suite_runs
 from jaxrl_atari.report.summary import number_text, read_run, score_text, status_text, trial_summary
-from jaxrl_atari.runs.config_file import SEARCH_FILE, SUITE_FILE, config_from_dict
 from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.reading import read_sessions
+from jaxrl_atari.runs.run_dir import SEARCH_FILE, SUITE_FILE
 
 
 def link(name: str, written: set[str]) -> str | None:

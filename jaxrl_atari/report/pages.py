@@ -13,9 +13,9 @@ from jaxrl_atari.cli import say
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report.group_pages import describe_search, describe_suite_page
 from jaxrl_atari.report.run_page import describe_run
-from jaxrl_atari.report.suites import is_suite, suite_runs
-from jaxrl_atari.runs.config_file import is_search
+from jaxrl_atari.report.suites import suite_runs
 from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.run_dir import is_search, is_suite
 
 REPORT_FILE = "report.html"
 

@@ -12,7 +12,6 @@ from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.plots import SESSION_PANELS, SMOOTHING
 from jaxrl_atari.report.chart import Chart, Series, draw, scale
-from jaxrl_atari.report.metrics import Table, moving_average
 from jaxrl_atari.report.summary import (
     Run,
     evaluated_at,
@@ -25,9 +24,10 @@ from jaxrl_atari.report.summary import (
     trial_summary,
 )
 from jaxrl_atari.runs.columns import COLUMNS, TIME_COLUMNS
-from jaxrl_atari.runs.config_file import CONFIG_FILE
 from jaxrl_atari.runs.description import latest_text
 from jaxrl_atari.runs.files import read_json
+from jaxrl_atari.runs.reading import Table, moving_average
+from jaxrl_atari.runs.run_dir import CONFIG_FILE
 
 REFERENCES = {
     "reference_score": "SLM Lab's PPO, 10M env steps",

@@ -9,17 +9,17 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from jaxrl_atari.cli import counted
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.protocols import REFERENCE_PROTOCOL, comparison_note
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import statistics
 from jaxrl_atari.report.drawing import COLOURS, env_step_axes, new_figure, open_axes, plain_text, save_figure
-from jaxrl_atari.report.metrics import Table, human_normalised, reference_normalised, score_at
 from jaxrl_atari.report.statistics import Estimate
 from jaxrl_atari.report.summary import read_run
-from jaxrl_atari.runs.config_file import SUITE_FILE, config_from_dict, read_config
 from jaxrl_atari.runs.files import read_json, write_file, write_json
+from jaxrl_atari.runs.reading import Table, human_normalised, reference_normalised, score_at
+from jaxrl_atari.runs.run_dir import SUITE_FILE, read_config
 
 
 class NothingToCompare(UserError):
@@ -43,7 +43,7 @@ def suite_runs(suite_dir: str | Path) -> list[Path]:
 
     def is_own(run_dir: Path) -> bool:
         try:
-            config = read_config(run_dir, restore=False)
+            config = read_config(run_dir)
         except UserError:
             return True  # its readers say what is wrong with it
         protocol = (planned or config).env.resolved_protocol
@@ -201,7 +201,7 @@ def compare_suites(suite_dirs: Sequence[str | Path], output: Path) -> str:
         name = next(name for name in names if name not in suites or name == names[-1])
         suites[name] = read_suite(directory)
         for game in suites[name]:
-            config = read_config(directory / game, restore=False)
+            config = read_config(directory / game)
             budgets.setdefault(name, set()).add(config.total_env_steps)
             if note := comparison_note(config.env.resolved_protocol):
                 raise NothingToCompare(f"{directory}: {note}; compare suites of protocol {REFERENCE_PROTOCOL}")

@@ -12,9 +12,9 @@ from jaxrl_atari.envs.games import Game, comparable
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.metrics import SESSION_FIGURES, Table, aggregate_trial
-from jaxrl_atari.runs.config_file import read_config
 from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.runs.reading import read_metrics, read_sessions, session_dirs, session_number
+from jaxrl_atari.runs.reading import read_metrics, read_sessions
+from jaxrl_atari.runs.run_dir import read_config, session_dirs, session_number
 
 _log = logging.getLogger(__name__)
 

@@ -1,55 +1,47 @@
-"""Checkpoints of a session: the learner's complete state on disk, and reading it.
+"""Checkpoints of a session, written and read by orbax. The latest two and the best stay on disk.
 
-SESSION_DIR/checkpoints/<env_steps>/arrays   the arrays as orbax writes them; PRNG keys as their key data
-SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, `score`, `shapes`, checksums of each array and
-                                             of the meta itself (`meta.py`), `format_version`
+SESSION_DIR/checkpoints/<env_steps>/arrays   train state and key of the learner
+SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, and shapes and digests of every array
+SESSION_DIR/checkpoints/<env_steps>/games, acting, evaluation    further items, if there are any (`session.py`)
 SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
-SESSION_DIR/checkpoints/deleted              exists while old checkpoints are being deleted
 
-Orbax writes a step under a temporary name and renames it when it is complete. A step that is no longer kept is moved to
-`deleted` before its files are removed. So every listed step is complete, whenever the process is killed.
+Orbax writes a checkpoint under a temporary name and renames it when it is complete, so every listed one is complete,
+whenever the process is killed. It does not notice flipped bits (without its digests, most of them would silently give
+other values): hence the digests here, BLAKE2b of 64 bits. They find damage; they do not prove who wrote a checkpoint.
 """
 
+import hashlib
+import json
+import logging
 import math
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
 
+from jaxrl_atari import __version__
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.runs.arrays import read_arrays, reason_text, to_device
-from jaxrl_atari.runs.files import read_json, refusal
-from jaxrl_atari.runs.meta import (
-    SESSION_FIELDS,
-    array_checksums,
-    array_shapes,
-    meta_checksum,
-    require_fields,
-)
-from jaxrl_atari.runs.reading import checkpoint_steps
+from jaxrl_atari.ppo import KEYS
+from jaxrl_atari.runs.files import read_json, unused
+from jaxrl_atari.runs.run_dir import checkpoint_steps
+
+_log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
 
-
-def _first_difference(saved: dict[str, str], wanted: dict[str, str]) -> str | None:
-    for path in dict.fromkeys([*wanted, *saved]):
-        if saved.get(path) != wanted.get(path):
-            return f"{path} is {saved.get(path, 'not there')}, expected {wanted.get(path, 'none')}"
-    return None
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs internals there, and errors that it also raises
 
 
 class Damaged(UserError):
-    """A checkpoint whose files are incomplete or broken, or that differs from its checksums."""
-
-    def __init__(self, message: str, reason: str = ""):  # pickle passes the message alone
-        super().__init__(message)
-        self.reason = reason
+    """A checkpoint whose files are incomplete or broken, or that differs from its digests."""
 
 
-@dataclass(frozen=True)
-class Restored:
+class Restored(NamedTuple):
     """A checkpoint that was restored."""
 
     step: int
@@ -59,145 +51,247 @@ class Restored:
 
 
 class Checkpoints:
-    """The checkpoints of one session, to be read: nothing on disk changes. `CheckpointWriter` saves.
+    """The checkpoints of one session.
 
     Args:
-        session_dir: the session's directory; the checkpoints are in its folder `checkpoints`.
-
-    Raises:
-        UserError: that folder does not exist.
+        say: receives lines for the user.
     """
 
-    def __init__(self, session_dir: str | Path):
-        self.directory = Path(session_dir) / "checkpoints"
-        if not Path(session_dir).is_dir():
-            raise UserError(f"{session_dir}: no such directory; expected a session directory such as RUN_DIR/session_0")
-        if not self.directory.is_dir():
-            raise UserError(
-                f"{session_dir}: holds no checkpoints; expected the directory (RUN_DIR/session_0) of a session "
-                "that has written its first checkpoint"
-            )
+    def __init__(self, session_dir: Path, say: Callable[[str], object] = _log.warning):
+        self.session_dir, self.directory, self._say = session_dir, session_dir / "checkpoints", say
+        self._scores: dict[int, float] = {}
 
     def steps(self) -> list[int]:
         """Env steps of the complete checkpoints, in ascending order."""
-        return checkpoint_steps(self.directory.parent)
+        return checkpoint_steps(self.session_dir)
 
     def best_step(self) -> int | None:
-        """The step with the highest score, or the latest step if no checkpoint has a score.
+        """The step with the highest score, the newest among equals; None if there is no checkpoint.
 
         Raises:
             Damaged: the score of a checkpoint cannot be read, so it may be the best.
-            UserError: the system refuses to read a checkpoint.
         """
-        scores = {step: self._score(step) for step in self.steps()}
-        return max(scores, key=lambda step: (scores[step], step), default=None)
+        for step in self.steps():
+            if step not in self._scores:
+                score = self.read_meta(step)["score"]
+                self._scores[step] = -math.inf if score is None else score
+        return max(self.steps(), key=lambda step: (self._scores[step], step), default=None)
 
-    def _score(self, step: int) -> float:
-        score = self.read_meta(step, ("score",))["score"]
-        return -math.inf if score is None else score
+    # --- Reading ---
 
-    def read_meta(self, step: int, fields: tuple[str, ...] = ()) -> dict[str, Any]:
+    def read_meta(self, step: int) -> dict[str, Any]:
         """The `meta` that was saved with a checkpoint.
 
-        Args:
-            fields: names of `meta.py`: fields that the caller needs.
-
         Raises:
-            Damaged: it cannot be read, differs from its checksum, or lacks a field.
-            UserError: the step does not exist or has another format version, or the system refuses to read it.
+            Damaged: it cannot be read, or differs from its digest.
+            UserError: the step does not exist, or has another format version.
         """
+        path = self.directory / str(step)
         if step not in (steps := self.steps()):
-            if not steps:
-                raise UserError(f"{self.directory}: holds no complete checkpoint yet; wait for the session's first one")
-            raise UserError(
-                f"{self.directory}: has no checkpoint at env step {step}; there are: {', '.join(map(str, steps))}"
-            )
+            raise UserError(f"{path}: no such checkpoint; there are: {', '.join(map(str, steps)) or 'none yet'}")
         try:
-            meta = read_json(self.directory / str(step) / "meta" / "metadata")
-        except (OSError, ValueError) as error:
-            raise self._damaged(step, f"its meta cannot be read ({reason_text(error)})") from error
-        saved_version = meta.get("format_version")
-        # The checksum comes first: a flipped bit is damage, not another format.
-        if ("checksum" in meta or saved_version == FORMAT_VERSION) and meta.get("checksum") != meta_checksum(meta):
-            raise self._damaged(step, "its meta differs from its checksum")
-        if not isinstance(saved_version, int) or not isinstance(meta.get("shapes"), dict):
-            raise self._damaged(step, "its meta is not that of a checkpoint of jaxrl_atari")
-        if saved_version != FORMAT_VERSION:
+            meta = read_json(path / "meta" / "metadata")
+            intact = meta["checksum"] == meta_digest(meta)
+        except (OSError, ValueError, KeyError) as error:
+            raise Damaged(f"{path}: damaged: its meta cannot be read ({type(error).__name__}: {error})") from error
+        if not intact:
+            raise Damaged(f"{path}: damaged: its meta differs from its digest")
+        if meta["format_version"] != FORMAT_VERSION:
             raise UserError(
-                f"{self.directory / str(step)}: has checkpoint format {saved_version}, and this version of jaxrl_atari "
-                f"reads format {FORMAT_VERSION}; use the version that saved it "
-                f"({meta.get('package_version', 'unknown')}; config.json of the run has its git revision)"
+                f"{path}: has checkpoint format {meta['format_version']}, and this version of jaxrl_atari reads format"
+                f" {FORMAT_VERSION}; use the version that saved it ({meta['package_version']})"
             )
-        if meta.get("env_steps") != step:
-            raise self._damaged(step, f"its meta is that of env step {meta.get('env_steps')!r:.40}")
-        try:
-            require_fields(meta, fields)
-        except ValueError as error:
-            raise self._damaged(step, f"its meta cannot be used: {error}") from error
         return meta
 
-    def restore(self, step: int, target: Any) -> Any:
-        """Restores the arrays of a checkpoint to the devices of `target`, whatever devices they were saved from.
+    def restore(self, step: int, target: Any = None, item: str = "arrays") -> Any:
+        """Restores arrays of a checkpoint to the devices of `target`, whatever devices they were saved from.
 
         Args:
-            target: a pytree of the saved structure, of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings.
+            target: a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings: the saved structure, or a part
+                of it. None: the whole item, which must be a flat dict, as NumPy arrays.
 
         Raises:
-            Damaged: they cannot be read, or differ from their checksums.
+            Damaged: they cannot be read, or differ from their digests.
             UserError: as `read_meta`; the checkpoint holds other arrays than `target` (another network).
         """
-        meta = self.read_meta(step)
-        if difference := _first_difference(meta["shapes"], array_shapes(target)):
-            raise UserError(
-                f"{self.directory / str(step)}: holds another network or optimiser: {difference}; use the game, "
-                "network and optimiser settings that it was saved with"
-            )
+        path, meta = self.directory / str(step), self.read_meta(step)
+        saved = meta if item == "arrays" else meta["items"][item]
+        if target is None:
+            target = {name: _empty(shape) for name, shape in saved["shapes"].items()}
+        for name, shape in array_shapes(target).items():
+            if saved["shapes"].get(name) != shape:
+                raise UserError(
+                    f"{path}: holds another network or optimiser: {name} is {saved['shapes'].get(name)}, expected"
+                    f" {shape}; use the game, network and optimiser settings that it was saved with"
+                )
         try:
-            values = read_arrays(self.directory / str(step) / "arrays", target)
-            found = array_checksums(values)
+            wanted = jax.tree.map(_template, target)
+            values = ocp.PyTreeCheckpointHandler(multiprocessing_options=_this_process()).restore(
+                (path / item).absolute(),  # pyright: ignore[reportArgumentType]
+                args=ocp.args.PyTreeRestore(
+                    wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
+                ),
+            )
         except Exception as error:  # orbax can raise any type for a damaged file
-            raise self._damaged(step, f"its arrays cannot be read ({reason_text(error)})") from error
-        for name, checksum in found.items():
-            if checksum != meta["checksums"].get(name):
-                raise self._damaged(step, f"its array {name} differs from its checksum")
-        return jax.tree.map(to_device, values, target)
+            raise Damaged(f"{path}: damaged: {item} cannot be read ({_short(error)})") from error
+        for name, digest in array_digests(values).items():
+            if digest != saved["checksums"][name]:
+                raise Damaged(f"{path}: damaged: {name} differs from its digest")
+        return jax.tree.map(_to_device, values, target)
 
-    def restore_newest(
-        self, target: Callable[[dict[str, Any]], Any], fields: tuple[str, ...] = SESSION_FIELDS
-    ) -> Restored:
+    def restore_newest(self, target: Callable[[dict[str, Any]], Any]) -> Restored:
         """Restores the newest checkpoint that is sound.
 
         Args:
             target: meta -> `target` of `restore`.
-            fields: as for `read_meta`.
 
         Raises:
-            UserError: as `restore`; there is no checkpoint, or every one is damaged; the system refuses to read a
-                newer one, which is therefore not skipped.
+            UserError: as `restore`; there is no checkpoint, or every one is damaged.
         """
         damaged: dict[int, Damaged] = {}
         for step in reversed(self.steps()):
             try:
-                meta = self.read_meta(step, fields)
+                meta = self.read_meta(step)
                 return Restored(step, self.restore(step, target(meta)), meta, damaged)
             except Damaged as error:
                 damaged[step] = error
-        reasons = "; ".join(f"{step}: {error.reason}" for step, error in damaged.items())
-        raise UserError(
-            f"{self.directory}: no checkpoint is sound ({reasons or 'there is none'}); restore one from a copy, or "
-            "start a new run"
-        )
+        reasons = "; ".join(map(str, damaged.values())) or "there is none yet"
+        raise UserError(f"{self.directory}: no checkpoint is sound ({reasons}); restore one from a copy")
 
-    def _damaged(self, step: int, reason: str) -> UserError:
-        """The error of a checkpoint that cannot be used: `Damaged`, unless the system refuses to read its files."""
-        directory = self.directory / str(step)
-        if not directory.is_dir():
-            return UserError(f"{directory}: was deleted while it was being read")
-        if refused := refusal(directory):
-            return UserError(
-                f"{directory}: cannot be read ({reason_text(refused)}) and may be sound; fix the cause, or move it "
-                "away to use another checkpoint"
+    # --- Writing ---
+
+    def save(self, env_steps: int, items: dict[str, Any], meta: dict[str, Any], score: float | None) -> None:
+        """Writes a checkpoint, and removes those that are no longer kept. A step that exists is not written again.
+
+        Args:
+            items: name -> pytree of `jax.Array` or NumPy arrays; one is `arrays`. Typed keys are allowed.
+            meta: JSON values.
+            score: the best checkpoint is the one with the highest score. None: not a candidate.
+
+        Raises:
+            UserError: it cannot be written, for example because the disk is full.
+        """
+        path, host = self.directory / str(env_steps), {name: _to_host(tree) for name, tree in items.items()}
+        described = {
+            name: {"shapes": array_shapes(tree), "checksums": array_digests(host[name])} for name, tree in items.items()
+        }
+        meta = meta | described.pop("arrays") | {
+            "items": described,
+            "format_version": FORMAT_VERSION,
+            "package_version": __version__,
+            "env_steps": env_steps,
+            "score": None if score is None or math.isnan(score) else score,
+        }  # fmt: skip
+        meta["checksum"] = meta_digest(meta)
+        arguments = {name: ocp.args.StandardSave(tree) for name, tree in host.items()}
+        # One folder an array: in one database for all of them (OCDBT), TensorStore 0.1.86 leaks memory at every save.
+        handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler(use_ocdbt=False) for name in items}
+        handler = ocp.CompositeCheckpointHandler(**handlers, meta=ocp.JsonCheckpointHandler())
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for leftover in (*self.directory.glob("*.orbax-checkpoint-tmp*"), *self.directory.glob("removed_*")):
+                shutil.rmtree(leftover, ignore_errors=True)
+            if path.is_dir():
+                return
+            ocp.Checkpointer(handler, multiprocessing_options=_this_process()).save(
+                path.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonSave(meta))
             )
-        others = ", ".join(str(other) for other in self.steps() if other != step)
-        there = f"other checkpoints: {others}" if others else "there is no other checkpoint"
-        return Damaged(f"{directory}: damaged: {reason}; {there}", reason)
+        except Exception as error:  # orbax and the file system raise many types
+            raise UserError(
+                f"{path}: the checkpoint could not be written ({_short(error)}); mend the cause, then use --resume"
+            ) from error
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        try:
+            kept = {*self.steps()[-2:], self.best_step()}
+        except UserError as error:  # a damaged one may be the best
+            self._say(str(error))
+            return
+        for step in set(self.steps()) - kept:
+            path = self.directory / str(step)
+            removed = self.directory / f"removed_{step}"
+            try:
+                path.rename(removed)  # a part of a checkpoint must not look like one
+            except OSError:  # of a container image, for example
+                removed = path
+            try:
+                shutil.rmtree(removed)
+            except OSError as error:
+                self._say(f"{removed}: this old checkpoint cannot be removed ({error.strerror}) and is left there")
+
+    def set_aside(self, step: int) -> Path:
+        """Renames a damaged checkpoint to `damaged_<step>` and returns its new path."""
+        return (self.directory / str(step)).rename(unused(self.directory / f"damaged_{step}"))
+
+
+# --- Arrays and digests ----------------------------------------------------------------------------------------------
+
+
+def _this_process() -> ocp.options.MultiprocessingOptions:
+    """Keeps orbax from waiting for other processes: one writes, and each reads on its own."""
+    if not jax.distributed.is_initialized():
+        return ocp.options.MultiprocessingOptions()
+    process = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=process, active_processes={process}, barrier_sync_key_prefix=f"process_{process}"
+    )
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _to_host(arrays: Any) -> Any:
+    """NumPy copies: a process that writes alone cannot write arrays on devices that it shares with other processes."""
+    plain = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, arrays)
+    return jax.tree.map(np.array, jax.device_get(plain))
+
+
+def _template(target: Any) -> np.ndarray:
+    """An array of the shape and dtype that orbax reads for `target`."""
+    data = jax.eval_shape(jax.random.key_data, target) if _is_key(target) else target
+    return np.empty(data.shape, data.dtype)
+
+
+def _empty(shape: str) -> np.ndarray:
+    dtype, _, dimensions = shape.partition("[")
+    return np.empty(json.loads(f"[{dimensions}"), dtype)
+
+
+def _to_device(value: np.ndarray, target: Any) -> Any:
+    """Moves a restored array to the devices of `target`; key data become a key again."""
+    if isinstance(target, np.ndarray):
+        return value
+    array = jax.device_put(value, target.sharding)
+    return jax.random.wrap_key_data(array, impl=KEYS) if _is_key(target) else array
+
+
+def _by_path(arrays: Any, describe: Callable[[Any], str]) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(arrays)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): describe(leaf) for path, leaf in leaves}
+
+
+def array_shapes(arrays: Any) -> dict[str, str]:
+    """Path -> dtype and shape of each array in a pytree: `{"train_state/params/value/bias": "float32[1]", ...}`."""
+    return _by_path(arrays, lambda leaf: f"{leaf.dtype}{list(leaf.shape)}")
+
+
+def array_digests(arrays: Any) -> dict[str, str]:
+    """Path -> digest of the dtype, shape and bytes of each array in a pytree of NumPy arrays."""
+    return _by_path(arrays, lambda leaf: _digest(f"{leaf.dtype}{list(leaf.shape)}".encode(), leaf.tobytes()))
+
+
+def meta_digest(meta: dict[str, Any]) -> str:
+    """The digest of a meta, its own `checksum` left out."""
+    return _digest(json.dumps({k: v for k, v in meta.items() if k != "checksum"}, sort_keys=True).encode())
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
+
+
+def _short(error: Exception) -> str:
+    """An exception as one short line. Long texts lose their middle: the cause is at the start or at the end."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text if len(text) <= 240 else f'{text[:120]} ... {text[-120:]}'}"

@@ -23,8 +23,15 @@ def write_file(path: Path, content: str | bytes) -> None:
         with partial.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
-            os.fsync(file.fileno())
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # a file system without fsync
+                    raise
         partial.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # of a write to an open file there is none
+        raise
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
@@ -42,30 +49,10 @@ def read_json(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: it holds something else, or is damaged.
     """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict):
         raise ValueError(f"expected a JSON object, found {type(values).__name__}")
     return values
-
-
-def refusal(folder: Path) -> OSError | None:
-    """The error with which the system refuses to read a file in a folder: permissions, a failing disk and the like."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    try:
-        for parent, _, names in os.walk(folder, onerror=fail):
-            for name in names:
-                Path(parent, name).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        return error
-    return None
 
 
 def unused(path: Path) -> Path:
@@ -78,28 +65,30 @@ def unused(path: Path) -> Path:
 def only_writer(directory: Path) -> Iterator[None]:
     """Locks a directory until the block ends or the process dies, by its file `.lock`, which stays.
 
-    The lock holds on other machines too, over NFS: Linux passes the lock of a file on to the server, but not that of a
-    directory. On a file system without locks, this does nothing.
+    The lock holds on other machines too, over NFS. On a file system without locks, this does nothing.
 
     Raises:
         UserError: another process holds the lock.
     """
+    lock = directory / ".lock"
     try:
-        descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EROFS):
             raise
-        descriptor = os.open(directory, os.O_RDONLY)  # of a run that may only be read, because it is finished
+        # Another user's lock, or a directory that may only be read.
+        descriptor = os.open(lock if lock.exists() else directory, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{directory}: another process is training there; wait until it ends, or stop it (Ctrl-C, SIGTERM) and"
-                " then use --resume"
-            ) from None
-        except OSError:
-            pass
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(
+            f"{directory}: another process is training there; wait until it ends, or stop it (Ctrl-C, SIGTERM) and"
+            " then use --resume"
+        ) from None
+    except OSError:
+        pass
+    try:
         yield
     finally:
         os.close(descriptor)

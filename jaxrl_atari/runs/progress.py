@@ -7,88 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_atari.report.metrics import WINDOW
+Game = tuple[int, int, float, int]
+"""A finished game: step in its rollout, environment, return, and length in env steps."""
 
-
-class EpisodeStatistics:
-    """Returns of full games and their moving averages; `return_ma` is the figure that scores are quoted in."""
-
-    def __init__(self) -> None:
-        self.episodes = 0
-        self.returns: deque[float] = deque(maxlen=100)  # of the last 100 finished games
-        self.lengths: deque[float] = deque(maxlen=100)
-        self.points: deque[float] = deque(maxlen=WINDOW)  # of the last 100 log points
-
-    def game_over(self, episode_return: float, length: int) -> None:
-        """Counts a finished game: the sum of its raw rewards, and its length in env steps."""
-        self.episodes += 1
-        self.returns.append(episode_return)
-        self.lengths.append(length)
-
-    def mean_return(self) -> float:
-        """Mean return of the last 100 finished games; NaN before the first."""
-        return float(np.mean(self.returns)) if self.returns else float("nan")
-
-    def log_point(self, keep: bool = True) -> dict[str, float]:
-        """A log point: the mean of the last 100 games; `return_ma` is the mean of the last 100 such points.
-
-        Args:
-            keep: False for a point off the interval, which later ones leave out.
-        """
-        mean, points = self.mean_return(), self.points.copy()
-        if self.returns:
-            points.append(mean)
-        if keep:
-            self.points = points
-        return {
-            "episodes": self.episodes,
-            "return_mean": mean,
-            "return_ma": float(np.mean(points)) if points else float("nan"),
-            "episode_length": float(np.mean(self.lengths)) if self.lengths else float("nan"),
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """The statistics as JSON values, for a checkpoint."""
-        return {name: list(v) if isinstance(v, deque) else v for name, v in vars(self).items()}
-
-    def load(self, values: dict[str, Any]) -> None:
-        """Restores what `to_dict` returned."""
-        self.episodes = values["episodes"]
-        for name in ("returns", "lengths", "points"):
-            getattr(self, name).extend(values[name])
-
-
-class Progress:
-    """How far a session has come.
-
-    Args:
-        meta: of the checkpoint that the session resumes from.
-    """
-
-    def __init__(self, meta: dict[str, Any] | None = None, optimizer_steps: int = 0):
-        self.env_steps: int = meta["env_steps"] if meta else 0
-        self.updates: int = meta["updates"] if meta else 0
-        self.optimizer_steps = optimizer_steps
-        self.best_score: float | None = meta["best_score"] if meta else None
-        self.earlier_seconds: float = meta["wall_seconds"] if meta else 0.0
-        self.statistics = EpisodeStatistics()
-        if meta:
-            self.statistics.load(meta["statistics"])
-
-    def count(self, env_steps: int, games: Iterable[tuple[float, int]], optimizer_steps: int) -> None:
-        """Adds a rollout and its update; `games` are the returns and lengths of the games that ended in it."""
-        self.env_steps += env_steps
-        self.updates += 1
-        self.optimizer_steps += optimizer_steps
-        for episode_return, length in games:
-            self.statistics.game_over(episode_return, length)
-
-    def record_score(self) -> float:
-        """The score by which the best checkpoint is kept, the mean return of the last 100 games; updates the best."""
-        score = self.statistics.mean_return()
-        if not math.isnan(score):
-            self.best_score = score if self.best_score is None else max(score, self.best_score)
-        return score
+RETURN_MA_ENV_STEPS = 1_000_000
+POINT_ENV_STEPS = 10_000
 
 
 class Every:
@@ -107,3 +30,104 @@ class Every:
             return False
         self._next = self._after(env_steps)
         return True
+
+
+class EpisodeStatistics:
+    """Returns of full games and their moving averages; `return_ma` is the figure that scores are quoted in.
+
+    `return_mean` is the mean return of the last 100 finished games. `return_ma` is the mean of `return_mean` over the
+    last 1M env steps, or over the run so far if it is shorter, weighted by env steps: `return_mean` is taken as linear
+    between points at the ends of updates, 10,000 env steps or an update apart. So it depends neither on how often
+    metrics are logged nor on the number of environments.
+    """
+
+    def __init__(self) -> None:
+        self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=100)  # of the last 100 finished games
+        self.lengths: deque[float] = deque(maxlen=100)
+        self.points: deque[tuple[int, float]] = deque()  # env steps and return_mean
+
+    def count(self, games: Iterable[Game], env_steps: int) -> None:
+        """Counts an update: the games that ended in its rollout, and the env steps so far."""
+        for *_, episode_return, length in games:
+            self.episodes += 1
+            self.returns.append(episode_return)
+            self.lengths.append(length)
+        if not self.returns:
+            return
+        if len(self.points) > 1 and self.points[-1][0] // POINT_ENV_STEPS == self.points[-2][0] // POINT_ENV_STEPS:
+            self.points.pop()  # a point stays only if it is the first of its interval
+        self.points.append((env_steps, self.mean_return()))
+        while len(self.points) > 1 and self.points[1][0] <= env_steps - RETURN_MA_ENV_STEPS:
+            self.points.popleft()
+
+    def mean_return(self) -> float:
+        """Mean return of the last 100 finished games; NaN before the first."""
+        return float(np.mean(self.returns)) if self.returns else math.nan
+
+    def return_ma(self) -> float:
+        """`return_ma` after the newest update; NaN before the first finished game."""
+        if not self.points:
+            return math.nan
+        steps, means = np.array(self.points, np.float64).T
+        start = max(steps[0], steps[-1] - RETURN_MA_ENV_STEPS)
+        if start == steps[-1]:
+            return means[-1].item()
+        inside = np.append(start, steps[steps > start])
+        return float(np.trapezoid(np.interp(inside, steps, means), inside) / (steps[-1] - start))
+
+    def to_row(self) -> dict[str, float]:
+        """Columns of a log point."""
+        return {
+            "episodes": self.episodes,
+            "return_mean": self.mean_return(),
+            "return_ma": self.return_ma(),
+            "episode_length": float(np.mean(self.lengths)) if self.lengths else math.nan,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The statistics as JSON values, for a checkpoint."""
+        return {name: list(v) if isinstance(v, deque) else v for name, v in vars(self).items()}
+
+    def load(self, values: dict[str, Any], env_steps: int) -> None:
+        """Restores what `to_dict` returned after `env_steps`."""
+        self.episodes = values["episodes"]
+        self.returns.extend(values["returns"])
+        self.lengths.extend(values["lengths"])
+        points = values["points"]
+        if points and isinstance(points[0], float):  # of an earlier version: means of the last log points
+            points = [(env_steps - POINT_ENV_STEPS * i, mean) for i, mean in enumerate(points[::-1])][::-1]
+        self.points.extend((steps, mean) for steps, mean in points)
+
+
+class Progress:
+    """How far a session has come.
+
+    Args:
+        meta: of the checkpoint that the session resumes from.
+    """
+
+    def __init__(self, meta: dict[str, Any] | None = None):
+        meta = meta or {}
+        self.env_steps: int = meta.get("env_steps", 0)
+        self.updates: int = meta.get("updates", 0)
+        self.optimizer_steps: int = meta.get("optimizer_steps", 0)
+        self.best_score: float | None = meta.get("best_score")
+        self.earlier_seconds: float = meta.get("wall_seconds", 0.0)
+        self.statistics = EpisodeStatistics()
+        if meta:
+            self.statistics.load(meta["statistics"], self.env_steps)
+
+    def count(self, env_steps: int, games: Iterable[Game], optimizer_steps: int) -> None:
+        """Adds a rollout, with the games that ended in it, and its update."""
+        self.env_steps += env_steps
+        self.updates += 1
+        self.optimizer_steps += optimizer_steps
+        self.statistics.count(games, self.env_steps)
+
+    def record_score(self) -> float:
+        """The score by which the best checkpoint is kept, the mean return of the last 100 games; updates the best."""
+        score = self.statistics.mean_return()
+        if not math.isnan(score):
+            self.best_score = score if self.best_score is None else max(score, self.best_score)
+        return score

@@ -1,82 +1,78 @@
 """What a session resumes from: its newest sound checkpoint or, where it has none, the start."""
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.hardware.distributed import agree
-from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
+from jaxrl_atari.hardware.distributed import agree, is_leader
 from jaxrl_atari.runs.checkpoints import Checkpoints, Restored
-from jaxrl_atari.runs.config_file import read_config
 from jaxrl_atari.runs.files import unused
-from jaxrl_atari.runs.reading import EVALUATIONS_FILE, read_metrics
+from jaxrl_atari.runs.reading import EVALUATIONS_FILE, METRICS_FILE
+
+Say = Callable[[str], object]
 
 
-def restore_session(
-    config: Config, session_dir: Path, writer: CheckpointWriter | None, target: Callable[[dict[str, Any]], Any]
-) -> tuple[Restored | None, list[str]]:
-    """Reads the newest sound checkpoint of a session; of several processes, each reads the same one.
+def restore_session(checkpoints: Checkpoints, target: Callable[[dict[str, Any]], Any], say: Say) -> Restored | None:
+    """The newest sound checkpoint; None for a session that has none. Damaged ones are set aside.
+
+    Of several processes, each reads the one that the leader has chosen.
 
     Args:
-        writer: of the session, in the leader. It chooses the checkpoint, and sets the newer, damaged ones aside.
         target: meta of a checkpoint -> the shapes, types and placement of its arrays.
-
-    Returns:
-        The checkpoint, None for a session that starts at 0, and a line for the user for each damaged one.
+        say: receives lines for the user.
 
     Raises:
-        UserError: no checkpoint is sound, or there is none although the log shows that one was written.
+        UserError: no checkpoint is sound.
     """
-    if writer is None:
-        choice = agree("")
-        if choice.startswith("error "):
-            raise UserError(choice.removeprefix("error "))
-        if not choice:
-            return None, []
-        step, checkpoints = int(choice), Checkpoints(session_dir)
-        meta = checkpoints.read_meta(step)
-        return Restored(step, checkpoints.restore(step, target(meta)), meta, {}), []
+    found = None
     try:
-        found = writer.restore_newest(target) if writer.steps() else None
-        if found is None:
-            _require_young(config, session_dir)
+        if is_leader() and checkpoints.steps():
+            found = checkpoints.restore_newest(target)
     except UserError as error:
         agree(f"error {error}"[:1_000])
         raise
-    agree(str(found.step) if found else "")
-    if found is None:
-        return None, []
-    notes = [
-        f"the checkpoint at {step:,} env steps is damaged ({error.reason}) and is now "
-        f"{writer.set_aside(step)}; {step - found.step:,} env steps are lost; it resumes at {found.step:,}"
-        for step, error in found.damaged.items()
-    ]
-    return found, notes
+    choice = agree(str(found.step) if found else "")
+    if is_leader() or not choice:
+        for step, error in found.damaged.items() if found else ():
+            say(f"{error}; it is now {checkpoints.set_aside(step)}")
+        return found
+    if choice.startswith("error "):
+        raise UserError(choice.removeprefix("error "))
+    meta = checkpoints.read_meta(int(choice))
+    return Restored(int(choice), checkpoints.restore(int(choice), target(meta)), meta, {})
 
 
-def _require_young(config: Config, session_dir: Path) -> None:
-    """Raises `UserError` if a session has no checkpoint and came so far that there must have been one."""
-    try:
-        reached = read_metrics(session_dir)["env_steps"][-1]
-    except UserError:  # no log point yet
-        return
-    with contextlib.suppress(UserError):
-        config = read_config(session_dir, restore=False)  # with which it came so far
-    interval = max(config.log.checkpoint_every_env_steps, config.rollout_size)
-    if config.is_spent(reached) or reached > 2 * interval + config.rollout_size:
-        raise UserError(
-            f"{session_dir}: has log points up to {reached:,.0f} env steps, but no checkpoint; put its checkpoints"
-            " back, or move metrics.csv away to train again from 0"
-        )
+def games_problem(config: Config, meta: dict[str, Any]) -> str | None:
+    """Why the games of a checkpoint cannot go on; None if they can."""
+    if "games" not in meta.get("items", {}):
+        return "the checkpoint has none: the back end ale records them, in a single process"
+    before = meta["config"]["env"]
+    for name, was, wanted in (
+        ("env.num_envs", before["num_envs"], config.env.num_envs),
+        ("env.backend", before["backend"], config.env.backend),
+        ("env.protocol", meta["protocol"], config.env.resolved_protocol),
+    ):
+        if was != wanted:
+            return f"{name} {was} -> {wanted}"
+    return None
 
 
-def set_aside_logs(session_dir: Path) -> list[str]:
-    """Renames what a session without a checkpoint has logged, so that it starts anew; returns a note for the user."""
-    files = [session_dir / name for name in ("metrics.csv", EVALUATIONS_FILE, "wandb_id")]
-    used = [path for path in files if path.is_file() and len(path.read_bytes().splitlines()) > (path.suffix == ".csv")]
-    kept = [path.rename(unused(path)).name for path in used]
-    note = "there is no checkpoint to resume from: the session starts at 0 env steps; what was logged before is in"
-    return [f"{note} {', '.join(kept)}"] if kept else []
+def resume_text(config: Config, meta: dict[str, Any], compute_dtype: str) -> str:
+    """A line on where a session resumes, and on what has changed of its budget and arithmetic."""
+    text = f"resumed at {meta['env_steps']:,} env steps (update {meta['updates']:,})"
+    if (earlier := meta.get("compute_dtype", compute_dtype)) != compute_dtype:
+        text += f"; arithmetic {earlier} -> {compute_dtype}: --network.compute-dtype {earlier} keeps what it was"
+    if (before := meta["config"]["total_env_steps"]) != config.total_env_steps:
+        text += f"; budget {before:,} -> {config.total_env_steps:,} env steps"
+        if config.ppo.anneal_learning_rate:
+            text += ": the learning rate goes on along the line that reaches zero at the new budget"
+    return text
+
+
+def set_aside_logs(session_dir: Path, say: Say) -> None:
+    """Renames what a session without a checkpoint has logged, because it starts anew."""
+    files = [session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, "wandb_id")]
+    if kept := [path.rename(unused(path)).name for path in files if path.is_file()]:
+        say(f"there is no checkpoint: the session starts at 0; what was logged before is in {', '.join(kept)}")

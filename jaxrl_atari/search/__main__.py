@@ -27,9 +27,8 @@ from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import SessionsFailed, UserError, require
 from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.report.search_records import read_records
-from jaxrl_atari.runs.config_file import is_search
-from jaxrl_atari.runs.description import make_run_dir
 from jaxrl_atari.runs.files import only_writer
+from jaxrl_atari.runs.run_dir import is_search, make_run_dir
 from jaxrl_atari.search.files import read_search, write_search
 from jaxrl_atari.search.results import write_results
 from jaxrl_atari.search.space import SearchConfig, check_space

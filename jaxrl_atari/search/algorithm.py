@@ -17,8 +17,8 @@ from ray.tune.search import Searcher
 
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.search_records import Record, read_records, trial_dir, write_record
-from jaxrl_atari.runs.description import session_dir
 from jaxrl_atari.runs.reading import read_metrics
+from jaxrl_atari.runs.run_dir import session_dir
 from jaxrl_atari.search import SearchConfig
 from jaxrl_atari.search.files import StopFile
 from jaxrl_atari.search.space import Fields, grid_point

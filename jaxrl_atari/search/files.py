@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.cli.stopping import StopRequest
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.runs.config_file import SEARCH_FILE, config_from_dict
 from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.run_dir import SEARCH_FILE
 from jaxrl_atari.search.space import SearchConfig, search_from_dict
 
 

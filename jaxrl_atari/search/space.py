@@ -13,9 +13,8 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.errors import ConfigError, Limits, check_fields, require
-from jaxrl_atari.runs.config_file import config_from_dict
 
 
 @dataclass(frozen=True)

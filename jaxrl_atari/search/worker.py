@@ -19,7 +19,7 @@ from jaxrl_atari.hardware.memory_share import equal_share
 from jaxrl_atari.hardware.rotation import check_devices
 from jaxrl_atari.report.search_records import read_records, trial_dir, write_record
 from jaxrl_atari.report.summary import write_trial_summary
-from jaxrl_atari.runs.description import describe_resumed, is_finished, session_dir, write_description
+from jaxrl_atari.runs.run_dir import describe_resumed, is_finished, session_dir, write_description
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.files import StopFile, read_search
 from jaxrl_atari.search.space import Fields, SearchConfig, set_fields

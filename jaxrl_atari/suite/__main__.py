@@ -35,11 +35,12 @@ from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError, require
 from jaxrl_atari.hardware.rotation import place_session
 from jaxrl_atari.plots import plot_comparison
 from jaxrl_atari.report.pages import try_report
-from jaxrl_atari.report.suites import compare_suites, describe_suite, draw_suites, is_suite, read_suite
+from jaxrl_atari.report.suites import compare_suites, describe_suite, draw_suites, read_suite
 from jaxrl_atari.report.summary import read_run
-from jaxrl_atari.runs.config_file import read_config, require_same_run, with_budget
-from jaxrl_atari.runs.description import all_finished, make_run_dir, require_budget
+from jaxrl_atari.runs.config_file import with_budget
+from jaxrl_atari.runs.description import all_finished, require_budget
 from jaxrl_atari.runs.files import only_writer
+from jaxrl_atari.runs.run_dir import is_suite, make_run_dir, read_config, require_same_run
 from jaxrl_atari.suite.results import write_results
 from jaxrl_atari.suite.suite import game_configs, read_suite_file, run_suite, write_suite_file
 
@@ -112,7 +113,7 @@ def parse(arguments: Sequence[str] | None) -> Command:
 def _config_of(run_dir: Path, default: Config) -> Config:
     """The config of a game's run, or a default where it has not begun or is damaged."""
     with contextlib.suppress(UserError):
-        return read_config(run_dir, restore=False)
+        return read_config(run_dir)
     return default
 
 

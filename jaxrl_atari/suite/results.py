@@ -28,8 +28,8 @@ from jaxrl_atari.report.suites import (
     write_rliable,
 )
 from jaxrl_atari.report.summary import read_run, status_text, write_trial_summary
-from jaxrl_atari.runs.config_file import read_config
 from jaxrl_atari.runs.files import write_file, write_json
+from jaxrl_atari.runs.run_dir import read_config
 from jaxrl_atari.suite.suite import game_configs, read_suite_file
 
 TABLE_COLUMNS = {

@@ -17,9 +17,9 @@ def main() -> None:
     task = json.loads(sys.stdin.readline())
     end_with_parent()
     from jaxrl_atari.cli.stopping import StopRequest
+    from jaxrl_atari.config import config_from_dict
     from jaxrl_atari.hardware import runtime
-    from jaxrl_atari.runs.config_file import config_from_dict
-    from jaxrl_atari.runs.description import session_dir, write_description
+    from jaxrl_atari.runs.run_dir import session_dir, write_description
     from jaxrl_atari.session import run_session
 
     session = int(sys.argv[2])

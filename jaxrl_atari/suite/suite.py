@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jaxrl_atari.cli import counted, say
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.errors import ConfigError, UserError, reason
 from jaxrl_atari.hardware.cpu import usable_cores
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.runs.config_file import SUITE_FILE, config_from_dict, read_config, require_same_run
-from jaxrl_atari.runs.description import all_finished, change_budget, describe_resumed, is_run
+from jaxrl_atari.runs.description import all_finished, change_budget
 from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.run_dir import SUITE_FILE, describe_resumed, is_run, read_config, require_same_run
 from jaxrl_atari.suite.processes import Failure, Task, run_processes
 
 

@@ -24,19 +24,19 @@ from jaxrl_atari.hardware.rotation import Place, place_session
 from jaxrl_atari.plots import plot_trial
 from jaxrl_atari.report.pages import try_report
 from jaxrl_atari.report.summary import read_run, summary_table, trial_summary
-from jaxrl_atari.runs.config_file import read_config, require_same_run, same_budget, with_budget
-from jaxrl_atari.runs.description import (
-    all_finished,
-    change_budget,
+from jaxrl_atari.runs.config_file import same_budget, with_budget
+from jaxrl_atari.runs.description import all_finished, change_budget, require_budget
+from jaxrl_atari.runs.files import only_writer, read_json, write_json
+from jaxrl_atari.runs.run_dir import (
     describe_resumed,
     is_finished,
     is_run,
     make_run_dir,
-    require_budget,
+    read_config,
+    require_same_run,
     session_dir,
     write_description,
 )
-from jaxrl_atari.runs.files import only_writer, read_json, write_json
 from jaxrl_atari.session import run_session
 from jaxrl_atari.suite.processes import Task, run_processes
 

@@ -1,0 +1,117 @@
+"""Records of games in progress, from which they can be played again exactly.
+
+An emulator's state cannot be saved, but a game that starts from a seed is a function of that seed and of the actions.
+An anchor is such a start. Between two anchors, games follow one another by ordinary auto-resets, which depend on the
+seed and the actions alone, too. Anchors are rare, because seeding an emulator takes 0.1 s: each environment has one at
+the first end of a game in each interval of `anchor_steps` steps, wherever a session was stopped and resumed.
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Games(NamedTuple):
+    """The games in progress of n environments: what a checkpoint holds of them.
+
+    A step of an environment counts whether it is an auto-reset step or not.
+    """
+
+    steps: np.ndarray  # int64 [n], of each environment since the start of the session: all equal
+    anchor_step: np.ndarray  # int64 [n], steps of the environment before its newest anchor
+    anchor_seed: np.ndarray  # int64 [n], seed of that anchor
+    actions: np.ndarray  # uint8 [n, L], the newest L steps: since the oldest of these anchors
+    frame: np.ndarray  # uint8 [n, 84, 84], the newest frame
+    lives: np.ndarray  # int32 [n]
+    in_progress: np.ndarray  # float64 [n, 2], return and length so far
+
+
+class Segment(NamedTuple):
+    """The actions of some steps of n environments, for the log from which scores are recomputed."""
+
+    first_step: int
+    actions: np.ndarray  # uint8 [steps, n]
+    anchors: np.ndarray  # int64 [k, 3]: step, environment of the session, seed
+    frame_crc: np.ndarray  # uint32 [n], CRC-32 of the frames after these steps
+
+
+class GameRecord:
+    """Seeds and actions of the environments of a pool.
+
+    Args:
+        game_seed: anchors derive their seeds from it, from the environment and from the step.
+        seeds: with which the n environments start.
+        first_env: number of the first environment in the session.
+        anchor_steps: interval of the anchors in steps of an environment.
+        first_step: steps that each environment has made before these games, which a resumed session starts anew.
+    """
+
+    def __init__(self, game_seed: int, seeds: Sequence[int], first_env: int, anchor_steps: int, first_step: int = 0):
+        self._game_seed, self._first_env, self._interval = game_seed, first_env, anchor_steps
+        self._steps = self._taken = first_step
+        self._anchor_step, self._anchor_seed = np.full(len(seeds), first_step), np.array(seeds, np.int64)
+        self._actions: deque[np.ndarray] = deque()  # of the newest steps
+        self._new_anchors = [(first_step, first_env + i, seed) for i, seed in enumerate(seeds)]
+
+    def sent(self, actions: np.ndarray) -> None:
+        """Records a step."""
+        self._actions.append(actions.astype(np.uint8))
+        self._steps += 1
+
+    def due(self, first: np.ndarray) -> np.ndarray:
+        """The environments, bool [n], that get an anchor at this step: of those that start a game, bool [n]."""
+        return first & (self._steps // self._interval > self._anchor_step // self._interval)
+
+    def anchor(self, envs: np.ndarray) -> np.ndarray:
+        """Records an anchor of some environments, bool [n]; returns its seeds."""
+        numbers = np.flatnonzero(envs)
+        entropy = [(self._game_seed, self._first_env + int(i), self._steps) for i in numbers]
+        seeds = np.array([np.random.SeedSequence(words).generate_state(1)[0] >> 1 for words in entropy], np.int64)
+        self._anchor_step[envs], self._anchor_seed[envs] = self._steps, seeds
+        self._new_anchors += [(self._steps, self._first_env + i, seed) for i, seed in zip(numbers, seeds, strict=True)]
+        return seeds
+
+    def games(self, frame: np.ndarray, lives: np.ndarray, in_progress: np.ndarray) -> Games:
+        """The games in progress; the arguments are fields of `Games`."""
+        actions = self._newest(self._steps - int(self._anchor_step.min())).T
+        steps = np.full(len(lives), self._steps)
+        return Games(steps, self._anchor_step.copy(), self._anchor_seed.copy(), actions, frame, lives, in_progress)
+
+    def _newest(self, steps: int) -> np.ndarray:
+        return np.array(list(self._actions)[len(self._actions) - steps :], np.uint8).reshape(steps, -1)
+
+    def take_segment(self, frame: np.ndarray) -> Segment:
+        """The steps since the last call. Forgets the actions that nobody needs any more.
+
+        Args:
+            frame: the newest, uint8 [n, 84, 84].
+        """
+        anchors = np.array(self._new_anchors, np.int64).reshape(-1, 3)
+        crc = np.array([zlib.crc32(each.tobytes()) for each in frame], np.uint32)
+        segment = Segment(self._taken, self._newest(self._steps - self._taken), anchors, crc)
+        self._taken, self._new_anchors = self._steps, []
+        while len(self._actions) > self._steps - int(self._anchor_step.min()):
+            self._actions.popleft()
+        return segment
+
+    def restore(self, games: Games) -> None:
+        """Continues the record of a checkpoint, whose segment is written already."""
+        self._steps = self._taken = int(games.steps[0])
+        self._anchor_step, self._anchor_seed = games.anchor_step.copy(), games.anchor_seed.copy()
+        self._actions, self._new_anchors = deque(games.actions.T), []
+
+
+def join(parts: list[Games]) -> Games:
+    """The games of several pools, which have made equally many steps, in the order of their environments."""
+    length = max(part.actions.shape[1] for part in parts)
+    padded = [np.pad(part.actions, ((0, 0), (length - part.actions.shape[1], 0))) for part in parts]
+    aligned = [part._replace(actions=actions) for part, actions in zip(parts, padded, strict=True)]
+    return Games(*map(np.concatenate, zip(*aligned, strict=True)))
+
+
+def split(games: Games, first_env: int, num_envs: int) -> Games:
+    """The games of some of the environments."""
+    return Games(*(field[first_env : first_env + num_envs] for field in games))

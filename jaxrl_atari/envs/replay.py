@@ -1,0 +1,93 @@
+"""Playing recorded games again, up to the step at which a checkpoint was written."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter
+from jaxrl_atari.envs.record import Games
+
+PAST = 3
+"""Frames before the newest one that a stack can hold."""
+
+
+class Replayed(NamedTuple):
+    """Where the games of a pool stand after a replay."""
+
+    step: EnvStep  # the newest
+    past_frames: np.ndarray  # uint8 [3, n, 84, 84], the frames before it, the oldest first
+    past_age: np.ndarray  # int32 [n], age of the frame before it: earlier frames of the same game, at most 3
+    episodes: EpisodeCounter
+
+
+def play_again(pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, EnvStep]]:
+    """Plays games that started from seeds, in environments that end together: those with fewer actions start later.
+
+    Args:
+        pool: before its first step.
+        seeds: int [n], of each environment.
+        actions: for each environment, int [its steps].
+
+    Yields:
+        After the start and after each step: the actions that each environment still has to take, int [n], and the
+        step. An environment that has not started, whose number is still beyond its own, plays something else.
+    """
+    lengths = np.array(list(map(len, actions)))
+    left = np.full(len(lengths), lengths.max())
+    step = pool.reset()
+    while True:
+        starts = left == lengths
+        if starts.any():
+            step = pool.start_games(step, starts, seeds[starts])
+        yield left, step
+        if not left[0]:
+            return
+        step = pool.step(np.array([each[-n] if n <= len(each) else 0 for each, n in zip(actions, left, strict=True)]))
+        left = left - 1
+
+
+def replay(pool: EnvPool, games: Games, on_step: Callable[[int, int], object] = lambda done, steps: None) -> Replayed:
+    """Plays the games of a checkpoint again in a new pool and continues their record in it.
+
+    Args:
+        on_step: called with the steps done, and with all steps to do.
+
+    Raises:
+        ValueError: the games do not end as the checkpoint says: it is of another emulator or game, or damaged.
+    """
+    record, pool.record = pool.record, None
+    since = games.steps - games.anchor_step
+    actions = [each[len(each) - n :] for each, n in zip(games.actions, since.tolist(), strict=True)]
+    episodes, newest = EpisodeCounter(pool.num_envs), deque(maxlen=PAST + 1)
+    for left, step in play_again(pool, games.anchor_seed, actions):
+        episodes.count(step)  # starts anew where a game does
+        newest.append(step)
+        on_step(int(since.max() - left[0]), int(since.max()))
+    step = newest.pop()
+    found = (step.frame, pool.lives, episodes.in_progress)
+    if not all(map(np.array_equal, found, (games.frame, games.lives, games.in_progress))):
+        raise ValueError("the games do not end in the frames, lives and returns that the checkpoint has")
+    frames, age = np.zeros((PAST, *games.frame.shape), np.uint8), np.full(pool.num_envs, PAST, np.int32)
+    for place, each in enumerate(newest, start=PAST - len(newest)):
+        frames[place], age = each.frame, np.where(each.first, 0, np.minimum(age + 1, PAST))
+    if record is not None:
+        record.restore(games)
+    pool.record = record
+    return Replayed(step, frames, age, episodes)
+
+
+def report_replay(say: Callable[[str], object], seconds: float = 10.0) -> Callable[[int, int], None]:
+    """A function for `on_step` of `replay` that reports the progress every ten seconds."""
+    start = shown = time.monotonic()
+
+    def on_step(done: int, steps: int) -> None:
+        nonlocal shown
+        if (now := time.monotonic()) - shown >= seconds:
+            shown = now
+            left = (now - start) / done * (steps - done)
+            say(f"playing the games of the checkpoint again: {done / steps:.0%}, {left:.0f} s to go")
+
+    return on_step

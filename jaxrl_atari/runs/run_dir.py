@@ -1,0 +1,214 @@
+"""Run directories: making one, finding what is in it, and config.json, which says what is needed to run it again.
+
+RUN_DIR/config.json    the config, versions, git revision, machine, and every resume
+RUN_DIR/session_<i>/   session i of the trial: metrics.csv, evaluations.csv, checkpoints/, graphs/, actions/
+"""
+
+import os
+import platform
+import re
+import subprocess
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from jaxrl_atari.config import Config, changed_fields, config_from_dict
+from jaxrl_atari.errors import UserError, parse_path, require
+from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.cpu import read_cpu
+from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
+
+PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
+CONFIG_FILE, SUITE_FILE, SEARCH_FILE = "config.json", "suite.json", "search.json"
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a directory holds a run, even one that has not begun to train."""
+    return (directory / CONFIG_FILE).is_file()
+
+
+def is_suite(directory: Path) -> bool:
+    """Whether a directory is that of a suite."""
+    return (directory / SUITE_FILE).is_file()
+
+
+def is_search(directory: Path) -> bool:
+    """Whether a directory is that of a search."""
+    return (directory / SEARCH_FILE).is_file()
+
+
+def session_dir(run_dir: Path, session: int) -> Path:
+    """The directory of session `session` of a trial."""
+    return run_dir / f"session_{session}"
+
+
+def session_dirs(run_dir: Path) -> list[Path]:
+    """The directories `session_<i>` of a run, ordered by i."""
+    found = (path for path in run_dir.glob("session_*") if re.fullmatch(r"session_(0|[1-9]\d*)", path.name))
+    return sorted(filter(Path.is_dir, found), key=session_number)
+
+
+def session_number(session_dir: Path) -> int:
+    """The i of a directory `session_<i>`."""
+    return int(session_dir.name.removeprefix("session_"))
+
+
+def checkpoint_steps(session_dir: Path) -> list[int]:
+    """Env steps of a session's complete checkpoints, in ascending order; none before its first one."""
+    return sorted(int(path.name) for path in session_dir.glob("checkpoints/*") if re.fullmatch("[0-9]+", path.name))
+
+
+def is_finished(config: Config, session_dir: Path) -> bool:
+    """Whether a session has spent its budget. Starts no back end of JAX."""
+    return config.is_spent(max(checkpoint_steps(session_dir), default=0))
+
+
+def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
+    """Makes the directory of a new run: `OUTPUT_DIR/NAME_TIMESTAMP`, never one that exists already.
+
+    Args:
+        wanted: the directory to make instead. It may exist if it is empty.
+
+    Raises:
+        UserError: the folder cannot be written to, or is not empty.
+    """
+    stamp = f"{config.name}_{time.strftime('%Y%m%d_%H%M%S')}"
+    names = [f"{stamp}{suffix}" for suffix in ("", *(f"_{i}" for i in range(2, 100)))]
+    candidates = [wanted] if wanted else [parse_path(config.output_dir, "output_dir") / name for name in names]
+    for run_dir in candidates:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=run_dir == wanted)
+            if other := next((path.name for path in run_dir.iterdir() if not path.name.startswith(".")), None):
+                raise UserError(f"{run_dir}: holds {other}, and no run; choose another folder or an empty one")
+            (run_dir / ".lock").touch()
+            return run_dir
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"{run_dir}: {error.strerror or error}; choose a folder that can be written to") from error
+    raise UserError(f"{candidates[0]}: exists already; choose another name")
+
+
+# --- config.json -----------------------------------------------------------------------------------------------------
+
+
+def read_config(run_dir: Path) -> Config:
+    """Reads the config of a run directory.
+
+    Raises:
+        UserError: it is not a run directory, or its config.json cannot be used.
+    """
+    path = run_dir / CONFIG_FILE
+    if not path.is_file():
+        raise UserError(f"{run_dir}: not a run directory (it has no {CONFIG_FILE}); expected data/NAME_TIMESTAMP")
+    try:
+        return config_from_dict(read_json(path)["config"])
+    except (ValueError, KeyError, UserError) as error:
+        raise UserError(f"{path}: cannot be used ({type(error).__name__}: {error}); restore it from a copy") from error
+
+
+def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
+    """Refuses to resume a run as another one, or with a budget that a session has passed.
+
+    Raises:
+        ConfigError: another game, protocol or seed, or a budget that would have been spent a rollout earlier.
+    """
+    for name, was, wanted in (
+        ("env.game", before.env.game_name, config.env.game_name),
+        ("env.protocol", before.env.resolved_protocol, config.env.resolved_protocol),
+        ("seed", before.seed, config.seed),
+    ):
+        require(wanted == was, name, wanted, f"{was}, with which the run began", "leave it out, or start a new run")
+    if config.total_env_steps < before.total_env_steps:
+        reached = max((steps for path in session_dirs(run_dir) for steps in checkpoint_steps(path)), default=0)
+        expected = f"at least {reached}, the env steps of a session"
+        passed = config.is_spent(reached - config.rollout_size)
+        require(not passed, "total_env_steps", config.total_env_steps, expected, "start a new run for a smaller budget")
+
+
+def describe(config: Config) -> dict[str, Any]:
+    """The content of a new config.json: config, seed, protocol, versions, git revision, machine."""
+    return {
+        "config": config.to_dict(),
+        "seed": config.seed,
+        "game": config.env.game_name,
+        "protocol": config.env.resolved_protocol,
+        "gae_lambda": config.resolved_gae_lambda,
+        "return_ma_env_steps": RETURN_MA_ENV_STEPS,
+        **surroundings(config),
+    }
+
+
+def describe_resumed(config: Config, directory: Path, file: str = CONFIG_FILE) -> dict[str, Any]:
+    """As `describe`; of a run that has begun the first `surroundings` stay, and `resumed` has each resume's.
+
+    With them come the fields that it changed: name -> [before, after].
+
+    Args:
+        file: name of the file in `directory` that has the history.
+    """
+    described, path = describe(config), directory / file
+    if not path.is_file():
+        return described
+    before, today = read_json(path), surroundings(config)
+    entry = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), **today}
+    if changed := changed_fields(before["config"], described["config"]):
+        entry["changed"] = changed
+    kept = {name: before.get(name) for name in (*today, "return_ma_env_steps")}
+    return described | kept | {"resumed": [*before.get("resumed", ()), entry]}
+
+
+def write_description(directory: Path, description: dict[str, Any], file: str = CONFIG_FILE) -> None:
+    """Writes config.json."""
+    write_json(directory / file, description)
+
+
+def surroundings(config: Config) -> dict[str, Any]:
+    """The version of Python, of the packages that matter, the git revision, and the machine.
+
+    With `devices.gpu = false` the machine's GPUs are not among them, because nothing asks for them.
+    """
+    asks, cpu = config.devices.gpu is not False, read_cpu()
+    return {
+        "python": platform.python_version(),
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "git_revision": _git_revision(),
+        "hardware": {
+            "cpu": cpu.model,
+            "instruction_sets": cpu.instruction_sets and list(cpu.instruction_sets),
+            "cores": cpu.cores,
+            "threads_per_core": cpu.threads_per_core,
+            "virtual": cpu.virtual,
+            "memory_gib": psutil.virtual_memory().total / 2**30,
+            "gpus": [gpu.model for gpu in gpus.visible().gpus] if asks else None,
+            "driver": gpus.driver_version() if asks else None,
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    """The commit of this package's own checkout, with `+` where files differ from it; None if it is not in a checkout.
+
+    A package that is installed inside some other repository, as in a virtual environment there, has none.
+    """
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # set in Git's hooks
+    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    try:
+        found = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None
