@@ -1,6 +1,7 @@
 """The command line: exit statuses, errors, what output may do, options and config files, the compilation cache."""
 
 import contextlib
+import csv
 import errno
 import os
 import pickle
@@ -10,14 +11,13 @@ import sys
 from dataclasses import replace
 
 import pytest
-from sample_runs import read_csv
 from user_commands import ROOT, run_here
 
 from jaxrl_atari import cli, train
 from jaxrl_atari.cli.options import load_config
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.runs.description import describe, make_run_dir, write_description
+from jaxrl_atari.runs.run_dir import describe, make_run_dir, write_description
 
 QBERT = ["--config", "configs/qbert.py"]
 
@@ -112,7 +112,8 @@ def test_training_without_standard_streams(tmp_path):
         f'"$0" -m jaxrl_atari.train --run-dir "$1" {small} <&- >&- 2>&-', str(tmp_path), TF_CPP_MIN_LOG_LEVEL="0"
     )
     assert ended.returncode == 0
-    assert read_csv(tmp_path / "session_0" / "metrics.csv")[-1]["env_steps"] == "32"
+    *_, last = csv.DictReader((tmp_path / "session_0" / "metrics.csv").read_text().splitlines())
+    assert last["env_steps"] == "32"
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b".cc:" in path.read_bytes()]
 
 

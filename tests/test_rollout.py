@@ -98,7 +98,7 @@ def test_outcomes_of_the_steps(played):
             total[i] += step.reward[i]
             length[i] += 1
             if step.terminated[i] or step.truncated[i]:
-                games.append((total[i], length[i]))
+                games.append((t % LENGTH, i, total[i], length[i]))
                 total[i] = length[i] = 0
     assert [game for each in collected for game in each.games] == games  # raw rewards, over lives
     env_steps = sum(each.env_steps for each in collected)
@@ -143,24 +143,25 @@ def test_groups_and_devices_play_what_one_group_plays():
             np.testing.assert_allclose(y, first_half, atol=0 if name in ("action", "frames") else 1e-5, err_msg=name)
 
 
-def test_return_ma_is_the_mean_of_the_last_100_means_of_the_last_100_games():
-    rng, statistics, games, means = np.random.default_rng(0), EpisodeStatistics(), [], []
-    assert np.isnan(statistics.log_point()["return_mean"])
-    for number in range(130):
-        for _ in range(rng.integers(4)):
-            games.append((rng.normal(), int(rng.integers(1000))))
-            statistics.game_over(*games[-1])
-        if number == 60:  # through a checkpoint
+def test_return_ma_is_the_mean_of_return_mean_over_the_last_million_env_steps():
+    rng, statistics, games, env_steps, means = np.random.default_rng(0), EpisodeStatistics(), [], [], []
+    assert np.isnan(statistics.to_row()["return_ma"])
+    for update in range(1, 131):
+        ended = [(0, 0, rng.normal(), int(rng.integers(1000))) for _ in range(rng.integers(1, 4))]
+        games += ended
+        env_steps.append(10_000 * update)
+        means.append(np.mean([x for *_, x, _ in games[-100:]]))
+        statistics.count(ended, env_steps[-1])
+        if update == 60:  # through a checkpoint
             saved, statistics = json.dumps(statistics.to_dict()), EpisodeStatistics()
-            statistics.load(json.loads(saved))
-        point = statistics.log_point()
-        if games:
-            mean, length = np.mean(games[-100:], axis=0)
-            means.append(mean)
-            expected = {"return_mean": mean, "return_ma": np.mean(means[-100:]), "episode_length": length}
-            assert {name: point[name] for name in expected} == pytest.approx(expected)
-        assert point["episodes"] == len(games)
-    assert len(games) > 150  # both windows were full
+            statistics.load(json.loads(saved), env_steps[-1])
+        start = max(env_steps[0], env_steps[-1] - 1_000_000)
+        between = np.linspace(start, env_steps[-1], 20_001)  # the mean is linear from one update to the next
+        row = statistics.to_row()
+        np.testing.assert_allclose(row["return_ma"], np.interp(between, env_steps, means).mean(), rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(row["return_mean"], means[-1])
+        np.testing.assert_allclose(row["episode_length"], np.mean([length for *_, length in games[-100:]]))
+    assert row["episodes"] == len(games) > 200
 
 
 def test_every_step_and_every_environment_draws_for_itself():
