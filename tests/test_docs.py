@@ -1,22 +1,23 @@
 """The pages: every command line parses, every import and every link resolves."""
 
+import argparse
 import ast
 import configparser
 import importlib
 import io
 import os
 import re
-import runpy
 import shlex
 import signal
 import subprocess
 import sys
-import warnings
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import tyro
+from user_commands import run_here
 
 from jaxrl_atari import cli
 from jaxrl_atari.config import Config
@@ -81,15 +82,13 @@ def run(module, words, monkeypatch):
 
         return wrapper
 
-    monkeypatch.setattr(cli, "parse", stop_after(cli.parse))
-    monkeypatch.setattr(cli.Parser, "parse_args", stop_after(cli.Parser.parse_args))
-    monkeypatch.setattr(sys, "argv", ["jaxrl_atari", *words])
+    monkeypatch.setattr(tyro, "cli", stop_after(tyro.cli))
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop_after(argparse.ArgumentParser.parse_args))
     monkeypatch.chdir(ROOT)
     error = io.StringIO()
     try:
-        with redirect_stderr(error), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # the module has been imported before
-            runpy.run_module(f"jaxrl_atari.{module}", run_name="__main__", alter_sys=True)
+        with redirect_stderr(error):
+            run_here(module, words)
     except Parsed:
         return None
     except SystemExit:
@@ -139,7 +138,7 @@ def test_every_compared_value_is_possible(option):
     for value in values.split(","):
         if field in ("num_envs", "rollout_length"):
             field = {"num_envs": "env.num_envs", "rollout_length": "ppo.rollout_length"}[field]
-        cli.parse(Config, [f"--{field.replace('_', '-')}", value], default=Config())
+        tyro.cli(Config, args=[f"--{field.replace('_', '-')}", value])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
