@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_atari import rollout
-from jaxrl_atari.benchmark.instruments import Compilations
+from jaxrl_atari.benchmark.measure import COMPILED, jax_events
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
 from jaxrl_atari.fast.forms import make_network
@@ -35,8 +35,8 @@ def small(**values):
 def iterate(run, times):
     iterations = train(run)
     for _ in range(times):
-        jax.block_until_ready(next(iterations))
-    jax.block_until_ready(run.learner.settle())
+        next(iterations)
+    run.learner.wait()
 
 
 # --- Compilations ----------------------------------------------------------------------------------------------------
@@ -46,22 +46,21 @@ def iterate(run, times):
 def test_everything_is_compiled_once(overlap, devices, tmp_path):
     config = dataclasses.replace(small(overlap=overlap), devices=DevicesConfig(gpu=False, data_parallel=devices))
     compiled_update.cache_clear()  # other sessions of this process may have compiled it already
-    with Compilations() as compilations, prepare(config, tmp_path / "session_0", quiet=True) as run:
+    with jax_events() as events, prepare(config, tmp_path / "session_0", quiet=True) as run:
         iterate(run, 2)
-        assert compilations.count[Compilations.COMPILE] > 0  # the counter does see them
+        assert events[COMPILED]
         before = run.learner.state.params["dense"]["kernel"]
-        compilations.count.clear()
+        events.clear()
         iterate(run, 3)
-        assert not compilations.count  # nothing is traced either
+        assert not events  # nothing is traced either
         assert devices > 1 or before.is_deleted()  # an update reuses the memory of the state
         run.finish()
     # Another session, in which all that enters the update as a number is another one.
     other = dataclasses.replace(config, ppo=jax.tree.map(lambda x: 0.9 * x, config.ppo))
-    compilations.count.clear()
-    with compilations, prepare(other, tmp_path / "session_1", session=1, quiet=True) as run:
+    with jax_events() as events, prepare(other, tmp_path / "session_1", session=1, quiet=True) as run:
         iterate(run, 2)
         run.finish()
-    assert not compilations.count[Compilations.COMPILE]
+    assert not events[COMPILED]
 
 
 # --- Transfers -------------------------------------------------------------------------------------------------------
