@@ -99,7 +99,7 @@ def in_float64(params):
     return jax.tree.map(lambda x: np.asarray(x, np.float64), params)
 
 
-# A unit nearer to ReLU's kink than float32 can tell has no gradient to compare: seeds are chosen without one.
+# A unit nearer to ReLU's kink than float32 can tell has no gradient to compare: seeds with one are passed over.
 KINK_MARGIN = 1e-6
 
 
@@ -293,17 +293,19 @@ def test_a_whole_update(conv, seed, changes):
     The longest way that Adam can have gone is 8 times the learning rate.
     """
     config = small_config(**changes)
-    rollout, params = random_rollout(seed), trained_params(seed)
-    assert (rollout["weight"] == 0).any()
-    state, metrics = run_update(rollout, params, config, conv)
-
     indices = np.asarray(minibatch_indices(KEY, 4, 4, config.epochs, config.minibatch_size))
-    start = in_float64(params)
-    adam = reference.Adam(start, config.max_grad_norm, config.adam_epsilon, config.weight_decay)
     switches = {name: getattr(config, name) for name in ("normalize_advantages", "clip_value_loss")}
-    expected, history = reference.update(start, rollout, HYPER, indices, adam, **switches)
+    for candidate in range(seed, seed + 20):
+        rollout, params = random_rollout(candidate), trained_params(candidate)
+        start = in_float64(params)
+        adam = reference.Adam(start, config.max_grad_norm, config.adam_epsilon, config.weight_decay)
+        expected, history = reference.update(start, rollout, HYPER, indices, adam, **switches)
+        if min(parts["kink_margin"] for parts in history) > KINK_MARGIN and (rollout["weight"] == 0).any():
+            break
+    else:
+        pytest.fail("no seed will do")
+    state, metrics = run_update(rollout, params, config, conv)
     assert len(history) == 8
-    assert min(parts["kink_margin"] for parts in history) > KINK_MARGIN
     assert max(parts["gradient_norm"] for parts in history) > config.max_grad_norm  # so that clipping is seen
     longest = HYPER["learning_rate"] * len(history)
     for name, layer in expected.items():
