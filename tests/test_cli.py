@@ -300,15 +300,19 @@ def test_the_default_cache_folder_keeps_compiled_programs(tmp_path):
 @pytest.mark.parametrize(
     ("variables", "line"),
     [
-        ({"JAXRL_ATARI_NO_TUNING": "1"}, "process tuning off (JAXRL_ATARI_NO_TUNING)"),
-        ({"JAX_COMPILATION_CACHE_DIR": ""}, "compiled programs are not kept: JAX_COMPILATION_CACHE_DIR is empty"),
-        ({"XDG_CACHE_HOME": "/dev/null"}, "compiled programs are not kept: /dev/null/jaxrl_atari/xla/threads_"),
+        ({"JAXRL_ATARI_NO_TUNING": "1"}, "JAXRL_ATARI_NO_TUNING"),
+        ({"JAX_COMPILATION_CACHE_DIR": ""}, "JAX_COMPILATION_CACHE_DIR"),
+        ({"XDG_CACHE_HOME": "/dev/null"}, "/dev/null/jaxrl_atari/xla/threads_"),
     ],
 )
 def test_settings_that_are_the_users_or_cannot_be_made(variables, line):
-    assert configured(**variables, MALLOC_TOP_PAD_="65536").startswith(line)  # malloc is the user's: not a word of it
+    (output,) = configured(**variables, MALLOC_TOP_PAD_="65536").splitlines()  # malloc is the user's: not a word of it
+    assert output.startswith(("process tuning off", "compiled programs are not kept: "))
+    assert line in output
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without an entry in /etc/passwd")
 def test_a_user_without_a_home_gets_no_cache():
-    assert "compiled programs are not kept: this user has no home; set HOME or" in configured("os.setuid(54_321)")
+    assert re.search(
+        "compiled programs are not kept: .* home.*JAX_COMPILATION_CACHE_DIR", configured("os.setuid(54_321)")
+    )
