@@ -313,6 +313,5 @@ def test_settings_that_are_the_users_or_cannot_be_made(variables, line):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without an entry in /etc/passwd")
 def test_a_user_without_a_home_gets_no_cache():
-    assert re.search(
-        "compiled programs are not kept: .* home.*JAX_COMPILATION_CACHE_DIR", configured("os.setuid(54_321)")
-    )
+    output = configured("os.setuid(54_321)")
+    assert re.search("compiled programs are not kept: .* home.*JAX_COMPILATION_CACHE_DIR", output)
