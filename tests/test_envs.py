@@ -129,8 +129,15 @@ def find_game(rom, backend, rules, steps, actions):
 
 
 @both
-@pytest.mark.parametrize(("rom", "name"), [("breakout", "Breakout"), ("freeway", "Freeway"), ("pong", "Pong")])
-@pytest.mark.parametrize(("rules", "other"), [(V5, CLASSIC), (CLASSIC, V5)], ids=["v5", "classic"])
+@pytest.mark.parametrize(
+    ("rom", "name", "rules", "other"),
+    [
+        ("breakout", "Breakout", V5, CLASSIC),
+        ("breakout", "Breakout", CLASSIC, V5),
+        ("freeway", "Freeway", V5, CLASSIC),
+        ("pong", "Pong", CLASSIC, V5),
+    ],
+)
 def test_frames_and_rewards_equal_an_independent_emulation(backend, rom, name, rules, other):
     pool = make_pool(backend, name, 1, seed=SEED, rules=rules)
     actions = random_actions(pool, 60)

@@ -341,11 +341,11 @@ def test_target_kl_ends_the_epochs():
         config = small_config(epochs=epochs, target_kl=target_kl)
         return jitted_update(linear)(init_train_state(params, config), rollout, config, KEY)
 
-    plain = {epochs: run(epochs) for epochs in (1, 2, 3)}
+    plain = {epochs: run(epochs) for epochs in (1, 2)}
     one, two = (float(plain[epochs][1]["approx_kl"]) * epochs for epochs in (1, 2))  # sums over epochs
     first, second = one, two - one
     assert 0 < first < second
-    for target_kl, taken in ((first / 2, 1), ((first + second) / 2, 2), (100.0, 3)):
+    for target_kl, taken in ((first / 2, 1), ((first + second) / 2, 2)):
         state, metrics = run(3, target_kl)
         expected, means = plain[taken]
         assert metrics.pop("skipped_steps") == 4 * (3 - taken)
