@@ -1,24 +1,29 @@
-"""Devices: the `gpu` option -> JAX devices, the placement of a session, one session over several GPUs.
+"""Devices: the placement of a session, one session over several GPUs, and the checker.
 
-    python -m jaxrl_atari.devices [--config configs/qbert.py]
-
-reports the devices of this machine, the one that each `gpu` option picks, and problems.
+python -m jaxrl_atari.devices [--config configs/qbert.py ...]
 """
 
+import argparse
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.config import DevicesConfig, GpuOption
-from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.hardware import gpus, jax_gpus
-from jaxrl_atari.hardware.jax_gpus import forbid_gpu, gpus_by_index, visible_gpus
-from jaxrl_atari.ppo import Shard
+from jaxrl_atari import cli
+from jaxrl_atari.cli.options import AllOptions, FromConfig, load_config, parse
+from jaxrl_atari.config import Config, DevicesConfig, GpuOption
+from jaxrl_atari.errors import require
+from jaxrl_atari.hardware.gpus import visible
+from jaxrl_atari.hardware.jax_gpus import limit_jax, start_gpus
+from jaxrl_atari.hardware.memory_share import apply_memory_fraction
+from jaxrl_atari.hardware.report import print_report
+from jaxrl_atari.hardware.rotation import check_devices, take_learners
+from jaxrl_atari.ppo import KEYS, Shard
 
 
 class Placement(NamedTuple):
@@ -40,84 +45,48 @@ class Placement(NamedTuple):
         return sorted({*self.learner, *self.actors}, key=str)
 
 
-# --- The `gpu` option ----------------------------------------------------------------------------------------------
-
-
-def pick_device(gpu: GpuOption, here: bool = False, field: str = "devices.gpu") -> tuple[jax.Device, str]:
-    """The device that a `gpu` option means, and why.
-
-    | gpu | device |
-    |---|---|
-    | "auto" | the first GPU if JAX has one, else the CPU |
-    | True | the first GPU, or an error |
-    | False | the CPU, even if there is a GPU |
-    | 0, 1, ... | exactly that GPU, or an error |
+def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
+    """The devices of a session. Starts JAX's back end, on these devices alone.
 
     Args:
-        here: choose among the devices of this process alone, if there are several processes.
-        field: the name of the option, for the reason and for errors.
-
-    Raises:
-        ConfigError: no such GPU; the message names what is visible.
-    """
-    if gpu is False:
-        forbid_gpu(f"{field} = false")
-        return jax.devices("cpu")[0], f"{field} = false"
-    devices, problem = gpus_by_index()
-    if here and jax.distributed.is_initialized():
-        devices = dict(enumerate(d for d in devices.values() if d.process_index == jax.process_index()))
-    if gpu == "auto" and not devices:
-        cpus = jax.local_devices(backend="cpu") if here else jax.devices("cpu")
-        return cpus[0], f"{field} = auto, and there is no GPU: {problem}"
-    index = min(devices, default=0) if gpu == "auto" or gpu is True else gpu
-    if index not in devices:
-        if jax_gpus.limited_to and index < len(gpus.visible().gpus):
-            raise ConfigError(
-                field, gpu, f"GPU {', '.join(map(str, devices))}, to which JAX was limited when it started",
-                "use another GPU in a fresh process",
-            )  # fmt: skip
-        raise gpus.no_such_gpu(gpu, [d.device_kind for d in devices.values()], problem, field)
-    reason = f"{field} = auto, and there is a GPU" if gpu == "auto" else f"{field} = {str(gpu).lower()}"
-    simulated = "" if gpus.simulated_count() is None else ", simulated by a CPU device"
-    return devices[index], reason + simulated
-
-
-def place(config: DevicesConfig) -> Placement:
-    """The devices of a session; starts JAX's back end.
+        field: the name of `devices.gpu` in texts.
 
     Raises:
         ConfigError: a device that is not there.
     """
-    first, reason = pick_device(config.gpu)
-    # Several devices: those from the chosen one on.
-    peers = [first]
-    if config.data_parallel != 1:
-        gpus_here = visible_gpus() if config.gpu is not False else []
-        everywhere = gpus_here if first in gpus_here else jax.devices(first.platform)
-        peers = everywhere[everywhere.index(first) :]
-    count = len(peers) if config.data_parallel == "all" else config.data_parallel
-    if count > len(peers):
-        raise ConfigError("devices.data_parallel", count, f"at most {len(peers)}, the devices from {first} on")
-    learner = tuple(peers[:count])
-    if len({d.process_index for d in learner}) < jax.process_count():
-        raise ConfigError(
-            "devices.data_parallel", config.data_parallel, f"all, or enough for the {jax.process_count()} processes of"
-            " devices.distributed: each has at least one device of its own",
-        )  # fmt: skip
-    local = tuple(d for d in learner if d.process_index == jax.process_index())
+    use = limit_jax(devices, field)
+    found, cpus = start_gpus(), jax.devices("cpu")
+    if use.gpus and not visible().gpus:  # JAX cannot start there: the options are read again, without GPUs
+        return place(devices, field)
+    here = jax.process_index()
+    # JAX counts the GPUs as CUDA does, also those that it was limited to; CPU device 1 stands in for GPU 0.
+    gpus = {d.local_hardware_id - (d.platform == "cpu"): d for d in found if d.process_index == here}
 
-    def other(name: Literal["actor", "evaluator"]) -> jax.Device | None:
-        """The device of `devices.actor` or `devices.evaluator`; None if it is the learner's own."""
-        option = getattr(config, name)
-        if option == "learner":
-            return None
-        if option is False:
+    def on(index: int | None) -> jax.Device:
+        if index is None:
             return jax.local_devices(backend="cpu")[0]
-        return pick_device(option, here=True, field=f"devices.{name}")[0]
+        require(index in gpus, field, index, f"one of {list(gpus)}, on which JAX has started", "use a fresh process")
+        return gpus[index]
 
-    actor, evaluator = other("actor"), other("evaluator")
-    actors = local if actor is None else (actor,) * len(local)
-    return Placement(learner, actors, evaluator or local[0], reason)
+    if use.learner and not devices.distributed:
+        learner = tuple(map(on, use.learner))
+    else:
+        learner = take_learners(devices, found if use.learner else cpus, "the devices of JAX")
+    processes = {device.process_index for device in learner}
+    require(
+        len(processes) == jax.process_count(), "devices.data_parallel", devices.data_parallel,
+        f"all, or enough for the {jax.process_count()} processes: each has at least one device of its own",
+    )  # fmt: skip
+    local = tuple(device for device in learner if device.process_index == here)
+    actors = local if devices.actor == "learner" else (on(use.actor),) * len(local)
+    evaluator = local[0] if devices.evaluator == "learner" else on(use.evaluator)
+    return Placement(learner, actors, evaluator, use.reason)
+
+
+def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> tuple[jax.Device, str]:
+    """The device that a `gpu` option means, and why; see `place`."""
+    placement = place(DevicesConfig(gpu=gpu), field)
+    return placement.home, placement.reason
 
 
 # --- Data parallel -----------------------------------------------------------------------------------------------
@@ -193,7 +162,9 @@ def _without_keys(tree: Any) -> Any:
 
 def _with_keys(tree: Any) -> Any:
     is_data = lambda x: isinstance(x, _KeyData)  # noqa: E731
-    return jax.tree.map(lambda x: jax.random.wrap_key_data(x.data) if is_data(x) else x, tree, is_leaf=is_data)
+    return jax.tree.map(
+        lambda x: jax.random.wrap_key_data(x.data, impl=KEYS) if is_data(x) else x, tree, is_leaf=is_data
+    )
 
 
 # --- The checker -------------------------------------------------------------------------------------------------
@@ -221,8 +192,31 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
             raise PlacementError(f"{what}: {name} is on {where}; expected on {should}")
 
 
-if __name__ == "__main__":
-    from jaxrl_atari import cli
-    from jaxrl_atari.hardware import report
+# --- The command -------------------------------------------------------------------------------------------------
 
-    cli.run(lambda: report.main(pick_device))
+
+@dataclasses.dataclass(frozen=True)
+class Options(FromConfig):
+    """Reports this machine's devices, which of them each `devices.gpu` value picks, and problems.
+
+    With a config file or options of the config, also the memory that the learner needs.
+    """
+
+    options: AllOptions = dataclasses.field(default_factory=Config)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command. Exits with status 1 if the driver or a device fails, or CUDA_OFFSET is invalid."""
+
+    def default(start: argparse.Namespace) -> Options:
+        return Options(start.config, *load_config(start.config, get_config=Config))
+
+    options = parse(Options, arguments, default)
+    config = options.options
+    check_devices(config.devices)
+    apply_memory_fraction(config.devices)
+    print_report(config, with_memory=options != Options())
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -19,7 +19,7 @@ from jaxrl_atari.evaluate.during_training import Evaluator, Graphs
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory import out_of_memory_advice
-from jaxrl_atari.hardware.monitor import Monitor
+from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import EnvGroup, collect, make_groups
 from jaxrl_atari.runs.actions import cut_segments, write_segment
@@ -305,8 +305,8 @@ def prepare(
             outputs += writers
         for writer in outputs:
             exits.callback(writer.close)
-        monitor = exits.enter_context(Monitor(placement.devices, say))
-        log = SessionLog(outputs, config.log.every_env_steps, progress, monitor.read, meta)
+        read_monitor = exits.enter_context(monitor(placement.devices, say))
+        log = SessionLog(outputs, config.log.every_env_steps, progress, read_monitor, meta)
         evaluator = None
         if leader and config.evaluation.every_env_steps:
             evaluator = Evaluator(config, seed, num_actions, placement.evaluator, session_dir, say, log.evaluation)

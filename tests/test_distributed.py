@@ -1,15 +1,17 @@
 """Two real processes that learn one session together, over gloo."""
 
-import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 
-import distributed_child
 import jax
 import numpy as np
 import pytest
+from fake_cuda import python
 from sample_runs import flip_bit, read_csv
-from user_commands import ROOT, free_address
+from user_commands import ROOT, free_address, one_error_line, user_environment
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.devices import place
@@ -17,21 +19,33 @@ from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.runs.checkpoints import Checkpoints
 
+SMALL = [
+    "-m", "jaxrl_atari.train", "--config", "configs/qbert.py", "--total-env-steps", 1024, "--env.num-envs", 4,
+    "--env.max-frames", 200, "--ppo.rollout-length", 64, "--ppo.minibatch-size", 64, "--ppo.epochs", 1,
+    "--log.every-env-steps", 256, "--log.no-graphs", "--log.no-tensorboard", "--devices.gpu", "false",
+    "--devices.data-parallel", "all", "--network.compute-dtype", "float32", "--devices.check",
+]  # fmt: skip
 
-def start_together(commands, devices_here=1):
-    """Runs the commands as the processes of one session; returns what each has printed."""
+
+def start(arguments, **variables):
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        env=user_environment(**variables), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def options(coordinator, index, count=2):
+    return ["--devices.distributed", "--devices.coordinator", coordinator, "--devices.num-processes", count,
+            "--devices.process-index", index]  # fmt: skip
+
+
+def together(*arguments, **variables):
+    """The command in two processes; returns what each has printed."""
     coordinator = free_address()
-    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_here}"}
-    children = [
-        subprocess.Popen(
-            [sys.executable, *(coordinator if word == "COORDINATOR" else str(word) for word in command)],
-            env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for command in commands
-    ]  # fmt: skip
+    children = [start([*arguments, *options(coordinator, index)], **variables) for index in range(2)]
     try:
-        printed = [child.communicate(timeout=240)[0] for child in children]
-        assert [child.returncode for child in children] == [0] * len(children), printed
+        printed = [child.communicate(timeout=280)[0] for child in children]
+        assert [child.returncode for child in children] == [0, 0], printed
         return printed
     finally:
         for child in children:
@@ -40,73 +54,110 @@ def start_together(commands, devices_here=1):
 
 
 def test_two_processes_learn_what_one_learns(tmp_path):
-    files = [tmp_path / f"{index}.npz" for index in range(2)]
-    start_together([[distributed_child.__file__, file, index, "COORDINATOR"] for index, file in enumerate(files)])
-    first, second = (dict(np.load(file)) for file in files)
-    alone = distributed_child.learn(tmp_path / "session_0", DevicesConfig(gpu=False, data_parallel=2, check=True))
-    assert first.keys() == second.keys() == alone.keys()
-    for name in first:
-        np.testing.assert_array_equal(first[name], second[name])
-        assert np.sqrt(np.mean(np.square(first[name] - alone[name]))) < 1e-5  # Adam can have gone 6e-3
-
-
-SMALL = [
-    "--config", "configs/qbert.py", "--total-env-steps", 1024, "--env.num-envs", 4, "--env.max-frames", 200,
-    "--ppo.rollout-length", 64, "--ppo.minibatch-size", 64, "--ppo.epochs", 1, "--log.every-env-steps", 256,
-    "--log.no-graphs", "--log.no-tensorboard", "--devices.gpu", "false", "--devices.data-parallel", "all",
-    "--network.compute-dtype", "float32",
-]  # fmt: skip
-
-
-def together(*arguments):
-    """The command in two processes."""
-    return start_together(
-        [
-            ["-m", "jaxrl_atari.train", *arguments, "--devices.distributed", "--devices.coordinator", "COORDINATOR",
-             "--devices.num-processes", 2, "--devices.process-index", index]
-            for index in range(2)
-        ]
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_two_processes_fall_back_together_from_a_damaged_checkpoint(tmp_path):
-    run_dir = tmp_path / "run"
-    together(*SMALL, "--run-dir", run_dir, "--log.checkpoint-every-env-steps", 256)
-    checkpoints = run_dir / "session_0" / "checkpoints"
-    before, last = Checkpoints(run_dir / "session_0").steps()[-2:]
-    for path in (checkpoints / str(last) / "arrays").rglob("[0-9]*"):
-        flip_bit(path)
-    leader, follower = together("--resume", run_dir, "--total-env-steps", "1536")
-    assert f"the checkpoint at {last:,} env steps is damaged (" in leader
-    assert f"session 0  resumed at {before:,} env steps" in leader
-    assert "damaged" not in follower, "only process 0 logs"
-    assert (checkpoints / f"damaged_{last}").is_dir()
-    assert Checkpoints(run_dir / "session_0").steps()[-1] > 1_400
-
-
-@pytest.mark.slow
-def test_the_command_in_two_processes(tmp_path):
-    leader, follower = together(*SMALL, "--devices.actor", "auto", "--output-dir", tmp_path / "two")
-    assert "final return_ma" in leader
+    two, one = tmp_path / "two", tmp_path / "one"
+    leader, follower = together(*SMALL, "--devices.actor", "auto", "--run-dir", two)
+    assert "waiting for process 1 of 2 at 127.0.0.1:" in leader
+    assert "waiting for process 0 of 2 at 127.0.0.1:" in follower
+    assert "env_steps 1,0" in leader
     assert "session 0" not in follower, "only process 0 logs"
-    start_together([["-m", "jaxrl_atari.train", *SMALL, "--output-dir", tmp_path / "one"]], devices_here=2)
-    (two,), (one,) = (tmp_path / "two").iterdir(), (tmp_path / "one").iterdir()
+    alone = python(*SMALL, "--run-dir", one, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    assert alone.returncode == 0, alone.stderr
     rows, expected = (read_csv(run_dir / "session_0" / "metrics.csv") for run_dir in (two, one))
     assert int(rows[-1]["episodes"]) >= 16, "the games of both processes"
     for name in ("env_steps", "episodes", "return_mean", "episode_length", "learning_rate"):
         assert [row[name] for row in rows] == [row[name] for row in expected], name
+    learned = [jax.tree.leaves(load_policy(run_dir, "latest").params) for run_dir in (two, one)]
+    for here, there in zip(*learned, strict=True):
+        assert np.sqrt(np.mean(np.square(here - there))) < 1e-5  # Adam can have gone 4e-3
 
-    # It goes on, in two processes or in one, and a process of its own can play what was learned.
-    together("--resume", two, "--total-env-steps", "1536")
-    assert read_csv(two / "session_0" / "metrics.csv")[: len(rows)] == rows
-    start_together([["-m", "jaxrl_atari.train", "--resume", two, "--total-env-steps", "2048",
-                     "--devices.no-distributed", "--devices.data-parallel", 1]])  # fmt: skip
-    written = read_csv(two / "session_0" / "metrics.csv")
-    steps = [int(row["env_steps"]) for row in written]
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_processes_go_on_together_or_alone_and_fall_back_from_a_damaged_checkpoint(tmp_path):
+    run_dir = tmp_path / "run"
+    together(*SMALL, "--run-dir", run_dir, "--log.checkpoint-every-env-steps", 256)
+    checkpoints = Checkpoints(run_dir / "session_0")
+    before, last = checkpoints.steps()[-2:]
+    for path in (run_dir / "session_0" / "checkpoints" / str(last) / "arrays").rglob("[0-9]*"):
+        flip_bit(path)
+    resume = ("-m", "jaxrl_atari.train", "--resume", run_dir, "--total-env-steps")
+    leader, follower = together(*resume, 1536)
+    assert f"checkpoints/{last}: damaged: " in leader
+    assert f"resumed at {before:,} env steps" in leader
+    assert "damaged" not in follower, "only process 0 logs"
+    alone = python(*resume, 2048, "--devices.no-distributed", "--devices.data-parallel", 1)
+    assert alone.returncode == 0, alone.stderr
+    steps = [int(row["env_steps"]) for row in read_csv(run_dir / "session_0" / "metrics.csv")]
     assert steps == sorted(set(steps))
-    assert Checkpoints(two / "session_0").steps()[-1] == int(written[-1]["env_steps"])
-    assert load_policy(two).env_steps > 0
+    assert checkpoints.steps()[-1] == steps[-1] > 1_900
+
+
+@pytest.mark.parametrize(("index", "awaited"), [(0, "1, 2"), (1, "0")])
+def test_a_signal_ends_the_wait_for_a_process_that_never_comes(index, awaited, tmp_path):
+    coordinator = free_address()
+    process = start([*SMALL, "--output-dir", tmp_path / "data", *options(coordinator, index, 3)])
+    printed = ""
+    while "waiting" not in printed:
+        printed = process.stdout.readline()
+        assert printed
+    assert printed == f"waiting for process {awaited} of 3 at {coordinator}\n"
+    signalled = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[0] == "interrupted\n"
+    assert process.returncode == 130
+    assert time.monotonic() - signalled < 20
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "index", "message"),
+    [
+        ("localhost", 0, "devices.coordinator = 'localhost': expected HOST:PORT of process 0"),
+        ("localhost:99999", 1, "devices.coordinator = 'localhost:99999': expected HOST:PORT"),
+        ("TAKEN", 0, "expected a free port of this machine; [Errno 98] Address already in use"),
+        ("localhost:9", 2, "devices.process_index = 2: expected a number below devices.num_processes = 2"),
+    ],
+)
+def test_a_coordinator_that_cannot_be(coordinator, index, message, tmp_path):
+    with socket.create_server(("", 0)) as taken:
+        coordinator = coordinator.replace("TAKEN", f"localhost:{taken.getsockname()[1]}")
+        result = python(*SMALL, "--output-dir", tmp_path / "data", *options(coordinator, index))
+    assert result.returncode == 2
+    assert message in one_error_line(result.stderr)
+    assert not (tmp_path / "data").exists()
+
+
+TOGETHER = """
+from sys import argv
+from jaxrl_atari.devices import *
+from jaxrl_atari.hardware.distributed import *
+devices = DevicesConfig(
+    data_parallel="all", distributed=True, coordinator=argv[1], num_processes=2, process_index=int(argv[2])
+)
+join_processes(devices)
+rows = gather_rows(np.full((2 + 3 * int(argv[2]), 2), argv[2], np.float32))
+placement = place(devices)
+ids = [device.id for device in (*placement.learner, *placement.actors, placement.evaluator)]
+print("placed", is_leader(), agree(argv[2]), sum_over_processes(4), rows[:, 1].tolist(), *ids, flush=True)
+"""
+
+
+def test_two_processes_on_one_host_have_gpus_of_their_own():
+    coordinator = free_address()
+    children = [
+        start(["-c", TOGETHER, coordinator, i], JAXRL_ATARI_SIMULATED_GPUS="2", CUDA_VISIBLE_DEVICES=str(i))
+        for i in range(2)
+    ]
+    try:
+        printed = "".join(child.communicate(timeout=240)[0] for child in children)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    lines = [line for line in printed.splitlines() if line.startswith("placed")]  # Gloo prints as well
+    rows = [0.0] * 2 + [1.0] * 5
+    # JAX numbers the CPU devices of process 1 from 2048 on; the first one of each process is the CPU.
+    assert lines == [f"placed True 0 8 {rows} 1 2049 1 0", f"placed False 0 8 {rows} 1 2049 2049 2048"], printed
 
 
 def test_each_process_needs_a_device(monkeypatch):

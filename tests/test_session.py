@@ -18,6 +18,9 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
+from jaxrl_atari.runs.config_file import read_config
+from jaxrl_atari.runs.description import describe, write_description
 from sample_runs import flip_bit, read_csv
 
 from jaxrl_atari import session, train
@@ -33,11 +36,8 @@ from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.learner import Learner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs import resume, session_log
-from jaxrl_atari.runs.checkpoint_writer import CheckpointWriter
 from jaxrl_atari.runs.checkpoints import Checkpoints, Restored
 from jaxrl_atari.runs.columns import TIME_COLUMNS
-from jaxrl_atari.runs.config_file import read_config
-from jaxrl_atari.runs.description import describe, write_description
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.progress import EpisodeStatistics, Progress
 from jaxrl_atari.runs.reading import cut_evaluations
@@ -256,7 +256,7 @@ def test_a_stop_before_the_first_update_leaves_no_checkpoint(tmp_path):
 )
 def test_auto_is_bfloat16_where_the_cpu_multiplies_it(has, dtype, used, tmp_path, monkeypatch):
     sets = ("AVX2", "AVX-512", "BF16") if has else ("AVX2",)
-    monkeypatch.setattr(gpus, "read_cpu", lambda: Cpu("a CPU", sets, 2, None, True))
+    monkeypatch.setattr(gpus, "read_cpu", lambda: Cpu("a CPU", sets or (), 2))
     lines = Lines()
     config = dataclasses.replace(TINY, network=NetworkConfig(compute_dtype=dtype))
     with prepare(config, tmp_path / "session_0", writers=[lines]) as run:

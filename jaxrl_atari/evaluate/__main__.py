@@ -19,7 +19,7 @@ from typing import Any, Literal
 import tyro
 
 from jaxrl_atari.cli import counted, run, say
-from jaxrl_atari.config import DevicesConfig, GpuWord
+from jaxrl_atari.config import GpuWord
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
@@ -27,7 +27,6 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.play import record_video, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy, session_numbers
 from jaxrl_atari.hardware import runtime
-from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory_share import do_not_preallocate
 from jaxrl_atari.report.pages import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
@@ -68,7 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for line in runtime.configure():
         say(line)
     do_not_preallocate()  # beside a training run
-    limit_jax(DevicesConfig(gpu=options.gpu))
     device, _ = pick_device(options.gpu, field="--gpu")
     of_all = options.sessions == "all"
     if of_all and options.session is not None:

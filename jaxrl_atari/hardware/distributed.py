@@ -3,30 +3,71 @@
 In a process that is alone, `sum_over_processes`, `gather_rows` and `agree` return their argument and start no back end.
 """
 
+import contextlib
+import time
+from multiprocessing.connection import Client, Listener
+
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
+from jaxrl_atari.cli import say
 from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import ConfigError, UserError, require
 from jaxrl_atari.hardware.jax_gpus import limit_jax
+from jaxrl_atari.hardware.runtime import jax_config
 
 
-def join_processes(config: DevicesConfig) -> None:
+def join_processes(devices: DevicesConfig) -> None:
     """Makes this process one of several that learn together. Call before JAX starts its back end.
 
     Raises:
-        UserError: the others cannot be found.
+        UserError: the options do not say who the others are, or process 0 cannot use its port.
     """
-    limit_jax(config)
-    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM until a session handles it
+    limit_jax(devices)
+    coordinator, count, index = devices.coordinator, devices.num_processes, devices.process_index
+    if coordinator is not None and count is not None and index is not None:
+        _meet(coordinator, count, index)
+    jax_config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM until a session handles it
     try:
-        jax.distributed.initialize(config.coordinator, config.num_processes, config.process_index)
+        jax.distributed.initialize(coordinator, count, index)
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"devices.distributed: {str(error).rstrip('.')}; give devices.coordinator HOST:PORT, devices.num_processes"
-            " and devices.process_index, or start it under a cluster manager that JAX knows"
+            f"devices.distributed: {str(error).rstrip('.')}; it needs devices.coordinator HOST:PORT,"
+            " devices.num_processes and devices.process_index, or a cluster manager that JAX knows"
         ) from error
+
+
+def _meet(coordinator: str, count: int, index: int) -> None:
+    """Waits until all processes are here. JAX would wait in C++, where signals have no effect, and abort in the end.
+
+    Each process connects to process 0, which answers once all have. Then the port is free for JAX.
+    """
+    host, _, port = coordinator.rpartition(":")
+    require(
+        bool(host) and port.isdecimal() and int(port) < 2**16,
+        "devices.coordinator",
+        coordinator,
+        "HOST:PORT of process 0",
+    )
+    require(index < count, "devices.process_index", index, f"a number below devices.num_processes = {count}")
+    others = range(1, count) if index == 0 else [0]
+    say(f"waiting for process {', '.join(map(str, others))} of {count} at {coordinator}")
+    if index == 0:
+        try:
+            listener = Listener(("", int(port)), backlog=count)
+        except OSError as error:
+            raise ConfigError("devices.coordinator", coordinator, "a free port of this machine", str(error)) from error
+        with listener:
+            arrived = [listener.accept() for _ in others]
+        for connection in arrived:
+            connection.send_bytes(b"all are here")
+            connection.close()
+    while index > 0:
+        with contextlib.suppress(OSError, EOFError), Client((host, int(port))) as connection:
+            connection.recv_bytes()
+            return
+        time.sleep(0.2)
 
 
 def is_leader() -> bool:
@@ -54,20 +95,16 @@ def gather_rows(rows: np.ndarray) -> np.ndarray:
         return rows
     with jax.transfer_guard("allow"):
         counts = process_allgather(np.int32(len(rows)))
-        # A power of two, so that few sizes are compiled.
-        padded = np.zeros((1 << (max(1, int(counts.max())) - 1).bit_length(), rows.shape[1]), np.float32)
-        padded[: len(rows)] = rows
-        everywhere = process_allgather(padded)
-    return np.concatenate([part[:count] for part, count in zip(everywhere, counts, strict=True)])
+        padding = (1 << int(counts.max()).bit_length()) - len(rows)  # to a power of 2: few sizes are compiled
+        everywhere = process_allgather(np.pad(rows.astype(np.float32), ((0, padding), (0, 0))))
+    return everywhere[np.arange(everywhere.shape[1]) < counts[:, None]]
 
 
 def agree(text: str) -> str:
     """Process 0's text, in every process."""
     if not jax.distributed.is_initialized():
         return text
-    letters = np.zeros(4_096, np.uint8)
-    encoded = np.frombuffer(text.encode(), np.uint8)
-    letters[: len(encoded)] = encoded
+    letters = np.frombuffer(text.encode().ljust(4_096, b"\0"), np.uint8)
     return bytes(broadcast_one_to_all(letters)).rstrip(b"\0").decode()
 
 

@@ -1,17 +1,14 @@
-"""The fraction of a GPU's memory that JAX reserves in a process, set before JAX starts its back end."""
+"""The fraction of a GPU's memory that JAX reserves in a process."""
 
+import math
 import os
-from collections.abc import MutableMapping
-
-import jax
 
 from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.hardware.runtime import jax_has_started
+from jaxrl_atari.errors import require
+from jaxrl_atari.hardware.runtime import require_not_started
 
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 BESIDE_THE_POOL = 0.8 * 2**30
 """Bytes of a process on a GPU beside the memory that JAX reserves: CUDA context, cuDNN and cuBLAS handles."""
 
@@ -27,14 +24,9 @@ def equal_share(processes: float, total: int = 0) -> float:
     Raises:
         ConfigError: the GPU is too small for so many.
     """
-    fraction = 0.9 / processes
-    if total:
-        fraction = min(fraction, (total - processes * BESIDE_THE_POOL) / (processes * total))
-    if fraction < 0.01:
-        raise ConfigError(
-            "sessions on a GPU", processes, f"fewer: each takes 0.8 GiB of {total / 2**30:.0f} GiB beside the memory"
-            " that JAX reserves", "lower trial.parallel",
-        )  # fmt: skip
+    fraction = min(0.9 / processes, 1 / processes - BESIDE_THE_POOL / (total or math.inf))
+    expected = f"fewer: each takes 0.8 GiB of {total / 2**30:.0f} GiB beside the memory that JAX reserves"
+    require(fraction >= 0.01, "sessions on a GPU", processes, expected, "lower trial.parallel")
     return round(fraction, 4)
 
 
@@ -47,41 +39,23 @@ def memory_fraction(config: DevicesConfig, sharing: int = 1, total: int = 0) -> 
     Raises:
         ConfigError: the processes together would take more memory than there is.
     """
-    if config.memory_fraction is not None:
-        if config.memory_fraction * sharing > 1.0:
-            raise ConfigError(
-                "devices.memory_fraction", config.memory_fraction,
-                f"at most 1/{sharing}, as {sharing} processes share a GPU", "lower it, or trial.parallel",
-            )  # fmt: skip
-        return config.memory_fraction
-    if sharing == 1 or os.environ.get(FRACTION) or os.environ.get(OLD_FRACTION):
-        return None
-    return equal_share(sharing, total)
+    if (fraction := config.memory_fraction) is None:
+        own = sharing == 1 or {FRACTION, OLD_FRACTION} & os.environ.keys()
+        return None if own else equal_share(sharing, total)
+    expected = f"at most 1/{sharing}, as {sharing} processes share a GPU"
+    require(fraction * sharing <= 1, "devices.memory_fraction", fraction, expected, "lower it, or trial.parallel")
+    return fraction
 
 
-def set_memory_fraction(environment: MutableMapping[str, str], fraction: float) -> None:
-    """Sets the fraction in the environment of a process in which JAX has not started."""
-    environment.pop(OLD_FRACTION, None)  # JAX refuses the two together
-    environment[FRACTION] = str(fraction)
+def apply_memory_fraction(config: DevicesConfig) -> None:
+    """Sets the fraction of this process. Raises `ConfigError` if JAX has started on a GPU, with another fraction."""
+    fraction = memory_fraction(config)
+    if fraction is not None and os.environ.get(FRACTION) != str(fraction):
+        require_not_started("devices.memory_fraction", fraction)
+        os.environ.pop(OLD_FRACTION, None)  # JAX refuses the two together
+        os.environ[FRACTION] = str(fraction)
 
 
 def do_not_preallocate() -> None:
     """Lets JAX take memory of a GPU only as it needs it, beside a training run. Call before JAX starts its back end."""
-    os.environ.setdefault(PREALLOCATE, "false")
-
-
-def apply_memory_fraction(config: DevicesConfig) -> None:
-    """Sets the fraction of this process. Call before JAX starts its back end.
-
-    Raises:
-        ConfigError: JAX has already started on a GPU, with another fraction.
-    """
-    fraction = memory_fraction(config)
-    if fraction is None or os.environ.get(FRACTION) == str(fraction):
-        return
-    if jax_has_started() and jax.default_backend() != "cpu":
-        raise ConfigError(
-            "devices.memory_fraction", fraction, "to be set before JAX starts",
-            "train in a fresh process, or leave it out",
-        )  # fmt: skip
-    set_memory_fraction(os.environ, fraction)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

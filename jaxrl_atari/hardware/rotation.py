@@ -1,14 +1,94 @@
-"""Rotation: the GPUs of each session of a trial, assigned before JAX starts its back end."""
+"""The GPUs of a session: what the options of a config mean, and the rotation of a trial's sessions over the GPUs.
+
+Nothing here starts JAX's back end.
+"""
 
 import os
 import re
-from typing import Literal, NamedTuple, TypeGuard
-
-import jax
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from jaxrl_atari.config import Config, DevicesConfig, GpuOption
-from jaxrl_atari.errors import ConfigError, require
-from jaxrl_atari.hardware.gpus import Visible, no_such_gpu, simulated_count, visible
+from jaxrl_atari.errors import require
+from jaxrl_atari.hardware.gpus import Gpu, Visible, visible
+from jaxrl_atari.hardware.runtime import jax_config
+
+
+def choose_gpu(option: Any, shown: Visible, field: str) -> int | None:
+    """The index of the visible GPU that a `gpu` option means. None: the CPU, or the learner's device.
+
+    | option | GPU |
+    |---|---|
+    | "auto" | the first one, if there is one |
+    | True | the first one, or an error |
+    | False, "learner" | none |
+    | 0, 1, ... | exactly that one, or an error |
+
+    Raises:
+        ConfigError: no such GPU; the message names those that are visible.
+    """
+    models = [gpu.model for gpu in shown.gpus]
+    if option is False or option == "learner" or (option == "auto" and not models):
+        return None
+    index = 0 if option == "auto" or option is True else option
+    seen = ", ".join(f"{i}: {model}" for i, model in enumerate(models)) or f"none; {shown.problem}"
+    hint = "use auto or false to run on the CPU"
+    require(index < len(models), field, option, f"a visible GPU (visible: {seen})", hint)
+    return index
+
+
+def take_learners(devices: DevicesConfig, available: Sequence[Any], kind: str) -> tuple[Any, ...]:
+    """The first `devices.data_parallel` of the available devices. Raises `ConfigError` if there are fewer."""
+    count = len(available) if devices.data_parallel == "all" else devices.data_parallel
+    require(count <= len(available), "devices.data_parallel", count, f"at most {len(available)}, {kind}")
+    return tuple(available[:count])
+
+
+class Use(NamedTuple):
+    """The GPUs that a config asks for, as indices of the visible ones; of all processes, those of this one."""
+
+    gpus: tuple[Gpu, ...]  # the visible ones; none with `devices.gpu = false`: NVML is not asked
+    problem: str  # why there are none
+    learner: tuple[int, ...]  # empty: the CPU
+    actor: int | None  # None: the CPU, or the learner's device
+    evaluator: int | None
+    reason: str  # for the learner's device
+
+
+def check_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Use:
+    """The GPUs that a config asks for.
+
+    Args:
+        field: the name of `devices.gpu` in texts.
+
+    Raises:
+        ConfigError: this machine does not have them.
+    """
+    reason = f"{field} = {str(devices.gpu).lower()}"
+    shown = Visible((), reason) if devices.gpu is False else visible()
+    problem, everything = shown.problem, range(len(shown.gpus))
+    first = choose_gpu(devices.gpu, shown, field)
+    actor = choose_gpu(devices.actor, shown, "devices.actor")
+    evaluator = choose_gpu(devices.evaluator, shown, "devices.evaluator")
+    if devices.distributed:  # learners are counted over all processes
+        hint = "CUDA_VISIBLE_DEVICES chooses the GPUs of each process"
+        require(type(devices.gpu) is not int, field, devices.gpu, "no index with devices.distributed", hint)
+        learner = tuple(everything)
+    elif first is not None:
+        learner = take_learners(devices, everything[first:], f"the GPUs from {first} on")
+    else:
+        asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+        cpus = range(max(1, jax_config.jax_num_cpu_devices, *map(int, asked)))
+        take_learners(devices, cpus, f"the CPU devices of JAX ({problem})")
+        learner, fraction = (), devices.memory_fraction
+        hint = "a run that was saved with it needs --devices.memory-fraction None"
+        require(fraction is None, "devices.memory_fraction", fraction, f"None on a CPU ({problem})", hint)
+    if devices.gpu == "auto" and not learner:
+        reason += f", and there is no GPU: {problem}"
+    return Use(shown.gpus, problem, learner, actor, evaluator, reason)
+
+
+# --- Rotation --------------------------------------------------------------------------------------------------------
 
 
 class Place(NamedTuple):
@@ -17,18 +97,6 @@ class Place(NamedTuple):
     gpus: tuple[int, ...]  # indices among the visible GPUs; empty: the CPU
     gpu: GpuOption  # the equivalent option for a process that sees only these GPUs
     reason: str
-
-
-def cuda_offset() -> int:
-    """CUDA_OFFSET: the number of GPUs by which rotation is shifted; 0 if it is not set.
-
-    Raises:
-        ConfigError: it is not a whole number from 0 on.
-    """
-    text = os.environ.get("CUDA_OFFSET", "").strip()
-    if text and not text.isdecimal():
-        raise ConfigError("CUDA_OFFSET", text, "a whole number from 0 on", "unset it to start at the first visible GPU")
-    return int(text or 0)
 
 
 def rotate(session: int, visible: int, per_session: int = 1, offset: int = 0) -> tuple[int, ...]:
@@ -42,42 +110,8 @@ def rotate(session: int, visible: int, per_session: int = 1, offset: int = 0) ->
     return tuple((first + i) % used for i in range(per_session))
 
 
-def check_devices(devices: DevicesConfig) -> Visible:
-    """Returns the GPUs that the config leaves to this process. Does not start JAX's back end.
-
-    Raises:
-        ConfigError: an option asks for devices that this machine does not have.
-    """
-    kept_off = devices.gpu is False and simulated_count() is None  # not even the CUDA driver is called
-    seen = Visible((), "devices.gpu = false") if kept_off else visible()
-    if devices.distributed:  # devices are counted over all processes
-        return seen
-    shown, problem = seen
-    for field in ("gpu", "actor", "evaluator"):
-        option = getattr(devices, field)
-        if (option is True and not shown) or (_is_index(option) and option >= len(shown)):
-            raise no_such_gpu(option, [gpu.model for gpu in shown], problem, f"devices.{field}")
-    if shown and devices.gpu is not False:
-        most, kind = len(shown) - (devices.gpu if _is_index(devices.gpu) else 0), "the number of GPUs"
-    else:
-        most, kind = _cpu_devices(), f"the CPU devices of JAX ({problem})"
-        hint = "leave it out; a run that was saved with it needs --devices.memory-fraction None"
-        fraction = devices.memory_fraction
-        require(fraction is None, "devices.memory_fraction", fraction, f"None on a CPU ({problem})", hint)
-    count = devices.data_parallel
-    require(count == "all" or count <= most, "devices.data_parallel", count, f"at most {most}, {kind}")
-    return seen
-
-
-def _cpu_devices() -> int:
-    """The CPU devices that JAX has when it starts: one, unless tests ask for more."""
-    flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    asked = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
-    return max(1, asked, int(flag[1]) if flag else 1)
-
-
 def place_session(config: Config, session: int) -> Place:
-    """The GPUs of session `session` of a trial. Does not start JAX's back end.
+    """The GPUs of session `session` of a trial, shifted by CUDA_OFFSET.
 
     `auto` and `true` rotate; an index does not. A session whose actor or evaluator has an index of its own sees all
     GPUs, because that index counts all visible ones.
@@ -85,24 +119,14 @@ def place_session(config: Config, session: int) -> Place:
     Raises:
         ConfigError: an option asks for devices that this machine does not have, or CUDA_OFFSET is invalid.
     """
-    devices = config.devices
-    shown, problem = check_devices(devices)
-    if devices.gpu is False:
-        return Place((), False, "devices.gpu = false")
-    if devices.gpu == "auto" and not shown:
-        return Place((), "auto", f"devices.gpu = auto, and there is no GPU: {problem}")
-    if devices.distributed:  # each process has its own
-        return Place(tuple(range(len(shown))), devices.gpu, "all visible: devices.distributed")
-    first = devices.gpu if _is_index(devices.gpu) else 0
-    per_session = len(shown) - first if devices.data_parallel == "all" else devices.data_parallel
-    if _is_index(devices.actor) or _is_index(devices.evaluator):
-        return Place(tuple(range(len(shown))), devices.gpu, "all visible: devices.actor or evaluator is an index")
-    if _is_index(devices.gpu):
-        return Place(tuple(range(first, first + per_session)), 0, f"devices.gpu = {first}")
-    offset = cuda_offset()
-    block = rotate(session, len(shown), per_session, offset)
-    return Place(block, devices.gpu, f"{len(shown)} visible, CUDA_OFFSET {offset}")
-
-
-def _is_index(option: GpuOption | Literal["learner"]) -> TypeGuard[int]:
-    return isinstance(option, int) and not isinstance(option, bool)
+    devices, use = config.devices, check_devices(config.devices)
+    everything, offset = tuple(range(len(use.gpus))), os.environ.get("CUDA_OFFSET", "").strip() or "0"
+    require(offset.isdecimal(), "CUDA_OFFSET", offset, "a whole number from 0 on")
+    if not use.learner:
+        return Place((), devices.gpu, use.reason)
+    if devices.distributed or int in map(type, (devices.actor, devices.evaluator)):
+        return Place(everything, devices.gpu, f"{use.reason}, which counts all")
+    if type(devices.gpu) is int:
+        return Place(use.learner, 0, use.reason)
+    block = rotate(session, len(everything), len(use.learner), int(offset))
+    return Place(block, devices.gpu, f"{len(everything)} visible, CUDA_OFFSET {offset}")

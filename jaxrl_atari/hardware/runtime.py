@@ -5,29 +5,68 @@ They never override a setting of the user, and `JAXRL_ATARI_NO_TUNING=1` turns t
 
 import contextlib
 import ctypes
+import importlib
 import os
-import re
-import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
-from jax._src import xla_bridge  # JAX has no public way to ask whether its back end has started
 
-from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.errors import require
 from jaxrl_atari.hardware.cpu import usable_cores
+
+jax_config: Any = jax.config  # the type checker does not know its attributes
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 """XLA's flag for the same bits in every run on a GPU: no atomic additions, and no kernel chosen by timing."""
 
-# glibc's <malloc.h>
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
-_MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX")
+# glibc's <malloc.h>: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD, M_ARENA_MAX
+MALLOC = {-3: 32 << 20, -1: (1 << 31) - 1, -2: 64 << 20, -8: 1}
+
+NUMERIC = {
+    "jax_enable_x64": False,
+    "jax_default_matmul_precision": None,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_threefry_partitionable": True,
+    "jax_random_seed_offset": 0,
+    "jax_disable_jit": False,
+}
+"""JAX's settings that change numbers, and their defaults."""
 
 
-def jax_has_started() -> bool:
-    """Whether JAX has started its back ends: from then on it keeps its devices and their memory."""
-    return xla_bridge.backends_are_initialized()
+def require_not_started(field: str, value: Any) -> None:
+    """Raises `ConfigError` if JAX has started on a GPU: then it is too late for an option."""
+    count = jax_config.jax_num_cpu_devices
+    try:
+        jax_config.update("jax_num_cpu_devices", count + 1)  # JAX refuses it once it has started
+        jax_config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        expected, hint = "to be set before JAX starts", "train in a fresh process, or leave it out"
+        require(jax.default_backend() == "cpu", field, value, expected, hint)
+
+
+def use_deterministic_kernels() -> None:
+    """Adds `DETERMINISTIC` to XLA_FLAGS. Raises `ConfigError` if JAX has started on a GPU, without this flag."""
+    # XLA's cache of timed choices is read before the flag is, and has it in no key.
+    jax_config.update("jax_persistent_cache_enable_xla_caches", "none")
+    flags = os.environ.get("XLA_FLAGS", "")
+    if DETERMINISTIC not in flags:
+        require_not_started("devices.deterministic", True)
+        os.environ["XLA_FLAGS"] = f"{flags} {DETERMINISTIC}"  # of two values, the last counts
+
+
+def xla_threads() -> int:
+    """Number of XLA's threads on a CPU, among which it divides long sums: NPROC, or the cores of this process."""
+    return int(os.environ.get("NPROC") or usable_cores())
+
+
+def numeric_settings() -> dict[str, Any]:
+    """What the environment sets and changes numbers: XLA's threads, and settings that are not the defaults."""
+    settings = {name: getattr(jax_config, name) for name in NUMERIC}
+    settings |= {name: os.environ.get(name) for name in ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")}
+    changed = {name: value for name, value in settings.items() if value != NUMERIC.get(name)}
+    return {"xla_threads": xla_threads(), **changed}
 
 
 @cache
@@ -39,10 +78,10 @@ def configure() -> tuple[str, ...]:
     """
     if os.environ.get("JAXRL_ATARI_NO_TUNING", "0") not in ("", "0"):
         return ("process tuning off (JAXRL_ATARI_NO_TUNING)",)
-    return tuple(line for line in (_keep_freed_memory(), _cache_compiled_programs()) if line)
+    return (*_keep_freed_memory(), *_cache_compiled_programs())
 
 
-def _keep_freed_memory() -> str | None:
+def _keep_freed_memory() -> list[str]:
     """Lets glibc keep freed memory for the next allocation.
 
     One arena serves all threads: training reuses the memory that the compiler's threads have freed, which lowers the
@@ -50,75 +89,57 @@ def _keep_freed_memory() -> str | None:
     them back; the thresholds keep them. Blocks of 32 MiB and more, allocated once per update, are still returned: if
     kept, they leave gaps into which the next rollout does not fit.
     """
-    if not sys.platform.startswith("linux") or any(name in os.environ for name in _MALLOC_VARIABLES):
-        return None
-    try:
-        libc = ctypes.CDLL(None)
-        libc.gnu_get_libc_version  # noqa: B018 (absent from other C libraries)
-        mallopt = libc.mallopt
-    except (OSError, AttributeError):
-        return None
-    settings = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: (1 << 31) - 1, _M_TOP_PAD: 64 << 20, _M_ARENA_MAX: 1}
-    return "malloc keeps freed memory" if all(mallopt(*setting) for setting in settings.items()) else None
+    chosen = any(name.startswith("MALLOC_") for name in os.environ)
+    library = ctypes.CDLL(None)
+    if chosen or not hasattr(library, "gnu_get_libc_version"):
+        return []
+    return ["malloc keeps freed memory"] if all(library.mallopt(*setting) for setting in MALLOC.items()) else []
 
 
-def _cache_compiled_programs() -> str | None:
+def _cache_compiled_programs() -> list[str]:
     """Keeps compiled programs on disk, so that the next start does not compile them again.
 
     Each number of XLA's threads has a folder of its own: programs depend on it, and JAX's cache key leaves it out.
     """
-    if _cache_dir() == "":
-        return "compiled programs are not kept: JAX_COMPILATION_CACHE_DIR is empty"
-    if _cache_dir() is None:  # JAX_COMPILATION_CACHE_DIR is not set either
-        threads = os.environ.get("NPROC") or usable_cores()
-        try:
-            caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            folder = caches / "jaxrl_atari" / "xla" / f"threads_{threads}"
-        except RuntimeError:  # as in a container whose user has neither HOME nor an entry in /etc/passwd
-            return "compiled programs are not kept: this user has no home; set HOME or JAX_COMPILATION_CACHE_DIR"
-        if not _can_write(folder):
-            return f"compiled programs are not kept: {folder} cannot be written to"
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-    elif "://" not in str(_cache_dir()) and not _can_write(Path(str(_cache_dir()))):
-        jax.config.update("jax_enable_compilation_cache", False)
-        return f"compiled programs are not kept: {_cache_dir()} cannot be written to"
-    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    return f"compiled programs are kept in {_cache_dir()}"
-
-
-def _can_write(folder: Path) -> bool:
+    folder, lines = jax_config.jax_compilation_cache_dir, []  # JAX_COMPILATION_CACHE_DIR
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return os.access(folder, os.W_OK)
+        if folder is None:
+            caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            folder = f"{caches}/jaxrl_atari/xla/threads_{xla_threads()}"
+        if not folder:
+            return ["compiled programs are not kept: JAX_COMPILATION_CACHE_DIR is empty"]
+        if "://" not in folder:  # a bucket is left to JAX
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            lines = _remove_damaged_programs(Path(folder))
+    except RuntimeError:  # neither HOME nor an entry in /etc/passwd
+        return ["compiled programs are not kept: this user has no home; set HOME or JAX_COMPILATION_CACHE_DIR"]
     except OSError:
-        return False
+        jax_config.update("jax_enable_compilation_cache", False)
+        return [f"compiled programs are not kept: {folder} cannot be written to"]
+    jax_config.update("jax_compilation_cache_dir", folder)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax_config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    return [*lines, f"compiled programs are kept in {folder}"]
 
 
-def use_deterministic_kernels() -> None:
-    """Puts `DETERMINISTIC` at the front of XLA_FLAGS, in place of another value. Call before JAX starts.
+def _remove_damaged_programs(folder: Path) -> list[str]:
+    """Removes the programs that cannot be read, of those written since the last start.
 
-    At the end, a quotation or a comment in the user's flags could swallow it.
-
-    Raises:
-        ConfigError: JAX has already started on a GPU, without this flag.
+    A full disk leaves truncated ones. JAX warns of them and compiles again, but never replaces a file that exists.
     """
-    # XLA's cache of timed choices is read before the flag is, and has it in no key.
-    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
-    own = os.environ.get("XLA_FLAGS", "").strip()
-    if own.startswith(DETERMINISTIC):
-        return
-    if own and not own.startswith("-"):  # XLA takes it as the name of a file
-        with contextlib.suppress(OSError, ValueError):
-            own = Path(own).read_text()
-    own = re.sub(rf"{DETERMINISTIC.partition('=')[0]}\S*", "", own)
-    if not jax_has_started():
-        os.environ["XLA_FLAGS"] = f"{DETERMINISTIC} {own}".strip()
-    elif jax.default_backend() != "cpu":
-        raise ConfigError(
-            "devices.deterministic", True, "to be set before JAX starts", "train in a fresh process, or leave it out"
-        )
-
-
-def _cache_dir() -> str | None:
-    return getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009 (the type checker knows no such attribute)
+    for name in ("compression.zstd", "zstandard", "zlib"):  # JAX compresses with the first that there is
+        with contextlib.suppress(ImportError):
+            decompress = importlib.import_module(name).decompress
+            break
+    checked = folder / "checked"
+    since = checked.stat().st_mtime if checked.exists() else 0.0
+    checked.touch()
+    damaged = []
+    for path in folder.glob("*-cache"):
+        if path.stat().st_mtime >= since:
+            try:
+                decompress(path.read_bytes())
+            except Exception:  # each library has an error of its own
+                path.unlink()
+                damaged.append(path)
+    return [f"{len(damaged)} damaged programs removed from the cache; they are compiled again"] * bool(damaged)

@@ -185,15 +185,20 @@ class Checkpoints:
         meta["checksum"] = meta_digest(meta)
         arguments = {name: ocp.args.StandardSave(tree) for name, tree in host.items()}
         # One folder an array: in one database for all of them (OCDBT), TensorStore 0.1.86 leaks memory at every save.
-        handlers: dict[str, Any] = {name: ocp.StandardCheckpointHandler(use_ocdbt=False) for name in items}
-        handler = ocp.CompositeCheckpointHandler(**handlers, meta=ocp.JsonCheckpointHandler())
+        alone = _this_process()
+        handlers: dict[str, Any] = {
+            name: ocp.StandardCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone) for name in items
+        }
+        handlers["meta"] = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
+        options = ocp.CompositeOptions(multiprocessing_options=alone)
+        handler = ocp.CompositeCheckpointHandler(composite_options=options, **handlers)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             for leftover in (*self.directory.glob("*.orbax-checkpoint-tmp*"), *self.directory.glob("removed_*")):
                 shutil.rmtree(leftover, ignore_errors=True)
             if path.is_dir():
                 return
-            ocp.Checkpointer(handler, multiprocessing_options=_this_process()).save(
+            ocp.Checkpointer(handler, multiprocessing_options=alone).save(
                 path.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonSave(meta))
             )
         except Exception as error:  # orbax and the file system raise many types

@@ -179,10 +179,8 @@ def surroundings(config: Config) -> dict[str, Any]:
         "git_revision": _git_revision(),
         "hardware": {
             "cpu": cpu.model,
-            "instruction_sets": cpu.instruction_sets and list(cpu.instruction_sets),
+            "instruction_sets": list(cpu.instruction_sets),
             "cores": cpu.cores,
-            "threads_per_core": cpu.threads_per_core,
-            "virtual": cpu.virtual,
             "memory_gib": psutil.virtual_memory().total / 2**30,
             "gpus": [gpu.model for gpu in gpus.visible().gpus] if asks else None,
             "driver": gpus.driver_version() if asks else None,

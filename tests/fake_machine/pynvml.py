@@ -1,0 +1,77 @@
+"""A stand-in for NVML: a machine with FAKE_GPUS GPUs of 24 GiB; GPU i is 10 i percent busy and uses i GiB.
+
+The last GPU has a slice, `MIG-slice`, of which NVML knows the memory alone. FAKE_NVML_ERROR is what starting gives.
+"""
+
+import os
+from types import SimpleNamespace
+
+NVML_ERROR_NOT_FOUND, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND = 6, 9, 12
+NVML_TEMPERATURE_GPU = 0
+calls = []
+
+
+class NVMLError(Exception):
+    @property
+    def value(self):
+        return self.args[0]
+
+
+def nvmlInit():
+    calls.append("nvmlInit")
+    if record := os.environ.get("FAKE_RECORD"):
+        with open(f"{record}_nvml", "w"):
+            pass
+    if error := os.environ.get("FAKE_NVML_ERROR"):
+        raise NVMLError(int(error))
+
+
+def nvmlSystemGetDriverVersion():
+    return "570.1"
+
+
+def nvmlDeviceGetCount():
+    return int(os.environ["FAKE_GPUS"])
+
+
+def nvmlDeviceGetHandleByIndex(index):
+    return index
+
+
+def nvmlDeviceGetHandleByUUID(uuid):
+    if uuid == "MIG-slice":
+        return uuid
+    kind, _, index = uuid.partition("-")
+    if kind != "GPU" or int(index, 16) >= nvmlDeviceGetCount():
+        raise NVMLError(NVML_ERROR_NOT_FOUND)
+    return int(index, 16)
+
+
+def nvmlDeviceGetUUID(handle):
+    return handle if handle == "MIG-slice" else f"GPU-{handle:x}"
+
+
+def nvmlDeviceGetName(handle):
+    return "H100"
+
+
+def nvmlDeviceGetMemoryInfo(handle):
+    return SimpleNamespace(total=24 << 30, used=(0.5 if handle == "MIG-slice" else handle) * 2**30)
+
+
+def _board(handle):
+    if handle == "MIG-slice" or "lost" in os.environ.get("FAKE_STATE", ""):
+        raise NVMLError(NVML_ERROR_NOT_FOUND)
+    return handle
+
+
+def nvmlDeviceGetUtilizationRates(handle):
+    return SimpleNamespace(gpu=10 * _board(handle))
+
+
+def nvmlDeviceGetPowerUsage(handle):
+    return 100_000 * _board(handle)
+
+
+def nvmlDeviceGetTemperature(handle, sensor):
+    return 30 + _board(handle)
