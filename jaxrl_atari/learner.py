@@ -54,16 +54,13 @@ class Learner:
         Returns:
             A function that waits for the update and returns its metrics.
         """
-        metrics = self._start_update(rollouts, config, key)
-        return lambda: read(metrics)
-
-    def _start_update(self, rollouts: Sequence[ppo.Rollout], config: PPOConfig, key: jax.Array) -> ppo.Metrics:
         rollout = self._parallel.assemble(rollouts)
         config, key = self._parallel.replicate((config, key))
         self._check_placement({"train_state": self._state, "rollout": rollout})
         self._state, metrics = self._update(self._state, rollout, config, key)
         self._check_placement({"train_state": self._state, "metrics": metrics})
-        return self._parallel.shard(metrics, 0)
+        own = self._parallel.shard(metrics, 0)
+        return lambda: read(own)
 
     def _check_placement(self, arrays: Any) -> None:
         if self._check:
@@ -116,7 +113,7 @@ class OverlappedLearner(Learner):
         self, config: Config, placement: Placement, num_actions: int, state: ppo.TrainState, acting: Any = None
     ):
         self._thread = ThreadPoolExecutor(1, "learner")
-        self._running: Future[ppo.Metrics] | None = None
+        self._running: Future[dict[str, float]] | None = None
         self._has_compiled = False
         super().__init__(config, placement, num_actions, state)
         self.acting = _copy(self.state.params) if acting is None else acting
@@ -124,12 +121,12 @@ class OverlappedLearner(Learner):
     def update(self, rollouts: Sequence[ppo.Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
         """Starts the update on a rollout, once the one before has ended."""
         self.acting = _copy(self.state.params)  # the update consumes the originals
-        running = self._running = self._thread.submit(self._update_in_thread, rollouts, config, key)
-        return lambda: read(running.result())
+        self._running = self._thread.submit(self._update_in_thread, rollouts, config, key)
+        return self._running.result
 
-    def _update_in_thread(self, *arguments: Any) -> ppo.Metrics:
+    def _update_in_thread(self, *arguments: Any) -> dict[str, float]:
         with jax.transfer_guard("disallow" if self._check and self._has_compiled else "allow"):  # a thread has its own
-            metrics = jax.block_until_ready(self._start_update(*arguments))
+            metrics = super().update(*arguments)()
         self._has_compiled = True
         return metrics
 

@@ -36,33 +36,37 @@ def forward(params, stacks):
     The last entry of that is how near a unit came to ReLU's kink: float32 may take the other side at about 1e-7.
     """
     x = np.asarray(stacks, np.float64) / 255.0
-    layers, margin = {}, np.inf
-    for name, stride in STRIDES.items():
+    layers, margins = {}, []
+
+    def layer(name, rows):
         kernel = params[name]["kernel"]
-        shape, fields = x.shape, _patches(x, kernel.shape[0], stride)
-        before = fields @ kernel.reshape(-1, kernel.shape[-1]) + params[name]["bias"]
-        x, margin = np.maximum(before, 0.0), min(margin, np.abs(before).min())
+        return rows @ kernel.reshape(-1, kernel.shape[-1]) + params[name]["bias"]
+
+    def relu(before):
+        margins.append(np.abs(before).min())
+        return np.maximum(before, 0.0)
+
+    for name, stride in STRIDES.items():
+        shape, fields = x.shape, _patches(x, len(params[name]["kernel"]), stride)
+        x = relu(layer(name, fields))
         layers[name] = shape, fields, x
     flat = x.reshape(len(x), -1)
-    before = flat @ params["dense"]["kernel"] + params["dense"]["bias"]
-    features, margin = np.maximum(before, 0.0), min(margin, np.abs(before).min())
-    logits = features @ params["policy"]["kernel"] + params["policy"]["bias"]
-    value = features @ params["value"]["kernel"] + params["value"]["bias"]
-    return logits, value[:, 0], (layers, flat, features, margin)
+    features = relu(layer("dense", flat))
+    return layer("policy", features), layer("value", features)[:, 0], (layers, flat, features, min(margins))
 
 
 def backward(params, cache, d_logits, d_value):
     """Gradients of all parameters from those of the outputs. ReLU passes a gradient where its output is positive."""
     layers, flat, features, _ = cache
-    d_value = d_value[:, None]
-    gradients = {
-        "policy": {"kernel": features.T @ d_logits, "bias": d_logits.sum(0)},
-        "value": {"kernel": features.T @ d_value, "bias": d_value.sum(0)},
-    }
-    d_features = d_logits @ params["policy"]["kernel"].T + d_value @ params["value"]["kernel"].T
-    d_features = d_features * (features > 0)
-    gradients["dense"] = {"kernel": flat.T @ d_features, "bias": d_features.sum(0)}
-    d_x = d_features @ params["dense"]["kernel"].T
+    gradients = {}
+
+    def dense(name, inputs, d_outputs):
+        """Notes the gradients of a dense layer; returns that of its inputs."""
+        gradients[name] = {"kernel": inputs.T @ d_outputs, "bias": d_outputs.sum(0)}
+        return d_outputs @ params[name]["kernel"].T
+
+    d_features = dense("policy", features, d_logits) + dense("value", features, d_value[:, None])
+    d_x = dense("dense", flat, d_features * (features > 0))
     for name in reversed(STRIDES):
         kernel = params[name]["kernel"]
         shape, fields, x = layers[name]
@@ -80,19 +84,20 @@ def log_softmax(logits):
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
-def advantages(reward, value, bootstrap_value, terminated, truncated, gamma, gae_lambda):
+def advantages(rollout, gamma, gae_lambda):
     """GAE as the double sum A_t = sum_l (gamma lambda)^l delta_{t+l}, up to the end of the game or of the rollout."""
+    reward, value, terminated = (rollout[name] for name in ("reward", "value", "terminated"))
     steps, num_envs = reward.shape
     result = np.zeros((steps, num_envs))
     for b in range(num_envs):
         for t in range(steps):
             for ahead in range(steps - t):
                 k = t + ahead
-                beyond = bootstrap_value[b] if k == steps - 1 else value[k + 1, b]
+                beyond = rollout["bootstrap_value"][b] if k == steps - 1 else value[k + 1, b]
                 if terminated[k, b]:
                     beyond = 0.0
                 result[t, b] += (gamma * gae_lambda) ** ahead * (reward[k, b] + gamma * beyond - value[k, b])
-                if terminated[k, b] or truncated[k, b]:
+                if terminated[k, b] or rollout["truncated"][k, b]:
                     break
     return result
 
@@ -146,10 +151,11 @@ def normalize(advantage, weight):
     return (advantage - counted.mean()) / (counted.std() + 1e-8)
 
 
-def stack_of(frames, age, t, b, size=4):
-    """What step t of environment b saw: the last 4 frames of its game, the first one repeated where it is younger."""
-    newest = t + size - 1
-    return np.stack([frames[newest - min(back, age[t, b]), b] for back in reversed(range(size))], axis=-1)
+def stacks_of(rollout, where, size=4):
+    """What environment b saw at step t: the last 4 frames of its game, the first one repeated where it is younger."""
+    frames, age = rollout["frames"], rollout["age"]
+    seen = [[frames[t + size - 1 - min(back, age[t, b]), b] for back in reversed(range(size))] for t, b in where]
+    return np.moveaxis(np.array(seen), 1, -1)
 
 
 def minibatch_gradients(params, stacks, batch, hyper, clip_value_loss=True):
@@ -172,8 +178,7 @@ def a2c_gradients(params, rollout, hyper):
         beyond = np.where(rollout["truncated"][t], next_value, beyond)
         target[t] = rollout["reward"][t] + hyper["gamma"] * np.where(rollout["terminated"][t], 0.0, beyond)
         beyond = target[t]
-    where = [(t, b) for t in range(steps) for b in range(num_envs)]
-    logits, value, cache = forward(params, np.stack([stack_of(rollout["frames"], rollout["age"], *tb) for tb in where]))
+    logits, value, cache = forward(params, stacks_of(rollout, np.ndindex(steps, num_envs)))
     share = rollout["weight"].reshape(-1) / rollout["weight"].sum()
     error = value - target.reshape(-1)
     probs, log_probs = np.exp(log_softmax(logits)), log_softmax(logits)
@@ -188,50 +193,47 @@ def global_norm(gradients):
     return np.sqrt(sum((x**2).sum() for layer in gradients.values() for x in layer.values()))
 
 
+def _map(function, first, *others):
+    """A function of each parameter."""
+    return {
+        name: {key: function(x, *(other[name][key] for other in others)) for key, x in layer.items()}
+        for name, layer in first.items()
+    }
+
+
 class Adam:
     """Adam with the gradient scaled down to a global norm first, and decoupled weight decay."""
 
-    def __init__(self, params, max_grad_norm=0.5, epsilon=1e-5, weight_decay=0.0, b1=0.9, b2=0.999):
-        self.first = {n: {k: np.zeros_like(x) for k, x in layer.items()} for n, layer in params.items()}
-        self.second = {n: {k: np.zeros_like(x) for k, x in layer.items()} for n, layer in params.items()}
-        self.steps, self.max_grad_norm, self.epsilon = 0, max_grad_norm, epsilon
-        self.weight_decay, self.b1, self.b2 = weight_decay, b1, b2
+    def __init__(self, params, max_grad_norm, epsilon, weight_decay):
+        self.first = self.second = _map(np.zeros_like, params)
+        self.steps, self.max_grad_norm, self.epsilon, self.weight_decay = 0, max_grad_norm, epsilon, weight_decay
 
-    def step(self, params, gradients, learning_rate):
+    def step(self, params, gradients, learning_rate, b1=0.9, b2=0.999):
         self.steps += 1
         scale = min(1.0, self.max_grad_norm / max(global_norm(gradients), 1e-300))
-        result = {}
-        for name, layer in params.items():
-            result[name] = {}
-            for key, x in layer.items():
-                g = gradients[name][key] * scale
-                m = self.first[name][key] = self.b1 * self.first[name][key] + (1 - self.b1) * g
-                v = self.second[name][key] = self.b2 * self.second[name][key] + (1 - self.b2) * g**2
-                m_hat, v_hat = m / (1 - self.b1**self.steps), v / (1 - self.b2**self.steps)
-                direction = m_hat / (np.sqrt(v_hat) + self.epsilon) + self.weight_decay * x
-                result[name][key] = x - learning_rate * direction
-        return result
+        self.first = _map(lambda m, g: b1 * m + (1 - b1) * scale * g, self.first, gradients)
+        self.second = _map(lambda v, g: b2 * v + (1 - b2) * (scale * g) ** 2, self.second, gradients)
+
+        def moved(x, m, v):
+            m_hat, v_hat = m / (1 - b1**self.steps), v / (1 - b2**self.steps)
+            return x - learning_rate * (m_hat / (np.sqrt(v_hat) + self.epsilon) + self.weight_decay * x)
+
+        return _map(moved, params, self.first, self.second)
 
 
 def update(params, rollout, hyper, indices, optimizer, normalize_advantages=True, clip_value_loss=True):
     """One gradient step a row of `indices` (samples t * B + b). Returns parameters and each minibatch's loss parts."""
     num_envs = rollout["action"].shape[1]
-    advantage = advantages(
-        rollout["reward"], rollout["value"], rollout["bootstrap_value"], rollout["terminated"], rollout["truncated"],
-        hyper["gamma"], hyper["gae_lambda"],
-    )  # fmt: skip
-    target = advantage + rollout["value"]
+    advantage = advantages(rollout, hyper["gamma"], hyper["gae_lambda"])
+    rollout = rollout | {"advantage": advantage, "target": advantage + rollout["value"]}
     history = []
     for row in indices:
         where = [divmod(int(index), num_envs) for index in row]
-        stacks = np.stack([stack_of(rollout["frames"], rollout["age"], t, b) for t, b in where])
-        per_step = ("action", "log_prob", "value", "weight")
-        batch = {name: np.array([rollout[name][tb] for tb in where]) for name in per_step}
-        batch["target"] = np.array([target[tb] for tb in where])
-        batch["advantage"] = np.array([advantage[tb] for tb in where])
+        names = ("action", "log_prob", "value", "weight", "target", "advantage")
+        batch = {name: np.array([rollout[name][tb] for tb in where]) for name in names}
         if normalize_advantages:
             batch["advantage"] = normalize(batch["advantage"], batch["weight"])
-        parts, gradients = minibatch_gradients(params, stacks, batch, hyper, clip_value_loss)
+        parts, gradients = minibatch_gradients(params, stacks_of(rollout, where), batch, hyper, clip_value_loss)
         parts["gradient_norm"] = global_norm(gradients)
         params = optimizer.step(params, gradients, hyper["learning_rate"])
         history.append(parts)

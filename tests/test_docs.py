@@ -1,17 +1,16 @@
 """The pages: every command line parses, every import and every link resolves."""
 
+import argparse
 import ast
 import configparser
 import importlib
 import io
 import os
 import re
-import runpy
 import shlex
 import signal
 import subprocess
 import sys
-import warnings
 from contextlib import redirect_stderr
 from functools import wraps
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import NamedTuple
 
 import pytest
 import tyro
+from user_commands import run_here
 
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import make_sides
@@ -90,13 +90,12 @@ def run(module, words, monkeypatch):
     subcommand_cli_from_dict = tyro.extras.subcommand_cli_from_dict
     monkeypatch.setattr(tyro, "cli", stop_after(tyro.cli))
     monkeypatch.setattr(tyro.extras, "subcommand_cli_from_dict", stop_after(subcommands))
-    monkeypatch.setattr(sys, "argv", ["jaxrl_atari", *words])
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop_after(argparse.ArgumentParser.parse_args))
     monkeypatch.chdir(ROOT)
     error = io.StringIO()
     try:
-        with redirect_stderr(error), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # the module has been imported before
-            runpy.run_module(f"jaxrl_atari.{module}", run_name="__main__", alter_sys=True)
+        with redirect_stderr(error):
+            run_here(module, words)
     except Parsed:
         return None
     except SystemExit:

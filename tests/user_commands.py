@@ -1,8 +1,12 @@
 """The commands as a user runs them: in processes, and in the environment of a user's shell."""
 
 import os
+import runpy
 import socket
+import sys
+import warnings
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 TWO_GPUS = {"JAXRL_ATARI_SIMULATED_GPUS": "2"}
@@ -15,6 +19,13 @@ def user_environment(**more):
     path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
     cache = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     return kept | {"PYTHONPATH": path} | {name: os.environ[name] for name in cache} | more
+
+
+def run_here(module, words):
+    """Runs `python -m jaxrl_atari.MODULE WORDS` in this process, in which a test can stop it; it ends in SystemExit."""
+    with mock.patch.object(sys, "argv", ["jaxrl_atari", *words]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the module has been imported before
+        runpy.run_module(f"jaxrl_atari.{module}", run_name="__main__", alter_sys=True)
 
 
 def one_error_line(output):
