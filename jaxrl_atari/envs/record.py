@@ -81,7 +81,8 @@ class GameRecord:
         return Games(steps, self._anchor_step.copy(), self._anchor_seed.copy(), actions, frame, lives, in_progress)
 
     def _newest(self, steps: int) -> np.ndarray:
-        return np.array(list(self._actions)[len(self._actions) - steps :], np.uint8).reshape(steps, -1)
+        newest = list(self._actions)[len(self._actions) - steps :]
+        return np.array(newest, np.uint8).reshape(steps, len(self._anchor_step))
 
     def take_segment(self, frame: np.ndarray) -> Segment:
         """The steps since the last call. Forgets the actions that nobody needs any more.
