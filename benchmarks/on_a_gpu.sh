@@ -14,9 +14,9 @@
 # Pack twice (scores; pack 150; pack 150), so that something comes back if the time ends early; the second replaces the first.
 # A copy of the checkout without .git leaves `git_revision` in config.json empty: write the commit there before
 # make_results.py reads it. `train --resume` continues the runs on any machine.
-# The output is also in $OUT, by default data/gpu; the runs are in data/gpu/runs. REHEARSAL=1 makes everything short, for a
-# machine without a GPU (JAXRL_ATARI_SIMULATED_GPUS=1). benchmarks/NOTES.md says how to get the package onto a machine
-# without a network.
+# The output is also in $OUT, by default data/gpu, with the figures as JSON; the runs are in data/gpu/runs. REHEARSAL=1
+# makes everything short, for a machine without a GPU (JAXRL_ATARI_SIMULATED_GPUS=1). benchmarks/NOTES.md says how to get
+# the package onto a machine without a network.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-/tmp/xla_cache} # of all parts
@@ -41,7 +41,7 @@ run() { # NAME COMMAND...
 benchmark() { # NAME OPTIONS...
     local name=$1
     shift
-    run "$name" python3 -m jaxrl_atari.benchmark "${config[@]}" "${few[@]}" "$@"
+    run "$name" python3 -m jaxrl_atari.benchmark "${config[@]}" "${few[@]}" --json "$out/$name.json" "$@"
 }
 train() { # NAME OPTIONS...
     local name=$1
@@ -53,7 +53,7 @@ case ${1:-} in
 check)
     run driver nvidia-smi
     run devices python3 -m jaxrl_atari.devices --config configs/qbert.py
-    run tests python3 -m pytest "${tests[@]}" -v --timeout 120 -n 0 -W default tests/test_{benchmark,devices,gpu_path,memory,monitor}.py
+    run tests python3 -m pytest "${tests[@]}" -v --timeout 120 -n 0 -W default
     ;;
 speed)
     parts=(--parts end_to_end,env,acting,update)
@@ -67,7 +67,7 @@ compare)
     benchmark overlap --env.num-envs 128 --compare overlap=none,update
     benchmark arithmetic --compare network.compute_dtype=float32,bfloat16
     benchmark convolutions --compare network.conv=plain,matmul
-    run acting python3 benchmarks/acting_forms.py "${config[@]}" --env.num-envs 96 --rounds "${few[1]}" --seconds "${few[3]}"
+    benchmark groups --env.num-envs 96 --parts acting --compare env.num_groups=1,2,3,4
     ;;
 graphs)
     flag=--xla_gpu_enable_command_buffer
@@ -96,7 +96,7 @@ pack)
     cd "$runs" || exit
     for session in "${games[@]/%//session_0}"; do
         newest=$(find "$session/checkpoints" -maxdepth 1 -regex '.*/[0-9]+' | sort -V | tail -n 1)
-        ls -d "${session%/*}"/*.json "$session"/*.json "$session"/*.csv "$newest"
+        ls -d "${session%/*}"/*.json "$session"/{*.csv,actions} "$newest"
     done | tar cf - -T - | split -b 15M - "$out/runs.tar."
     ls -l "$out"/runs.tar.*
     ;;

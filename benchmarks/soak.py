@@ -7,7 +7,6 @@ every 10 seconds. It prints the slope of memory after the first ten minutes, the
 JSON line. Exit status 1: a figure grew. The samples are written to `soak.csv` beside the run.
 """
 
-import argparse
 import contextlib
 import csv
 import json
@@ -16,13 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import psutil
+import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.errors import SessionsFailed, UserError
+from jaxrl_atari.errors import SessionsFailed, require
 
 OPTIONS = (
     "--config", "configs/pong.py", "--name", "soak", "--env.num-envs", "4", "--ppo.rollout-length", "32",
@@ -33,95 +34,71 @@ WARM_UP_SECONDS = 600.0
 MAX_MIB_PER_HOUR = 2.0
 MAX_GROWTH = 1.15
 """Of the largest value in the second half over that in the first half: files come and go as checkpoints do."""
+FIGURES = ("seconds", "memory_mib", "open_files", "threads", "files", "files_mib")
 
 
-def sample(process: psutil.Process, run_dir: Path) -> dict[str, float]:
-    """Figures of the process and of its files.
+def sample(process: psutil.Process, run_dir: Path) -> list[float]:
+    """Figures of the process, and of its files other than logs, in the order of `FIGURES` after the first.
 
-    `memory_mib` is resident memory, not the part that is the process's own (USS): that part rises when another process
-    that shares its libraries ends.
+    Memory is what is resident, not the part that is the process's own (USS): that part rises when another process that
+    shares its libraries ends.
     """
-    with process.oneshot():
-        figures: dict[str, float] = {"memory_mib": process.memory_info().rss / 2**20}
-        figures |= {"open_files": process.num_fds(), "threads": process.num_threads()}
-    logs = other = files = 0
+    sizes = []
     for folder, _, names in os.walk(run_dir):  # training deletes old checkpoints meanwhile
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 size = os.stat(os.path.join(folder, name)).st_size
-                files += 1
-                if name.endswith(".csv") or "tfevents" in name:
-                    logs += size
-                else:
-                    other += size
-    return figures | {"files": files, "logs_mib": logs / 2**20, "other_mib": other / 2**20}
+                sizes += [] if name.endswith(".csv") or "tfevents" in name else [size]
+    memory = process.memory_info().rss / 2**20
+    return [memory, process.num_fds(), process.num_threads(), len(sizes), sum(sizes) / 2**20]
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hours", type=float, default=2.0)
-    parser.add_argument("--output-dir", type=Path, default=Path("data"), help="where the run is written (data)")
-    options, overrides = parser.parse_known_args()
-    if options.hours * 3600 <= WARM_UP_SECONDS:
-        raise UserError(f"--hours {options.hours}: expected more than {WARM_UP_SECONDS / 3600:.2f}, the warm-up")
-    options.output_dir.mkdir(parents=True, exist_ok=True)
-    run_dir = Path(tempfile.mkdtemp(prefix="soak_", dir=options.output_dir)) / "run"
-    command = [sys.executable, "-m", "jaxrl_atari.train", *OPTIONS, "--run-dir", str(run_dir), *overrides]
-    rows = []
+def main(hours: float = 2.0, output_dir: Path = Path("data")) -> None:
+    """Runs the soak test."""
+    require(hours * 3600 > WARM_UP_SECONDS, "--hours", hours, f"more than {WARM_UP_SECONDS / 3600:.2f}, the warm-up")
+    output_dir.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="soak_", dir=output_dir))
+    run_dir, rows = folder / "run", []
+    command = [sys.executable, "-m", "jaxrl_atari.train", *OPTIONS, "--run-dir", str(run_dir)]
     with (
-        open(run_dir.parent / "output.txt", "w") as output,
-        open(run_dir.parent / "soak.csv", "w", newline="", buffering=1) as table,
+        open(folder / "output.txt", "w") as output,
+        open(folder / "soak.csv", "w", newline="", buffering=1) as table,
+        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as training,
     ):
-        training = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        process, start = psutil.Process(training.pid), time.monotonic()
-        writer = None
+        process, start, write = psutil.Process(training.pid), time.monotonic(), csv.writer(table).writerow
+        write(FIGURES)
         try:
-            while (elapsed := time.monotonic() - start) < options.hours * 3600 and training.poll() is None:
-                row = {"seconds": elapsed, **sample(process, run_dir)}
-                rows.append(row)
-                if writer is None:
-                    writer = csv.DictWriter(table, row)
-                    writer.writeheader()
-                writer.writerow(row)
+            while (elapsed := time.monotonic() - start) < hours * 3600 and training.poll() is None:
+                rows.append([elapsed, *sample(process, run_dir)])
+                write(rows[-1])
                 time.sleep(10)
-            ended_early = training.poll()
+            ended = training.poll()
         finally:
             training.terminate()
-            training.wait()
-    if ended_early is not None:
-        raise SessionsFailed(f"training ended with status {ended_early}; see {run_dir.parent / 'output.txt'}")
-    report(rows, run_dir)
+    if ended is not None:
+        raise SessionsFailed(f"training ended with status {ended}; see {folder / 'output.txt'}")
+    report(rows)
 
 
-def report(rows: list[dict[str, float]], run_dir: Path) -> None:
+def report(rows: Sequence[Sequence[float]]) -> None:
     """Prints the figures after the warm-up.
 
     Raises:
         SessionsFailed: one of them grew.
     """
-    steady = [row for row in rows if row["seconds"] >= WARM_UP_SECONDS]
-    columns = {name: np.array([row[name] for row in steady]) for name in steady[0]}
-    hours = columns.pop("seconds") / 3600
-    half = len(steady) // 2
-    figures = {
-        name: {
-            "min": float(values.min()),
-            "max": float(values.max()),
-            "per_hour": float(np.polyfit(hours, values, 1)[0]),  # the least-squares line
-            "growth": float(values[half:].max() / values[:half].max()),
-        }
-        for name, values in columns.items()
-    }
-    for name, figure in figures.items():
-        print(f"{name:<12}" + "".join(f"{key} {value:>10,.2f}   " for key, value in figure.items()))
-    print(json.dumps({"run_dir": str(run_dir), "hours": float(hours[-1]), **figures}))
-    bounded = ("open_files", "threads", "files", "other_mib")
-    growing = [name for name in bounded if figures[name]["growth"] > MAX_GROWTH]
-    growing += ["memory_mib"] if figures["memory_mib"]["per_hour"] > MAX_MIB_PER_HOUR else []
+    seconds, *columns = np.array([row for row in rows if row[0] >= WARM_UP_SECONDS]).T
+    half, found, growing = len(seconds) // 2, {}, []
+    for name, values in zip(FIGURES[1:], columns, strict=True):
+        per_hour = float(np.polyfit(seconds / 3600, values, 1)[0])  # the least-squares line
+        growth = float(values[half:].max() / values[:half].max())
+        found[name] = {"min": values.min(), "max": values.max(), "per_hour": per_hour, "growth": growth}
+        cli.say(f"{name:<12}" + "".join(f"{key} {value:>10,.2f}   " for key, value in found[name].items()))
+        if per_hour > MAX_MIB_PER_HOUR if name == "memory_mib" else growth > MAX_GROWTH:
+            growing.append(name)
+    cli.say(json.dumps({"hours": seconds[-1] / 3600, **found}))
     if growing:
         raise SessionsFailed(f"after the warm-up these grew: {', '.join(growing)}")
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(lambda: tyro.cli(main))

@@ -17,11 +17,10 @@ computes in bfloat16; then the fastest of these with policy and loss compiled by
 the measurement, on minibatches and steps of the real sizes. One that fails is left out.
 
 The program restarts itself with malloc's environment variables. The last line of the output is JSON, with the choice of
-`best` and the seconds of each candidate. `python -m jaxrl_atari.benchmark --config configs/qbert.py
---compare torch` runs all modes beside jaxrl_atari, in turns.
+`best` and the seconds of each candidate. `python benchmarks/compare_torch.py` runs all modes beside jaxrl_atari, in
+turns.
 """
 
-import argparse
 import copy
 import json
 import os
@@ -30,16 +29,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
+import tyro
 from torch import nn
 
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.hardware.cpu import multiplies_bfloat16
+from jaxrl_atari.runs.files import write_json
 
-MODES = ("plain", "tuned", "bfloat16", "best")
 FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS = "float32", "bfloat16 autocast", "float32, products in bfloat16"
 
 NUM_ENVS, LENGTH, EPOCHS, MINIBATCH = 16, 128, 4, 256
@@ -260,37 +262,45 @@ def measure(loop: Loop, what: str, iterations: int) -> list[float]:
     return rates[1:]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="PPO on Atari in PyTorch, timed.")
-    parser.add_argument("--mode", choices=MODES, default="plain")
-    parser.add_argument("--what", choices=("update", "end_to_end"), default="end_to_end")
-    parser.add_argument("--iterations", type=int, default=10, help="iterations timed, after one that is not")
-    parser.add_argument("--game", default="Qbert")
-    parser.add_argument("--threads", type=int, default=2, help="of PyTorch; the emulator takes one a core")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    if args.mode != "plain" and any(os.environ.get(name) != value for name, value in MALLOC.items()):
+def main(
+    mode: Literal["plain", "tuned", "bfloat16", "best"] = "plain",
+    what: Literal["update", "end_to_end"] = "end_to_end",
+    iterations: int = 10,
+    game: str = "Qbert",
+    threads: int = 2,
+    seed: int = 0,
+    output: Path | None = None,
+) -> None:
+    """PPO on Atari in PyTorch, timed.
+
+    Args:
+        iterations: iterations timed, after one that is not
+        threads: of PyTorch; the emulator takes one a core
+        output: also write the JSON object to this file
+    """
+    if mode != "plain" and any(os.environ.get(name) != value for name, value in MALLOC.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MALLOC)  # glibc reads them at start
-    torch.set_num_threads(args.threads)
-    loop = Loop(args.mode, args.game, args.seed)
-    tried = loop.use_fastest(args.what) if args.mode == "best" else {}
-    rates = measure(loop, args.what, args.iterations)
+    torch.set_num_threads(threads)
+    loop = Loop(mode, game, seed)
+    tried = loop.use_fastest(what) if mode == "best" else {}
+    rates = measure(loop, what, iterations)
     loop.pool.close()
-    print("each iteration:", " ".join(f"{rate:.0f}" for rate in rates))
     result = {
         "framework": f"torch {torch.__version__}",
-        "mode": args.mode,
+        "mode": mode,
         "arithmetic": loop.arithmetic,
         "compiled": loop.compiled,
         "tried_seconds": tried,
-        "unit": "env steps/s" if args.what == "end_to_end" else "gradient samples/s",
+        "unit": "env steps/s" if what == "end_to_end" else "gradient samples/s",
         "median": statistics.median(rates),
         "min": min(rates),
         "max": max(rates),
         "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
+    if output is not None:
+        write_json(output, result)
     print(json.dumps(result))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -21,18 +21,16 @@ if TYPE_CHECKING:
         TrialConfig,
     )
     from jaxrl_atari.errors import ConfigError, UserError
-    from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
+    from jaxrl_atari.evaluate.play import EvaluationResult, record_video, run_evaluation
     from jaxrl_atari.evaluate.policy import Policy, load_policy
-    from jaxrl_atari.evaluate.video import record_video
     from jaxrl_atari.suite.trial import run_training
 
 _CONFIGS = "Config DevicesConfig EnvConfig EvaluationConfig LogConfig NetworkConfig PPOConfig TrialConfig"
 _HOMES = {
     **dict.fromkeys(_CONFIGS.split(), "config"),
     **dict.fromkeys(("ConfigError", "UserError"), "errors"),
-    **dict.fromkeys(("EvaluationResult", "run_evaluation"), "evaluate.play"),
+    **dict.fromkeys(("EvaluationResult", "record_video", "run_evaluation"), "evaluate.play"),
     **dict.fromkeys(("Policy", "load_policy"), "evaluate.policy"),
-    "record_video": "evaluate.video",
     "run_training": "suite.trial",
 }
 __all__ = [
@@ -53,6 +51,10 @@ __all__ = [
     "run_evaluation",
     "run_training",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:

@@ -373,6 +373,7 @@ def config_from_dict(values: dict[str, Any]) -> Config:
         known = {name: value for name, value in values.items() if name in fields}
         return cls(**{name: build(fields[name], value, f"{prefix}{name}.") for name, value in known.items()})
 
+    require(isinstance(values, dict), "config", values, "an object with the fields of a config")
     return build(Config, values, "")
 
 

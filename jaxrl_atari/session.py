@@ -325,6 +325,7 @@ def prepare(
         say(f"device: {run.device_text()}")
         if restored:
             say(resume_text(config, meta, learner.compute_dtype.name))
+        say("compiling (about 20 s the first time)")
         yield run
 
 

@@ -13,13 +13,16 @@ import subprocess
 import sys
 import warnings
 from contextlib import redirect_stderr
+from functools import wraps
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.config import Config
+from jaxrl_atari.benchmark.comparison import make_sides
+from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -81,8 +84,12 @@ def run(module, words, monkeypatch):
 
         return wrapper
 
-    monkeypatch.setattr(cli, "parse", stop_after(cli.parse))
-    monkeypatch.setattr(cli.Parser, "parse_args", stop_after(cli.Parser.parse_args))
+    def subcommands(functions, **options):
+        return subcommand_cli_from_dict({n: wraps(f)(lambda *_, **__: None) for n, f in functions.items()}, **options)
+
+    subcommand_cli_from_dict = tyro.extras.subcommand_cli_from_dict
+    monkeypatch.setattr(tyro, "cli", stop_after(tyro.cli))
+    monkeypatch.setattr(tyro.extras, "subcommand_cli_from_dict", stop_after(subcommands))
     monkeypatch.setattr(sys, "argv", ["jaxrl_atari", *words])
     monkeypatch.chdir(ROOT)
     error = io.StringIO()
@@ -132,14 +139,11 @@ def test_every_command_line_parses(case, monkeypatch):
 
 @pytest.mark.parametrize(
     "option",
-    sorted({word for page in PAGES for word in re.findall(r"--(?:compare|scale) ([a-z_.]+=[\w,.]+)", text(page))}),
+    sorted({word for page in PAGES for word in re.findall(r"--compare ([a-z_.]+=[\w,.]+)", text(page))}),
 )
 def test_every_compared_value_is_possible(option):
-    field, _, values = option.partition("=")
-    for value in values.split(","):
-        if field in ("num_envs", "rollout_length"):
-            field = {"num_envs": "env.num_envs", "rollout_length": "ppo.rollout_length"}[field]
-        cli.parse(Config, [f"--{field.replace('_', '-')}", value], default=Config())
+    config = Config(env=EnvConfig(num_envs=96)) if "num_groups" in option else Config()
+    assert len(make_sides(option, config, "end_to_end", 1.0)) > 1
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,302 +1,255 @@
 """Measurements in this process: the whole of training, and its parts one by one.
 
 Everything is timed in the steady state, after an iteration that compiled nothing. A repeat times each part once, for
-some seconds, and the parts take turns, so that all of them see the machine's good and bad moments.
-
-Device work is asynchronous, so the host may wait for it in a later part than the one that started it. The figures are:
-
-- end_to_end: iterations of `session.train`, with metrics read, files written and checkpoints. Env steps a second. With
-  `overlap = "none"` the clock stops when the last update is done; with `"update"` one update is under way when it
-  starts and when it stops.
-- env: the emulators alone, with random actions: as many environments, groups and threads as in training, stepped in
-  the same way. Env steps a second; the limit on this machine.
-- acting: `rollout.collect`: policy, emulators and the bookkeeping of the rollout, until it is on the device.
-- update: `Learner.update` on one rollout, until it is done. Samples a second; one update has T x B x epochs.
+some seconds, and the parts take turns, so that all of them see the machine's good and bad moments. Device work is
+asynchronous, so each clock stops only when the work that was started is done.
 """
 
 import contextlib
 import dataclasses
+import itertools
+import math
+import resource
+import statistics
+import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_atari.benchmark.instruments import Compilations, SectionTimer, peak_device_gib, peak_rss_gib, wrapped
+from jaxrl_atari import cli
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs import make_pool
-from jaxrl_atari.envs.pool import EnvPool
-from jaxrl_atari.hardware.monitor import Monitor
+from jaxrl_atari.envs import EnvPool, make_pool
 from jaxrl_atari.rollout import Collected, collect
+from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import Session, current_options, prepare, train
 
-RATES = {
-    "end_to_end": "end_to_end_sps",
-    "env": "env_sps",
-    "acting": "acting_sps",
-    "update": "update_samples_per_second",
-}
-"""Part -> the name of its rate, in the order of a repeat: training first, so that the peak memory is its own."""
+COMPILED, FROM_CACHE = "/jax/core/compile/backend_compile_duration", "/jax/compilation_cache/cache_hits"
+MACHINE_COLUMNS = [name for name, column in COLUMNS.items() if column.group in ("time", "system")]
 
-SECTIONS = {
-    "env_wait": "waiting for the emulators",
-    "inference": "the policy: frames to the device, actions back",
-    "transfer": "rewards to the device",
-    "update": "waiting for the learner",
-    "logging": "metrics, files, checkpoints",
-    "other": "bookkeeping",
-}
-"""The sections of an iteration, see `breakdown`."""
-
-MAX_WARM_UP = 20  # iterations
+Events = defaultdict[str, list[float]]
+"""Name of an event that JAX reports -> seconds of each, as they come; 0 where an event has no duration."""
 
 
-class Training:
-    """A session that trains one iteration at a time; `open_training` makes it."""
+@contextlib.contextmanager
+def jax_events() -> Iterator[Events]:
+    """Collects what JAX reports inside the block: what it traces, compiles and finds in its cache."""
+    events: Events = defaultdict(list)
 
-    def __init__(self, run: Session, compilations: Compilations):
-        self.run, self.config, self.compilations = run, run.config, compilations
-        self._iterations = train(run)
-        self.overlap = run.config.overlap == "update"
-        self._groups = [group for shard in run.groups for group in shard]
-        self.pools: list[EnvPool] = []  # of `env`
-        self._rng = np.random.default_rng(run.config.seed)
+    def listen(event: str, duration_secs: Any = 0.0, **_: Any) -> None:
+        events[event].append(duration_secs)
 
-    def iterate(self) -> Any:
-        """One iteration of training with its log; returns the newest metrics, being computed."""
-        return next(self._iterations)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    jax.monitoring.register_event_listener(listen)
+    try:
+        yield events
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+        jax.monitoring.unregister_event_listener(listen)
 
-    def warm_up(self) -> None:
-        """Iterates until nothing is compiled any more."""
-        for _ in range(MAX_WARM_UP):
-            before = self.compilations.count[Compilations.COMPILE]
-            jax.block_until_ready(self.iterate())
-            if self.compilations.count[Compilations.COMPILE] == before and not self.run.log.compiling:
-                return
-        raise RuntimeError(f"after {MAX_WARM_UP} iterations something is still compiled in each")
 
-    def end_to_end(self, seconds: float) -> float:
-        """Env steps a second of training."""
-        if self.overlap:
-            jax.block_until_ready(self.iterate())  # so that an update is under way
-        first, start = self.run.progress.env_steps, time.perf_counter()
-        metrics = None
-        while time.perf_counter() - start < seconds:
-            metrics = self.iterate()
-        jax.block_until_ready(metrics)
-        return (self.run.progress.env_steps - first) / (time.perf_counter() - start)
+class LogPoints(Writer):
+    """Keeps the log points of a session."""
 
-    def env(self, seconds: float) -> float:
-        """Env steps a second of the emulators alone."""
-        env = self.config.env
-        if not self.pools:
-            first_env = 0
-            for group in self._groups:
-                self.pools.append(make_pool(
-                    env.backend, env.game_name, group.pool.num_envs,
-                    seed=self.config.seed, first_env=first_env, num_threads=env.num_threads,
-                    rules=env.rules,
-                ))  # fmt: skip
-                first_env += group.pool.num_envs
-                self.pools[-1].reset()
-        return random_play(self.pools, seconds, self._rng)
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
 
-    def _key(self) -> jax.Array:
-        with jax.default_device(self.run.placement.home):
-            return jax.random.key(self.config.seed)
+    def write(self, row: Row) -> None:
+        self.rows.append(row)
 
-    def _collect(self) -> Collected:
-        return collect(self.run.groups, self.run.learner.acting_params(), self._key())
 
-    def acting(self, seconds: float) -> float:
-        """Env steps a second of rollouts that nobody learns from."""
-        self.run.learner.settle()
-        env_steps, start = 0, time.perf_counter()
-        while time.perf_counter() - start < seconds:
-            collected = self._collect()
-            jax.block_until_ready(collected.rollouts)
-            env_steps += collected.env_steps
-        return env_steps / (time.perf_counter() - start)
+class Training(NamedTuple):
+    """A session that trains one iteration at a time."""
 
-    def update(self, seconds: float) -> float:
-        """Samples a second of updates on one rollout; training continues from where it was."""
-        learner = self.run.learner
-        learner.settle()
-        rollouts = self._collect().rollouts
-        saved = jax.block_until_ready(jax.tree.map(jnp.copy, learner.state))
-        options, key = current_options(self.config, 0), self._key()
-        updates, start = 0, time.perf_counter()
-        while time.perf_counter() - start < seconds:
-            metrics = learner.update(rollouts, options, key)
-            jax.block_until_ready(learner.settle() if self.overlap else metrics)
-            updates += 1
-        elapsed = time.perf_counter() - start
-        learner.reset(saved)
-        return updates * self.config.rollout_size * self.config.ppo.epochs / elapsed
+    run: Session
+    iterations: Iterator[Any]  # each ends when its update has been started
+    rows: list[Row]  # log points, one an iteration
+    events: Events
 
-    def breakdown(self, seconds: float) -> dict[str, float]:
-        """Seconds of an iteration by section, as this thread spends them; their sum is the whole iteration.
+    def wait(self) -> None:
+        """Waits until the newest update has ended."""
+        jax.block_until_ready(self.run.learner.state)
 
-        - env_wait: sending actions to the emulators and waiting for their results.
-        - inference: starting the policy and waiting for its actions, with the transfer of frames and actions. Where
-          actor and learner share a device and work at the same time, waiting for the learner is part of it.
-        - transfer: `jax.device_put`, that is, the rewards of a rollout and small things.
-        - update: starting the update and waiting for it. Training itself waits later, when it needs the first
-          action of the new parameters. With `overlap = "update"`: waiting for the update in the background.
-        - logging: reading metrics, progress, files, checkpoints.
-        - other: bookkeeping of rewards and games, keys, joining the rollout.
-        """
-        jax.block_until_ready(self.iterate())
-        timer = SectionTimer()
-
-        def until_done(update: Callable) -> Callable:
-            return lambda *args: jax.block_until_ready(update(*args))
-
-        with wrapped(self.run.learner, "update", until_done), self._sections(timer.timed):
-            timer.seconds.clear()
-            iterations, start = 0, time.perf_counter()
-            timer.enter("other")
-            while time.perf_counter() - start < seconds:
-                self.iterate()
-                iterations += 1
-            timer.enter("other")
-        return {section: timer.seconds[section] / iterations for section in SECTIONS}
-
-    @contextlib.contextmanager
-    def _sections(self, wrap: Callable[[str], Callable[[Callable], Callable]]) -> Iterator[None]:
-        """Wraps the calls of each section by `wrap(section)` inside the block."""
-        calls: list[tuple[Any, str, str]] = [
-            (jax, "device_put", "transfer"),
-            (self.run.learner, "update", "update"),
-            (self.run.log, "settle", "update"),
-            (self.run.log, "after_update", "logging"),
-            (self.run, "checkpoint_if_due", "logging"),
-        ]
-        for group in self._groups:
-            calls += [
-                (group.pool, "send", "env_wait"),
-                (group.pool, "recv", "env_wait"),
-                (group, "choose", "inference"),
-                (group, "send", "inference"),
-            ]
-        with contextlib.ExitStack() as probes:
-            for owner, name, section in calls:
-                probes.enter_context(wrapped(owner, name, wrap(section)))
-            yield
-
-    def trace(self, folder: Path, iterations: int) -> dict[str, Any]:
-        """Writes a trace of some iterations with `jax.profiler`; its events are named after the sections above.
-
-        Returns:
-            JSON values: the files, the number of iterations, and `compiled`: programs that were compiled meanwhile.
-        """
-        jax.block_until_ready(self.iterate())
-        before, known = self.compilations.count[Compilations.COMPILE], set(folder.rglob("*"))
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # without every call of Python, which would be most of the file
-        named = lambda section: partial(jax.profiler.annotate_function, name=section)  # noqa: E731
-        with self._sections(named), jax.profiler.trace(folder, profiler_options=options):
-            for number in range(iterations):
-                with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
-                    metrics = self.iterate()
-            jax.block_until_ready(metrics)
-        compiled = self.compilations.count[Compilations.COMPILE] - before
-        files = sorted(str(path) for path in set(folder.rglob("*")) - known if path.is_file())
-        return {"trace": files, "iterations": iterations, "compiled": compiled}
+    def collect(self) -> Collected:
+        """A rollout that training does not see."""
+        return collect(self.run.groups, self.run.learner.acting_params(), self.run.keys(0)[0])
 
 
 @contextlib.contextmanager
 def open_training(config: Config) -> Iterator[Training]:
     """Training in a temporary folder, which ends with the block; starts JAX's back end."""
-    log = dataclasses.replace(config.log, wandb=False)  # a benchmark is no run
+    log = dataclasses.replace(config.log, every_env_steps=1, graphs=False, wandb=False)
     config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # so that it never ends by itself
+    points = LogPoints()
     with (
-        Compilations() as compilations,
+        jax_events() as events,
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
-        prepare(config, Path(folder) / "session_0", quiet=True) as run,
+        prepare(config, Path(folder, "session_0"), writers=[points], quiet=True) as run,
     ):
-        training = Training(run, compilations)
-        try:
-            yield training
-        finally:
-            for pool in training.pools:
-                pool.close()
+        yield Training(run, train(run), points.rows, events)
 
 
-def random_play(pools: Sequence[EnvPool], seconds: float, rng: np.random.Generator) -> float:
-    """Env steps a second of pools of equal size with random actions, all stepping at the same time."""
-    size = pools[0].num_envs
-    actions = rng.integers(0, pools[0].num_actions, (1024, size), dtype=np.int32)
-    transitions, turn = 0, 0
-    start = time.perf_counter()
-    for pool in pools:
-        pool.send(actions[0])
+def warm_up(training: Training) -> None:
+    """Trains until an iteration compiles nothing."""
+    compiled = -1
+    while compiled != len(training.events[COMPILED]):
+        compiled = len(training.events[COMPILED])
+        next(training.iterations)
+        training.wait()
+
+
+# --- Parts -----------------------------------------------------------------------------------------------------------
+
+
+def end_to_end(training: Training, seconds: float) -> dict[str, float]:
+    """Env steps a second of training, with a log point in each iteration and checkpoints; and means of its log points.
+
+    One update is under way when the clock starts and when it stops.
+    """
+    progress = training.run.progress
+    next(training.iterations)  # its log point covers what was measured before
+    training.rows.clear()
+    first, start = progress.env_steps, time.perf_counter()
     while time.perf_counter() - start < seconds:
-        turn += 1
-        for pool in pools:
-            transitions += size - int(pool.recv().first.sum())
-            pool.send(actions[turn % len(actions)])
-    for pool in pools:
-        transitions += size - int(pool.recv().first.sum())
-    return transitions / (time.perf_counter() - start)
+        next(training.iterations)
+    rate = (progress.env_steps - first) / (time.perf_counter() - start)
+    columns = {name: [row[name] for row in training.rows] for name in MACHINE_COLUMNS}
+    return {"end_to_end_sps": rate} | {name: statistics.fmean(values) for name, values in columns.items()}
+
+
+def env(training: Training, seconds: float) -> dict[str, float]:
+    """Env steps a second of the emulators alone, with random actions: the limit on this machine."""
+    training.wait()
+    config, groups = training.run.config.env, list(itertools.chain(*training.run.groups))
+    pool = make_pool(
+        config.backend, config.game_name, config.num_envs, seed=0,
+        num_threads=config.num_threads * len(groups), rules=config.rules,
+    )  # fmt: skip
+    with contextlib.closing(pool):
+        pool.reset()
+        return {"env_sps": random_play(pool, seconds)}
+
+
+def random_play(pool: EnvPool, seconds: float) -> float:
+    """Env steps a second of a pool with random actions."""
+    actions = np.random.default_rng(0).integers(0, pool.num_actions, (1024, pool.num_envs), dtype=np.int32)
+    steps, env_steps, start = itertools.cycle(actions), 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        env_steps += int((~pool.step(next(steps)).first).sum())
+    return env_steps / (time.perf_counter() - start)
+
+
+def acting(training: Training, seconds: float) -> dict[str, float]:
+    """Env steps a second of `rollout.collect`: policy, emulators, and the rollout brought to the device."""
+    training.wait()
+    env_steps, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        collected = training.collect()
+        jax.block_until_ready(collected.rollouts)
+        env_steps += collected.env_steps
+    return {"acting_sps": env_steps / (time.perf_counter() - start)}
+
+
+def update(training: Training, seconds: float) -> dict[str, float]:
+    """Samples a second of updates on one rollout, T x B x epochs in each."""
+    training.wait()
+    learner, config = training.run.learner, training.run.config
+    rollouts, key = training.collect().rollouts, training.run.keys(0)[1]
+    options = current_options(config, config.total_env_steps)  # the annealed learning rate is 0: nothing is learned
+    updates, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        learner.update(rollouts, options, key)()
+        updates += 1
+    samples = updates * config.rollout_size * config.ppo.epochs
+    return {"update_samples_per_second": samples / (time.perf_counter() - start)}
+
+
+PARTS = {"end_to_end": end_to_end, "env": env, "acting": acting, "update": update}
+"""In the order of a repeat: training first, so that the peak memory is its own. Each returns its rate first."""
+
+
+# --- All of them -----------------------------------------------------------------------------------------------------
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Median, minimum and maximum of repeats, and all of them."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": list(values)}
 
 
 def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) -> dict[str, Any]:
-    """Times `parts`, some of `RATES`, in this process; starts JAX's back end.
+    """Times `parts`, some of `PARTS`, in this process, and shows its progress; starts JAX's back end.
 
     Args:
         repeats: 0 makes the first rollout and update and nothing more.
         seconds: of each part in each repeat, at the least; a part ends with the iteration that it is in.
 
     Returns:
-        JSON values: `figures` (rates and columns of the monitor) and `iteration_seconds` (section -> seconds an
-        iteration), with one value a repeat; `memory`, the peak of training; `process`: its devices and its start.
-        Sections and the monitor's columns come with end_to_end.
+        JSON values: `figures`, name -> summary over the repeats; `memory`, the peak of training; `process`: its
+        devices and its start.
     """
     figures: defaultdict[str, list[float]] = defaultdict(list)
-    sections: defaultdict[str, list[float]] = defaultdict(list)
-    memory: dict[str, float | None] = {}
+    cli.say("compiling, and training until nothing is compiled any more")
     with open_training(config) as training:
-        training.iterate()  # the first one waits for its update
-        first_update_at = time.time()
-        compilations = training.compilations
+        next(training.iterations)  # the first one waits for its update
+        compiled, devices = training.events[COMPILED], training.run.placement.devices
         process = {
-            "devices": [f"{device} ({device.device_kind})" for device in training.run.placement.devices],
-            "reason": training.run.placement.reason,
+            "devices": [f"{device} ({device.device_kind})" for device in devices],
             "compute_dtype": training.run.learner.compute_dtype.name,
             "first_env_step_at": training.run.log.first_step_at,
-            "first_update_at": first_update_at,
-            "compile_seconds": compilations.compile_seconds,
-            "programs": compilations.count[Compilations.COMPILE],
-            "cache_hits": compilations.count[Compilations.CACHE_HIT],
+            "first_update_at": time.time(),
+            "compile_seconds": sum(compiled),
+            "programs": len(compiled),
+            "cache_hits": len(training.events[FROM_CACHE]),
         }
         if repeats:
-            training.warm_up()
-        for _ in range(repeats):
-            for part, name in RATES.items():
-                if part == "end_to_end" and part in parts:
-                    with Monitor(training.run.placement.devices, say=lambda line: None) as monitor:
-                        figures[name].append(training.end_to_end(seconds))
-                        monitor.sample()
-                        _append(figures, monitor.read())
-                    memory = memory or _memory(training)
-                    _append(sections, training.breakdown(seconds))
-                elif part in parts:
-                    figures[name].append(getattr(training, part)(seconds))
-        memory = memory or _memory(training)
-    return {"figures": figures, "iteration_seconds": sections, "memory": memory, "process": process}
+            warm_up(training)
+        memory = {}
+        for repeat in range(repeats):
+            found: dict[str, float] = {}
+            cli.write(f"repeat {repeat + 1} of {repeats}")
+            for part in (part for part in PARTS if part in parts):
+                found |= (rates := PARTS[part](training, seconds))
+                cli.write(f"  {part} {next(iter(rates.values())):,.0f}")
+                memory = memory or peak_memory(devices)
+            cli.say("")
+            if {"env", "end_to_end"} <= set(parts):
+                found["share_of_limit"] = found["end_to_end_sps"] / found["env_sps"]
+            for name, value in found.items():
+                figures[name] += [value] if math.isfinite(value) else []
+        memory = memory or peak_memory(devices)
+    known = {name: summary(values) for name, values in figures.items() if values}
+    return {"figures": known, "memory": memory, "process": process}
 
 
-def _append(lists: dict[str, list[float]], values: dict[str, float]) -> None:
-    for name, value in values.items():
-        lists[name].append(value)
+def trace(config: Config, folder: Path, iterations: int) -> dict[str, Any]:
+    """Writes a trace of some iterations in the steady state with `jax.profiler`.
+
+    Returns:
+        JSON values: the files, the number of iterations, and `compiled`: programs that were compiled meanwhile.
+    """
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # without every call of Python, which would be most of the file
+    with open_training(config) as training:
+        warm_up(training)
+        before = len(training.events[COMPILED])
+        with jax.profiler.trace(folder, profiler_options=options):
+            for number in range(iterations):
+                with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
+                    next(training.iterations)
+                    training.wait()
+        compiled = len(training.events[COMPILED]) - before
+    newest = max(folder.glob("plugins/profile/*"))
+    return {"trace": sorted(map(str, newest.iterdir())), "iterations": iterations, "compiled": compiled}
 
 
-def _memory(training: Training) -> dict[str, float | None]:
-    return {"peak_rss_gib": peak_rss_gib(), "peak_device_gib": peak_device_gib(training.run.placement.devices)}
+def peak_memory(devices: Sequence[jax.Device]) -> dict[str, float | None]:
+    """Peak memory in GiB: resident in this process, and of JAX on its devices (None where that is not reported)."""
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 2**10)
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", math.nan) / 2**30 for device in devices]
+    return {"peak_rss_gib": rss / 2**30, "peak_device_gib": sum(peaks) if math.isfinite(sum(peaks)) else None}

@@ -20,12 +20,18 @@ import numpy as np
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, Episode, EpisodeCounter
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GameRecord
+from jaxrl_atari.errors import require
 
 __all__ = ["EnvPool", "EnvStep", "Episode", "EpisodeCounter", "env_seeds", "make_pool"]
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
-    """`num_envs` different seeds in [0, 2**31), derived from `seed`. Seed i does not depend on `num_envs`."""
+    """`num_envs` different seeds in [0, 2**31), derived from `seed`. Seed i does not depend on `num_envs`.
+
+    Raises:
+        ConfigError: `seed` is not from 0 to 2**32 - 1, as those of JAX are.
+    """
+    require(0 <= seed < 2**32, "seed", seed, "a whole number from 0 to 4294967295")
     words = np.random.SeedSequence(seed).generate_state(2 * num_envs) >> 1  # twice as many: some may be equal
     return list(dict.fromkeys(words.tolist()))[:num_envs]
 

@@ -9,19 +9,19 @@ from ale_py import roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
+from jaxrl_atari.envs.games import TWO_PLAYER_GAMES
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GameRecord
 from jaxrl_atari.errors import UserError
 
 SCREEN_SHAPE = (210, 160, 3)
-MULTIPLAYER_ONLY = {"combat", "joust", "maze_craze", "warlords"}
 
 
 @cache
 def rom_ids() -> dict[str, str]:
     """CamelCase name -> ALE's rom id, for the games that one player can play."""
-    ids = (rom for rom in roms.get_all_rom_ids() if rom not in MULTIPLAYER_ONLY)
+    ids = (rom for rom in roms.get_all_rom_ids() if rom not in TWO_PLAYER_GAMES)
     return {rom_id_to_name(rom): rom for rom in sorted(ids)}
 
 

@@ -26,7 +26,8 @@ def _import_envpool() -> Any:
         UserError: envpool is not installed.
     """
     if importlib.util.find_spec("envpool") is None:
-        raise UserError("env.backend = 'envpool': envpool is not installed; pip install 'jaxrl_atari[envpool]'")
+        hint = "pip install 'jaxrl_atari[envpool]', or use the back end ale"
+        raise UserError(f"env.backend = 'envpool': envpool is not installed; {hint}")
     if "envpool" in sys.modules:
         return importlib.import_module("envpool.atari")
     # `import envpool` runs envpool.entry, which registers every family of tasks: that takes seconds and needs

@@ -73,6 +73,17 @@ def _letters(name: str) -> str:
 _NAME_OF = {_letters(name): name for name in GAMES}
 
 
+TWO_PLAYER_GAMES = ("combat", "joust", "maze_craze", "warlords")
+"""ALE's ids of the games that nobody can play alone; they are not in the table."""
+
+_PROTOCOLS: dict[tuple[str, str], Literal["v5", "classic"] | None] = {
+    ("", ""): None,
+    ("ale/", "-v5"): "v5",
+    ("", "noframeskip-v4"): "classic",
+}
+"""What stands before and after a game's name -> the protocol that it implies."""
+
+
 def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
     """Parses the name of a game: (ALE's CamelCase name, the protocol that the name implies).
 
@@ -82,29 +93,29 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
     | `ALE/Qbert-v5` | `v5` |
     | `QbertNoFrameskip-v4` | `classic` |
 
-    Other versioned names are rejected, because they do not mean either protocol: `Qbert-v4` repeats an action for a
-    random 2 to 4 frames, `Qbert-v5` has sticky actions in Gymnasium but not in EnvPool, and `-ram-` has no images.
+    Case does not matter. Other versioned names are rejected, because they do not mean either protocol: `Qbert-v4`
+    repeats an action for a random 2 to 4 frames, `Qbert-v5` has sticky actions in Gymnasium but not in EnvPool, and
+    `-ram-` has no images.
 
     Raises:
-        ConfigError: an unknown game (the error names the closest ones), or another version than the above.
+        ConfigError: an unknown game (the error names the closest ones), a two-player game, or another version than the
+            above.
     """
-    bare, protocol = name, None
-    if match := re.fullmatch(r"ALE/(\w+)-v5", name):
-        bare, protocol = match[1], "v5"
-    elif match := re.fullmatch(r"(\w+)NoFrameskip-v4", name):
-        bare, protocol = match[1], "classic"
-    elif match := re.fullmatch(r"(?:ALE/)?(\w+?)(?:NoFrameskip|Deterministic)?(?:-ram.*)?-v\d+", name):
-        game = _NAME_OF.get(_letters(match[1]), "Qbert")
-        raise ConfigError(
-            "env.game",
-            name,
-            "a name with one known protocol",
-            f"write ALE/{game}-v5 (sticky actions) or {game}NoFrameskip-v4 (classic, none)",
-        )
-    if canonical := _NAME_OF.get(_letters(bare)):
-        return canonical, protocol
-    close = [_NAME_OF[match] for match in difflib.get_close_matches(_letters(bare), _NAME_OF, n=3)]
-    hint = f"did you mean {' or '.join(close)}?" if close else "for example Qbert, Breakout or MsPacman"
+    pattern = r"(?s)(ale/)?(.*?)((?:noframeskip|deterministic)?(?:-ram.*)?(?:-v\d+)?)"
+    match = re.fullmatch(pattern, name.lower())
+    assert match is not None  # its parts may be empty
+    prefix, bare, suffix = match.groups(default="")
+    letters, known = _letters(bare), (prefix, suffix) in _PROTOCOLS
+    if known and letters in _NAME_OF:
+        return _NAME_OF[letters], _PROTOCOLS[prefix, suffix]
+    if letters in map(_letters, TWO_PLAYER_GAMES):
+        raise ConfigError("env.game", name, "a game for one player", f"{bare} is a two-player game")
+    names = [_NAME_OF[close] for close in difflib.get_close_matches(letters, _NAME_OF)]  # the closest one first
+    if names and not known:
+        expected = "a name with one known protocol"
+        hint = f"write ALE/{names[0]}-v5 (sticky actions) or {names[0]}NoFrameskip-v4 (classic, none)"
+        raise ConfigError("env.game", name, expected, hint)
+    hint = f"did you mean {' or '.join(names)}?" if names else "for example Qbert, Breakout or MsPacman"
     raise ConfigError("env.game", name, f"one of ALE's {len(GAMES)} games", hint)
 
 

@@ -82,7 +82,7 @@ class GameRecord:
 
     def _newest(self, steps: int) -> np.ndarray:
         newest = list(self._actions)[len(self._actions) - steps :]
-        return np.array(newest, np.uint8).reshape(steps, len(self._anchor_step))
+        return np.array(newest, np.uint8).reshape(steps, len(self._anchor_seed))
 
     def take_segment(self, frame: np.ndarray) -> Segment:
         """The steps since the last call. Forgets the actions that nobody needs any more.

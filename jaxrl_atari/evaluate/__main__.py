@@ -9,37 +9,29 @@ session and reports the mean over sessions with its interval: the figure to quot
 From Python: `load_policy` and `run_evaluation` of `jaxrl_atari`.
 """
 
-import contextlib
 import dataclasses
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import jax
-import numpy as np
 import tyro
 
-from jaxrl_atari import cli
-from jaxrl_atari.cli import counted
-from jaxrl_atari.config import DevicesConfig, EnvConfig, parse_word
+from jaxrl_atari.cli import counted, run, say
+from jaxrl_atari.config import DevicesConfig, GpuWord
 from jaxrl_atari.devices import pick_device
-from jaxrl_atari.envs import Episode
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
-from jaxrl_atari.evaluate.policy import Policy, find_session, load_policy
-from jaxrl_atari.evaluate.video import record_video
+from jaxrl_atari.evaluate.play import record_video, run_evaluation
+from jaxrl_atari.evaluate.policy import Policy, load_policy, session_numbers
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory_share import do_not_preallocate
 from jaxrl_atari.report.pages import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
-from jaxrl_atari.report.summary import counted_sessions
 from jaxrl_atari.runs.files import unused, write_json
-from jaxrl_atari.runs.run_dir import read_config, session_dirs, session_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +56,53 @@ class Options:
     """Seed of games and actions. With --sessions all, session i has seed + i."""
     num_envs: int = 16
     """Games played at once."""
-    gpu: str = "auto"
+    backend: Literal["ale", "envpool"] | None = None
+    """Emulator pool. None: that of training. With another one, scores may differ: so do the emulators."""
+    gpu: GpuWord = "auto"
     """Where to act: auto, true, false (the CPU) or the index of a GPU, as devices.gpu of the config."""
 
 
-def _scores_to_compare(env: EnvConfig) -> str:
-    if note := comparison_note(env.resolved_protocol):
-        return note
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.evaluate")
+    for line in runtime.configure():
+        say(line)
+    do_not_preallocate()  # beside a training run
+    limit_jax(DevicesConfig(gpu=options.gpu))
+    device, _ = pick_device(options.gpu, field="--gpu")
+    of_all = options.sessions == "all"
+    if of_all and options.session is not None:
+        raise UserError(f"--session {options.session}: --sessions all plays every session; leave one of the two out")
+    if options.backend:
+        say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
+    numbers = session_numbers(options.run_dir) if of_all else [options.session]
+    policies = [load_policy(options.run_dir, options.checkpoint, device, i, options.backend) for i in numbers]
+    session_dir = policies[0].session_dir.absolute()  # also of `.`
+    if not os.access(session_dir, os.W_OK):
+        raise UserError(f"{session_dir}: cannot be written to; the results go there, so copy the run elsewhere first")
+    results = [_evaluate(policy, options, options.seed + i) for i, policy in enumerate(policies)]
+    if of_all:
+        _summarise(session_dir.parent, results, options)
+    elif options.checkpoint == "best":
+        say("note: the best checkpoint is an optimistic pick; to quote a score, use --sessions all --checkpoint latest")
+    if (session_dir.parent / REPORT_FILE).is_file():
+        try_report(session_dir.parent)
+
+
+def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:
+    """Plays one session's games; prints and returns the figures of evaluation_STEP.json, and records the video."""
+    env, session_dir = policy.config.env, policy.session_dir
+    say(
+        f"{session_dir}, checkpoint {options.checkpoint}: env step {policy.env_steps:,}\n"
+        f"{env.game_name}, protocol {env.resolved_protocol}, {options.episodes} full games, "
+        f"{'greedy' if options.greedy else 'sampled'} actions, seed {seed}, on {policy.device}\n"
+        f"{'game':>6} {'return':>12} {'env steps':>10}"
+    )
+    result = run_evaluation(policy, options.episodes, seed, options.greedy, options.num_envs, say)
+    say(
+        f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {result.std:>12,.1f}\n"
+        f"{result.cut_off} of {counted(options.episodes, 'game')} cut off at env.max_frames"
+    )
     game = comparable(env.game_name, env.resolved_protocol)
     scores = {
         "random play (v5)": game.random_mean,
@@ -78,157 +110,66 @@ def _scores_to_compare(env: EnvConfig) -> str:
         "reference PPO (v5, 10,000,000 env steps)": game.reference_score,
         "the same in SLM Lab's tutorial": game.tutorial_score,
     }
-    known = [f"{name} {score:,.1f}" for name, score in scores.items() if score is not None]
-    return "to compare: " + ("; ".join(known) or "no scores known")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
-    options = tyro.cli(
-        Options,
-        args=arguments,
-        prog="python -m jaxrl_atari.evaluate",
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
-    for line in runtime.configure():
-        print(line, flush=True)
-    gpu = parse_word(options.gpu)
-    do_not_preallocate()  # beside a training run
-    limit_jax(DevicesConfig(gpu=gpu))
-    device, _ = pick_device(gpu, field="--gpu")
-    if options.sessions == "all":
-        _evaluate_all(options, device)
-        run_dir = options.run_dir
-    else:
-        session_dir, reason = find_session(options.run_dir, options.session)
-        _check_writable(session_dir)
-        policy = load_policy(session_dir, options.checkpoint, device)
-        _evaluate_session(policy, reason, options)
-        if options.checkpoint == "best":
-            print(
-                "note: the best checkpoint is an optimistic pick; to quote a score, use --sessions all --checkpoint"
-                " latest",
-                flush=True,
-            )
-        run_dir = session_dir.absolute().parent  # of `.` too
-    if (run_dir / REPORT_FILE).is_file():
-        try_report(run_dir)
-
-
-def _check_writable(directory: Path) -> None:
-    if not os.access(directory, os.W_OK):
-        raise UserError(f"{directory}: cannot be written to; the results go there, so copy the run elsewhere first")
-
-
-def _evaluate_all(options: Options, device: jax.Device) -> None:
-    """Plays every session of a run; writes and prints the mean over sessions, its interval and the matrix of returns.
-
-    Raises:
-        UserError: a session has not begun or has no such checkpoint: the mean would be over other sessions than those
-            of the run.
-    """
-    if options.session is not None:
-        raise UserError(f"--session {options.session}: --sessions all plays every session; leave one of the two out")
-    directories, planned = session_dirs(options.run_dir), None
-    if not directories:
-        raise UserError(f"{options.run_dir}: not a run directory; expected one that holds session_0")
-    with contextlib.suppress(UserError):  # only the sessions are here
-        config = read_config(options.run_dir)  # as the last resume has it
-        directories, planned = counted_sessions(options.run_dir, config), config.sessions
-    for directory in (options.run_dir, *directories):
-        _check_writable(directory)
-    numbers = [session_number(directory) for directory in directories]
-    policies = [load_policy(options.run_dir, options.checkpoint, device, number) for number in numbers]
-    planned = planned or max(policy.config.sessions for policy in policies)
-    begun = len(set(range(planned)) & set(numbers))
-    if begun < planned:
-        raise UserError(
-            f"{options.run_dir}: {begun} of {planned} sessions have begun; finish it first (train --resume)"
-        )
-    results = [
-        _evaluate_session(policy, "each session is played", dataclasses.replace(options, seed=options.seed + number))
-        for number, policy in zip(numbers, policies, strict=True)
-    ]
-    means = [result.mean for result in results]
-    mean, interval = float(np.mean(means)), score_interval(means)  # no interval of a single session
-    bounds = "-" if interval is None else f"{interval[0]:,.1f} to {interval[1]:,.1f}"
-    count = counted(len(results), "session")
-    print(f"\n{count}, checkpoint {options.checkpoint}, {options.episodes} games each")
-    for directory, result in zip(directories, results, strict=True):
-        print(f"{directory.name:>12} {result.mean:>12,.1f}")
-    print(f"{'mean':>12} {mean:>12,.1f}   95% interval over sessions: {bounds}")
-    path = unused(options.run_dir / "evaluation.json")
-    env = policies[0].config.env
+    known = "; ".join(f"{name} {score:,.1f}" for name, score in scores.items() if score is not None)
+    say(comparison_note(env.resolved_protocol) or f"to compare: {known or 'no scores known'}")
+    _, returns, lengths, truncated = zip(*result.games, strict=True)
     figures = {
+        "session": session_dir.name,
         "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        "game": env.game_name,
-        "protocol": env.resolved_protocol,
-        "checkpoint": options.checkpoint,
-        "greedy": options.greedy,
-        "seed": options.seed,
-        "num_envs": min(options.num_envs, options.episodes),
-        "device": device.device_kind,
-        "compute_dtype": policies[0].network.dtype.name,
-        "episodes": options.episodes,
-        "sessions": [directory.name for directory in directories],
-        "env_steps": [policy.env_steps for policy in policies],
-        "mean": mean,
-        "interval": None if interval is None else list(interval),
-        "session_means": means,
-        "matrix": [result.returns.tolist() for result in results],  # sessions x games
-    }
-    write_json(path, figures)
-    print(f"written: {path}", flush=True)
-
-
-def _evaluate_session(policy: Policy, reason: str, options: Options) -> EvaluationResult:
-    """Plays one session's games, prints them, and writes evaluation_STEP.json and the video."""
-    env, session_dir = policy.config.env, policy.session_dir
-    print(f"{session_dir} ({reason}), checkpoint {options.checkpoint}: env step {policy.env_steps:,}")
-    print(
-        f"{env.game_name}, protocol {env.resolved_protocol}, {options.episodes} full games, "
-        f"{'greedy' if options.greedy else 'sampled'} actions, seed {options.seed}, on {policy.device}"
-    )
-    print(f"{'game':>6} {'return':>12} {'env steps':>10}", flush=True)
-    count = 0
-
-    def print_game(game: Episode) -> None:
-        nonlocal count
-        count += 1
-        note = "  cut off at env.max_frames" if game.truncated else ""
-        print(f"{count:>6} {game.episode_return:>12,.1f} {game.length:>10,}{note}", flush=True)
-
-    result = run_evaluation(policy, options.episodes, options.seed, options.greedy, options.num_envs, print_game)
-    print(f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {result.std:>12,.1f}\n{_scores_to_compare(env)}")
-    path = unused(session_dir / f"evaluation_{policy.env_steps}.json")
-    figures = {
         "game": env.game_name,
         "protocol": env.resolved_protocol,
         "backend": env.backend,
         "env_steps": policy.env_steps,
         "checkpoint": options.checkpoint,
         "greedy": options.greedy,
-        "seed": options.seed,
-        "num_envs": min(options.num_envs, options.episodes),
+        "seed": seed,
+        "num_envs": options.num_envs,
         "device": policy.device.device_kind,
         "compute_dtype": policy.network.dtype.name,
         "episodes": options.episodes,
         "mean": result.mean,
         "std": result.std,
-        "returns": result.returns.tolist(),
-        "lengths": [game.length for game in result.games],
-        "truncated": [game.truncated for game in result.games],
+        "cut_off": result.cut_off,
+        "returns": returns,
+        "lengths": lengths,
+        "truncated": truncated,
     }
-    write_json(path, figures)
-    print(f"written: {path}", flush=True)
+    write_json(path := unused(session_dir / f"evaluation_{policy.env_steps}.json"), figures)
+    say(f"written: {path}")
     if options.video:
-        # Another evaluation of this checkpoint may record, too.
-        own = session_dir / f".video_{policy.env_steps}_{os.getpid()}.mp4"
-        game = record_video(policy, own, options.seed, options.greedy)
-        path = own.rename(unused(session_dir / f"video_{policy.env_steps}.mp4"))
-        print(f"written: {path} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
-    return result
+        path = unused(session_dir / f"video_{policy.env_steps}.mp4")
+        game = record_video(policy, path, seed, options.greedy)
+        say(f"written: {path} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
+    return figures
+
+
+SHARED = "date game protocol backend checkpoint greedy num_envs device compute_dtype episodes"
+"""The figures of a session that are also those of all sessions."""
+
+
+def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options) -> None:
+    """Prints the mean over sessions and its interval; writes them to evaluation.json with the matrix of returns."""
+    means = [figures["mean"] for figures in results]
+    mean, interval = sum(means) / len(means), score_interval(means)  # no interval of a single session
+    bounds = "-" if interval is None else f"{interval[0]:,.1f} to {interval[1]:,.1f}"
+    say(f"\n{counted(len(means), 'session')}, checkpoint {options.checkpoint}, {options.episodes} games each")
+    for figures in results:
+        say(f"{figures['session']:>12} {figures['mean']:>12,.1f}")
+    say(f"{'mean':>12} {mean:>12,.1f}   95% interval over sessions: {bounds}")
+    summary = {
+        **{name: results[-1][name] for name in SHARED.split()},
+        "seed": options.seed,
+        "sessions": [figures["session"] for figures in results],
+        "env_steps": [figures["env_steps"] for figures in results],
+        "mean": mean,
+        "interval": interval,
+        "session_means": means,
+        "cut_off": sum(figures["cut_off"] for figures in results),
+        "matrix": [figures["returns"] for figures in results],  # sessions x games
+    }
+    write_json(path := unused(run_dir / "evaluation.json"), summary)
+    say(f"written: {path}")
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    run(main)

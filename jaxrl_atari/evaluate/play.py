@@ -1,60 +1,59 @@
-"""Full games played with a policy, scored by their raw rewards."""
+"""Full games played with a policy: scored by their raw rewards, or recorded as a video of the colour screen."""
 
-import dataclasses
+import contextlib
+import itertools
+import logging
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from jaxrl_atari.envs import EnvPool, Episode, EpisodeCounter, make_pool
-from jaxrl_atari.errors import require
+from jaxrl_atari.config import EvaluationConfig
+from jaxrl_atari.envs import EnvPool, EnvStep, Episode, EpisodeCounter, env_seeds, make_pool
+from jaxrl_atari.envs.ale import SCREEN_SHAPE, AlePool
+from jaxrl_atari.errors import UserError, parse_path
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
 
+SECONDS_BETWEEN_NEWS = 30
+FPS = 15  # of videos: 60 emulator frames a second, 4 of them an env step: real speed
+SCALE = 3  # of videos: 160x210 -> 480x630 pixels; both even, as H.264 with 4:2:0 colours needs
 
-@dataclasses.dataclass(frozen=True)
-class EvaluationResult:
-    """The games of an evaluation, in the order in which they ended."""
-
-    games: tuple[Episode, ...]
-
-    @property
-    def returns(self) -> np.ndarray:
-        """float64 [episodes]."""
-        return np.array([game.episode_return for game in self.games])
-
-    @property
-    def mean(self) -> float:
-        """Mean return."""
-        return float(self.returns.mean())
-
-    @property
-    def std(self) -> float:
-        """Population standard deviation of the returns over these games."""
-        return float(self.returns.std())
+WAIT_FOR_FIRE = (
+    "BasicMath Bowling Breakout Casino Crossbow DonkeyKong DoubleDunk Gopher Hangman HumanCannonball Kaboom Pitfall"
+    " SirLancelot Tennis TicTacToe3D VideoPinball YarsRevenge"
+)
+"""Games that random play ends within 4,500 env steps, but not without FIRE, which starts the game or the next life."""
 
 
-def play(policy: Policy, pool: EnvPool, quota: np.ndarray, seed: int, greedy: bool) -> Iterator[list[Episode]]:
-    """Plays until environment i has finished `quota[i]` games.
+class EvaluationResult(NamedTuple):
+    """The games of an evaluation, and what they scored."""
 
-    Yields after the reset and after each step: the games that just ended, without those beyond the quota.
-    """
-    remaining, episodes, number = quota.copy(), EpisodeCounter(pool.num_envs), 0
-    with jax.default_device(policy.device):  # everything: a GPU that trains has no part in an evaluation on the CPU
-        key = jax.random.fold_in(jax.random.key(seed), 2**31 + 1)  # a session of that seed uses 0 to 2**31
-        step = pool.reset()
-        window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
-        window, age, stacks = push_frame(window, age, step.frame, step.first)
-        yield []
-        while remaining.any():
-            step = pool.step(policy.act(stacks, jax.random.fold_in(key, number), greedy))
+    games: tuple[Episode, ...]  # in the order in which they ended
+    returns: np.ndarray  # float64 [episodes]
+    mean: float  # of the returns
+    std: float  # population standard deviation of the returns over these games
+    cut_off: int  # games that reached `env.max_frames`; their returns count all the same
+
+
+def play(policy: Policy, pool: EnvPool, seed: int, greedy: bool) -> Iterator[EnvStep]:
+    """Plays game after game in every environment of a pool; yields its first step, and the one after each action."""
+    window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
+    with jax.default_device(policy.device):  # a GPU that trains has no part in an evaluation on the CPU
+        key = jax.random.key(seed, impl="threefry2x32")
+        key = jax.random.fold_in(key, 2**31 + 1)  # a session of that seed uses 0 to 2**31
+    step = pool.reset()
+    for number in itertools.count():
+        yield step
+        with jax.default_device(policy.device):
             window, age, stacks = push_frame(window, age, step.frame, step.first)
-            number += 1
-            ended = [game for game in episodes.count(step) if remaining[game.env]]
-            for game in ended:
-                remaining[game.env] -= 1
-            yield ended
+            actions = policy.act(stacks, jax.random.fold_in(key, number), greedy)
+        step = pool.step(actions)
 
 
 def run_evaluation(
@@ -63,7 +62,7 @@ def run_evaluation(
     seed: int = 0,
     greedy: bool = False,
     num_envs: int = 16,
-    on_game: Callable[[Episode], None] = lambda game: None,
+    say: Callable[[str], object] = lambda line: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> EvaluationResult:
     """Plays full games with raw scores, under the protocol that the policy was trained with.
@@ -76,28 +75,77 @@ def run_evaluation(
         seed: of the games and the actions. The same seed, `num_envs` and device give the same games.
         greedy: take the most probable action instead of sampling.
         num_envs: games played at once.
-        on_game: called with each game as it ends.
+        say: receives a line for each game as it ends, and every 30 seconds one on those that have not ended.
         cancelled: asked at each step.
 
     Raises:
         CancelledError: `cancelled()` was true.
         ConfigError: a number that is not possible.
     """
-    require(episodes >= 1, "episodes", episodes, "a whole number >= 1")
-    require(num_envs >= 1, "num_envs", num_envs, "a whole number >= 1")
-    require(0 <= seed < 2**32, "seed", seed, "a whole number from 0 to 4294967295")
-    num_envs = min(num_envs, episodes)
-    quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
-    games: list[Episode] = []
+    EvaluationConfig(episodes=episodes, num_envs=num_envs)  # checks them
     env = policy.config.env
-    pool = make_pool(env.backend, env.game_name, num_envs, seed=seed, num_threads=env.num_threads, rules=env.rules)
-    try:
-        for ended in play(policy, pool, quota, seed, greedy):
-            if cancelled():
-                raise CancelledError
-            for game in ended:
+    if greedy and env.game_name in WAIT_FOR_FIRE.split():
+        logging.getLogger(__name__).warning(
+            "greedy play can stand still: %s may wait for FIRE, as after a lost life", env.game_name
+        )
+    quota = np.bincount(np.arange(episodes) % num_envs)  # of each environment
+    pool = make_pool(env.backend, env.game_name, len(quota), seed=seed, num_threads=env.num_threads, rules=env.rules)
+    counter, games, news_at = EpisodeCounter(len(quota)), [], time.monotonic() + SECONDS_BETWEEN_NEWS
+    for step in play(policy, pool, seed, greedy):
+        if cancelled():
+            raise CancelledError
+        for game in counter.count(step):
+            if quota[game.env]:
+                quota[game.env] -= 1
                 games.append(game)
-                on_game(game)
-    finally:
-        pool.close()
-    return EvaluationResult(tuple(games))
+                say(
+                    f"{len(games):>6} {game.episode_return:>12,.1f} {game.length:>10,}"
+                    f"{'  cut off at env.max_frames' * game.truncated}"
+                )
+        if len(games) == episodes:
+            break
+        if time.monotonic() > news_at:
+            news_at += SECONDS_BETWEEN_NEWS
+            say(
+                f"{np.sum(quota > 0)} games in progress, longest {counter.in_progress[quota > 0, 1].max():,.0f} of"
+                f" {env.rules.max_frames // 4:,} env steps"
+            )
+    _, returns, _, truncated = zip(*games, strict=True)
+    return EvaluationResult(
+        tuple(games), np.array(returns), float(np.mean(returns)), float(np.std(returns)), sum(truncated)
+    )
+
+
+def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool = False) -> Episode:
+    """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, 480x630 pixels).
+
+    The game is played on `ale`, the back end that has colour screens.
+
+    Raises:
+        UserError: a seed that is not possible, or the file cannot be written.
+    """
+    import imageio_ffmpeg
+
+    path, env = parse_path(path, "path").absolute(), policy.config.env  # to ffmpeg, a relative a:b is a protocol
+    pool = AlePool(env.game_name, env_seeds(seed, 1), env.num_threads, env.rules, colour=True)
+    counter, games = EpisodeCounter(1), []
+    height, width, _ = SCREEN_SHAPE
+    # 4:2:0 colours are what browsers play; with the index in front they start before all is loaded.
+    options = (
+        f"-y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {FPS} -i -"
+        f" -vf scale={SCALE * width}:{SCALE * height}:flags=neighbor"
+        " -an -c:v libx264 -pix_fmt yuv420p -movflags +faststart -f mp4"
+    )
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options.split(), str(path)]
+    # Not `imageio_ffmpeg.write_frames`, which forks in a way that can deadlock a process of JAX.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
+        assert ffmpeg.stdin
+        with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended, and its output has the reason
+            for step in play(policy, pool, seed, greedy):
+                ffmpeg.stdin.write(pool.screen.tobytes())
+                if games := counter.count(step):
+                    break
+        complaint = ffmpeg.communicate()[1].decode(errors="replace")
+    if ffmpeg.returncode:
+        raise UserError(f"{path}: the video could not be written ({complaint[-200:]})")
+    return games[0]

@@ -1,0 +1,238 @@
+"""Runs on the Hugging Face Hub: push and pull (pip install 'jaxrl_atari[hub]').
+
+    python -m jaxrl_atari.hub push RUN_DIR user/repo [--private] [--checkpoint best|latest|STEP]
+    python -m jaxrl_atari.hub pull user/repo [DIR]
+
+A repository has the layout of a run directory: config, metrics, evaluations and graphs, and one checkpoint of the best
+session; with `--checkpoint latest`, the latest one of every session. It also has a model card (README.md) and the
+newest video of these sessions (replay.mp4). `pull` turns it into a run directory, for `evaluate`, `plots` and, with
+the latest checkpoints, `train --resume`. HF_TOKEN and HF_ENDPOINT are respected.
+"""
+
+import contextlib
+import fnmatch
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from jaxrl_atari import cli
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.hardware.jax_gpus import forbid_gpu
+from jaxrl_atari.report import summary as texts
+from jaxrl_atari.runs.run_dir import checkpoint_steps
+
+Checkpoint = Literal["best", "latest"] | int
+
+FILES = ("config.json", "trial.json", "metrics.csv", "evaluation*", "graphs/*", "actions/*", "replay.mp4")
+"""The files of a run, and of each of its sessions, that are pushed beside the checkpoints."""
+
+CHECKPOINT_FILES = "session_*/checkpoints/*/*"
+"""A repository without such a file does not hold a run."""
+
+STANDARD_FILES = {".gitattributes", "README.md"}
+"""Files that any repository on the Hub may have: its Git attributes and its card."""
+
+VARIABLES = "ALL_PROXY HTTPS_PROXY HTTP_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR HF_ENDPOINT HF_TOKEN HF_HUB_OFFLINE"
+"""What a connection to the Hub depends on. The names of proxies may also be in lower case."""
+
+CARD = """\
+---
+{{ card_data }}
+---
+{% set number = text.score_text %}{% set rules = run.config.env.rules %}
+{%- set sessions = summary.sessions | map(attribute="session") | list %}
+# PPO on {{ summary.game }}
+
+**Score {{ score or "unknown" }}** (mean of `return_ma` over {{ text.sessions_text(summary) }}
+{{- ", +/- std" if summary.score_std is not none }}; `return_ma` is the {{ summary.return_ma }} of the mean return of
+the last 100 full games, raw rewards). {{ text.interval_text(summary.session_scores) }}
+{% if not summary.complete %}
+The run is **not complete**: it has not spent its budget.
+{% endif %}
+Protocol: **{{ summary.protocol }}** (sticky actions {{ number(rules.sticky_actions) }}, frame skip 4, full games of all
+lives, at most {{ number(rules.max_frames) }} frames). Budget: {{ number(summary.planned_env_steps) }} env steps per
+session (1 env step = 4 emulator frames).
+
+{% if summary.references -%}
+| score to compare with | |
+|---|---:|
+{% for row in text.reference_rows(summary) -%}
+| {{ row | join(" | ") }} |
+{% endfor %}
+{%- else -%}
+Score {{ summary.comparison_note }}.
+{% endif %}
+| session | return_ma at the end | env steps | games |
+|---|---:|---:|---:|
+{% for each in summary.sessions -%}
+| {{ each.session }} | {{ number(each.final_return_ma) }} | {{ number(each.env_steps) }} | {{ number(each.episodes) }} |
+{% endfor %}
+{%- set evaluation = text.newest_evaluation(run.path, sessions) %}
+{%- if evaluation %}
+Evaluated with the latest checkpoints of all sessions, at env step {{ evaluation.env_steps | unique | join(", ") }}:
+mean return **{{ number(evaluation.mean) }}** over {{ sessions | length }} sessions of {{ evaluation.episodes }}
+full games{{ ", greedy actions" if evaluation.greedy }}. {{ text.interval_text(evaluation.session_means) }}
+{% endif %}
+Checkpoints: {% for path, step in checkpoints.items() -%}
+{{ path.name }} at env step {{ number(step) }}{{ ", " if not loop.last }}
+{%- endfor %}.{% if checkpoint == "best" %} It is the best one of the best session, an optimistic pick: the scores of
+other seeds are usually lower.{% endif %}
+
+```
+python -m jaxrl_atari.hub pull {{ repo_id }} data/{{ repo_id.split('/') | last }}
+python -m jaxrl_atari.evaluate data/{{ repo_id.split('/') | last }} --video
+```
+{% if (run.path / "graphs/trial.png").is_file() %}
+![returns](graphs/trial.png)
+{% endif %}
+Trained with {{ text.seeds_text(summary) }}, lambda {{ run.config.resolved_gae_lambda }} and
+{{ run.config.env.num_envs }} environments; config.json has all settings, the versions and the machine.
+"""
+"""The model card, a Jinja template. `text` is `report.summary`."""
+
+
+@contextlib.contextmanager
+def _client(repo_id: str) -> Iterator[Any]:
+    """Gives the library's client. Errors inside the block become a `UserError`, which names the variables in force."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+    try:
+        yield api
+    except UserError:
+        raise
+    except Exception as error:  # an unusable proxy, certificate or URL may raise any type
+        chosen = ", ".join(name for name in os.environ if name.upper() in VARIABLES.split())
+        where = f"{repo_id} at {api.endpoint}{f' (in the environment: {chosen})' if chosen else ''}"
+        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def collect(run_dir: Path, repo_id: str, checkpoint: Checkpoint) -> dict[str, Path | bytes]:
+    """The contents of a repository: name -> file, or the bytes that it holds.
+
+    Raises:
+        UserError: not a run directory, or it has no such checkpoint, or a damaged one.
+    """
+    run = texts.read_run(run_dir)
+    saved = filter(checkpoint_steps, run.tables if checkpoint == "latest" else ())
+    policies = [load_policy(folder, checkpoint) for folder in list(saved) or [run_dir]]  # verifies the checkpoints
+    checkpoints = {policy.session_dir: policy.env_steps for policy in policies}
+    paths = [path for folder in (run_dir, *run.tables) for pattern in FILES for path in folder.glob(pattern)]
+    videos = []
+    for session_dir, step in checkpoints.items():
+        paths += filter(Path.is_file, (session_dir / "checkpoints" / str(step)).rglob("*"))
+        videos += session_dir.glob("video_*.mp4")
+    files = {"README.md": model_card(run, repo_id, checkpoint, checkpoints).encode()}
+    files |= {path.relative_to(run_dir).as_posix(): path for path in paths}
+    if videos:
+        files["replay.mp4"] = max(videos, key=os.path.getmtime)  # the Hub shows a video of this name
+    return files
+
+
+def model_card(run: texts.Run, repo_id: str, checkpoint: Checkpoint, checkpoints: dict[Path, int]) -> str:
+    """The card of a run; it starts with the metadata that the Hub reads.
+
+    Args:
+        checkpoints: session directory -> env steps of its checkpoint that is pushed.
+    """
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+    summary = texts.trial_summary(run)
+    game, protocol = summary["game"], summary["protocol"]
+    score = " +/- ".join(f"{summary[name]:.2f}" for name in ("score", "score_std") if summary[name] is not None)
+    named = {"v5": f"ALE/{game}-v5", "classic": f"{game}NoFrameskip-v4"}
+    environment, task = named.get(protocol, f"{game} ({protocol})"), "reinforcement-learning"
+    result = EvalResult(task, environment, environment, "mean_reward", score, metric_name="return_ma")
+    metadata = ModelCardData(
+        library_name="jaxrl_atari",
+        pipeline_tag=task,
+        tags=[task, "deep-reinforcement-learning", "ppo", "atari", "jax", environment],
+        model_name=Path(repo_id).name,
+        eval_results=[result] if score else None,
+    )
+    card = ModelCard.from_template(
+        metadata, template_str=CARD, run=run, summary=summary, score=score, text=texts,
+        repo_id=repo_id, checkpoint=checkpoint, checkpoints=checkpoints,
+    )  # fmt: skip
+    return str(card)
+
+
+def push(
+    run_dir: Positional[Path],
+    repo_id: Positional[str],
+    private: bool = False,
+    checkpoint: Checkpoint = "best",
+) -> None:
+    """Pushes a run to a model repository, which is created if it does not exist.
+
+    The repository then has this run only: files of an earlier push are removed in the same commit.
+
+    Args:
+        run_dir: directory of a run, such as data/NAME_TIMESTAMP
+        repo_id: model repository, USER/REPO
+        private: create a private repository, and refuse an existing public one
+        checkpoint: of the best session: best, or an env step; of every session: latest
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    files = collect(run_dir, repo_id, checkpoint)
+    with _client(repo_id) as api:
+        api.whoami()  # fails on a bad token, before anything is created
+        url = api.create_repo(repo_id, private=private or None, exist_ok=True)
+        if private and not api.model_info(repo_id).private:  # `create_repo` leaves an existing repository as it is
+            raise UserError(f"{repo_id}: a public repository; make it private at {url}/settings, or omit --private")
+        others = set(api.list_repo_files(repo_id)) - STANDARD_FILES
+        if others and not fnmatch.filter(others, CHECKPOINT_FILES):
+            raise UserError(
+                f"{repo_id}: has files that are not a run of jaxrl_atari, such as {min(others)!r:.80}, which a push "
+                "would delete; check the name, or push to a new repository"
+            )
+        added = [CommitOperationAdd(*item) for item in files.items()]
+        api.create_commit(
+            repo_id,
+            [*added, *map(CommitOperationDelete, others - files.keys())],
+            commit_message=f"{run_dir.resolve().name}, checkpoint {checkpoint}",
+        )
+    cli.say(f"pushed: {url}")
+
+
+def pull(repo_id: Positional[str], directory: Positional[Path | None] = None) -> None:
+    """Downloads a run, completely or not at all.
+
+    Args:
+        repo_id: model repository, USER/REPO
+        directory: new or empty directory of the run; data/REPO if it is left out
+    """
+    directory = directory or Path("data", Path(repo_id).name)
+    if directory.is_file() or any(directory.glob("*")):
+        raise UserError(f"{directory}: exists already; choose another directory, or remove it")
+    with _client(repo_id) as api:
+        names = [file.rfilename for file in api.model_info(repo_id).siblings]
+        if not fnmatch.filter(names, CHECKPOINT_FILES):
+            raise UserError(f"{repo_id}: not a run of jaxrl_atari (it has no {CHECKPOINT_FILES}); check the name")
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".pull_", dir=directory.parent) as folder:
+            path = Path(api.snapshot_download(repo_id, local_dir=Path(folder, "run")))
+            shutil.rmtree(path / ".cache")  # the library's notes
+            path.rename(directory)
+    cli.say(f"pulled: {directory}\nnext: python -m jaxrl_atari.evaluate {directory}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    if find_spec("huggingface_hub") is None:
+        raise UserError("huggingface_hub is not installed; pip install 'jaxrl_atari[hub]'")
+    forbid_gpu()  # orbax starts JAX's back end to read a checkpoint; a GPU may be training
+    tyro.extras.subcommand_cli_from_dict({"push": push, "pull": pull}, prog="python -m jaxrl_atari.hub", args=arguments)
+
+
+if __name__ == "__main__":
+    cli.run(main)

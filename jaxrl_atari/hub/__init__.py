@@ -1,1 +1,0 @@
-"""Runs on the Hugging Face Hub: push and pull."""
