@@ -15,7 +15,7 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,15 +41,11 @@ class Damaged(UserError):
     """A checkpoint whose files are incomplete or broken, or that differs from its digests."""
 
 
-PARAMETERS = ("acting", "evaluation")
-"""Further items of some checkpoints that hold parameters, as `arrays["train_state"].params`."""
-
-
 class Restored(NamedTuple):
     """A checkpoint that was restored."""
 
     step: int
-    arrays: dict[str, Any]  # and `PARAMETERS`, those that there are
+    arrays: Any
     meta: dict[str, Any]
     damaged: dict[int, Damaged]  # newer checkpoints, which were passed over because they are damaged
 
@@ -138,11 +134,13 @@ class Checkpoints:
             return values
         return jax.tree_util.tree_map_with_path(lambda at, leaf: _to_device(values[_name(at)], leaf), target)
 
-    def restore_newest(self, target: Callable[[dict[str, Any]], Any]) -> Restored:
+    def restore_newest(self, target: Callable[[dict[str, Any]], Any], parameters: Sequence[str] = ()) -> Restored:
         """Restores the newest checkpoint that is sound.
 
         Args:
             target: meta -> `target` of `restore`.
+            parameters: names of further items, with the structure of `train_state.params`; those that there are come
+                with the arrays, under these names.
 
         Raises:
             UserError: as `restore`; there is no checkpoint, or every one is damaged.
@@ -152,7 +150,7 @@ class Checkpoints:
             try:
                 meta = self.read_meta(step)
                 arrays = self.restore(step, target(meta))
-                for name in meta.get("items", {}).keys() & PARAMETERS:
+                for name in meta.get("items", {}).keys() & set(parameters):
                     arrays[name] = self.restore(step, arrays["train_state"].params, name)
                 return Restored(step, arrays, meta, damaged)
             except Damaged as error:
