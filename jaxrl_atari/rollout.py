@@ -355,7 +355,7 @@ def make_groups(config: Config, placement: Placement, seed: int, first_step: int
             first_env=first_env,
             num_threads=env.num_threads,
             rules=env.rules,
-            anchor_steps=anchor_steps(env),
+            anchor_steps=anchor_steps(env) if jax.process_count() == 1 else 0,
             first_step=first_step,
         )  # fmt: skip
         network = make_network(config.network, pool.num_actions, platform, learner_platform)

@@ -14,7 +14,7 @@ from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.envs.record import Games, join, split
 from jaxrl_atari.envs.replay import report_replay
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.during_training import Evaluator, Graphs
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_gpus import limit_jax
@@ -70,6 +70,7 @@ def run_session(
 def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) -> Iterator[ReadMetrics]:
     """The loop: collect, update, log, checkpoint. After each iteration it yields what `Learner.update` returned."""
     config, progress, learner = run.config, run.progress, run.learner
+    run.evaluate_if_due(stop_requested)  # a stop may have left out the one that was due
     while not config.is_spent(progress.env_steps):
         if sum_over_processes(stop_requested()) > 0:  # in any process
             return
@@ -79,7 +80,8 @@ def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) ->
             collected = collect(run.groups, learner.acting_params(), actor_key)
             metrics = learner.update(collected.rollouts, options, update_key)
         run.count_games(collected.games)
-        progress.count(collected.env_steps, collected.games, config.ppo.epochs * config.num_minibatches)
+        optimizer_steps = config.ppo.epochs * config.num_minibatches
+        progress.count(collected.env_steps, collected.games, optimizer_steps, config.ppo.rollout_length)
         acting = collected.emulator_seconds, collected.policy_seconds
         run.log.after_update(metrics, learning_rate(config, progress.env_steps), collected.first_step_at, acting)
         del collected  # the memory of the rollout, before the next one is filled
@@ -147,8 +149,9 @@ class Session:
 
     def count_games(self, games: Sequence[Game]) -> None:
         """Notes the games that ended in a rollout for the log of actions."""
-        first = self.progress.updates * self.config.ppo.rollout_length
-        self._games += [(first + t, env, episode_return, length) for t, env, episode_return, length in games]
+        self._games += [
+            (self.progress.steps + t, env, episode_return, length) for t, env, episode_return, length in games
+        ]
 
     def evaluate_if_due(self, stop_requested: Callable[[], bool] = lambda: False, at_end: bool = False) -> None:
         """Starts an evaluation where one is due, once the one before has ended.
@@ -191,15 +194,15 @@ class Session:
             items["evaluation"] = evaluated.params
         groups = list(itertools.chain(*self.groups))
         games = [known for group in groups if (known := group.games()) is not None]
-        if games and jax.process_count() == 1:
+        if games:
             items["games"] = join(games)._asdict()
             segment = [group.take_segment() for group in groups]
             if self.config.log.actions:
-                write_segment(self.session_dir, segment, self._games)
-            self._games = []
-        self.checkpoints.save(self.progress.env_steps, items, self._meta(evaluated), score)
+                write_segment(self.session_dir, segment, self._games, self.config.ppo.rollout_length)
+        self._games = []
+        self.checkpoints.save(self.progress.env_steps, items, self._meta(), score)
 
-    def _meta(self, evaluated: Any) -> dict[str, Any]:
+    def _meta(self) -> dict[str, Any]:
         """Content of a checkpoint other than the arrays, as JSON values."""
         return {
             "config": self.config.to_dict(),
@@ -212,10 +215,10 @@ class Session:
             "game_seed": self.game_seed,
             "env_steps": self.progress.env_steps,
             "updates": self.progress.updates,
+            "steps": self.progress.steps,
             "statistics": self.progress.statistics.to_dict(),
             "best_score": self.progress.best_score,
             "evaluated_env_steps": self.evaluated,
-            "evaluation_running": evaluated is not None,
             **self.log.state(),
         }
 
@@ -284,21 +287,21 @@ def prepare(
         restored = restore_session(checkpoints, target, say) if resume else None
         meta = restored.meta if restored else {}
         progress = Progress(meta)
-        groups, game_seed = start_games(config, placement, seed, checkpoints, restored, say)
+        groups, game_seed = start_games(config, placement, seed, checkpoints, restored, progress, say)
         for group in itertools.chain(*groups):
             exits.callback(group.pool.close)
         num_actions = groups[0][0].pool.num_actions
         arrays = restored.arrays if restored else first_arrays(config, num_actions, seed, placement.home)
         progress.optimizer_steps = int(arrays["train_state"].optimizer_steps)
-        learner = make_learner(config, placement, arrays["train_state"], num_actions, checkpoints, restored)
+        learner = make_learner(config, placement, arrays, num_actions)
         exits.callback(learner.close)
 
-        running = meta.get("evaluation_running", False)
+        running = "evaluation" in arrays  # it is started again
         evaluated = meta.get("evaluated_env_steps", progress.env_steps)
         if leader:  # only now are the logs cut back to the checkpoint: whatever is missing has been reported
             if resume and restored is None:
                 set_aside_logs(session_dir, say)
-            cut_segments(session_dir, progress.updates * config.ppo.rollout_length)
+            cut_segments(session_dir, progress.steps)
             outputs += make_writers(
                 config, session_dir, meta.get("logged_env_steps", progress.env_steps), evaluated - running
             )
@@ -311,9 +314,8 @@ def prepare(
         if leader and config.evaluation.every_env_steps:
             evaluator = Evaluator(config, seed, num_actions, placement.evaluator, session_dir, say, log.evaluation)
             exits.callback(evaluator.close)
-            if restored and running:
-                params = checkpoints.restore(restored.step, arrays["train_state"].params, "evaluation")
-                evaluator.start(params, evaluated)
+            if running:
+                evaluator.start(arrays["evaluation"], evaluated)
         graphs = Graphs(session_dir.parent if leader and config.log.graphs and not quiet else None)
         exits.callback(graphs.close)
         run = Session(
@@ -327,21 +329,11 @@ def prepare(
         yield run
 
 
-def make_learner(
-    config: Config,
-    placement: Placement,
-    state: Any,
-    num_actions: int,
-    checkpoints: Checkpoints,
-    restored: Restored | None,
-) -> Learner:
+def make_learner(config: Config, placement: Placement, arrays: dict[str, Any], num_actions: int) -> Learner:
     """The learner; with `overlap`, it acts first with the parameters with which an uninterrupted session would act."""
     if config.overlap == "none":
-        return Learner(config, placement, num_actions, state)
-    acting = None
-    if restored and "acting" in restored.meta.get("items", ()):
-        acting = checkpoints.restore(restored.step, state.params, "acting")
-    return OverlappedLearner(config, placement, num_actions, state, acting)
+        return Learner(config, placement, num_actions, arrays["train_state"])
+    return OverlappedLearner(config, placement, num_actions, arrays["train_state"], arrays.get("acting"))
 
 
 def start_games(
@@ -350,6 +342,7 @@ def start_games(
     seed: int,
     checkpoints: Checkpoints,
     restored: Restored | None,
+    progress: Progress,
     say: Callable[[str], None],
 ) -> tuple[list[list[EnvGroup]], int]:
     """The environments and the seed of their games: those of a checkpoint where it has games, else new ones."""
@@ -360,12 +353,11 @@ def start_games(
             for group in itertools.chain(*groups):
                 group.resume(split(games, group.first_env, group.pool.num_envs), report_replay(say))
             return groups, restored.meta["game_seed"]
-        except (UserError, ValueError) as error:
-            problem = str(error)
+        except Exception as error:  # a hostile item can raise any; no action of it reaches the emulator unchecked
+            problem = reason(error)
             for group in itertools.chain(*groups):
                 group.pool.close()
-    updates = restored.meta["updates"] if restored else 0
     if restored:
         say(f"new games are started ({problem})")
-    game_seed = int(np.random.SeedSequence([seed, updates]).generate_state(1)[0] >> 1)
-    return make_groups(config, placement, game_seed, updates * config.ppo.rollout_length), game_seed
+    game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
+    return make_groups(config, placement, game_seed, progress.steps), game_seed

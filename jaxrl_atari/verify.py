@@ -8,6 +8,7 @@ it cannot show.
 """
 
 import dataclasses
+import io
 import sys
 import time
 import zlib
@@ -22,12 +23,12 @@ from jaxrl_atari import __version__, cli
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EpisodeCounter, make_pool
 from jaxrl_atari.envs.replay import play_again
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.runs.actions import segments
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.progress import EpisodeStatistics
 from jaxrl_atari.runs.reading import METRICS_FILE, read_rows
-from jaxrl_atari.runs.run_dir import read_config, session_dirs, session_number
+from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dirs, session_number
 
 VERIFIED_FILE = "verified.json"
 SLOTS = 32
@@ -63,34 +64,46 @@ class Log(NamedTuple):
     anchors: np.ndarray  # int64 [k, 3]: step, environment, seed
     games: np.ndarray  # float64 [m, 4]: step, environment, return, length, in this order
     frame_crc: dict[int, np.ndarray]  # step -> uint32 [B], of the frames after so many steps
+    ends: list[int]  # of the updates, in steps
 
 
 def read_log(session_dir: Path) -> Log:
     """Reads the log of actions of a session.
 
     Raises:
-        UserError: there is none.
-        Differs: a segment is missing or damaged.
+        UserError: there is none, or `env.num_envs` was changed by a resume.
+        Differs: a segment is missing or damaged, or has games that cannot be.
     """
     found, reached = segments(session_dir), 0
     parts: list[dict[str, np.ndarray]] = []
+    ends: list[int] = []
     if not found:
         raise UserError(f"{session_dir}: has no log of actions; `log.actions` and the back end ale write one")
     for first, last, path in found:
         if first != reached:
             raise Differs(f"{path}: the segment with steps {reached} to {first} before it is missing")
         try:
-            with np.load(path) as arrays:
+            with np.load(io.BytesIO(path.read_bytes())) as arrays:
                 parts.append(dict(arrays))
+            length = int(parts[-1]["rollout_length"])
+            ends += range(first + length, last + 1, length)
         except Exception as error:  # a damaged archive raises many types
             raise Differs(f"{path}: damaged ({type(error).__name__}: {error})") from error
         reached = last
-    games = np.concatenate([part["games"] for part in parts])
+    if len({part["actions"].shape[1] for part in parts}) > 1:
+        raise UserError(f"{session_dir}: env.num_envs was changed by a resume; `verify` needs one number of them")
+    actions, anchors, games = (np.concatenate([part[n] for part in parts]) for n in ("actions", "anchors", "games"))
+    started, places = anchors[anchors[:, 0] == 0, 1], games[:, :2]
+    if not np.array_equal(np.sort(started), range(actions.shape[1])) or len(actions) != reached:
+        raise Differs(f"{session_dir}: the log of actions does not begin with a seed of every environment")
+    if not np.all((places >= 0) & (places < actions.shape)) or len(np.unique(places, axis=0)) < len(games):
+        raise Differs(f"{session_dir}: the log of actions has games that cannot be")
     return Log(
-        np.concatenate([part["actions"] for part in parts]),
-        np.concatenate([part["anchors"] for part in parts]),
+        actions,
+        anchors,
         games[np.lexsort((games[:, 1], games[:, 0]))],
         {last: part["frame_crc"] for (_, last, _), part in zip(found, parts, strict=True)},
+        ends,
     )
 
 
@@ -134,6 +147,8 @@ def play(config: Config, log: Log, batch: list[Piece]) -> None:
                 shows = at in log.frame_crc and piece.start < at and (at < piece.end or at == len(log.actions))
                 if shows and zlib.crc32(step.frame[i].tobytes()) != log.frame_crc[at][piece.env]:
                     raise Differs(f"environment {piece.env}: the actions give another frame after step {at}")
+    except (TypeError, ValueError) as error:  # an action or a seed out of range
+        raise Differs(f"the actions cannot be played ({reason(error)})") from error
     finally:
         pool.close()
     steps, envs = log.games[:, :2].T
@@ -151,26 +166,28 @@ def play(config: Config, log: Log, batch: list[Piece]) -> None:
             raise Differs(f"environment {number}, step {at}: the log has {texts[0]}, the actions give {texts[1]}")
 
 
-def check_rows(config: Config, session_dir: Path, log: Log) -> int:
-    """Recomputes the rows of metrics.csv from the games of the log; returns their number.
+def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
+    """Recomputes the rows of metrics.csv from the games of the log.
+
+    Returns:
+        The rows recomputed, all rows, and the env steps at the end of the log. Later rows are beyond it.
 
     Raises:
-        Differs: a row has another number of env steps or games, or another `return_mean`, `return_ma` or length.
+        Differs: a row has another number of env steps or games, or another `return_mean`, `return_ma` or length; the
+            log ends before the newest checkpoint.
     """
     rows = {int(row["env_steps"]): row for row in read_rows(session_dir / METRICS_FILE)}
-    statistics, length = EpisodeStatistics(), config.ppo.rollout_length
-    left, games, env_steps, checked = dict(rows), log.games, 0, 0
-    ends = np.searchsorted(games[:, 0], np.arange(length, len(log.actions) + 1, length))
-    carried = np.zeros(0)
-    for update, (first, last) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-        ended = games[first:last]
-        # The step after the end of a game is an auto-reset step, which does not count.
-        resets = np.concatenate([carried, ended[:, 0] + 1])
-        here = resets < (update + 1) * length
-        env_steps, carried = env_steps + length * log.actions.shape[1] - int(here.sum()), resets[~here]
+    statistics, left, games, start, env_steps = EpisodeStatistics(), dict(rows), log.games, 0, 0
+    anchors = {(step, env) for step, env, _ in log.anchors.tolist()}
+    # The step after the end of a game is an auto-reset step, which does not count; where a resume started new games
+    # just then, there is none.
+    resets = np.array([t + 1 for t, env in games[:, :2].tolist() if (t + 1, env) not in anchors])
+    for end in log.ends:
+        ended = games[(games[:, 0] >= start) & (games[:, 0] < end)]
+        env_steps += (end - start) * log.actions.shape[1] - int(((resets >= start) & (resets < end)).sum())
+        start = end
         statistics.count([(int(t), int(e), r, int(n)) for t, e, r, n in ended.tolist()], env_steps)
         if (row := left.pop(env_steps, None)) is not None:
-            checked += 1
             for name, value in statistics.to_row().items():
                 text = "" if np.isnan(value) else f"{value:.9g}"
                 if row[name] != text:
@@ -179,13 +196,17 @@ def check_rows(config: Config, session_dir: Path, log: Log) -> int:
                     )
     if beyond := [steps for steps in left if steps <= env_steps]:
         raise Differs(f"{session_dir}: metrics.csv has a row at {beyond[0]:,} env steps, where no update ended")
-    return checked
+    if env_steps < (newest := max(checkpoint_steps(session_dir), default=0)):
+        raise Differs(
+            f"{session_dir}: the log of actions ends at {env_steps:,} env steps, the checkpoints at {newest:,}"
+        )
+    return len(rows) - len(left), len(rows), env_steps
 
 
 def verify_session(config: Config, session_dir: Path, options: Options) -> str:
     """Verifies a session, writes verified.json if all was played, and returns a line on the result."""
     log = read_log(session_dir)
-    rows = check_rows(config, session_dir, log)
+    rows, all_rows, env_steps = check_rows(session_dir, log)
     envs, found = log.actions.shape[1], pieces(log)
     last = len(log.actions) if options.end is None else options.end // envs
     chosen = [piece for piece in found if piece.end > options.start // envs and piece.start < last]
@@ -200,10 +221,10 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> str:
     games = f"{len(log.games):,} games"
     if len(chosen) == len(found):
         values = {"date": time.strftime("%Y-%m-%d"), "version": __version__, "rows": rows, "games": len(log.games)}
-        write_json(session_dir / VERIFIED_FILE, values | {"env_steps": len(log.actions) * envs})
+        write_json(session_dir / VERIFIED_FILE, values | {"env_steps": env_steps})
     else:
         games = f"{len(chosen)} of {len(found)} pieces of {games}"
-    return f"{cli.CLEAR_LINE * live}{session_dir.name}  verified: {rows:,} rows and {games} are equal"
+    return f"{cli.CLEAR_LINE * live}{session_dir.name}  verified: {rows:,} of {all_rows:,} rows and {games} are equal"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -214,7 +235,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not chosen:
         raise UserError(f"{options.run_dir}: has no session {options.sessions}")
     for session_dir in chosen:
-        cli.say(verify_session(config, session_dir, options))
+        try:
+            cli.say(verify_session(config, session_dir, options))
+        except Differs:
+            (session_dir / VERIFIED_FILE).unlink(missing_ok=True)
+            raise
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter
 from jaxrl_atari.envs.record import Games
+from jaxrl_atari.errors import UserError
 
 PAST = 3
 """Frames before the newest one that a stack can hold."""
@@ -56,7 +57,7 @@ def replay(pool: EnvPool, games: Games, on_step: Callable[[int, int], object] = 
         on_step: called with the steps done, and with all steps to do.
 
     Raises:
-        ValueError: the games do not end as the checkpoint says: it is of another emulator or game, or damaged.
+        UserError: the games do not end as the checkpoint says: it is of another emulator or game, or damaged.
     """
     record, pool.record = pool.record, None
     since = games.steps - games.anchor_step
@@ -69,7 +70,7 @@ def replay(pool: EnvPool, games: Games, on_step: Callable[[int, int], object] = 
     step = newest.pop()
     found = (step.frame, pool.lives, episodes.in_progress)
     if not all(map(np.array_equal, found, (games.frame, games.lives, games.in_progress))):
-        raise ValueError("the games do not end in the frames, lives and returns that the checkpoint has")
+        raise UserError("the games do not end in the frames, lives and returns that the checkpoint has")
     frames, age = np.zeros((PAST, *games.frame.shape), np.uint8), np.full(pool.num_envs, PAST, np.int32)
     for place, each in enumerate(newest, start=PAST - len(newest)):
         frames[place], age = each.frame, np.where(each.first, 0, np.minimum(age + 1, PAST))
@@ -85,7 +86,7 @@ def report_replay(say: Callable[[str], object], seconds: float = 10.0) -> Callab
 
     def on_step(done: int, steps: int) -> None:
         nonlocal shown
-        if (now := time.monotonic()) - shown >= seconds:
+        if done and (now := time.monotonic()) - shown >= seconds:
             shown = now
             left = (now - start) / done * (steps - done)
             say(f"playing the games of the checkpoint again: {done / steps:.0%}, {left:.0f} s to go")

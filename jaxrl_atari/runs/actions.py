@@ -5,6 +5,7 @@ SESSION_DIR/actions/<first>_<last>.npz   steps first .. last - 1 of every enviro
     anchors   int64 [k, 3]: step, environment, seed of each game that started from a seed (`envs/record.py`)
     frame_crc uint32 [environments], CRC-32 of each environment's frame after these steps
     games     float64 [m, 4]: step, environment, return and length of each finished game
+    rollout_length   int: steps of each update
 """
 
 import io
@@ -24,13 +25,17 @@ def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
     return sorted((int(match[1]), int(match[2]), path) for match, path in names if match)
 
 
-def write_segment(session_dir: Path, parts: Sequence[Segment], games: Sequence[tuple[int, int, float, int]]) -> None:
+def write_segment(
+    session_dir: Path, parts: Sequence[Segment], games: Sequence[tuple[int, int, float, int]], rollout_length: int
+) -> None:
     """Writes the newest steps, before the checkpoint that ends with them.
 
     Args:
         parts: of groups of environments, in their order, with the same steps.
     """
     first, steps = parts[0].first_step, len(parts[0].actions)
+    if steps == 0:  # since the checkpoint before
+        return
     content = io.BytesIO()
     np.savez_compressed(
         content,
@@ -38,6 +43,7 @@ def write_segment(session_dir: Path, parts: Sequence[Segment], games: Sequence[t
         anchors=np.concatenate([part.anchors for part in parts]),
         frame_crc=np.concatenate([part.frame_crc for part in parts]),
         games=np.array(games, np.float64).reshape(-1, 4),
+        rollout_length=rollout_length,
     )
     (session_dir / "actions").mkdir(exist_ok=True)
     write_file(session_dir / "actions" / f"{first:010}_{first + steps:010}.npz", content.getvalue())

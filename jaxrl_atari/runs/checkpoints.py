@@ -15,7 +15,7 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,34 +116,31 @@ class Checkpoints:
         """
         path, meta = self.directory / str(step), self.read_meta(step)
         saved = meta if item == "arrays" else meta["items"][item]
-        if target is None:
-            target = {name: _empty(shape) for name, shape in saved["shapes"].items()}
-        for name, shape in array_shapes(target).items():
+        wanted = saved["shapes"] if target is None else array_shapes(target)
+        for name, shape in wanted.items():
             if saved["shapes"].get(name) != shape:
                 raise UserError(
                     f"{path}: holds another network or optimiser: {name} is {saved['shapes'].get(name)}, expected"
                     f" {shape}; use the game, network and optimiser settings that it was saved with"
                 )
         try:
-            wanted = jax.tree.map(_template, target)
-            values = ocp.PyTreeCheckpointHandler(multiprocessing_options=_this_process()).restore(
-                (path / item).absolute(),  # pyright: ignore[reportArgumentType]
-                args=ocp.args.PyTreeRestore(
-                    wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
-                ),
-            )
+            values = _read(path / item, wanted)
         except Exception as error:  # orbax can raise any type for a damaged file
             raise Damaged(f"{path}: damaged: {item} cannot be read ({_short(error)})") from error
         for name, digest in array_digests(values).items():
             if digest != saved["checksums"][name]:
                 raise Damaged(f"{path}: damaged: {name} differs from its digest")
-        return jax.tree.map(_to_device, values, target)
+        if target is None:
+            return values
+        return jax.tree_util.tree_map_with_path(lambda at, leaf: _to_device(values[_name(at)], leaf), target)
 
-    def restore_newest(self, target: Callable[[dict[str, Any]], Any]) -> Restored:
+    def restore_newest(self, target: Callable[[dict[str, Any]], Any], parameters: Sequence[str] = ()) -> Restored:
         """Restores the newest checkpoint that is sound.
 
         Args:
             target: meta -> `target` of `restore`.
+            parameters: names of further items, with the structure of `train_state.params`; those that there are come
+                with the arrays, under these names.
 
         Raises:
             UserError: as `restore`; there is no checkpoint, or every one is damaged.
@@ -152,7 +149,10 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 meta = self.read_meta(step)
-                return Restored(step, self.restore(step, target(meta)), meta, damaged)
+                arrays = self.restore(step, target(meta))
+                for name in meta.get("items", {}).keys() & set(parameters):
+                    arrays[name] = self.restore(step, arrays["train_state"].params, name)
+                return Restored(step, arrays, meta, damaged)
             except Damaged as error:
                 damaged[step] = error
         reasons = "; ".join(map(str, damaged.values())) or "there is none yet"
@@ -203,7 +203,7 @@ class Checkpoints:
             )
         except Exception as error:  # orbax and the file system raise many types
             raise UserError(
-                f"{path}: the checkpoint could not be written ({_short(error)}); mend the cause, then use --resume"
+                f"{path}: the checkpoint could not be written ({_short(error)}); fix the cause, then use --resume"
             ) from error
         self._remove_old()
 
@@ -253,28 +253,37 @@ def _to_host(arrays: Any) -> Any:
     return jax.tree.map(np.array, jax.device_get(plain))
 
 
-def _template(target: Any) -> np.ndarray:
-    """An array of the shape and dtype that orbax reads for `target`."""
-    data = jax.eval_shape(jax.random.key_data, target) if _is_key(target) else target
-    return np.empty(data.shape, data.dtype)
+def _read(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """The arrays of an item with these paths, one after another.
 
+    Of several at once, when one cannot be read, orbax closes its event loop, and a traceback is printed for each other.
+    """
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_this_process())
+    saved: Any = directory.absolute()
+    leaves, structure = jax.tree_util.tree_flatten_with_path(handler.metadata(saved).tree)
+    places = {_name(path): place for place, (path, _) in enumerate(leaves)}
 
-def _empty(shape: str) -> np.ndarray:
-    dtype, _, dimensions = shape.partition("[")
-    return np.empty(json.loads(f"[{dimensions}"), dtype)
+    def read(place: int) -> np.ndarray:
+        only = [0 if place == other else ocp.PLACEHOLDER for other in range(len(leaves))]
+        restored = handler.restore(saved, args=ocp.args.PyTreeRestore(structure.unflatten(only)))
+        return jax.tree.leaves(restored)[place]
+
+    return {name: read(places[name]) for name in names}
 
 
 def _to_device(value: np.ndarray, target: Any) -> Any:
     """Moves a restored array to the devices of `target`; key data become a key again."""
-    if isinstance(target, np.ndarray):
-        return value
     array = jax.device_put(value, target.sharding)
     return jax.random.wrap_key_data(array, impl=KEYS) if _is_key(target) else array
 
 
+def _name(path: Any) -> str:
+    """A path in a pytree as text: `train_state/params/value/bias`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def _by_path(arrays: Any, describe: Callable[[Any], str]) -> dict[str, str]:
-    leaves = jax.tree_util.tree_leaves_with_path(arrays)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): describe(leaf) for path, leaf in leaves}
+    return {_name(path): describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
 
 
 def array_shapes(arrays: Any) -> dict[str, str]:

@@ -19,7 +19,7 @@ COLUMNS = {
     "sps": Column("charts", "env steps / s", "env steps per second since the last log point"),
     "episodes": Column("charts", "games", "games finished so far"),
     "return_mean": Column("charts", "game points", "mean return of the last 100 finished games"),
-    "return_ma": Column("charts", "game points", "mean of return_mean over the last 100 log points; the score"),
+    "return_ma": Column("charts", "game points", "mean of return_mean over the last 1M env steps; the score"),
     "episode_length": Column("charts", "env steps", "mean length of the last 100 finished games"),
     "learning_rate": Column("charts", "", "Adam's step size in the next update"),
     "policy_loss": Column("losses", "", "clipped surrogate loss"),

@@ -111,18 +111,21 @@ class Progress:
         meta = meta or {}
         self.env_steps: int = meta.get("env_steps", 0)
         self.updates: int = meta.get("updates", 0)
+        self.steps = 0  # of each environment, auto-reset steps included
         self.optimizer_steps: int = meta.get("optimizer_steps", 0)
         self.best_score: float | None = meta.get("best_score")
         self.earlier_seconds: float = meta.get("wall_seconds", 0.0)
         self.statistics = EpisodeStatistics()
         if meta:
+            self.steps = meta.get("steps", self.updates * meta["config"]["ppo"]["rollout_length"])
             self.statistics.load(meta["statistics"], self.env_steps)
 
-    def count(self, env_steps: int, games: Iterable[Game], optimizer_steps: int) -> None:
-        """Adds a rollout, with the games that ended in it, and its update."""
+    def count(self, env_steps: int, games: Iterable[Game], optimizer_steps: int, steps: int) -> None:
+        """Adds a rollout of so many steps of each environment, with the games that ended in it, and its update."""
         self.env_steps += env_steps
         self.updates += 1
         self.optimizer_steps += optimizer_steps
+        self.steps += steps
         self.statistics.count(games, self.env_steps)
 
     def record_score(self) -> float:

@@ -30,13 +30,14 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
     rows = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
-    sound = [row for row in rows if _number(row.get("env_steps")) >= 0]
+    sound = [row for row in rows if number(row.get("env_steps")) >= 0]
     if len(sound) < len(rows):
         _log.warning("%s: %d damaged lines are left out", path, len(rows) - len(sound))
     return sound
 
 
-def _number(cell: str | None) -> float:
+def number(cell: str | None) -> float:
+    """The number in a cell; NaN if it has none."""
     try:
         return float(cell or "nan")
     except ValueError:
@@ -57,13 +58,13 @@ def read_metrics(session_dir: Path) -> Table:
         raise UserError(f"{path}: holds no log point; wait for the first one, or remove the session")
     if missing := [name for name in REQUIRED_COLUMNS if name not in rows[0]]:
         raise UserError(f"{path}: has no column {', '.join(missing)}; expected a metrics.csv of jaxrl_atari")
-    return {name: np.array([_number(row.get(name)) for row in rows]) for name in rows[0] if name}
+    return {name: np.array([number(row.get(name)) for row in rows]) for name in rows[0] if name}
 
 
 def read_evaluations(session_dir: Path) -> Table:
     """Reads a session's evaluations.csv, with the columns `env_steps`, `episodes`, `mean` and `std`: float64 `[N]`."""
     rows = read_rows(session_dir / EVALUATIONS_FILE)
-    return {name: np.array([_number(row.get(name)) for row in rows]) for name in EVALUATION_COLUMNS}
+    return {name: np.array([number(row.get(name)) for row in rows]) for name in EVALUATION_COLUMNS}
 
 
 def read_sessions(run_dir: Path) -> dict[Path, Table]:

@@ -29,7 +29,7 @@ def restore_session(checkpoints: Checkpoints, target: Callable[[dict[str, Any]],
     found = None
     try:
         if is_leader() and checkpoints.steps():
-            found = checkpoints.restore_newest(target)
+            found = checkpoints.restore_newest(target, ("acting", "evaluation"))
     except UserError as error:
         agree(f"error {error}"[:1_000])
         raise

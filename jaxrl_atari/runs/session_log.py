@@ -48,7 +48,7 @@ class SessionLog:
         self.first_step_at = math.nan  # `time.time()` when the first actions were sent
         self._newest: ReadMetrics | None = None
         self._metrics: list[dict[str, float]] = list(meta.get("unlogged_metrics", ()))  # since the last log point
-        self._logged: int = meta.get("logged_env_steps", 0)
+        self._logged: int = meta.get("logged_env_steps", progress.env_steps)
         self._acting = np.zeros(2)  # seconds since the last log point: waiting for the emulators, the policy
         self.row: Row = {}
 

@@ -66,9 +66,9 @@ class TerminalWriter(Writer):
         sps = (last - first) / (now - start) if now > start else math.nan
         fields: dict[str, Any] = {
             "env_steps": f"{env_steps:,}",
+            "return_ma": _number(row.get("return_ma")),
             "sps": _number(sps, 0),
             "eta": _duration(max(self._total - env_steps, 0) / sps if sps else math.nan),
-            "return_ma": _number(row.get("return_ma")),
             "return_mean": _number(row.get("return_mean")),
             "episodes": _number(row.get("episodes"), 0),
             "gpu_busy_percent": _number(row.get("gpu_busy_percent"), 0),
@@ -77,10 +77,12 @@ class TerminalWriter(Writer):
         return [f"{100 * env_steps / self._total:5.1f}%", *shares]
 
     def _draw(self, env_steps: int, row: Row) -> None:
-        """Draws the live line, in the terminal's width: a wrapped line could not be overwritten."""
+        """Draws what fits into the terminal's width: a wrapped line could not be overwritten."""
         self._drawn_at = time.monotonic()
         filled = min(int(20 * env_steps / self._total), 20)
-        bar = f"[{'#' * filled}{'.' * (20 - filled)}]"
-        line = "  ".join([f"{self._label} {bar}", *self._fields(env_steps, row)])
-        self._line = line[: shutil.get_terminal_size().columns - 1]
+        bar, width = f"[{'#' * filled}{'.' * (20 - filled)}]", shutil.get_terminal_size().columns
+        self._line = self._label
+        for field in (*self._fields(env_steps, row), bar):
+            if len(self._line) + 2 + len(field) < width:
+                self._line += f"  {field}"
         write(f"{CLEAR_LINE}{self._line}")

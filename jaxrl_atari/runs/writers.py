@@ -1,17 +1,19 @@
 """Writers of log points: CSV, TensorBoard and Weights & Biases. `terminal.py` has the terminal's."""
 
 import csv
+import io
 import math
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.reading import EVALUATION_COLUMNS, EVALUATIONS_FILE, METRICS_FILE, read_rows
+from jaxrl_atari.runs.reading import EVALUATION_COLUMNS, EVALUATIONS_FILE, METRICS_FILE, number, read_rows
 from jaxrl_atari.runs.run_dir import is_search, is_suite
 
 Row = Mapping[str, Any]
@@ -55,18 +57,14 @@ def make_writers(config: Config, session_dir: Path, logged: int, evaluated: int)
     return writers
 
 
-CHARTED = COLUMNS.keys() - {"env_steps"}
-"""The columns that TensorBoard and Weights & Biases draw against env steps."""
-
-
 def finite(row: Row) -> dict[str, int | float]:
     """The values of a log point that are known, in the order of `COLUMNS`."""
     return {name: row[name] for name in COLUMNS if row.get(name) is not None and math.isfinite(row[name])}
 
 
-def _tag(name: str) -> str:
-    """The name of a column in TensorBoard and Weights & Biases: "charts/return_ma"."""
-    return f"{COLUMNS[name].group}/{name}"
+def charts(row: Row) -> dict[str, int | float]:
+    """What TensorBoard and Weights & Biases draw of a log point, against env steps: "charts/return_ma" -> value."""
+    return {f"{COLUMNS[name].group}/{name}": value for name, value in finite(row).items() if name != "env_steps"}
 
 
 class CsvWriter(Writer):
@@ -78,18 +76,21 @@ class CsvWriter(Writer):
     def __init__(self, session_dir: Path, logged: int, evaluated: int):
         self._dir = session_dir
         for name, last in ((METRICS_FILE, logged), (EVALUATIONS_FILE, evaluated)):
-            kept = [row for row in read_rows(session_dir / name) if float(row["env_steps"]) <= last]
-            (session_dir / name).unlink(missing_ok=True)
-            for row in kept:
-                self._append(name, row)
+            path, content = session_dir / name, io.StringIO()
+            if kept := [row for row in read_rows(path) if float(row["env_steps"]) <= last]:
+                _write_rows(content, name, kept)
+                write_file(path, content.getvalue())  # at no moment are the rows lost
+            else:
+                path.unlink(missing_ok=True)
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        path, columns = self._dir / name, COLUMNS if name == METRICS_FILE else EVALUATION_COLUMNS
-        with path.open("a", encoding="utf-8", newline="") as file:
-            table = csv.DictWriter(file, list(columns), extrasaction="ignore", lineterminator="\n")
-            if file.tell() == 0:
-                table.writeheader()
-            table.writerow(row)
+        path = self._dir / name
+        try:
+            with path.open("a", encoding="utf-8", newline="") as file:
+                _write_rows(file, name, [row])
+        except OSError as error:
+            error.filename = str(path)
+            raise
 
     def write(self, row: Row) -> None:
         # 9 digits identify every float32 number.
@@ -99,37 +100,56 @@ class CsvWriter(Writer):
         self._append(EVALUATIONS_FILE, dict(zip(EVALUATION_COLUMNS, (env_steps, episodes, mean, std), strict=True)))
 
 
+def _write_rows(file: TextIO, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes rows of metrics.csv or evaluations.csv, after the header in an empty file."""
+    columns = COLUMNS if name == METRICS_FILE else EVALUATION_COLUMNS
+    table = csv.DictWriter(file, list(columns), extrasaction="ignore", lineterminator="\n")
+    if file.tell() == 0:
+        table.writeheader()
+    table.writerows(rows)
+
+
 class TensorBoardWriter(Writer):
     """TensorBoard events. A resumed session writes them anew from its tables, so that all readers see the same points.
 
-    tensorboardX needs neither TensorFlow nor PyTorch.
+    tensorboardX needs neither TensorFlow nor PyTorch. Its `SummaryWriter` writes in a thread, which dies on a full disk
+    with a traceback of its own; `EventsWriter` raises the error here.
     """
 
     def __init__(self, session_dir: Path, config: Config):
-        from tensorboardX import SummaryWriter
+        from tensorboardX import summary
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
 
         for path in session_dir.glob("events.out.tfevents.*"):
             path.unlink()
-        self._events = SummaryWriter(str(session_dir))
+        self._scalar, self._event = summary.scalar, event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
+        self._events = EventsWriter(str(session_dir / "events"))
         options = "\n".join(f"| {name} | {value} |" for name, value in flat(config.to_dict()).items())
-        self._events.add_text("config", f"| option | value |\n|---|---|\n{options}")
-        tables = read_rows(session_dir / METRICS_FILE), read_rows(session_dir / EVALUATIONS_FILE)
-        for row in tables[0]:
-            known = {name: float(cell) for name, cell in row.items() if cell}
-            self._add(int(known["env_steps"]), {_tag(n): x for n, x in known.items() if n in CHARTED})
-        for row in tables[1]:
-            self.evaluation(*(float(row[name]) for name in EVALUATION_COLUMNS))
-
-    def _add(self, env_steps: int, values: Mapping[str, Any]) -> None:
-        for tag, value in values.items():
-            self._events.add_scalar(tag, value, env_steps)
+        self._add(0, summary.text("config", f"| option | value |\n|---|---|\n{options}"))
+        for row in read_rows(session_dir / METRICS_FILE):
+            self._add_all(number(row["env_steps"]), charts({name: number(row.get(name)) for name in COLUMNS}))
+        for row in read_rows(session_dir / EVALUATIONS_FILE):
+            self._evaluation(*(number(row[name]) for name in EVALUATION_COLUMNS))
         self._events.flush()
 
-    def write(self, row: Row) -> None:
-        self._add(row["env_steps"], {_tag(name): value for name, value in finite(row).items() if name in CHARTED})
+    def _add(self, env_steps: float, summary: Any) -> None:
+        self._events.write_event(self._event(wall_time=time.time(), step=int(env_steps), summary=summary))
 
-    def evaluation(self, env_steps: float, episodes: float, mean: float, std: float) -> None:
-        self._add(int(env_steps), {"evaluation/return_mean": mean, "evaluation/return_std": std})
+    def _add_all(self, env_steps: float, values: Mapping[str, float]) -> None:
+        for tag, value in values.items():
+            self._add(env_steps, self._scalar(tag, value))
+
+    def _evaluation(self, env_steps: float, episodes: float, mean: float, std: float) -> None:
+        self._add_all(env_steps, {"evaluation/return_mean": mean, "evaluation/return_std": std})
+
+    def write(self, row: Row) -> None:
+        self._add_all(row["env_steps"], charts(row))
+        self._events.flush()
+
+    def evaluation(self, env_steps: int, episodes: int, mean: float, std: float) -> None:
+        self._evaluation(env_steps, episodes, mean, std)
+        self._events.flush()
 
     def close(self) -> None:
         self._events.close()
@@ -171,7 +191,7 @@ class WandbWriter(Writer):
 
     def write(self, row: Row) -> None:
         # wandb ignores steps that the run has already: after a resume it keeps the earlier log points.
-        self._run.log({_tag(name): value for name, value in finite(row).items()}, step=row["env_steps"])
+        self._run.log(charts(row), step=row["env_steps"])
 
     def evaluation(self, env_steps: int, episodes: int, mean: float, std: float) -> None:
         self._run.log({"evaluation/env_steps": env_steps, "evaluation/return_mean": mean, "evaluation/return_std": std})

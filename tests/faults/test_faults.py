@@ -133,11 +133,11 @@ def test_a_terminal_that_goes_away(train):
 
 
 SEARCH = """
-from jaxrl_atari.search import SearchConfig, Uniform
+from jaxrl_atari.search import FloatDistribution, SearchConfig
 
 def get_search():
     return SearchConfig(
-        space={'ppo.gamma': Uniform(0.9, 0.99)}, trials=2, method='random', early_stopping='none', retries=1
+        space={'ppo.gamma': FloatDistribution(0.9, 0.99)}, trials=2, method='random', early_stopping='none', retries=1
     )
 """
 

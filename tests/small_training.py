@@ -1,0 +1,72 @@
+"""Small sessions on the real emulator, and what they leave behind."""
+
+import csv
+import itertools
+import json
+from dataclasses import replace
+
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
+from jaxrl_atari.runs.checkpoints import Checkpoints, meta_digest
+from jaxrl_atari.runs.writers import Writer
+
+TINY = Config(
+    name="tiny",
+    total_env_steps=192,
+    env=EnvConfig(game="Breakout", num_envs=2, num_threads=1, max_frames=128),
+    ppo=PPOConfig(rollout_length=16, minibatch_size=16, epochs=1),
+    devices=DevicesConfig(gpu=False, check=True),
+    log=LogConfig(every_env_steps=32, checkpoint_every_env_steps=64, graphs=False, tensorboard=False),
+)
+
+
+def change(config, **options):
+    """`change(TINY, seed=3, env={"num_envs": 4})`."""
+    groups = {name: replace(getattr(config, name), **value) for name, value in options.items() if type(value) is dict}
+    return replace(config, **options | groups)
+
+
+def stop_before(rollout):
+    """A stop request at the n-th rollout, counted from 1."""
+    asked = itertools.count(1)
+    return lambda: next(asked) >= rollout
+
+
+class Lines(Writer):
+    """A writer that keeps what it is given."""
+
+    def __init__(self):
+        self.rows, self.evaluations, self.messages = [], [], []
+
+    def write(self, row):
+        self.rows.append(row)
+
+    def message(self, text):
+        self.messages.append(text)
+
+    def evaluation(self, *result):
+        self.evaluations.append(result)
+
+
+def read_table(path):
+    """The rows of a CSV file: column -> text."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def latest_meta(session_dir):
+    checkpoints = Checkpoints(session_dir)
+    return checkpoints.read_meta(checkpoints.steps()[-1])
+
+
+def edit_meta(session_dir, step, **changes):
+    """Changes the meta of a checkpoint and signs it again."""
+    path = session_dir / "checkpoints" / str(step) / "meta" / "metadata"
+    meta = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(meta | {"checksum": meta_digest(meta)}))
+
+
+def flip_bit(path, at=0.5):
+    """Flips a bit of a file, at a fraction of its length."""
+    content = bytearray(path.read_bytes())
+    content[int(at * (len(content) - 1))] ^= 4
+    path.write_bytes(content)

@@ -1,0 +1,168 @@
+"""A session that was stopped or killed and resumed leaves, bit for bit, what an uninterrupted one leaves."""
+
+import math
+import random
+import shutil
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from small_training import TINY, change, edit_meta, latest_meta, read_table, stop_before
+
+from jaxrl_atari import verify
+from jaxrl_atari.learner import abstract_arrays
+from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.run_dir import checkpoint_steps
+from jaxrl_atari.session import prepare, run_session
+
+CONFIG = change(
+    TINY,
+    total_env_steps=1_024,
+    env={"num_envs": 4, "max_frames": 800, "anchor_steps": 30},
+    log={"every_env_steps": 100, "checkpoint_every_env_steps": 300},
+)
+OVERLAP = change(CONFIG, overlap="update")
+TIMES = {"wall_seconds", "sps"} | {name for name, column in COLUMNS.items() if column.group in ("system", "time")}
+
+
+def train(config, session_dir, stops=(), later=None):
+    """Trains to the end, stopped before the given rollouts; from the first resume on with another config."""
+    for rollout in (*stops, math.inf):
+        try:
+            run_session(config, session_dir, resume=True, stop_requested=stop_before(rollout))
+        except KeyboardInterrupt:
+            config = later or config
+    return session_dir
+
+
+def left(session_dir):
+    """What a session has left: digests of all arrays, counters, statistics, log points, evaluations."""
+    meta = latest_meta(session_dir)
+    meta["items"].pop("evaluation", None)  # of one that was still running
+    for name in ("config", "wall_seconds", "checksum"):
+        del meta[name]
+    rows = [{name: row[name] for name in row.keys() - TIMES} for row in read_table(session_dir / "metrics.csv")]
+    evaluations = session_dir / "evaluations.csv"
+    return meta, rows, evaluations.read_text() if evaluations.exists() else None
+
+
+@pytest.mark.parametrize(
+    ("config", "later"),
+    [
+        (CONFIG, {"log": {"checkpoint_every_env_steps": 200}}),
+        (change(OVERLAP, devices={"data_parallel": 2}), {"env": {"num_threads": 3}}),
+        (
+            change(CONFIG, env={"protocol": "classic", "num_envs": 16, "max_frames": 100}, ppo={"rollout_length": 4}),
+            {"env": {"num_groups": 2}},  # of 8: a policy that acts for fewer rounds some sums differently
+        ),
+        (
+            change(OVERLAP, env={"protocol": "classic"}, evaluation={"every_env_steps": 200, "episodes": 2}),
+            {"log": {"checkpoint_every_env_steps": 150}},
+        ),
+        (  # stopped while an evaluation that is due waits for the one before
+            change(
+                CONFIG,
+                total_env_steps=320,
+                env={"max_frames": 100},
+                evaluation={"every_env_steps": 64, "episodes": 8, "num_envs": 1},
+            ),
+            {},
+        ),
+    ],
+    ids=["v5", "v5, overlap, two devices", "classic, groups", "classic, overlap, evaluations", "waiting evaluations"],
+)
+def test_two_stops_change_nothing(config, later, tmp_path, capsys):
+    straight = left(train(config, tmp_path / "straight"))
+    games = Checkpoints(tmp_path / "straight").restore(straight[0]["env_steps"], item="games")
+    assert games["anchor_step"].max() > 0, "no game has started from a new seed"
+    stopped = left(train(config, tmp_path / "stopped", (4, 7), change(config, **later)))
+    assert capsys.readouterr().out.count("resumed at") == 2
+    for one, other in zip(straight, stopped, strict=True):
+        assert one == other
+
+
+@pytest.mark.parametrize(
+    ("kills", "env_steps"), [(2, 2_000), pytest.param(20, 20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3_000)])]
+)
+def test_kills_at_random_moments_change_nothing(kills, env_steps, tmp_path, environment):
+    """And every score of the run can be recomputed."""
+    config = change(OVERLAP, total_env_steps=env_steps, evaluation={"every_env_steps": 500, "episodes": 2})
+    session_dir = tmp_path / "session_0"
+    write_json(tmp_path / "config.json", {"config": config.to_dict()})
+    code = (
+        "import sys; from pathlib import Path; from jaxrl_atari.runs.run_dir import read_config; "
+        "from jaxrl_atari.session import run_session; run_dir = Path(sys.argv[1]); "
+        "run_session(read_config(run_dir), run_dir / 'session_0', resume=True)"
+    )
+    for _ in range(kills):
+        before = checkpoint_steps(session_dir)
+        with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environment) as process:
+            while checkpoint_steps(session_dir) == before and process.poll() is None:
+                time.sleep(0.02)
+            time.sleep(random.uniform(0, 1))
+            process.kill()
+        assert process.returncode == -9, "it has ended before the kill"
+    assert left(train(config, session_dir)) == left(train(config, tmp_path / "straight"))
+    verify.main([str(tmp_path)])
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A session with overlap that was stopped, and what it leaves when it is resumed."""
+    session_dir = tmp_path_factory.mktemp("stopped") / "session_0"
+    with pytest.raises(KeyboardInterrupt):
+        run_session(OVERLAP, session_dir, stop_requested=stop_before(7))
+    return session_dir, left(train(OVERLAP, shutil.copytree(session_dir, session_dir.with_name("resumed"))))
+
+
+def without(item):
+    return lambda meta: {"items": {name: value for name, value in meta["items"].items() if name != item}}
+
+
+@pytest.mark.parametrize(
+    ("leave_out", "said"),
+    [
+        (lambda meta: {}, None),
+        (without("games"), "new games are started (the checkpoint has none"),
+        (without("acting"), None),
+        (lambda meta: {"game_seed": 7}, None),
+        (lambda meta: {"unlogged_metrics": []}, None),
+    ],
+    ids=["nothing", "games", "acting", "game seed", "metrics"],
+)
+def test_each_piece_of_a_checkpoint_is_needed(leave_out, said, stopped, tmp_path, capsys):
+    session_dir = shutil.copytree(stopped[0], tmp_path / "session_0")
+    changes = leave_out(meta := latest_meta(session_dir))
+    edit_meta(session_dir, meta["env_steps"], **changes)
+    assert (left(train(OVERLAP, session_dir)) == stopped[1]) == (not changes)
+    assert said is None or said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda games: {"actions": np.full_like(games["actions"], 99)},
+        lambda games: {"actions": games["actions"][:, :3]},
+        lambda games: {"anchor_seed": -games["anchor_seed"]},
+        lambda games: {"anchor_seed": games["anchor_seed"] + 2**40},
+        lambda games: {"frame": games["frame"][:, :9]},
+        lambda games: {"lives": games["lives"] + 1},
+        lambda games: {"steps": np.int64(3)},
+        lambda games: {"more": games["lives"]},
+    ],
+)
+def test_games_that_cannot_be_are_not_played(damage, stopped, tmp_path, capsys):
+    """Of a checkpoint whose digests are right: whoever wrote it wanted that."""
+    source, meta = Checkpoints(stopped[0]), latest_meta(stopped[0])
+    arrays = source.restore(meta["env_steps"], abstract_arrays(OVERLAP, 4, jax.devices("cpu")[0]))
+    games = source.restore(meta["env_steps"], item="games")
+    items = {"arrays": arrays, "games": games | damage(games)}
+    Checkpoints(tmp_path / "session_0").save(meta["env_steps"], items, meta, None)
+    with prepare(OVERLAP, tmp_path / "session_0", resume=True) as run:
+        assert run.groups[0][0].games().anchor_step.tolist() == [meta["steps"]] * 4
+    assert capsys.readouterr().out.count("new games are started (") == 1

@@ -1,0 +1,128 @@
+"""`verify` on a session that was stopped twice, and on logs and tables that were changed."""
+
+import contextlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from small_training import TINY, change, edit_meta, latest_meta, stop_before
+
+from jaxrl_atari import cli, verify
+from jaxrl_atari.runs.actions import segments
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.session import run_session
+
+CONFIG = change(TINY, total_env_steps=1_024, env={"num_envs": 4, "max_frames": 200, "anchor_steps": 60})
+
+
+def status(capsys, *arguments):
+    """The exit status of the command, and its last line."""
+    with pytest.raises(SystemExit) as end:
+        cli.run(lambda: verify.main(list(map(str, arguments))))
+    output = capsys.readouterr()
+    return end.value.code, (output.err or output.out).splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("run")
+    write_json(run_dir / "config.json", {"config": CONFIG.to_dict()})
+    for rollout in (5, 6, 100):
+        with contextlib.suppress(KeyboardInterrupt):
+            run_session(CONFIG, run_dir / "session_0", resume=True, stop_requested=stop_before(rollout))
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def test_a_session_that_was_stopped_twice(run_dir, capsys):
+    code, line = status(capsys, run_dir)
+    verified = json.loads((run_dir / "session_0" / "verified.json").read_text())
+    rows, games = verified["rows"], verified["games"]
+    assert (code, rows > 10, games > 10) == (0, True, True)
+    assert line == f"session_0  verified: {rows} of {rows} rows and {games} games are equal"
+    assert status(capsys, run_dir, "--sessions", "1")[0] == 2
+
+
+def test_a_part_of_the_games(run_dir, capsys):
+    for part in (["--sample", 2], ["--from", 100, "--to", 200]):
+        code, line = status(capsys, run_dir, *part)
+        assert code == 0
+        assert " pieces of " in line
+    assert not (run_dir / "session_0" / "verified.json").exists()
+
+
+def edit(path, **changes):
+    """Replaces arrays of a segment by functions of them."""
+    arrays = dict(np.load(path))
+    np.savez(path, **arrays | {name: new(arrays[name].copy()) for name, new in changes.items()})
+
+
+def another_action(actions):
+    actions[len(actions) // 2] = (actions[len(actions) // 2] + 2) % 4
+    return actions
+
+
+def better(games):
+    games[0, 2] += 1
+    return games
+
+
+def replace_in(path, column, text):
+    header, *rows = [line.split(",") for line in path.read_text().splitlines()]
+    rows[-3][header.index(column)] = text
+    path.write_text("\n".join(map(",".join, [header, *rows])) + "\n")
+
+
+SEGMENT = 3
+
+
+@pytest.mark.parametrize(
+    ("tamper", "found"),
+    [
+        (lambda parts, table: edit(parts[SEGMENT], actions=another_action), "the actions give another frame after"),
+        (lambda parts, table: edit(parts[SEGMENT], actions=lambda actions: actions + 9), "cannot be played"),
+        (lambda parts, table: edit(parts[SEGMENT], games=better), "return_mean is "),
+        (lambda parts, table: edit(parts[SEGMENT], games=lambda games: np.repeat(games, 2, 0)), "games that cannot be"),
+        (lambda parts, table: edit(parts[0], anchors=lambda anchors: anchors[:-1]), "does not begin with a seed of"),
+        (lambda parts, table: replace_in(table, "return_mean", "99.5"), "return_mean is 99.5, the games give"),
+        (lambda parts, table: replace_in(table, "env_steps", "999"), "has a row at 999 env steps, where no update"),
+        (lambda parts, table: parts[SEGMENT].unlink(), " before it is missing"),
+        (lambda parts, table: parts[-1].unlink(), "the log of actions ends at"),
+        (lambda parts, table: parts[SEGMENT].write_bytes(parts[SEGMENT].read_bytes()[:-99]), "damaged ("),
+    ],
+)
+def test_what_was_changed_is_found(tamper, found, run_dir, capsys):
+    session_dir = run_dir / "session_0"
+    (session_dir / "verified.json").touch()
+    tamper([path for *_, path in segments(session_dir)], session_dir / "metrics.csv")
+    code, line = status(capsys, run_dir)
+    assert code == 1
+    assert line.startswith("error: ")
+    assert found in line
+    assert not (session_dir / "verified.json").exists(), "it is not verified any more"
+
+
+def test_new_games_and_other_rollouts_after_a_resume(tmp_path, capsys):
+    """Every game has ended just before the resume: no auto-reset step follows."""
+    config = change(CONFIG, total_env_steps=256, env={"max_frames": 128})
+    write_json(tmp_path / "config.json", {"config": config.to_dict()})
+    session_dir = tmp_path / "session_0"
+    with pytest.raises(KeyboardInterrupt):
+        run_session(config, session_dir, stop_requested=stop_before(3))
+    meta = latest_meta(session_dir)
+    assert (meta["steps"], meta["statistics"]["lengths"]) == (32, [32] * 4)
+    edit_meta(session_dir, meta["env_steps"], items={})
+    run_session(change(config, ppo={"rollout_length": 8}), session_dir, resume=True)
+    assert status(capsys, tmp_path)[0] == 0
+
+
+def test_a_session_without_a_log_of_actions(run_dir, capsys):
+    shutil.rmtree(run_dir / "session_0" / "actions")
+    code, line = status(capsys, run_dir)
+    assert code == 2
+    assert "session_0: has no log of actions; `log.actions`" in line
