@@ -410,7 +410,7 @@ def test_a_new_run_never_takes_the_folder_of_another(tmp_path):
     assert len(made) == 3
     assert all(re.fullmatch(r"tiny_\d{8}_\d{6}(_\d)?", path.name) for path in made)
     (tmp_path / "notes").touch()
-    with pytest.raises(UserError, match="holds .*, and no run; choose another folder or an empty one"):
+    with pytest.raises(UserError, match=r"holds .*, and no run; choose another folder or an empty one"):
         make_run_dir(config, tmp_path)
     with pytest.raises(UserError, match="Not a directory; choose a folder that can be written to"):
         make_run_dir(config, tmp_path / "notes" / "run")
