@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from tyro.constructors import PrimitiveConstructorSpec
 
 from jaxrl_atari.envs.games import GAMES, parse_game
-from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP, PROTOCOLS, Rules, protocol_text
+from jaxrl_atari.envs.protocols import PROTOCOLS, Rules, protocol_text
 from jaxrl_atari.errors import Limits, UserError, check_fields, require
 
 
@@ -110,8 +110,10 @@ class EnvConfig(Checked):
         )
         rules = self.rules
         require(rules.max_frames % 4 == 0, "env.max_frames", rules.max_frames, "a multiple of 4 (an env step)")
-        no_start = self.backend == "envpool" and rules.noop_max == 0 and not rules.fire_on_reset
-        require(not no_start, "env.noop_max", rules.noop_max, *ENVPOOL_NEEDS_A_NOOP)
+        starts = self.backend == "ale" or rules.noop_max > 0  # envpool would draw from an empty range and hang
+        require(
+            starts, "env.noop_max", rules.noop_max, "at least 1 with env.backend = envpool", "env.backend ale has 0"
+        )
 
     @property
     def game_name(self) -> str:
@@ -225,11 +227,6 @@ class DevicesConfig(Checked):
     """Assert at every step that parameters, rollouts and actions are on the intended devices, and forbid implicit
     transfers during training (except of frames and actions)."""
 
-    def __post_init__(self) -> None:
-        for name in ("gpu", "actor", "evaluator"):
-            object.__setattr__(self, name, parse_word(getattr(self, name)))
-        super().__post_init__()
-
 
 @dataclass(frozen=True)
 class TrialConfig(Checked):
@@ -306,8 +303,7 @@ class Config:
         if self.devices.distributed:
             # Processes sum their env steps while acting: with overlap, each would do so at another point of the update.
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
-            parallel = min(self.trial.parallel, self.sessions)
-            require(parallel <= 1, "trial.parallel", self.trial.parallel, "0 or 1 with devices.distributed")
+            require(self.trial.parallel <= 1, "trial.parallel", self.trial.parallel, "0 or 1 with devices.distributed")
         if self.network.name == "impala" and self.devices.gpu is not False:
             hint = "XLA has no deterministic gradient of its max-pooling on a GPU"
             require(not self.devices.deterministic, "devices.deterministic", True, "false with impala", hint)

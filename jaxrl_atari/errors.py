@@ -1,5 +1,6 @@
 """Errors that a user can correct, and the checks of option values that raise them."""
 
+import math
 import os
 import types
 from pathlib import Path
@@ -63,8 +64,8 @@ def require(holds: bool, field: str, value: Any, expected: str, hint: str = "") 
 class Limits(NamedTuple):
     """The values that a numeric option may have, both ends included: `Annotated[int, Limits(1, 16)]`."""
 
-    low: float
-    high: float
+    low: float = -math.inf
+    high: float = math.inf
 
     def __str__(self) -> str:
         numbers = [f"{x:,}" if isinstance(x, int) else f"{x:g}" for x in self]
@@ -84,7 +85,7 @@ def check_fields(config: Any, prefix: str = "") -> None:
     """
     for name, annotation in get_type_hints(type(config), include_extras=True).items():
         kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-        limits = next((x for x in metadata if isinstance(x, Limits)), None)
+        limits = next((x for x in metadata if isinstance(x, Limits)), Limits())
         kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
         if isinstance(value := getattr(config, name), np.generic):
             object.__setattr__(config, name, value := value.item())
@@ -93,22 +94,27 @@ def check_fields(config: Any, prefix: str = "") -> None:
             raise ConfigError(f"{prefix}{name}", value, expected)
 
 
-def _fits(value: Any, kind: Any, limits: Limits | None) -> bool:
+def _fits(value: Any, kind: Any, limits: Limits) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if kind in (int, float):
         is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-        return is_number and (limits is None or limits.low <= value <= limits.high)  # NaN is in no range
+        return is_number and limits.low <= value <= limits.high  # NaN is in no range
     return isinstance(value, get_origin(kind) or kind)
 
 
-def _description(kind: Any, limits: Limits | None) -> str:
+def _description(kind: Any, limits: Limits) -> str:
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "None"}
-    text = words.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")
-    return f"{text} {limits}" if limits and kind in (int, float) else text
+    words = {
+        int: f"a whole number {limits}",
+        float: f"a number {limits}",
+        bool: "true or false",
+        str: "text",
+        type(None): "None",
+    }
+    return words.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")
 
 
 def parse_path(path: str | Path, option: str) -> Path:

@@ -54,10 +54,3 @@ def comparison_note(protocol: str) -> str | None:
     if protocol in REFERENCE_PROTOCOLS:
         return None
     return f"not compared: no reference, random or human score is of this protocol ({protocol})"
-
-
-ENVPOOL_NEEDS_A_NOOP = (
-    "at least 1 with env.backend = envpool, which starts a game with a no-op where it does not press FIRE",
-    "env.backend ale starts games without either",
-)
-"""The rest of the `ConfigError`, after field and value, where envpool cannot start games by the rules."""

@@ -41,15 +41,15 @@ class EvaluationResult(NamedTuple):
     cut_off: int  # games that reached `env.max_frames`; their returns count all the same
 
 
-def play(policy: Policy, pool: EnvPool, seed: int, greedy: bool) -> Iterator[EnvStep]:
-    """Plays game after game in every environment of a pool; yields its first step, and the one after each action."""
+def play(policy: Policy, pool: EnvPool, seed: int, greedy: bool) -> Iterator[tuple[EnvStep, np.ndarray | None]]:
+    """Plays game after game in every environment of a pool; yields each step, and the actions that led to it, if any."""
     window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
     with jax.default_device(policy.device):  # a GPU that trains has no part in an evaluation on the CPU
         key = jax.random.key(seed, impl="threefry2x32")
         key = jax.random.fold_in(key, 2**31 + 1)  # a session of that seed uses 0 to 2**31
-    step = pool.reset()
+    step, actions = pool.reset(), None
     for number in itertools.count():
-        yield step
+        yield step, actions
         with jax.default_device(policy.device):
             window, age, stacks = push_frame(window, age, step.frame, step.first)
             actions = policy.act(stacks, jax.random.fold_in(key, number), greedy)
@@ -91,7 +91,7 @@ def run_evaluation(
     quota = np.bincount(np.arange(episodes) % num_envs)  # of each environment
     pool = make_pool(env.backend, env.game_name, len(quota), seed=seed, num_threads=env.num_threads, rules=env.rules)
     counter, games, news_at = EpisodeCounter(len(quota)), [], time.monotonic() + SECONDS_BETWEEN_NEWS
-    for step in play(policy, pool, seed, greedy):
+    for step, _ in play(policy, pool, seed, greedy):
         if cancelled():
             raise CancelledError
         for game in counter.count(step):
@@ -127,7 +127,10 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     import imageio_ffmpeg
 
     path, env = parse_path(path, "path").absolute(), policy.config.env  # to ffmpeg, a relative a:b is a protocol
-    pool = AlePool(env.game_name, env_seeds(seed, 1), env.num_threads, env.rules, colour=True)
+    pool, screens = (
+        AlePool(env.game_name, env_seeds(seed, 1), env.num_threads, env.rules, colour=colour)
+        for colour in (False, True)
+    )
     counter, games = EpisodeCounter(1), []
     height, width, _ = SCREEN_SHAPE
     # 4:2:0 colours are what browsers play; with the index in front they start before all is loaded.
@@ -141,8 +144,9 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         assert ffmpeg.stdin
         with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended, and its output has the reason
-            for step in play(policy, pool, seed, greedy):
-                ffmpeg.stdin.write(pool.screen.tobytes())
+            for step, actions in play(policy, pool, seed, greedy):
+                screen = screens.reset() if actions is None else screens.step(actions)
+                ffmpeg.stdin.write(screen.frame.tobytes())
                 if games := counter.count(step):
                     break
         complaint = ffmpeg.communicate()[1].decode(errors="replace")
