@@ -1,4 +1,4 @@
-"""The options of a run: frozen dataclasses, validated on construction.
+"""The options of a run: frozen dataclasses; a `Config` validates its groups when it is made.
 
 Each option is declared once: name, type (`Literal` lists the choices), range, default, and the docstring that is its
 help text. The fields hold what the user wrote (`gpu` options are parsed); everything derived from them is a property.
@@ -9,6 +9,7 @@ game.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.constructors import PrimitiveConstructorSpec
@@ -51,15 +52,7 @@ NetworkName = Literal["nature", "impala"]
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A group of options, named after its class: `PPOConfig` has the options `ppo....`."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, type(self).__name__.removesuffix("Config").lower() + ".")
-
-
-@dataclass(frozen=True)
-class EnvConfig(Checked):
+class EnvConfig:
     """The game, its protocol, and the environments that play it.
 
     A protocol is a named set of rules (`envs/protocols.py`). The options of the same names override them one by one;
@@ -98,23 +91,6 @@ class EnvConfig(Checked):
     """Steps of an environment after which its next game starts from a seed of its own, so that a resumed session can
     play it again from there. 0: 15,625, and more with more than 16 environments. Only `ale`."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        named = parse_game(self.game)[1]
-        require(
-            self.protocol == "auto" or named in (None, self.protocol),
-            "env.protocol",
-            self.protocol,
-            f"{named}, which the name {self.game} implies",
-            f"leave env.protocol out, or write the game as {self.game_name}",
-        )
-        rules = self.rules
-        require(rules.max_frames % 4 == 0, "env.max_frames", rules.max_frames, "a multiple of 4 (an env step)")
-        starts = self.backend == "ale" or rules.noop_max > 0  # envpool would draw from an empty range and hang
-        require(
-            starts, "env.noop_max", rules.noop_max, "at least 1 with env.backend = envpool", "env.backend ale has 0"
-        )
-
     @property
     def game_name(self) -> str:
         """ALE's own name of the game, for example `MsPacman`."""
@@ -138,7 +114,7 @@ class EnvConfig(Checked):
 
 
 @dataclass(frozen=True)
-class PPOConfig(Checked):
+class PPOConfig:
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
 
     rollout_length: Annotated[int, Limits(1, 65_536)] = 128
@@ -177,7 +153,7 @@ class PPOConfig(Checked):
 
 
 @dataclass(frozen=True)
-class NetworkConfig(Checked):
+class NetworkConfig:
     """The actor-critic."""
 
     name: NetworkName = "nature"
@@ -190,15 +166,9 @@ class NetworkConfig(Checked):
     """Form of the convolutions: `plain` (cuDNN), `matmul` (fast on a CPU) or `auto`, which is `matmul` for `nature`
     where CPUs alone learn and act, else `plain`. `impala` has `plain` alone. Results agree up to rounding."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.name == "nature" or self.conv != "matmul", "network.conv", self.conv, f"auto or plain for {self.name}",
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
-class DevicesConfig(Checked):
+class DevicesConfig:
     """Devices of the learner, the actor and the evaluator."""
 
     gpu: GpuWord = "auto"
@@ -229,7 +199,7 @@ class DevicesConfig(Checked):
 
 
 @dataclass(frozen=True)
-class TrialConfig(Checked):
+class TrialConfig:
     """How the sessions of a trial are run."""
 
     parallel: Annotated[int, Limits(0, 1_024)] = 0
@@ -237,7 +207,7 @@ class TrialConfig(Checked):
 
 
 @dataclass(frozen=True)
-class LogConfig(Checked):
+class LogConfig:
     """Log points, checkpoints and log back ends."""
 
     every_env_steps: Annotated[int, Limits(1, 10**12)] = 10_000
@@ -257,7 +227,7 @@ class LogConfig(Checked):
 
 
 @dataclass(frozen=True)
-class EvaluationConfig(Checked):
+class EvaluationConfig:
     """Full games played during training with a snapshot of the parameters, on `devices.evaluator`."""
 
     every_env_steps: Annotated[int, Limits(0, 10**12)] = 0
@@ -296,10 +266,19 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        named = bool(self.name) and not set(self.name) & set("/\\\0") and self.name not in (".", "..")
-        require(named, "name", self.name, "a plain file name")
+        env, rules, named = self.env, self.env.rules, parse_game(self.env.game)[1]
+        is_named = Path(self.name).name == self.name and self.name not in ("", "..")
+        require(is_named, "name", self.name, "a plain file name")
         last_seed = self.seed + self.sessions
         require(last_seed <= 2**31, "seed", self.seed, "at most 2,147,483,648 - sessions", "lower the seed")
+        agree = env.protocol == "auto" or named in (None, env.protocol)
+        hint = f"leave env.protocol out, or write the game as {env.game_name}"
+        require(agree, "env.protocol", env.protocol, f"{named}, which the name {env.game} implies", hint)
+        require(rules.max_frames % 4 == 0, "env.max_frames", rules.max_frames, "a multiple of 4 (an env step)")
+        starts = env.backend == "ale" or rules.noop_max > 0  # envpool would draw from an empty range and hang
+        require(starts, "env.noop_max", rules.noop_max, "at least 1 with env.backend = envpool", "ale can start with 0")
+        has_form = self.network.name == "nature" or self.network.conv != "matmul"
+        require(has_form, "network.conv", self.network.conv, f"auto or plain for {self.network.name}")
         if self.devices.distributed:
             # Processes sum their env steps while acting: with overlap, each would do so at another point of the update.
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")

@@ -1,5 +1,6 @@
 """Errors that a user can correct, and the checks of option values that raise them."""
 
+import dataclasses
 import math
 import os
 import types
@@ -73,7 +74,7 @@ class Limits(NamedTuple):
 
 
 def check_fields(config: Any, prefix: str = "") -> None:
-    """Checks every field of a dataclass against its annotation: type, choices and `Limits`.
+    """Checks every field of a dataclass, and of those in it, against its annotation: type, choices and `Limits`.
 
     NumPy's numbers become Python's.
 
@@ -92,6 +93,8 @@ def check_fields(config: Any, prefix: str = "") -> None:
         if not any(_fits(value, kind, limits) for kind in kinds):
             expected = " or ".join(_description(kind, limits) for kind in kinds)
             raise ConfigError(f"{prefix}{name}", value, expected)
+        if dataclasses.is_dataclass(value):
+            check_fields(value, f"{prefix}{name}.")
 
 
 def _fits(value: Any, kind: Any, limits: Limits) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_atari.config import EvaluationConfig
 from jaxrl_atari.envs import EnvPool, EnvStep, Episode, EpisodeCounter, env_seeds, make_pool
 from jaxrl_atari.envs.ale import SCREEN_SHAPE, AlePool
-from jaxrl_atari.errors import UserError, parse_path
+from jaxrl_atari.errors import UserError, check_fields, parse_path
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
 
@@ -42,7 +42,7 @@ class EvaluationResult(NamedTuple):
 
 
 def play(policy: Policy, pool: EnvPool, seed: int, greedy: bool) -> Iterator[tuple[EnvStep, np.ndarray | None]]:
-    """Plays game after game in every environment of a pool; yields each step, and the actions that led to it, if any."""
+    """Plays game after game in every environment of a pool; yields each step, and the actions before it, if any."""
     window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
     with jax.default_device(policy.device):  # a GPU that trains has no part in an evaluation on the CPU
         key = jax.random.key(seed, impl="threefry2x32")
@@ -82,7 +82,7 @@ def run_evaluation(
         CancelledError: `cancelled()` was true.
         ConfigError: a number that is not possible.
     """
-    EvaluationConfig(episodes=episodes, num_envs=num_envs)  # checks them
+    check_fields(EvaluationConfig(episodes=episodes, num_envs=num_envs), "evaluation.")
     env = policy.config.env
     if greedy and env.game_name in WAIT_FOR_FIRE.split():
         logging.getLogger(__name__).warning(

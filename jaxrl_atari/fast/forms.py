@@ -35,10 +35,11 @@ class Network(NamedTuple):
 def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: str | None = None) -> Network:
     """The network of a config in the form that suits a platform (`network_platform`).
 
-    The same arguments give the same object. Convolutions are matrix products (`cpu_conv`) with `network.conv = "matmul"`
-    and, with `auto`, on CPUs alone. With `network.compute_dtype = "auto"`, the torso's arithmetic is bfloat16 if learner
-    and actor are both GPUs with bfloat16 units (not measured yet) or, with `cpu_conv`, both CPUs with bfloat16
-    instructions; else float32. On every CPU, XLA computes plain bfloat16 convolutions by way of float32.
+    The same arguments give the same object. The convolutions of `nature` are matrix products (`cpu_conv`) with
+    `network.conv = "matmul"` and, with `auto`, on CPUs alone. With `network.compute_dtype = "auto"`, the torso's
+    arithmetic is bfloat16 if learner and actor are both GPUs with bfloat16 units (not measured yet) or, with
+    `cpu_conv`, both CPUs with bfloat16 instructions; else float32. On every CPU, XLA computes plain bfloat16
+    convolutions by way of float32.
 
     Args:
         peer: the platform of the other side: of the actor if this is the learner's network, of the learner if it is the
