@@ -19,10 +19,10 @@ from jaxrl_atari.envs.protocols import PROTOCOLS, Rules, protocol_text
 from jaxrl_atari.errors import Limits, UserError, check_fields, require
 
 
-def parse_word(text: Any) -> Any:
+def parse_word(text: str) -> Any:
     """The value that a word of a command line stands for: True, False, None, a whole number, or the word itself."""
-    word = text.strip().lower() if isinstance(text, str) else text
-    return {"true": True, "false": False, "none": None}.get(word, int(word) if str(word).isdecimal() else word)
+    word = text.lower()
+    return {"true": True, "false": False, "none": None}.get(word, int(word) if word.isdecimal() else word)
 
 
 def one_word(metavar: str) -> PrimitiveConstructorSpec:

@@ -27,7 +27,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from jaxrl_atari.errors import ConfigError
@@ -100,7 +99,7 @@ def _read_games(protocol: str) -> dict[str, Game]:
     return games
 
 
-GAMES: Mapping[str, Game] = MappingProxyType(_read_games("v5"))
+GAMES = _read_games("v5")
 """Every game by ALE's CamelCase name, in alphabetical order, with the scores of `v5`."""
 
 _SCORES = {"v5": GAMES, "classic": _read_games("classic")}

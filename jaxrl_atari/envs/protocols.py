@@ -7,8 +7,6 @@
   (arXiv:1812.06110) differs from it in two rules: `max_frames=108_000` and the minimal action set.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -24,15 +22,13 @@ class Rules(NamedTuple):
     clip_rewards: bool = True  # rewards for learning are clipped to [-1, 1]
 
 
-PROTOCOLS: Mapping[str, Rules] = MappingProxyType(
-    {
-        "v5": Rules(),
-        "classic": Rules(sticky_actions=0.0),
-        "machado": Rules(
-            full_action_space=True, life_loss_terminal=False, noop_max=0, fire_on_reset=False, max_frames=18_000
-        ),
-    }
-)
+PROTOCOLS = {
+    "v5": Rules(),
+    "classic": Rules(sticky_actions=0.0),
+    "machado": Rules(
+        full_action_space=True, life_loss_terminal=False, noop_max=0, fire_on_reset=False, max_frames=18_000
+    ),
+}
 """Name -> rules."""
 
 REFERENCE_PROTOCOLS = ("v5", "classic")

@@ -20,8 +20,6 @@ import tyro
 from jaxrl_atari.cli import counted, run, say
 from jaxrl_atari.config import GpuWord
 from jaxrl_atari.devices import pick_device
-from jaxrl_atari.envs.games import comparable
-from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.play import record_video, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy
@@ -29,7 +27,7 @@ from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.memory_share import do_not_preallocate
 from jaxrl_atari.report.page import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
-from jaxrl_atari.report.summary import interval_text, score_text
+from jaxrl_atari.report.summary import interval_text
 from jaxrl_atari.runs.files import unused, write_json
 from jaxrl_atari.runs.run_dir import read_config
 
@@ -100,9 +98,6 @@ def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:
         f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {result.std:>12,.1f}\n"
         f"{result.cut_off} of {counted(options.episodes, 'game')} cut off at env.max_frames"
     )
-    game = comparable(env.game_name, env.resolved_protocol)
-    known = "; ".join(f"{each.source} {score_text(each.score)}" for each in game.comparisons)
-    say(comparison_note(env.resolved_protocol) or f"to compare: {known or 'no scores known'}")
     _, returns, lengths, truncated = zip(*result.games, strict=True)
     figures = {
         "session": session_dir.name,
