@@ -341,11 +341,11 @@ def config_from_dict(values: dict[str, Any]) -> Config:
         if not isinstance(values, dict):
             return values
         fields = {f.name: f.type for f in dataclasses.fields(cls)}
-        for name in values.keys() - fields.keys() - {"jsonl"}:  # log.jsonl of an earlier version
+        known = {name: value for name, value in values.items() if name != "jsonl"}  # log.jsonl of an earlier version
+        for name in known.keys() - fields:
             raise UserError(
                 f"{prefix}{name}: this version of jaxrl_atari has no such field; use the version that saved it"
             )
-        known = {name: value for name, value in values.items() if name in fields}
         return cls(**{name: build(fields[name], value, f"{prefix}{name}.") for name, value in known.items()})
 
     require(isinstance(values, dict), "config", values, "an object with the fields of a config")

@@ -51,12 +51,12 @@ class EnvpoolPool(EnvPool):
         super().__init__(envs, len(seeds), int(envs.action_space.n))
 
     def _reset(self) -> RawStep:
-        return self._raw(*self._envs.reset())
+        return self._raw(self._envs.reset())
 
     def _recv(self) -> RawStep:
-        frame, _, _, _, info = self._envs.recv()
-        return self._raw(frame, info)
+        return self._raw(self._envs.recv())
 
-    def _raw(self, frame: np.ndarray, info: dict[str, np.ndarray]) -> RawStep:
+    def _raw(self, returned: tuple) -> RawStep:
+        frame, *_, info = returned
         cut_off = info["elapsed_step"] >= self._max_steps
         return RawStep(frame[:, 0], info["reward"], info["terminated"].astype(bool), cut_off, info["lives"])
