@@ -310,7 +310,7 @@ def test_another_back_end_than_that_of_training(own_run):
     assert json.loads(path.read_text())["backend"] == "envpool"
 
 
-def test_every_session_is_played_and_the_interval_is_over_sessions(own_run, capsys):
+def test_every_session_is_played(own_run, capsys):
     main([str(own_run), *QUICK, "3", "--sessions", "all", "--checkpoint", "latest", "--seed", "5"])
     out = capsys.readouterr().out
     written = json.loads((own_run / "evaluation.json").read_text())
@@ -321,13 +321,11 @@ def test_every_session_is_played_and_the_interval_is_over_sessions(own_run, caps
     assert written["session_means"] == [found["mean"] for found in single]
     assert written["date"].endswith(" UTC")  # the newest is quoted: in local time, an hour comes twice a year
     assert written["mean"] == pytest.approx(np.mean(written["session_means"]))
-    # Of two sessions, a quarter of the resamples has only the worse one, and a quarter only the better one.
-    assert written["interval"] == sorted(written["session_means"])
+    assert written["interval"] is None  # it needs three sessions
     assert (written["checkpoint"], written["cut_off"]) == ("latest", sum(found["cut_off"] for found in single))
     assert written["env_steps"] == [steps_of(own_run / name)[-1] for name in written["sessions"]]
     assert written["sessions"] == ["session_0", "session_1"]
-    low, high = written["interval"]
-    assert f"95% interval over sessions: {low:,.1f} to {high:,.1f}" in out
+    assert "2 sessions: " in out
     assert "optimistic" not in out
 
 
