@@ -29,7 +29,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -40,7 +39,6 @@ from torch import nn
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.hardware.cpu import multiplies_bfloat16
-from jaxrl_atari.runs.files import write_json
 
 FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS = "float32", "bfloat16 autocast", "float32, products in bfloat16"
 
@@ -269,14 +267,12 @@ def main(
     game: str = "Qbert",
     threads: int = 2,
     seed: int = 0,
-    output: Path | None = None,
 ) -> None:
     """PPO on Atari in PyTorch, timed.
 
     Args:
         iterations: iterations timed, after one that is not
         threads: of PyTorch; the emulator takes one a core
-        output: also write the JSON object to this file
     """
     if mode != "plain" and any(os.environ.get(name) != value for name, value in MALLOC.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MALLOC)  # glibc reads them at start
@@ -297,8 +293,6 @@ def main(
         "max": max(rates),
         "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
-    if output is not None:
-        write_json(output, result)
     print(json.dumps(result))
 
 

@@ -158,7 +158,7 @@ def test_the_sides_of_a_comparison():
     assert [config.devices.evaluator for config in configs("devices.evaluator=false,1")] == [False, 1]
     assert [config.devices.gpu for config in configs("cpu,gpu")] == [True, False]  # a missing GPU is reported at once
     assert configs("JAXRL_ATARI_NO_TUNING=0,1") == [Config(seed=3)] * 2
-    assert make_sides("X=0,1", Config(), "end_to_end", 1.0)["X=1"].keywords["variables"] == {"X": "1"}
+    assert make_sides("X=0,1", Config(), "end_to_end", 1.0)["X=1"].args[3] == {"X": "1"}
 
 
 # --- The command -----------------------------------------------------------------------------------------------------
@@ -167,10 +167,9 @@ def test_the_sides_of_a_comparison():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--parts", "env,actin"), "--parts = 'env,actin': expected some of end_to_end,env,acting,update,startup"),
-        (("--repeats", "-1"), "--repeats = -1: expected a whole number"),
+        (("--parts", "env,actin"), "--parts = 'env,actin': expected some of end_to_end,env,acting,update"),
+        (("--repeats", "0"), "--repeats = 0: expected a whole number"),
         (("--compare", "env.num_envs=8"), "expected cpu,gpu or FIELD=VALUE,VALUE,..."),
-        (("--compare", "overlap=none,update", "--parts", "startup"), "--parts = 'startup': expected one of"),
     ],
 )
 def test_wrong_options(arguments, message, capsys):
@@ -188,14 +187,11 @@ def test_a_value_that_the_config_cannot_have_is_refused_before_anything_is_measu
 
 
 @pytest.mark.parametrize("overlap", ["none", "update"])
-def test_the_whole_command(overlap, tmp_path, capsys):
-    file, parts = tmp_path / "new" / "result.json", "end_to_end,env,acting,update"
-    options = ("--repeats", 2, "--seconds", 0.05, "--parts", parts, "--overlap", overlap, "--json", file)
-    lines, result = run(capsys, *options)
-    assert json.loads(file.read_text()) == result
+def test_the_whole_command(overlap, capsys):
+    lines, result = run(capsys, "--repeats", 2, "--seconds", 0.05, "--overlap", overlap)
     assert "compiling, and training until nothing is compiled any more" in lines
     progress = [line for line in lines if line.startswith("repeat 2 of 2")]
-    assert [part for part in measure.PARTS if f"  {part} " in progress[0]] == parts.split(",")
+    assert [part for part in measure.PARTS if f"  {part} " in progress[0]] == [*measure.PARTS]
     figures = result["figures"]
     rates = ("end_to_end_sps", "env_sps", "acting_sps", "update_samples_per_second")
     for name in (*rates, "cpu_percent", "emulators_percent"):
@@ -207,16 +203,13 @@ def test_the_whole_command(overlap, tmp_path, capsys):
     time = [figures[name]["values"] for name in ("emulators_percent", "policy_percent", "learning_percent")]
     np.testing.assert_allclose(np.sum(time, axis=0), 100)
     assert 0.1 < result["memory"]["peak_rss_gib"] < 8
-    process = result["process"]
-    assert process["first_env_step_at"] < process["first_update_at"]
-    assert process["cache_hits"] <= process["programs"]
+    assert result["compile_seconds"] > 0
     assert (result["config"]["overlap"], result["versions"]["jax"]) == (overlap, jax.__version__)
     assert result["hardware"]["cpu"] in "\n".join(lines)
 
 
 def test_a_trace_shows_iterations_of_the_steady_state_and_no_compilation(tmp_path, capsys):
     _, result = run(capsys, "--repeats", 2, "--trace", tmp_path / "trace")
-    assert (result["iterations"], result["compiled"]) == (2, 0)
     names = [Path(file).name.partition(".")[2] for file in result["trace"]]
     assert names == ["trace.json.gz", "xplane.pb"]  # Perfetto; xprof
     with gzip.open(result["trace"][0]) as file:
@@ -235,16 +228,6 @@ def test_a_comparison_in_real_processes(capsys):
     result = run(capsys, *SHORT, "--compare", "env.num_envs=2,4", "--parts", "acting")[1]
     assert all(side["rate"]["median"] > 0 for side in result["sides"].values())
     assert [*result["ratios"]] == ["env.num_envs=4 / env.num_envs=2"]
-
-
-@pytest.mark.slow
-def test_a_cold_and_a_warm_start(capsys):
-    cold, warm = run(capsys, *SHORT, "--parts", "startup")[1]["startup"].values()
-    assert cold["cache_hits"] == 0
-    assert warm["cache_hits"] == warm["programs"] == cold["programs"]
-    for start in (cold, warm):
-        assert 0 < start["first_env_step_seconds"] < start["first_update_seconds"]
-        assert 0 < start["compile_seconds"] < start["first_update_seconds"]
 
 
 def test_a_side_that_fails_is_an_error(capsys):

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,28 +30,26 @@ from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import Session, current_options, prepare, train
 
-COMPILED, FROM_CACHE = "/jax/core/compile/backend_compile_duration", "/jax/compilation_cache/cache_hits"
+COMPILED = "/jax/core/compile/backend_compile_duration"
 MACHINE_COLUMNS = [name for name, column in COLUMNS.items() if column.group in ("time", "system")]
 
 Events = defaultdict[str, list[float]]
-"""Name of an event that JAX reports -> seconds of each, as they come; 0 where an event has no duration."""
+"""Name of an event that JAX reports -> seconds of each, as they come."""
 
 
 @contextlib.contextmanager
 def jax_events() -> Iterator[Events]:
-    """Collects what JAX reports inside the block: what it traces, compiles and finds in its cache."""
+    """Collects what JAX reports inside the block: what it traces and compiles."""
     events: Events = defaultdict(list)
 
-    def listen(event: str, duration_secs: Any = 0.0, **_: Any) -> None:
-        events[event].append(duration_secs)
+    def listen(event: str, seconds: float, **_: Any) -> None:
+        events[event].append(seconds)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
-    jax.monitoring.register_event_listener(listen)
     try:
         yield events
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-        jax.monitoring.unregister_event_listener(listen)
 
 
 class LogPoints(Writer):
@@ -107,20 +105,31 @@ def warm_up(training: Training) -> None:
 # --- Parts -----------------------------------------------------------------------------------------------------------
 
 
+def rate(work: Callable[[], float], seconds: float) -> float:
+    """What `work` returns, the amount that it has done, summed over calls for some seconds and divided by the time."""
+    amount, start, passed = 0.0, time.perf_counter(), 0.0
+    while passed < seconds:
+        amount += work()
+        passed = time.perf_counter() - start
+    return amount / passed
+
+
 def end_to_end(training: Training, seconds: float) -> dict[str, float]:
     """Env steps a second of training, with a log point in each iteration and checkpoints; and means of its log points.
 
     One update is under way when the clock starts and when it stops.
     """
     progress = training.run.progress
-    next(training.iterations)  # its log point covers what was measured before
-    training.rows.clear()
-    first, start = progress.env_steps, time.perf_counter()
-    while time.perf_counter() - start < seconds:
+
+    def iterate() -> int:
+        before = progress.env_steps
         next(training.iterations)
-    rate = (progress.env_steps - first) / (time.perf_counter() - start)
-    columns = {name: [row[name] for row in training.rows] for name in MACHINE_COLUMNS}
-    return {"end_to_end_sps": rate} | {name: statistics.fmean(values) for name, values in columns.items()}
+        return progress.env_steps - before
+
+    iterate()  # its log point covers what was measured before
+    training.rows.clear()
+    figures = {"end_to_end_sps": rate(iterate, seconds)}
+    return figures | {name: statistics.fmean(row[name] for row in training.rows) for name in MACHINE_COLUMNS}
 
 
 def env(training: Training, seconds: float) -> dict[str, float]:
@@ -139,21 +148,14 @@ def env(training: Training, seconds: float) -> dict[str, float]:
 def random_play(pool: EnvPool, seconds: float) -> float:
     """Env steps a second of a pool with random actions."""
     actions = np.random.default_rng(0).integers(0, pool.num_actions, (1024, pool.num_envs), dtype=np.int32)
-    steps, env_steps, start = itertools.cycle(actions), 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        env_steps += int((~pool.step(next(steps)).first).sum())
-    return env_steps / (time.perf_counter() - start)
+    steps = itertools.cycle(actions)
+    return rate(lambda: int((~pool.step(next(steps)).first).sum()), seconds)
 
 
 def acting(training: Training, seconds: float) -> dict[str, float]:
     """Env steps a second of `rollout.collect`: policy, emulators, and the rollout brought to the device."""
     training.wait()
-    env_steps, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        collected = training.collect()
-        jax.block_until_ready(collected.rollouts)
-        env_steps += collected.env_steps
-    return {"acting_sps": env_steps / (time.perf_counter() - start)}
+    return {"acting_sps": rate(lambda: jax.block_until_ready(training.collect()).env_steps, seconds)}
 
 
 def update(training: Training, seconds: float) -> dict[str, float]:
@@ -162,16 +164,16 @@ def update(training: Training, seconds: float) -> dict[str, float]:
     learner, config = training.run.learner, training.run.config
     rollouts, key = training.collect().rollouts, training.run.keys(0)[1]
     options = current_options(config, config.total_env_steps)  # the annealed learning rate is 0: nothing is learned
-    updates, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
+
+    def learn() -> int:
         learner.update(rollouts, options, key)()
-        updates += 1
-    samples = updates * config.rollout_size * config.ppo.epochs
-    return {"update_samples_per_second": samples / (time.perf_counter() - start)}
+        return config.rollout_size * config.ppo.epochs
+
+    return {"update_samples_per_second": rate(learn, seconds)}
 
 
 PARTS = {"end_to_end": end_to_end, "env": env, "acting": acting, "update": update}
-"""In the order of a repeat: training first, so that the peak memory is its own. Each returns its rate first."""
+"""In the order of a repeat. Each returns its rate first."""
 
 
 # --- All of them -----------------------------------------------------------------------------------------------------
@@ -186,70 +188,59 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
     """Times `parts`, some of `PARTS`, in this process, and shows its progress; starts JAX's back end.
 
     Args:
-        repeats: 0 makes the first rollout and update and nothing more.
         seconds: of each part in each repeat, at the least; a part ends with the iteration that it is in.
 
     Returns:
-        JSON values: `figures`, name -> summary over the repeats; `memory`, the peak of training; `process`: its
-        devices and its start.
+        JSON values: `figures`, name -> summary over the repeats; `memory`, the peak of training; `compile_seconds`,
+        those that XLA took, or the cache of compiled programs; `devices`; `compute_dtype`.
     """
     figures: defaultdict[str, list[float]] = defaultdict(list)
     cli.say("compiling, and training until nothing is compiled any more")
     with open_training(config) as training:
-        next(training.iterations)  # the first one waits for its update
-        compiled, devices = training.events[COMPILED], training.run.placement.devices
-        process = {
-            "devices": [f"{device} ({device.device_kind})" for device in devices],
-            "compute_dtype": training.run.learner.compute_dtype.name,
-            "first_env_step_at": training.run.log.first_step_at,
-            "first_update_at": time.time(),
-            "compile_seconds": sum(compiled),
-            "programs": len(compiled),
-            "cache_hits": len(training.events[FROM_CACHE]),
-        }
-        if repeats:
-            warm_up(training)
-        memory = {}
+        warm_up(training)
+        devices = training.run.placement.devices
+        memory = peak_memory(devices)
         for repeat in range(repeats):
             found: dict[str, float] = {}
             cli.write(f"repeat {repeat + 1} of {repeats}")
             for part in (part for part in PARTS if part in parts):
                 found |= (rates := PARTS[part](training, seconds))
                 cli.write(f"  {part} {next(iter(rates.values())):,.0f}")
-                memory = memory or peak_memory(devices)
             cli.say("")
-            if {"env", "end_to_end"} <= set(parts):
+            if {"env", "end_to_end"} <= {*parts}:
                 found["share_of_limit"] = found["end_to_end_sps"] / found["env_sps"]
             for name, value in found.items():
                 figures[name] += [value] if math.isfinite(value) else []
-        memory = memory or peak_memory(devices)
-    known = {name: summary(values) for name, values in figures.items() if values}
-    return {"figures": known, "memory": memory, "process": process}
+        return {
+            "figures": {name: summary(values) for name, values in figures.items() if values},
+            "memory": memory,
+            "compile_seconds": sum(training.events[COMPILED]),
+            "devices": [f"{device} ({device.device_kind})" for device in devices],
+            "compute_dtype": training.run.learner.compute_dtype.name,
+        }
 
 
 def trace(config: Config, folder: Path, iterations: int) -> dict[str, Any]:
     """Writes a trace of some iterations in the steady state with `jax.profiler`.
 
     Returns:
-        JSON values: the files, the number of iterations, and `compiled`: programs that were compiled meanwhile.
+        JSON values: the files.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # without every call of Python, which would be most of the file
     with open_training(config) as training:
         warm_up(training)
-        before = len(training.events[COMPILED])
         with jax.profiler.trace(folder, profiler_options=options):
             for number in range(iterations):
                 with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
                     next(training.iterations)
                     training.wait()
-        compiled = len(training.events[COMPILED]) - before
     newest = max(folder.glob("plugins/profile/*"))
-    return {"trace": sorted(map(str, newest.iterdir())), "iterations": iterations, "compiled": compiled}
+    return {"trace": sorted(map(str, newest.iterdir()))}
 
 
-def peak_memory(devices: Sequence[jax.Device]) -> dict[str, float | None]:
-    """Peak memory in GiB: resident in this process, and of JAX on its devices (None where that is not reported)."""
+def peak_memory(devices: Sequence[jax.Device]) -> dict[str, float]:
+    """Peak memory in GiB: resident in this process, and of JAX on its devices (0: JAX reports none, as on a CPU)."""
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 2**10)
-    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", math.nan) / 2**30 for device in devices]
-    return {"peak_rss_gib": rss / 2**30, "peak_device_gib": sum(peaks) if math.isfinite(sum(peaks)) else None}
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in devices]
+    return {"peak_rss_gib": rss / 2**30, "peak_device_gib": sum(peaks) / 2**30}
