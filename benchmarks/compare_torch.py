@@ -19,7 +19,7 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import compare, run_json, run_side
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig
-from jaxrl_atari.hardware.cpu import multiplies_bfloat16, usable_cores
+from jaxrl_atari.hardware.cpu import read_cpu, usable_cores
 
 YARDSTICK = Path(__file__).with_name("torch_ppo.py")
 
@@ -40,7 +40,7 @@ def main(
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> None:
     """Compares jaxrl_atari with PPO in PyTorch on this CPU."""
-    fast = "bfloat16" if multiplies_bfloat16() else "float32"
+    fast = "bfloat16" if "BF16" in read_cpu().instruction_sets else "float32"
     modes = {"float32": ["plain", "tuned"], "bfloat16": ["bfloat16"]}
     modes[fast].append("best")
     config = Config(env=EnvConfig(game=game), devices=DevicesConfig(gpu=False))

@@ -38,7 +38,7 @@ from torch import nn
 
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.hardware.cpu import multiplies_bfloat16
+from jaxrl_atari.hardware.cpu import read_cpu
 
 FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS = "float32", "bfloat16 autocast", "float32, products in bfloat16"
 
@@ -215,7 +215,9 @@ class Loop:
             except Exception as error:  # torch.compile needs a C++ compiler, and raises many types
                 tried[name] = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
-        for arithmetic in (FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS) if multiplies_bfloat16() else (FLOAT32,):
+        for arithmetic in (
+            (FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS) if "BF16" in read_cpu().instruction_sets else (FLOAT32,)
+        ):
             time_candidate(arithmetic, compiled=False)
         time_candidate(min(seconds, key=seconds.__getitem__)[0], compiled=True)
         self.use(*min(seconds, key=seconds.__getitem__))

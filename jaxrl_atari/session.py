@@ -308,7 +308,7 @@ def prepare(
             outputs += writers
         for writer in outputs:
             exits.callback(writer.close)
-        read_monitor = exits.enter_context(monitor(placement.devices, say))
+        read_monitor = exits.enter_context(monitor(placement.devices))
         log = SessionLog(outputs, config.log.every_env_steps, progress, read_monitor, meta)
         evaluator = None
         if leader and config.evaluation.every_env_steps:

@@ -22,7 +22,7 @@ from jaxrl_atari.benchmark.comparison import compare, make_sides, verdict
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.cpu import multiplies_bfloat16
+from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.rollout import Collected
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -83,7 +83,7 @@ def test_steps_that_start_a_game_are_no_transitions(clock):
 
 def test_rates(clock, monkeypatch):
     """Training of 30 env steps an iteration in 4 s, of updates in 2 s, of rollouts in 1 s."""
-    progress, learner, rows = SimpleNamespace(env_steps=1000), SimpleNamespace(state=0), []
+    progress, learner, log = (SimpleNamespace(**parts) for parts in ({"env_steps": 1000}, {"state": 0}, {}))
 
     def collect(*_):
         clock.now += 1
@@ -93,7 +93,7 @@ def test_rates(clock, monkeypatch):
         for number in itertools.count():
             clock.now += 4
             progress.env_steps += 30
-            rows.append(dict.fromkeys(measure.MACHINE_COLUMNS, math.nan) | {"policy_percent": 10.0 * number})
+            log.row = dict.fromkeys(measure.MACHINE_COLUMNS, math.nan) | {"policy_percent": 10.0 * number}
             yield np.zeros(1)
 
     def wait():
@@ -101,9 +101,11 @@ def test_rates(clock, monkeypatch):
 
     learner.update, learner.acting_params = lambda *_: wait, list
     config = Config(env=EnvConfig(num_envs=4), ppo=PPOConfig(rollout_length=8, minibatch_size=32, epochs=3))
-    session = SimpleNamespace(progress=progress, learner=learner, config=config, groups=[], keys=lambda _: (0, 0))
+    session = SimpleNamespace(
+        progress=progress, learner=learner, log=log, config=config, groups=[], keys=lambda _: (0, 0)
+    )
     monkeypatch.setattr(measure, "collect", collect)
-    training = measure.Training(session, iterations(), rows, defaultdict(list))
+    training = measure.Training(session, iterations(), defaultdict(list))
     found = measure.end_to_end(training, 9.0)
     assert found["end_to_end_sps"] == 3 * 30 / 12  # a part ends with its iteration
     assert found["policy_percent"] == 20.0  # of log points 1 to 3: the first one covers what came before
@@ -263,7 +265,7 @@ def python(script, *arguments):
 def test_jaxrl_atari_beside_torch():
     compared = python(BENCHMARKS / "compare_torch.py", "--repeats", 1, "--seconds", 2)
     sides = ["jaxrl_atari float32", "torch plain", "torch tuned", "torch best"]
-    if multiplies_bfloat16():
+    if "BF16" in read_cpu().instruction_sets:
         sides += ["jaxrl_atari bfloat16", "torch bfloat16"]
     assert sorted(compared["sides"]) == sorted(sides)
     for name, side in compared["sides"].items():

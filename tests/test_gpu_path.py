@@ -29,7 +29,7 @@ from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.hardware.gpus import network_platform, visible
 from jaxrl_atari.hardware.jax_gpus import limit_jax
-from jaxrl_atari.hardware.memory_share import FRACTION
+from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.hardware.runtime import DETERMINISTIC
 from jaxrl_atari.rollout import act, act_packed, empty_state, pack
 from jaxrl_atari.runs.columns import COMPILED

@@ -66,9 +66,7 @@ def print_report(result: dict[str, Any]) -> None:
         values = [result["figures"][name][key] for key in ("median", "min", "max")]
         cells = "".join(f"{f'{value:,.0f}' if value >= 100 else f'{value:.3g}':>11}" for value in values)
         cli.say(f"{name:<28}{cells}   {NOTES[name]}")
-    cli.say(
-        f"peak memory: process {memory['peak_rss_gib']:.2f} GiB, JAX on devices {memory['peak_device_gib']:.2f} GiB"
-    )
+    cli.say(f"peak memory: process {memory['peak_rss_gib']:.2f} GiB; GPUs {memory['peak_device_gib']:.2f} GiB")
     cli.say(f"compilation: {result['compile_seconds']:.1f} s, in none of the figures")
 
 
@@ -99,8 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         first, *others = sides
         result = {"compare": options.compare, **compare(sides, [(other, first) for other in others], options.repeats)}
     elif options.trace:
-        result = trace(config, options.trace, options.repeats)
-        cli.say("\n".join(result["trace"]))
+        result = {"trace": trace(config, options.trace, options.repeats)}
     else:
         result = measure(config, parts, options.repeats, options.seconds)
         print_report(result)

@@ -27,7 +27,6 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EnvPool, make_pool
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import COLUMNS
-from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import Session, current_options, prepare, train
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -52,22 +51,11 @@ def jax_events() -> Iterator[Events]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-class LogPoints(Writer):
-    """Keeps the log points of a session."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def write(self, row: Row) -> None:
-        self.rows.append(row)
-
-
 class Training(NamedTuple):
     """A session that trains one iteration at a time."""
 
     run: Session
     iterations: Iterator[Any]  # each ends when its update has been started
-    rows: list[Row]  # log points, one an iteration
     events: Events
 
     def wait(self) -> None:
@@ -84,13 +72,12 @@ def open_training(config: Config) -> Iterator[Training]:
     """Training in a temporary folder, which ends with the block; starts JAX's back end."""
     log = dataclasses.replace(config.log, every_env_steps=1, graphs=False, wandb=False)
     config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # so that it never ends by itself
-    points = LogPoints()
     with (
         jax_events() as events,
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
-        prepare(config, Path(folder, "session_0"), writers=[points], quiet=True) as run,
+        prepare(config, Path(folder, "session_0"), quiet=True) as run,
     ):
-        yield Training(run, train(run), points.rows, events)
+        yield Training(run, train(run), events)
 
 
 def warm_up(training: Training) -> None:
@@ -119,17 +106,18 @@ def end_to_end(training: Training, seconds: float) -> dict[str, float]:
 
     One update is under way when the clock starts and when it stops.
     """
-    progress = training.run.progress
+    progress, log_points = training.run.progress, []
 
     def iterate() -> int:
         before = progress.env_steps
         next(training.iterations)
+        log_points.append(training.run.log.row)
         return progress.env_steps - before
 
-    iterate()  # its log point covers what was measured before
-    training.rows.clear()
+    iterate()
+    log_points.clear()  # it covers what was measured before
     figures = {"end_to_end_sps": rate(iterate, seconds)}
-    return figures | {name: statistics.fmean(row[name] for row in training.rows) for name in MACHINE_COLUMNS}
+    return figures | {name: statistics.fmean(row[name] for row in log_points) for name in MACHINE_COLUMNS}
 
 
 def env(training: Training, seconds: float) -> dict[str, float]:
@@ -220,12 +208,8 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         }
 
 
-def trace(config: Config, folder: Path, iterations: int) -> dict[str, Any]:
-    """Writes a trace of some iterations in the steady state with `jax.profiler`.
-
-    Returns:
-        JSON values: the files.
-    """
+def trace(config: Config, folder: Path, iterations: int) -> list[str]:
+    """Writes a trace of some iterations in the steady state with `jax.profiler`; returns the files."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # without every call of Python, which would be most of the file
     with open_training(config) as training:
@@ -235,8 +219,7 @@ def trace(config: Config, folder: Path, iterations: int) -> dict[str, Any]:
                 with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
                     next(training.iterations)
                     training.wait()
-    newest = max(folder.glob("plugins/profile/*"))
-    return {"trace": sorted(map(str, newest.iterdir()))}
+    return sorted(map(str, max(folder.glob("plugins/profile/*")).iterdir()))
 
 
 def peak_memory(devices: Sequence[jax.Device]) -> dict[str, float]:

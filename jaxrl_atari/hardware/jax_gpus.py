@@ -1,15 +1,13 @@
 """JAX's back end: the GPUs on which it may start, and those that it has."""
 
 import contextlib
-from itertools import groupby
 
 import jax
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.memory import is_out_of_memory
-from jaxrl_atari.hardware.memory_share import apply_memory_fraction
+from jaxrl_atari.hardware.memory import apply_memory_fraction, is_out_of_memory
 from jaxrl_atari.hardware.rotation import Use, check_devices
 from jaxrl_atari.hardware.runtime import jax_config, use_deterministic_kernels
 
@@ -58,8 +56,7 @@ def start_gpus() -> list[jax.Device]:
     if shown == 0:
         return []
     if gpus.simulated_count() is not None:  # the first CPU device of each process stays the CPU
-        processes = groupby(jax.devices("cpu"), key=lambda device: device.process_index)
-        return [device for _, devices in processes for device in list(devices)[1 : shown + 1]]
+        return [device for device in jax.devices("cpu") if 0 < device.local_hardware_id <= shown]
     try:
         return jax.devices("gpu")
     except RuntimeError as error:

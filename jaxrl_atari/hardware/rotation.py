@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_atari.config import Config, DevicesConfig, GpuOption
+from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import require
 from jaxrl_atari.hardware.gpus import Gpu, Visible, visible
 from jaxrl_atari.hardware.runtime import jax_config
@@ -95,7 +95,6 @@ class Place(NamedTuple):
     """The GPUs of a session."""
 
     gpus: tuple[int, ...]  # indices among the visible GPUs; empty: the CPU
-    gpu: GpuOption  # the equivalent option for a process that sees only these GPUs
     reason: str
 
 
@@ -122,11 +121,9 @@ def place_session(config: Config, session: int) -> Place:
     devices, use = config.devices, check_devices(config.devices)
     everything, offset = tuple(range(len(use.gpus))), os.environ.get("CUDA_OFFSET", "").strip() or "0"
     require(offset.isdecimal(), "CUDA_OFFSET", offset, "a whole number from 0 on")
-    if not use.learner:
-        return Place((), devices.gpu, use.reason)
-    if devices.distributed or int in map(type, (devices.actor, devices.evaluator)):
-        return Place(everything, devices.gpu, f"{use.reason}, which counts all")
-    if type(devices.gpu) is int:
-        return Place(use.learner, 0, use.reason)
+    if use.learner and (devices.distributed or int in map(type, (devices.actor, devices.evaluator))):
+        return Place(everything, f"{use.reason}, which counts all")
+    if not use.learner or type(devices.gpu) is int:
+        return Place(use.learner, use.reason)
     block = rotate(session, len(everything), len(use.learner), int(offset))
-    return Place(block, devices.gpu, f"{len(everything)} visible, CUDA_OFFSET {offset}")
+    return Place(block, f"{len(everything)} visible, CUDA_OFFSET {offset}")
