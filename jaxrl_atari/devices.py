@@ -18,10 +18,9 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.options import AllOptions, FromConfig, load_config, parse
 from jaxrl_atari.config import Config, DevicesConfig, GpuOption
 from jaxrl_atari.errors import require
+from jaxrl_atari.hardware.choice import check_devices, limit_jax, start_gpus, take_learners
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.hardware.jax_gpus import limit_jax, start_gpus
 from jaxrl_atari.hardware.report import print_report
-from jaxrl_atari.hardware.rotation import check_devices, take_learners
 from jaxrl_atari.ppo import KEYS, Shard
 
 
@@ -175,14 +174,11 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
     """
     wanted = set(devices)
     for path, x in jax.tree_util.tree_leaves_with_path(arrays):
-        found = None
-        if isinstance(x, jax.Array):
-            found = {device for device in x.devices() if device.process_index == jax.process_index()}
+        found = x.sharding.addressable_devices if isinstance(x, jax.Array) else set()
         if found != wanted:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            where = "the host" if found is None else ", ".join(sorted(map(str, found)))
-            should = ", ".join(sorted(map(str, wanted)))
-            raise PlacementError(f"{what}: {name} is on {where}; expected on {should}")
+            where, should = (", ".join(sorted(map(str, each))) for each in (found, wanted))
+            raise PlacementError(f"{what}: {name} is on {where or 'the host'}; expected on {should}")
 
 
 # --- The command -------------------------------------------------------------------------------------------------

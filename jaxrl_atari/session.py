@@ -17,7 +17,6 @@ from jaxrl_atari.envs.replay import report_replay
 from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.during_training import Evaluator, Graphs
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
-from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
@@ -262,7 +261,6 @@ def prepare(
     Args:
         quiet: print nothing.
     """
-    limit_jax(config.devices)
     placement = place(config.devices)
     config.check_split(len(placement.learner))
     seed, leader = config.seed + session, is_leader()  # of several processes, only the leader writes

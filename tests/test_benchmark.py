@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -105,26 +104,13 @@ def test_rates(clock, monkeypatch):
         progress=progress, learner=learner, log=log, config=config, groups=[], keys=lambda _: (0, 0)
     )
     monkeypatch.setattr(measure, "collect", collect)
-    training = measure.Training(session, iterations(), defaultdict(list))
+    training = measure.Training(session, iterations())
     found = measure.end_to_end(training, 9.0)
     assert found["end_to_end_sps"] == 3 * 30 / 12  # a part ends with its iteration
     assert found["policy_percent"] == 20.0  # of log points 1 to 3: the first one covers what came before
     assert math.isnan(found["gpu_busy_percent"])
     assert measure.acting(training, 2.5) == {"acting_sps": 3 * 30 / 3}
     assert measure.update(training, 3.0) == {"update_samples_per_second": 2 * (4 * 8 * 3) / 4}
-
-
-def test_compilations_are_counted():
-    with measure.jax_events() as events:
-        twice = jax.jit(lambda x: 2 * x + 41)
-        x = jax.device_put(np.float32(1))
-        twice(x)
-        first = len(events[measure.COMPILED])
-        twice(x)
-        assert len(events[measure.COMPILED]) == first > 0
-        assert sum(events[measure.COMPILED]) > 0
-    jax.jit(lambda x: 3 * x + 41)(x)
-    assert len(events[measure.COMPILED]) == first
 
 
 def test_verdict():
@@ -191,7 +177,6 @@ def test_a_value_that_the_config_cannot_have_is_refused_before_anything_is_measu
 @pytest.mark.parametrize("overlap", ["none", "update"])
 def test_the_whole_command(overlap, capsys):
     lines, result = run(capsys, "--repeats", 2, "--seconds", 0.05, "--overlap", overlap)
-    assert "compiling, and training until nothing is compiled any more" in lines
     progress = [line for line in lines if line.startswith("repeat 2 of 2")]
     assert [part for part in measure.PARTS if f"  {part} " in progress[0]] == [*measure.PARTS]
     figures = result["figures"]
@@ -204,8 +189,8 @@ def test_the_whole_command(overlap, capsys):
     assert figures["share_of_limit"]["values"] == shares
     time = [figures[name]["values"] for name in ("emulators_percent", "policy_percent", "learning_percent")]
     np.testing.assert_allclose(np.sum(time, axis=0), 100)
-    assert 0.1 < result["memory"]["peak_rss_gib"] < 8
-    assert result["compile_seconds"] > 0
+    assert 0.1 < result["peak_rss_gib"] < 8
+    assert result["start_seconds"] > 0
     assert (result["config"]["overlap"], result["versions"]["jax"]) == (overlap, jax.__version__)
     assert result["hardware"]["cpu"] in "\n".join(lines)
 
@@ -245,7 +230,6 @@ def test_on_a_gpu(capsys):
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["hardware"]["gpus"]
     assert 0 < result["figures"]["gpu_busy_percent"]["median"] <= 100
-    assert 0.01 < result["memory"]["peak_device_gib"] < 16
 
 
 # --- The yardstick ---------------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.choice import check_devices, place_session, rotate
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import memory_fraction
-from jaxrl_atari.hardware.rotation import check_devices, place_session, rotate
 
 GIB = 2**30
 

@@ -59,15 +59,13 @@ class Options(FromConfig):
 
 def print_report(result: dict[str, Any]) -> None:
     """Prints the result of `measure` as a table."""
-    memory = result["memory"]
-    cli.say(f"\non {', '.join(result['devices'])}; computes in {result['compute_dtype']}")
+    cli.say(f"\non {result['devices']}")
     cli.say(f"{'':<28}{'median':>11}{'min':>11}{'max':>11}")
     for name in filter(result["figures"].__contains__, NOTES):
         values = [result["figures"][name][key] for key in ("median", "min", "max")]
         cells = "".join(f"{f'{value:,.0f}' if value >= 100 else f'{value:.3g}':>11}" for value in values)
         cli.say(f"{name:<28}{cells}   {NOTES[name]}")
-    cli.say(f"peak memory: process {memory['peak_rss_gib']:.2f} GiB; GPUs {memory['peak_device_gib']:.2f} GiB")
-    cli.say(f"compilation: {result['compile_seconds']:.1f} s, in none of the figures")
+    cli.say(f"peak memory {result['peak_rss_gib']:.2f} GiB; start, with compilation, {result['start_seconds']:.1f} s")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -84,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for line in runtime.configure():
         cli.say(line)
     about = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
-    about["hardware"]["load_average"] = load = psutil.getloadavg()[0]
+    load = psutil.getloadavg()[0]
     cli.say(
         f"{config.env.game_name} ({config.env.resolved_protocol}), {config.env.num_envs} envs x"
         f" {config.ppo.rollout_length} steps, {config.ppo.epochs} epochs x {config.num_minibatches} minibatches of"

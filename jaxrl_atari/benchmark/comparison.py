@@ -51,7 +51,7 @@ def run_side(config: Config, part: str, seconds: float, variables: Mapping[str, 
         options = ["--config", file, "--parts", part, "--repeats", "1", "--seconds", str(seconds)]
         found = run_json(["-m", "jaxrl_atari.benchmark", *options], variables)
     rate = next(iter(found["figures"].values()))["median"]
-    return {"rate": rate, **found["memory"], "devices": found["devices"]}
+    return {"rate": rate, "peak_rss_gib": found["peak_rss_gib"], "devices": found["devices"]}
 
 
 def make_sides(text: str, config: Config, part: str, seconds: float) -> Sides:

@@ -29,26 +29,7 @@ from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.session import Session, current_options, prepare, train
 
-COMPILED = "/jax/core/compile/backend_compile_duration"
 MACHINE_COLUMNS = [name for name, column in COLUMNS.items() if column.group in ("time", "system")]
-
-Events = defaultdict[str, list[float]]
-"""Name of an event that JAX reports -> seconds of each, as they come."""
-
-
-@contextlib.contextmanager
-def jax_events() -> Iterator[Events]:
-    """Collects what JAX reports inside the block: what it traces and compiles."""
-    events: Events = defaultdict(list)
-
-    def listen(event: str, seconds: float, **_: Any) -> None:
-        events[event].append(seconds)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield events
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 class Training(NamedTuple):
@@ -56,7 +37,6 @@ class Training(NamedTuple):
 
     run: Session
     iterations: Iterator[Any]  # each ends when its update has been started
-    events: Events
 
     def wait(self) -> None:
         """Waits until the newest update has ended."""
@@ -69,24 +49,22 @@ class Training(NamedTuple):
 
 @contextlib.contextmanager
 def open_training(config: Config) -> Iterator[Training]:
-    """Training in a temporary folder, which ends with the block; starts JAX's back end."""
+    """Training in a temporary folder, which ends with the block; starts JAX's back end.
+
+    It comes after two iterations: from then on, nothing is compiled any more.
+    """
+    cli.say("compiling")
     log = dataclasses.replace(config.log, every_env_steps=1, graphs=False, wandb=False)
     config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # so that it never ends by itself
     with (
-        jax_events() as events,
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
         prepare(config, Path(folder, "session_0"), quiet=True) as run,
     ):
-        yield Training(run, train(run), events)
-
-
-def warm_up(training: Training) -> None:
-    """Trains until an iteration compiles nothing."""
-    compiled = -1
-    while compiled != len(training.events[COMPILED]):
-        compiled = len(training.events[COMPILED])
+        training = Training(run, train(run))
+        next(training.iterations)
         next(training.iterations)
         training.wait()
+        yield training
 
 
 # --- Parts -----------------------------------------------------------------------------------------------------------
@@ -179,15 +157,14 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         seconds: of each part in each repeat, at the least; a part ends with the iteration that it is in.
 
     Returns:
-        JSON values: `figures`, name -> summary over the repeats; `memory`, the peak of training; `compile_seconds`,
-        those that XLA took, or the cache of compiled programs; `devices`; `compute_dtype`.
+        JSON values: `figures`, name -> summary over the repeats; `peak_rss_gib`, of training; `start_seconds`, with
+        compilation, until the first repeat; `devices`, with the arithmetic.
     """
     figures: defaultdict[str, list[float]] = defaultdict(list)
-    cli.say("compiling, and training until nothing is compiled any more")
+    started = time.perf_counter()
     with open_training(config) as training:
-        warm_up(training)
-        devices = training.run.placement.devices
-        memory = peak_memory(devices)
+        seconds_to_start = time.perf_counter() - started
+        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 2**10)
         for repeat in range(repeats):
             found: dict[str, float] = {}
             cli.write(f"repeat {repeat + 1} of {repeats}")
@@ -201,10 +178,9 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
                 figures[name] += [value] if math.isfinite(value) else []
         return {
             "figures": {name: summary(values) for name, values in figures.items() if values},
-            "memory": memory,
-            "compile_seconds": sum(training.events[COMPILED]),
-            "devices": [f"{device} ({device.device_kind})" for device in devices],
-            "compute_dtype": training.run.learner.compute_dtype.name,
+            "peak_rss_gib": rss / 2**30,
+            "start_seconds": seconds_to_start,
+            "devices": training.run.device_text(),
         }
 
 
@@ -212,18 +188,9 @@ def trace(config: Config, folder: Path, iterations: int) -> list[str]:
     """Writes a trace of some iterations in the steady state with `jax.profiler`; returns the files."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # without every call of Python, which would be most of the file
-    with open_training(config) as training:
-        warm_up(training)
-        with jax.profiler.trace(folder, profiler_options=options):
-            for number in range(iterations):
-                with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
-                    next(training.iterations)
-                    training.wait()
+    with open_training(config) as training, jax.profiler.trace(folder, profiler_options=options):
+        for number in range(iterations):
+            with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
+                next(training.iterations)
+                training.wait()
     return sorted(map(str, max(folder.glob("plugins/profile/*")).iterdir()))
-
-
-def peak_memory(devices: Sequence[jax.Device]) -> dict[str, float]:
-    """Peak memory in GiB: resident in this process, and of JAX on its devices (0: JAX reports none, as on a CPU)."""
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 2**10)
-    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in devices]
-    return {"peak_rss_gib": rss / 2**30, "peak_device_gib": sum(peaks) / 2**30}

@@ -64,18 +64,13 @@ def do_not_preallocate() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
-def is_out_of_memory(message: str) -> bool:
-    """Whether an error message of JAX means that a device had too little memory."""
-    return NO_MEMORY.search(message) is not None
-
-
 @contextlib.contextmanager
 def out_of_memory_advice(config: Config) -> Iterator[None]:
     """Turns JAX's out-of-memory error into a `UserError` that names the fields to lower."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if not is_out_of_memory(str(error)):
+        if not NO_MEMORY.search(str(error)):
             raise
         advice = f"lower ppo.minibatch_size = {config.ppo.minibatch_size} or env.num_envs = {config.env.num_envs}"
         if jax.default_backend() != "cpu":

@@ -17,9 +17,8 @@ from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.jax_gpus import limit_jax, start_gpus
+from jaxrl_atari.hardware.choice import check_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.memory import do_not_preallocate
-from jaxrl_atari.hardware.rotation import check_devices
 from jaxrl_atari.networks import STACK, init_params
 from jaxrl_atari.ppo import KEYS, Rollout, init_train_state, update
 

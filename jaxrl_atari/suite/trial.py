@@ -19,9 +19,9 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs import THREADS
 from jaxrl_atari.errors import SessionsFailed, UserError, parse_path
 from jaxrl_atari.hardware import cpu, distributed
+from jaxrl_atari.hardware.choice import place_session
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
-from jaxrl_atari.hardware.rotation import place_session
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import summary_table, write_trial_summary
 from jaxrl_atari.runs.files import only_writer
