@@ -62,6 +62,10 @@ def run(main: Callable[[], object]) -> NoReturn:
     except KeyboardInterrupt as stop:
         say(str(stop) or "interrupted", sys.stderr)
         status = INTERRUPTED
+    except BrokenPipeError as error:  # `--help | head`: tyro prints the help itself
+        _drop(sys.stdout.fileno())
+        say(f"error: {error}", sys.stderr)
+        status = 1
     except Exception as error:
         known = correctable(error)
         if not _interrupted and known is None:
