@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
@@ -181,7 +182,8 @@ def start_gpus() -> list[jax.Device]:
     if shown == 0:
         return []
     if gpus.simulated_count() is not None:  # the first CPU device of each process stays the CPU
-        return [device for device in jax.devices("cpu") if 0 < device.local_hardware_id <= shown]
+        processes = groupby(jax.devices("cpu"), key=lambda device: device.process_index)
+        return [device for _, devices in processes for device in list(devices)[1 : shown + 1]]
     try:
         return jax.devices("gpu")
     except RuntimeError as error:

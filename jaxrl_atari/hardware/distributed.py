@@ -13,6 +13,7 @@ from jax.experimental.multihost_utils import broadcast_one_to_all, process_allga
 from jaxrl_atari.cli import say
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.runtime import jax_config
 
 WAIT_SECONDS = 24 * 3_600
@@ -25,6 +26,7 @@ def join_processes(devices: DevicesConfig) -> None:
     Raises:
         UserError: the options do not say who the others are, or process 0 cannot use its port.
     """
+    limit_jax(devices)
     coordinator, count = devices.coordinator, devices.num_processes
     if coordinator is not None:
         expected = "HOST:PORT of process 0"
