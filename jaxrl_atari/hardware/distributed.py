@@ -4,6 +4,7 @@ In a process that is alone, `sum_over_processes`, `gather_rows` and `agree` retu
 """
 
 import re
+import socket
 from multiprocessing.pool import ThreadPool
 
 import jax
@@ -12,7 +13,7 @@ from jax.experimental.multihost_utils import broadcast_one_to_all, process_allga
 
 from jaxrl_atari.cli import say
 from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.errors import ConfigError, UserError, require
 from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.runtime import jax_config
 
@@ -31,6 +32,12 @@ def join_processes(devices: DevicesConfig) -> None:
     if coordinator is not None:
         expected = "HOST:PORT of process 0"
         require(re.fullmatch(r".+:\d+", coordinator) is not None, "devices.coordinator", coordinator, expected)
+        if devices.process_index == 0:  # without a free port, JAX crashes when the process ends
+            try:
+                socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
+            except (OSError, OverflowError) as error:
+                expected = "a free port of this machine"
+                raise ConfigError("devices.coordinator", coordinator, expected, str(error)) from error
         say(f"waiting for all {count or ''} processes at {coordinator}")
     jax_config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM until a session handles it
     try:  # in a thread: JAX waits in C++, where signals have no effect
@@ -39,8 +46,8 @@ def join_processes(devices: DevicesConfig) -> None:
             thread.apply(jax.distributed.initialize, who, {"initialization_timeout": WAIT_SECONDS})
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"devices.distributed: {str(error).rstrip('.')}; it needs devices.coordinator HOST:PORT with a free port of"
-            " process 0, devices.num_processes and devices.process_index, or a cluster manager that JAX knows"
+            f"devices.distributed: {str(error).rstrip('.')}; it needs devices.coordinator HOST:PORT,"
+            " devices.num_processes and devices.process_index, or a cluster manager that JAX knows"
         ) from error
 
 
