@@ -9,7 +9,6 @@ The last line of the output is JSON.
 
 import json
 import math
-import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import compare, run_json, run_side
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig
-from jaxrl_atari.hardware.cpu import multiplies_bfloat16, usable_cores
+from jaxrl_atari.hardware.cpu import read_cpu, usable_cores
 
 YARDSTICK = Path(__file__).with_name("torch_ppo.py")
 
@@ -29,10 +28,7 @@ def run_torch(mode: str, part: str, seconds: float, game: str) -> dict[str, Any]
     """One run of the yardstick."""
     iterations = math.ceil(seconds * 500 / 2048)  # it trains at about 500 SPS on two cores
     options = {"mode": mode, "what": part, "iterations": iterations, "game": game, "threads": usable_cores()}
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder, "result.json")
-        words = [f"--{name}={value}" for name, value in options.items()]
-        found = run_json([YARDSTICK, *words, f"--output={output}"], output, {})
+    found = run_json([YARDSTICK, *(f"--{name}={value}" for name, value in options.items())], {})
     return {"rate": found["median"], **found}
 
 
@@ -44,7 +40,7 @@ def main(
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> None:
     """Compares jaxrl_atari with PPO in PyTorch on this CPU."""
-    fast = "bfloat16" if multiplies_bfloat16() else "float32"
+    fast = "bfloat16" if "BF16" in read_cpu().instruction_sets else "float32"
     modes = {"float32": ["plain", "tuned"], "bfloat16": ["bfloat16"]}
     modes[fast].append("best")
     config = Config(env=EnvConfig(game=game), devices=DevicesConfig(gpu=False))

@@ -41,7 +41,8 @@ run() { # NAME COMMAND...
 benchmark() { # NAME OPTIONS...
     local name=$1
     shift
-    run "$name" python3 -m jaxrl_atari.benchmark "${config[@]}" "${few[@]}" --json "$out/$name.json" "$@"
+    run "$name" python3 -m jaxrl_atari.benchmark "${config[@]}" "${few[@]}" "$@"
+    tail -n 1 "$out/$name.txt" >"$out/$name.json"
 }
 train() { # NAME OPTIONS...
     local name=$1

@@ -29,7 +29,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -39,8 +38,7 @@ from torch import nn
 
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.hardware.cpu import multiplies_bfloat16
-from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.hardware.cpu import read_cpu
 
 FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS = "float32", "bfloat16 autocast", "float32, products in bfloat16"
 
@@ -217,7 +215,9 @@ class Loop:
             except Exception as error:  # torch.compile needs a C++ compiler, and raises many types
                 tried[name] = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
-        for arithmetic in (FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS) if multiplies_bfloat16() else (FLOAT32,):
+        for arithmetic in (
+            (FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS) if "BF16" in read_cpu().instruction_sets else (FLOAT32,)
+        ):
             time_candidate(arithmetic, compiled=False)
         time_candidate(min(seconds, key=seconds.__getitem__)[0], compiled=True)
         self.use(*min(seconds, key=seconds.__getitem__))
@@ -269,14 +269,12 @@ def main(
     game: str = "Qbert",
     threads: int = 2,
     seed: int = 0,
-    output: Path | None = None,
 ) -> None:
     """PPO on Atari in PyTorch, timed.
 
     Args:
         iterations: iterations timed, after one that is not
         threads: of PyTorch; the emulator takes one a core
-        output: also write the JSON object to this file
     """
     if mode != "plain" and any(os.environ.get(name) != value for name, value in MALLOC.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | MALLOC)  # glibc reads them at start
@@ -297,8 +295,6 @@ def main(
         "max": max(rates),
         "peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
-    if output is not None:
-        write_json(output, result)
     print(json.dumps(result))
 
 

@@ -18,11 +18,9 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.options import AllOptions, FromConfig, load_config, parse
 from jaxrl_atari.config import Config, DevicesConfig, GpuOption
 from jaxrl_atari.errors import check_fields, require
+from jaxrl_atari.hardware.choice import check_devices, limit_jax, start_gpus, take_learners
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.hardware.jax_gpus import limit_jax, start_gpus
-from jaxrl_atari.hardware.memory_share import apply_memory_fraction
 from jaxrl_atari.hardware.report import print_report
-from jaxrl_atari.hardware.rotation import check_devices, take_learners
 from jaxrl_atari.ppo import KEYS, Shard
 
 
@@ -95,6 +93,16 @@ def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> tuple[jax.Device,
 AXIS = "devices"
 
 
+class _KeyData(NamedTuple):
+    """The data of typed PRNG keys, which pmap does not accept across processes."""
+
+    data: jax.Array
+
+
+def _as_key(x: Any) -> Any:
+    return jax.random.wrap_key_data(x.data, impl=KEYS) if isinstance(x, _KeyData) else x
+
+
 class DataParallel:
     """One program on one device or on several, each with its shard of the data.
 
@@ -118,7 +126,7 @@ class DataParallel:
 
         def on_each(*args: Any) -> Any:
             shard = Shard(lax.axis_index(AXIS), len(self), partial(lax.psum, axis_name=AXIS))
-            return function(*_with_keys(args), shard=shard)
+            return function(*jax.tree.map(_as_key, args, is_leaf=lambda x: isinstance(x, _KeyData)), shard=shard)
 
         return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=tuple(donate_argnums))
 
@@ -128,11 +136,13 @@ class DataParallel:
         if len(self) == 1:
             return placed[0]
 
-        def rows(*parts: jax.Array) -> jax.Array:
+        def rows(*parts: jax.Array) -> Any:
+            if jnp.issubdtype(parts[0].dtype, jax.dtypes.prng_key):
+                return _KeyData(rows(*map(jax.random.key_data, parts)))
             shape = (len(self), *parts[0].shape)
             return jax.make_array_from_single_device_arrays(shape, self._rows, [part[None] for part in parts])
 
-        return jax.tree.map(rows, *_without_keys(placed))
+        return jax.tree.map(rows, *placed)
 
     def replicate(self, tree: Any) -> Any:
         """The same values on all devices."""
@@ -150,24 +160,6 @@ class DataParallel:
         return jax.tree.map(row, tree)
 
 
-class _KeyData(NamedTuple):
-    """The data of typed PRNG keys, which pmap does not accept across processes."""
-
-    data: jax.Array
-
-
-def _without_keys(tree: Any) -> Any:
-    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
-    return jax.tree.map(lambda x: _KeyData(jax.random.key_data(x)) if is_key(x) else x, tree)
-
-
-def _with_keys(tree: Any) -> Any:
-    is_data = lambda x: isinstance(x, _KeyData)  # noqa: E731
-    return jax.tree.map(
-        lambda x: jax.random.wrap_key_data(x.data, impl=KEYS) if is_data(x) else x, tree, is_leaf=is_data
-    )
-
-
 # --- The checker -------------------------------------------------------------------------------------------------
 
 
@@ -183,14 +175,11 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
     """
     wanted = set(devices)
     for path, x in jax.tree_util.tree_leaves_with_path(arrays):
-        found = None
-        if isinstance(x, jax.Array):
-            found = {device for device in x.devices() if device.process_index == jax.process_index()}
+        found = x.sharding.addressable_devices if isinstance(x, jax.Array) else set()
         if found != wanted:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            where = "the host" if found is None else ", ".join(sorted(map(str, found)))
-            should = ", ".join(sorted(map(str, wanted)))
-            raise PlacementError(f"{what}: {name} is on {where}; expected on {should}")
+            where, should = (", ".join(sorted(map(str, each))) for each in (found, wanted))
+            raise PlacementError(f"{what}: {name} is on {where or 'the host'}; expected on {should}")
 
 
 # --- The command -------------------------------------------------------------------------------------------------
@@ -207,16 +196,14 @@ class Options(FromConfig):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command. Exits with status 1 if the driver or a device fails, or CUDA_OFFSET is invalid."""
+    """The command. Exits with status 1 if the driver or a device fails."""
 
     def default(start: argparse.Namespace) -> Options:
         return Options(start.config, *load_config(start.config, get_config=Config))
 
     options = parse(Options, arguments, default)
-    config = options.options
-    check_devices(config.devices)
-    apply_memory_fraction(config.devices)
-    print_report(config, with_memory=options != Options())
+    check_devices(options.options.devices)
+    print_report(options.options, with_memory=options != Options())
 
 
 if __name__ == "__main__":

@@ -25,13 +25,22 @@ from tyro.conf import Positional
 from jaxrl_atari import cli
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
-from jaxrl_atari.hardware.jax_gpus import forbid_gpu
+from jaxrl_atari.hardware.choice import forbid_gpu
 from jaxrl_atari.report import summary as texts
 from jaxrl_atari.runs.run_dir import checkpoint_steps
 
 Checkpoint = Literal["best", "latest"] | int
 
-FILES = ("config.json", "trial.json", "metrics.csv", "evaluation*", "graphs/*", "actions/*", "replay.mp4")
+FILES = (
+    "config.json",
+    "trial.json",
+    "metrics.csv",
+    "evaluation*",
+    "verified.json",
+    "graphs/*",
+    "actions/*",
+    "replay.mp4",
+)
 """The files of a run, and of each of its sessions, that are pushed beside the checkpoints."""
 
 CHECKPOINT_FILES = "session_*/checkpoints/*/*"
@@ -81,6 +90,10 @@ Evaluated with the latest checkpoints of all sessions, at env step {{ evaluation
 mean return **{{ number(evaluation.mean) }}** over {{ sessions | length }} sessions of {{ evaluation.episodes }}
 full games{{ ", greedy actions" if evaluation.greedy }}. {{ text.interval_text(evaluation.session_means) }}
 {% endif %}
+{% for path in run.tables if (path / "verified.json").is_file() -%}
+{{ "Verified, with every figure recomputed from seeds and actions (`verify`): " if loop.first }}{{ path.name }}
+{{- ", " if not loop.last else "." }}
+{% endfor %}
 Checkpoints: {% for path, step in checkpoints.items() -%}
 {{ path.name }} at env step {{ number(step) }}{{ ", " if not loop.last }}
 {%- endfor %}.{% if checkpoint == "best" %} It is the best one of the best session, an optimistic pick: the scores of

@@ -16,7 +16,6 @@ from jaxrl_atari.envs.record import Games, join, split
 from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.during_training import Evaluator, Graphs
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
-from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
@@ -261,7 +260,6 @@ def prepare(
     Args:
         quiet: print nothing.
     """
-    limit_jax(config.devices)
     placement = place(config.devices)
     config.check_split(len(placement.learner))
     seed, leader = config.seed + session, is_leader()  # of several processes, only the leader writes
@@ -307,7 +305,7 @@ def prepare(
             outputs += writers
         for writer in outputs:
             exits.callback(writer.close)
-        read_monitor = exits.enter_context(monitor(placement.devices, say))
+        read_monitor = exits.enter_context(monitor(placement.devices))
         log = SessionLog(outputs, config.log.every_env_steps, progress, read_monitor, meta)
         evaluator = None
         if leader and config.evaluation.every_env_steps:

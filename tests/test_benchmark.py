@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,7 @@ from jaxrl_atari.benchmark.comparison import compare, make_sides, verdict
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.cpu import multiplies_bfloat16
+from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.rollout import Collected
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -83,7 +82,7 @@ def test_steps_that_start_a_game_are_no_transitions(clock):
 
 def test_rates(clock, monkeypatch):
     """Training of 30 env steps an iteration in 4 s, of updates in 2 s, of rollouts in 1 s."""
-    progress, learner, rows = SimpleNamespace(env_steps=1000), SimpleNamespace(state=0), []
+    progress, learner, log = (SimpleNamespace(**parts) for parts in ({"env_steps": 1000}, {"state": 0}, {}))
 
     def collect(*_):
         clock.now += 1
@@ -93,7 +92,7 @@ def test_rates(clock, monkeypatch):
         for number in itertools.count():
             clock.now += 4
             progress.env_steps += 30
-            rows.append(dict.fromkeys(measure.MACHINE_COLUMNS, math.nan) | {"policy_percent": 10.0 * number})
+            log.row = dict.fromkeys(measure.MACHINE_COLUMNS, math.nan) | {"policy_percent": 10.0 * number}
             yield np.zeros(1)
 
     def wait():
@@ -101,28 +100,17 @@ def test_rates(clock, monkeypatch):
 
     learner.update, learner.acting_params = lambda *_: wait, list
     config = Config(env=EnvConfig(num_envs=4), ppo=PPOConfig(rollout_length=8, minibatch_size=32, epochs=3))
-    session = SimpleNamespace(progress=progress, learner=learner, config=config, groups=[], keys=lambda _: (0, 0))
+    session = SimpleNamespace(
+        progress=progress, learner=learner, log=log, config=config, groups=[], keys=lambda _: (0, 0)
+    )
     monkeypatch.setattr(measure, "collect", collect)
-    training = measure.Training(session, iterations(), rows, defaultdict(list))
+    training = measure.Training(session, iterations())
     found = measure.end_to_end(training, 9.0)
     assert found["end_to_end_sps"] == 3 * 30 / 12  # a part ends with its iteration
     assert found["policy_percent"] == 20.0  # of log points 1 to 3: the first one covers what came before
     assert math.isnan(found["gpu_busy_percent"])
     assert measure.acting(training, 2.5) == {"acting_sps": 3 * 30 / 3}
     assert measure.update(training, 3.0) == {"update_samples_per_second": 2 * (4 * 8 * 3) / 4}
-
-
-def test_compilations_are_counted():
-    with measure.jax_events() as events:
-        twice = jax.jit(lambda x: 2 * x + 41)
-        x = jax.device_put(np.float32(1))
-        twice(x)
-        first = len(events[measure.COMPILED])
-        twice(x)
-        assert len(events[measure.COMPILED]) == first > 0
-        assert sum(events[measure.COMPILED]) > 0
-    jax.jit(lambda x: 3 * x + 41)(x)
-    assert len(events[measure.COMPILED]) == first
 
 
 def test_verdict():
@@ -158,7 +146,7 @@ def test_the_sides_of_a_comparison():
     assert [config.devices.evaluator for config in configs("devices.evaluator=false,1")] == [False, 1]
     assert [config.devices.gpu for config in configs("cpu,gpu")] == [True, False]  # a missing GPU is reported at once
     assert configs("JAXRL_ATARI_NO_TUNING=0,1") == [Config(seed=3)] * 2
-    assert make_sides("X=0,1", Config(), "end_to_end", 1.0)["X=1"].keywords["variables"] == {"X": "1"}
+    assert make_sides("X=0,1", Config(), "end_to_end", 1.0)["X=1"].args[3] == {"X": "1"}
 
 
 # --- The command -----------------------------------------------------------------------------------------------------
@@ -167,10 +155,9 @@ def test_the_sides_of_a_comparison():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--parts", "env,actin"), "--parts = 'env,actin': expected some of end_to_end,env,acting,update,startup"),
-        (("--repeats", "-1"), "--repeats = -1: expected a whole number"),
+        (("--parts", "env,actin"), "--parts = 'env,actin': expected some of end_to_end,env,acting,update"),
+        (("--repeats", "0"), "--repeats = 0: expected a whole number"),
         (("--compare", "env.num_envs=8"), "expected cpu,gpu or FIELD=VALUE,VALUE,..."),
-        (("--compare", "overlap=none,update", "--parts", "startup"), "--parts = 'startup': expected one of"),
     ],
 )
 def test_wrong_options(arguments, message, capsys):
@@ -188,14 +175,10 @@ def test_a_value_that_the_config_cannot_have_is_refused_before_anything_is_measu
 
 
 @pytest.mark.parametrize("overlap", ["none", "update"])
-def test_the_whole_command(overlap, tmp_path, capsys):
-    file, parts = tmp_path / "new" / "result.json", "end_to_end,env,acting,update"
-    options = ("--repeats", 2, "--seconds", 0.05, "--parts", parts, "--overlap", overlap, "--json", file)
-    lines, result = run(capsys, *options)
-    assert json.loads(file.read_text()) == result
-    assert "compiling, and training until nothing is compiled any more" in lines
+def test_the_whole_command(overlap, capsys):
+    lines, result = run(capsys, "--repeats", 2, "--seconds", 0.05, "--overlap", overlap)
     progress = [line for line in lines if line.startswith("repeat 2 of 2")]
-    assert [part for part in measure.PARTS if f"  {part} " in progress[0]] == parts.split(",")
+    assert [part for part in measure.PARTS if f"  {part} " in progress[0]] == [*measure.PARTS]
     figures = result["figures"]
     rates = ("end_to_end_sps", "env_sps", "acting_sps", "update_samples_per_second")
     for name in (*rates, "cpu_percent", "emulators_percent"):
@@ -206,17 +189,14 @@ def test_the_whole_command(overlap, tmp_path, capsys):
     assert figures["share_of_limit"]["values"] == shares
     time = [figures[name]["values"] for name in ("emulators_percent", "policy_percent", "learning_percent")]
     np.testing.assert_allclose(np.sum(time, axis=0), 100)
-    assert 0.1 < result["memory"]["peak_rss_gib"] < 8
-    process = result["process"]
-    assert process["first_env_step_at"] < process["first_update_at"]
-    assert process["cache_hits"] <= process["programs"]
+    assert 0.1 < result["peak_rss_gib"] < 8
+    assert result["start_seconds"] > 0
     assert (result["config"]["overlap"], result["versions"]["jax"]) == (overlap, jax.__version__)
     assert result["hardware"]["cpu"] in "\n".join(lines)
 
 
 def test_a_trace_shows_iterations_of_the_steady_state_and_no_compilation(tmp_path, capsys):
     _, result = run(capsys, "--repeats", 2, "--trace", tmp_path / "trace")
-    assert (result["iterations"], result["compiled"]) == (2, 0)
     names = [Path(file).name.partition(".")[2] for file in result["trace"]]
     assert names == ["trace.json.gz", "xplane.pb"]  # Perfetto; xprof
     with gzip.open(result["trace"][0]) as file:
@@ -237,16 +217,6 @@ def test_a_comparison_in_real_processes(capsys):
     assert [*result["ratios"]] == ["env.num_envs=4 / env.num_envs=2"]
 
 
-@pytest.mark.slow
-def test_a_cold_and_a_warm_start(capsys):
-    cold, warm = run(capsys, *SHORT, "--parts", "startup")[1]["startup"].values()
-    assert cold["cache_hits"] == 0
-    assert warm["cache_hits"] == warm["programs"] == cold["programs"]
-    for start in (cold, warm):
-        assert 0 < start["first_env_step_seconds"] < start["first_update_seconds"]
-        assert 0 < start["compile_seconds"] < start["first_update_seconds"]
-
-
 def test_a_side_that_fails_is_an_error(capsys):
     with pytest.raises(UserError, match=r"failed \(exit status 2\): devices.gpu = True: expected a visible GPU"):
         run(capsys, "--compare", "cpu,gpu") if not gpus.visible().gpus else pytest.skip("there is a GPU")
@@ -260,7 +230,6 @@ def test_on_a_gpu(capsys):
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["hardware"]["gpus"]
     assert 0 < result["figures"]["gpu_busy_percent"]["median"] <= 100
-    assert 0.01 < result["memory"]["peak_device_gib"] < 16
 
 
 # --- The yardstick ---------------------------------------------------------------------------------------------------
@@ -280,7 +249,7 @@ def python(script, *arguments):
 def test_jaxrl_atari_beside_torch():
     compared = python(BENCHMARKS / "compare_torch.py", "--repeats", 1, "--seconds", 2)
     sides = ["jaxrl_atari float32", "torch plain", "torch tuned", "torch best"]
-    if multiplies_bfloat16():
+    if "BF16" in read_cpu().instruction_sets:
         sides += ["jaxrl_atari bfloat16", "torch bfloat16"]
     assert sorted(compared["sides"]) == sorted(sides)
     for name, side in compared["sides"].items():

@@ -8,9 +8,9 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.choice import check_devices, place_session, rotate
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.hardware.memory_share import equal_share, memory_fraction
-from jaxrl_atari.hardware.rotation import check_devices, place_session, rotate
+from jaxrl_atari.hardware.memory import memory_fraction
 
 GIB = 2**30
 
@@ -235,14 +235,16 @@ def test_memory_fractions(monkeypatch):
 
 
 def test_equal_shares_leave_room_for_contexts_and_handles():
-    assert equal_share(1) == 0.9
-    assert equal_share(2, 80 * GIB) == 0.45
-    assert equal_share(4, 24 * GIB) == memory_fraction(DevicesConfig(), sharing=4, total=24 * GIB) == 0.2167
+    def share(sharing, total):
+        return memory_fraction(DevicesConfig(), sharing, total)
+
+    assert share(2, 80 * GIB) == 0.45
+    assert share(4, 24 * GIB) == 0.2167
     for total in (16, 24, 40, 80):
         for n in (2, 4, 8):
-            assert n * (equal_share(n, total * GIB) * total + 0.79) <= total
+            assert n * (share(n, total * GIB) * total + 0.79) <= total
     with pytest.raises(ConfigError, match=r"sessions on a GPU = 20: expected fewer: each takes 0.8 GiB of 16 GiB"):
-        equal_share(20, 16 * GIB)
+        share(20, 16 * GIB)
 
 
 @pytest.mark.gpu
@@ -266,7 +268,7 @@ def report(run, *options, **variables):
 
 def test_report_of_the_devices():
     options = ("--config", "configs/qbert.py", "--env.num-envs", "128", "--devices.gpu", "1")
-    result = report(python, *options, CUDA_OFFSET="1", JAXRL_ATARI_SIMULATED_GPUS="2")
+    result = report(python, *options, JAXRL_ATARI_SIMULATED_GPUS="2")
     assert result.returncode == 0, result.stderr
     assert f"\njax {jax.__version__}\n" in result.stdout
     assert result.stdout.count("matrix product right") == 3  # two GPUs and the CPU
@@ -287,7 +289,6 @@ def test_report_of_the_devices():
         ({"FAKE_NVML_ERROR": "12"}, 0, "there is no NVIDIA driver"),
         ({"FAKE_NVML_ERROR": "18"}, 1, "NVML failed: 18"),
         ({}, 1, "JAX cannot start on a GPU: "),
-        ({"FAKE_NVML_ERROR": "12", "CUDA_OFFSET": "x"}, 1, "CUDA_OFFSET = 'x': expected a whole number"),
     ],
 )
 def test_report_of_problems(variables, status, problem, tmp_path):

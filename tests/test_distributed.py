@@ -56,8 +56,8 @@ def together(*arguments, **variables):
 def test_two_processes_learn_what_one_learns(tmp_path):
     two, one = tmp_path / "two", tmp_path / "one"
     leader, follower = together(*SMALL, "--devices.actor", "auto", "--run-dir", two)
-    assert "waiting for process 1 of 2 at 127.0.0.1:" in leader
-    assert "waiting for process 0 of 2 at 127.0.0.1:" in follower
+    assert "waiting for all 2 processes at 127.0.0.1:" in leader
+    assert "waiting for all 2 processes at 127.0.0.1:" in follower
     assert "env_steps 1,0" in leader
     assert "session 0" not in follower, "only process 0 logs"
     alone = python(*SMALL, "--run-dir", one, XLA_FLAGS="--xla_force_host_platform_device_count=2")
@@ -92,18 +92,18 @@ def test_two_processes_go_on_together_or_alone_and_fall_back_from_a_damaged_chec
     assert checkpoints.steps()[-1] == steps[-1] > 1_900
 
 
-@pytest.mark.parametrize(("index", "awaited"), [(0, "1, 2"), (1, "0")])
-def test_a_signal_ends_the_wait_for_a_process_that_never_comes(index, awaited, tmp_path):
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_signal_ends_the_wait_for_a_process_that_never_comes(index, tmp_path):
     coordinator = free_address()
     process = start([*SMALL, "--output-dir", tmp_path / "data", *options(coordinator, index, 3)])
     printed = ""
     while "waiting" not in printed:
         printed = process.stdout.readline()
         assert printed
-    assert printed == f"waiting for process {awaited} of 3 at {coordinator}\n"
+    assert printed == f"waiting for all 3 processes at {coordinator}\n"
     signalled = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=60)[0] == "interrupted\n"
+    assert process.communicate(timeout=60)[0].startswith("interrupted\n")  # then JAX logs that it ends
     assert process.returncode == 130
     assert time.monotonic() - signalled < 20
     assert not (tmp_path / "data").exists()
@@ -113,9 +113,9 @@ def test_a_signal_ends_the_wait_for_a_process_that_never_comes(index, awaited, t
     ("coordinator", "index", "message"),
     [
         ("localhost", 0, "devices.coordinator = 'localhost': expected HOST:PORT of process 0"),
-        ("localhost:99999", 1, "devices.coordinator = 'localhost:99999': expected HOST:PORT"),
+        ("localhost:99999", 0, "expected a free port of this machine; bind(): port must be 0-65535"),
         ("TAKEN", 0, "expected a free port of this machine; [Errno 98] Address already in use"),
-        ("localhost:9", 2, "devices.process_index = 2: expected a number below devices.num_processes = 2"),
+        ("localhost:9", 2, "Got process_id=2, num_processes=2; it needs"),
     ],
 )
 def test_a_coordinator_that_cannot_be(coordinator, index, message, tmp_path):

@@ -26,10 +26,10 @@ from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import PLAIN
 from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.hardware.gpus import network_platform, visible
-from jaxrl_atari.hardware.jax_gpus import limit_jax
-from jaxrl_atari.hardware.memory_share import FRACTION
+from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.hardware.runtime import DETERMINISTIC
 from jaxrl_atari.rollout import act, act_packed, empty_state, pack
 from jaxrl_atari.runs.columns import COMPILED
@@ -111,7 +111,7 @@ def test_questions_start_nothing(tmp_path):
     machine = FakeMachine(tmp_path)
     code = (
         "import jax, numpy as np; from jaxrl_atari.hardware.distributed import *;"
-        "from jaxrl_atari.hardware.jax_gpus import limit_jax; limit_jax(DevicesConfig(gpu=0));"
+        "from jaxrl_atari.hardware.choice import limit_jax; limit_jax(DevicesConfig(gpu=0));"
         "print(is_leader(), sum_over_processes(3), agree('x'), len(gather_rows(np.zeros((2, 3)))),"
         "jax.config.jax_platforms); jax.config.update('jax_num_cpu_devices', 3)"  # refused once JAX has started
     )

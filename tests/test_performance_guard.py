@@ -1,9 +1,10 @@
 """Properties that make training fast, without a clock: compilations, transfers, and the form of the compiled update."""
 
+import contextlib
 import dataclasses
 import functools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 
 from jaxrl_atari import rollout
-from jaxrl_atari.benchmark.measure import COMPILED, jax_events
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
 from jaxrl_atari.fast.forms import make_network
@@ -21,6 +21,22 @@ from jaxrl_atari.ppo import Rollout, init_train_state, update
 from jaxrl_atari.session import prepare, train
 
 ENVS, GROUPS, LENGTH = 4, 2, 8
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@contextlib.contextmanager
+def jax_events():
+    """What JAX traces and compiles inside the block: names of events -> seconds of each, as they come."""
+    events = defaultdict(list)
+
+    def listen(event, duration_secs, **_):
+        events[event].append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield events
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def small(**values):

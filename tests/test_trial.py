@@ -15,7 +15,7 @@ from jaxrl_atari import ConfigError, UserError, run_training
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig
 from jaxrl_atari.errors import SessionsFailed
 from jaxrl_atari.hardware.gpus import SIMULATED
-from jaxrl_atari.hardware.memory_share import FRACTION
+from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.suite.processes import Failure, Item, Slot, run_processes

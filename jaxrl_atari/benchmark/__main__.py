@@ -20,14 +20,13 @@ from typing import Annotated, Any
 import psutil
 
 from jaxrl_atari import cli
-from jaxrl_atari.benchmark.comparison import compare, make_sides, measure_startup
+from jaxrl_atari.benchmark.comparison import compare, make_sides
 from jaxrl_atari.benchmark.measure import PARTS, measure, trace
 from jaxrl_atari.cli.options import AllOptions, FromConfig, load_config, parse
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import Limits, check_fields, require
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.runs.columns import COLUMNS
-from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.run_dir import describe
 
 NOTES = {
@@ -44,33 +43,29 @@ NOTES = {
 class Options(FromConfig):
     """Measures the speed of training and of its parts."""
 
-    parts: str = ",".join([*PARTS, "startup"])
+    parts: str = ",".join(PARTS)
     """Parts to measure, with commas between them. A comparison is of the first one."""
-    repeats: Annotated[int, Limits(0, 10_000)] = 5
-    """Repeats of each part, rounds of a comparison, iterations of a trace. 0: the first update and no more."""
+    repeats: Annotated[int, Limits(1, 10_000)] = 5
+    """Repeats of each part, rounds of a comparison, iterations of a trace."""
     seconds: Annotated[float, Limits(0.001, 86_400.0)] = 3.0
     """Minimum seconds per part and repeat."""
     compare: str | None = None
     """FIELD=V1,V2,... compares values of a field of the config, VARIABLE=V1,V2,... of an environment variable; cpu,gpu
-    a CPU with a GPU."""
+    is devices.gpu=true,false."""
     trace: Path | None = None
     """Write a jax.profiler trace to this folder instead."""
-    json: Path | None = None
-    """Also write the JSON object to this file."""
     options: AllOptions = dataclasses.field(default_factory=Config)
 
 
 def print_report(result: dict[str, Any]) -> None:
     """Prints the result of `measure` as a table."""
-    process, memory = result["process"], result["memory"]
-    cli.say(f"\non {', '.join(process['devices'])}; computes in {process['compute_dtype']}")
+    cli.say(f"\non {result['devices']}")
     cli.say(f"{'':<28}{'median':>11}{'min':>11}{'max':>11}")
     for name in filter(result["figures"].__contains__, NOTES):
         values = [result["figures"][name][key] for key in ("median", "min", "max")]
         cells = "".join(f"{f'{value:,.0f}' if value >= 100 else f'{value:.3g}':>11}" for value in values)
         cli.say(f"{name:<28}{cells}   {NOTES[name]}")
-    device = "" if memory["peak_device_gib"] is None else f"; device {memory['peak_device_gib']:.2f} GiB"
-    cli.say(f"peak memory of training: process {memory['peak_rss_gib']:.2f} GiB{device}")
+    cli.say(f"peak memory {result['peak_rss_gib']:.2f} GiB; start, with compilation, {result['start_seconds']:.1f} s")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -83,13 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     check_fields(options, "--")
     config, parts = options.options, options.parts.split(",")
     known = f"some of {Options.parts}, with commas between them"
-    require({*parts} <= {*PARTS, "startup"}, "--parts", options.parts, known)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
+    require({*parts} <= PARTS.keys(), "--parts", options.parts, known)
     for line in runtime.configure():
         cli.say(line)
     about = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
-    about["hardware"]["load_average"] = load = psutil.getloadavg()[0]
+    load = psutil.getloadavg()[0]
     cli.say(
         f"{config.env.game_name} ({config.env.resolved_protocol}), {config.env.num_envs} envs x"
         f" {config.ppo.rollout_length} steps, {config.ppo.epochs} epochs x {config.num_minibatches} minibatches of"
@@ -98,20 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"load average {load:.1f}{': other programs compute here, figures may be low' if load > 0.5 else ''}"
     )
     if options.compare:
-        require(parts[0] in PARTS, "--parts", parts[0], f"one of {', '.join(PARTS)} for --compare")
         sides = make_sides(options.compare, config, parts[0], options.seconds)
         first, *others = sides
         result = {"compare": options.compare, **compare(sides, [(other, first) for other in others], options.repeats)}
     elif options.trace:
-        result = trace(config, options.trace, options.repeats)
-        cli.say("\n".join(result["trace"]))
-    else:  # first the start: afterwards this process may hold the GPU's memory
-        result = {"startup": measure_startup(config)} if "startup" in parts else {}
-        if {*parts} & PARTS.keys():
-            result |= measure(config, parts, options.repeats, options.seconds)
-            print_report(result)
-    if options.json:
-        write_json(options.json, result | about)
+        result = {"trace": trace(config, options.trace, options.repeats)}
+    else:
+        result = measure(config, parts, options.repeats, options.seconds)
+        print_report(result)
     cli.say("\n" + json.dumps(result | about, allow_nan=False))
 
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,41 +27,9 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EnvPool, make_pool
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import COLUMNS
-from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import Session, current_options, prepare, train
 
-COMPILED, FROM_CACHE = "/jax/core/compile/backend_compile_duration", "/jax/compilation_cache/cache_hits"
 MACHINE_COLUMNS = [name for name, column in COLUMNS.items() if column.group in ("time", "system")]
-
-Events = defaultdict[str, list[float]]
-"""Name of an event that JAX reports -> seconds of each, as they come; 0 where an event has no duration."""
-
-
-@contextlib.contextmanager
-def jax_events() -> Iterator[Events]:
-    """Collects what JAX reports inside the block: what it traces, compiles and finds in its cache."""
-    events: Events = defaultdict(list)
-
-    def listen(event: str, duration_secs: Any = 0.0, **_: Any) -> None:
-        events[event].append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    jax.monitoring.register_event_listener(listen)
-    try:
-        yield events
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-        jax.monitoring.unregister_event_listener(listen)
-
-
-class LogPoints(Writer):
-    """Keeps the log points of a session."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def write(self, row: Row) -> None:
-        self.rows.append(row)
 
 
 class Training(NamedTuple):
@@ -69,8 +37,6 @@ class Training(NamedTuple):
 
     run: Session
     iterations: Iterator[Any]  # each ends when its update has been started
-    rows: list[Row]  # log points, one an iteration
-    events: Events
 
     def wait(self) -> None:
         """Waits until the newest update has ended."""
@@ -83,28 +49,34 @@ class Training(NamedTuple):
 
 @contextlib.contextmanager
 def open_training(config: Config) -> Iterator[Training]:
-    """Training in a temporary folder, which ends with the block; starts JAX's back end."""
+    """Training in a temporary folder, which ends with the block; starts JAX's back end.
+
+    It comes after two iterations: from then on, nothing is compiled any more.
+    """
+    cli.say("compiling")
     log = dataclasses.replace(config.log, every_env_steps=1, graphs=False, wandb=False)
     config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # so that it never ends by itself
-    points = LogPoints()
     with (
-        jax_events() as events,
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
-        prepare(config, Path(folder, "session_0"), writers=[points], quiet=True) as run,
+        prepare(config, Path(folder, "session_0"), quiet=True) as run,
     ):
-        yield Training(run, train(run), points.rows, events)
-
-
-def warm_up(training: Training) -> None:
-    """Trains until an iteration compiles nothing."""
-    compiled = -1
-    while compiled != len(training.events[COMPILED]):
-        compiled = len(training.events[COMPILED])
+        training = Training(run, train(run))
+        next(training.iterations)
         next(training.iterations)
         training.wait()
+        yield training
 
 
 # --- Parts -----------------------------------------------------------------------------------------------------------
+
+
+def rate(work: Callable[[], float], seconds: float) -> float:
+    """What `work` returns, the amount that it has done, summed over calls for some seconds and divided by the time."""
+    amount, start, passed = 0.0, time.perf_counter(), 0.0
+    while passed < seconds:
+        amount += work()
+        passed = time.perf_counter() - start
+    return amount / passed
 
 
 def end_to_end(training: Training, seconds: float) -> dict[str, float]:
@@ -112,15 +84,18 @@ def end_to_end(training: Training, seconds: float) -> dict[str, float]:
 
     One update is under way when the clock starts and when it stops.
     """
-    progress = training.run.progress
-    next(training.iterations)  # its log point covers what was measured before
-    training.rows.clear()
-    first, start = progress.env_steps, time.perf_counter()
-    while time.perf_counter() - start < seconds:
+    progress, log_points = training.run.progress, []
+
+    def iterate() -> int:
+        before = progress.env_steps
         next(training.iterations)
-    rate = (progress.env_steps - first) / (time.perf_counter() - start)
-    columns = {name: [row[name] for row in training.rows] for name in MACHINE_COLUMNS}
-    return {"end_to_end_sps": rate} | {name: statistics.fmean(values) for name, values in columns.items()}
+        log_points.append(training.run.log.row)
+        return progress.env_steps - before
+
+    iterate()
+    log_points.clear()  # it covers what was measured before
+    figures = {"end_to_end_sps": rate(iterate, seconds)}
+    return figures | {name: statistics.fmean(row[name] for row in log_points) for name in MACHINE_COLUMNS}
 
 
 def env(training: Training, seconds: float) -> dict[str, float]:
@@ -139,21 +114,14 @@ def env(training: Training, seconds: float) -> dict[str, float]:
 def random_play(pool: EnvPool, seconds: float) -> float:
     """Env steps a second of a pool with random actions."""
     actions = np.random.default_rng(0).integers(0, pool.num_actions, (1024, pool.num_envs), dtype=np.int32)
-    steps, env_steps, start = itertools.cycle(actions), 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        env_steps += int((~pool.step(next(steps)).first).sum())
-    return env_steps / (time.perf_counter() - start)
+    steps = itertools.cycle(actions)
+    return rate(lambda: int((~pool.step(next(steps)).first).sum()), seconds)
 
 
 def acting(training: Training, seconds: float) -> dict[str, float]:
     """Env steps a second of `rollout.collect`: policy, emulators, and the rollout brought to the device."""
     training.wait()
-    env_steps, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        collected = training.collect()
-        jax.block_until_ready(collected.rollouts)
-        env_steps += collected.env_steps
-    return {"acting_sps": env_steps / (time.perf_counter() - start)}
+    return {"acting_sps": rate(lambda: jax.block_until_ready(training.collect()).env_steps, seconds)}
 
 
 def update(training: Training, seconds: float) -> dict[str, float]:
@@ -162,16 +130,16 @@ def update(training: Training, seconds: float) -> dict[str, float]:
     learner, config = training.run.learner, training.run.config
     rollouts, key = training.collect().rollouts, training.run.keys(0)[1]
     options = current_options(config, config.total_env_steps)  # the annealed learning rate is 0: nothing is learned
-    updates, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
+
+    def learn() -> int:
         learner.update(rollouts, options, key)()
-        updates += 1
-    samples = updates * config.rollout_size * config.ppo.epochs
-    return {"update_samples_per_second": samples / (time.perf_counter() - start)}
+        return config.rollout_size * config.ppo.epochs
+
+    return {"update_samples_per_second": rate(learn, seconds)}
 
 
 PARTS = {"end_to_end": end_to_end, "env": env, "acting": acting, "update": update}
-"""In the order of a repeat: training first, so that the peak memory is its own. Each returns its rate first."""
+"""In the order of a repeat. Each returns its rate first."""
 
 
 # --- All of them -----------------------------------------------------------------------------------------------------
@@ -186,70 +154,43 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
     """Times `parts`, some of `PARTS`, in this process, and shows its progress; starts JAX's back end.
 
     Args:
-        repeats: 0 makes the first rollout and update and nothing more.
         seconds: of each part in each repeat, at the least; a part ends with the iteration that it is in.
 
     Returns:
-        JSON values: `figures`, name -> summary over the repeats; `memory`, the peak of training; `process`: its
-        devices and its start.
+        JSON values: `figures`, name -> summary over the repeats; `peak_rss_gib`, of training; `start_seconds`, with
+        compilation, until the first repeat; `devices`, with the arithmetic.
     """
     figures: defaultdict[str, list[float]] = defaultdict(list)
-    cli.say("compiling, and training until nothing is compiled any more")
+    started = time.perf_counter()
     with open_training(config) as training:
-        next(training.iterations)  # the first one waits for its update
-        compiled, devices = training.events[COMPILED], training.run.placement.devices
-        process = {
-            "devices": [f"{device} ({device.device_kind})" for device in devices],
-            "compute_dtype": training.run.learner.compute_dtype.name,
-            "first_env_step_at": training.run.log.first_step_at,
-            "first_update_at": time.time(),
-            "compile_seconds": sum(compiled),
-            "programs": len(compiled),
-            "cache_hits": len(training.events[FROM_CACHE]),
-        }
-        if repeats:
-            warm_up(training)
-        memory = {}
+        seconds_to_start = time.perf_counter() - started
+        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 2**10)
         for repeat in range(repeats):
             found: dict[str, float] = {}
             cli.write(f"repeat {repeat + 1} of {repeats}")
             for part in (part for part in PARTS if part in parts):
                 found |= (rates := PARTS[part](training, seconds))
                 cli.write(f"  {part} {next(iter(rates.values())):,.0f}")
-                memory = memory or peak_memory(devices)
             cli.say("")
-            if {"env", "end_to_end"} <= set(parts):
+            if {"env", "end_to_end"} <= {*parts}:
                 found["share_of_limit"] = found["end_to_end_sps"] / found["env_sps"]
             for name, value in found.items():
                 figures[name] += [value] if math.isfinite(value) else []
-        memory = memory or peak_memory(devices)
-    known = {name: summary(values) for name, values in figures.items() if values}
-    return {"figures": known, "memory": memory, "process": process}
+        return {
+            "figures": {name: summary(values) for name, values in figures.items() if values},
+            "peak_rss_gib": rss / 2**30,
+            "start_seconds": seconds_to_start,
+            "devices": training.run.device_text(),
+        }
 
 
-def trace(config: Config, folder: Path, iterations: int) -> dict[str, Any]:
-    """Writes a trace of some iterations in the steady state with `jax.profiler`.
-
-    Returns:
-        JSON values: the files, the number of iterations, and `compiled`: programs that were compiled meanwhile.
-    """
+def trace(config: Config, folder: Path, iterations: int) -> list[str]:
+    """Writes a trace of some iterations in the steady state with `jax.profiler`; returns the files."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # without every call of Python, which would be most of the file
-    with open_training(config) as training:
-        warm_up(training)
-        before = len(training.events[COMPILED])
-        with jax.profiler.trace(folder, profiler_options=options):
-            for number in range(iterations):
-                with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
-                    next(training.iterations)
-                    training.wait()
-        compiled = len(training.events[COMPILED]) - before
-    newest = max(folder.glob("plugins/profile/*"))
-    return {"trace": sorted(map(str, newest.iterdir())), "iterations": iterations, "compiled": compiled}
-
-
-def peak_memory(devices: Sequence[jax.Device]) -> dict[str, float | None]:
-    """Peak memory in GiB: resident in this process, and of JAX on its devices (None where that is not reported)."""
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 2**10)
-    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", math.nan) / 2**30 for device in devices]
-    return {"peak_rss_gib": rss / 2**30, "peak_device_gib": sum(peaks) if math.isfinite(sum(peaks)) else None}
+    with open_training(config) as training, jax.profiler.trace(folder, profiler_options=options):
+        for number in range(iterations):
+            with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
+                next(training.iterations)
+                training.wait()
+    return sorted(map(str, max(folder.glob("plugins/profile/*")).iterdir()))

@@ -54,6 +54,10 @@ def run(main: Callable[[], object]) -> NoReturn:
     except KeyboardInterrupt as stop:
         say(str(stop) or "interrupted", sys.stderr)
         status = INTERRUPTED
+    except BrokenPipeError as error:  # `--help | head`: tyro prints the help itself
+        write("")  # what is left goes nowhere
+        say(f"error: {error}", sys.stderr)
+        status = 1
     except Exception as error:
         known = correctable(error)
         if not _interrupted and known is None:

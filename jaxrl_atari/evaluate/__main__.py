@@ -24,7 +24,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.play import record_video, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware import runtime
-from jaxrl_atari.hardware.memory_share import do_not_preallocate
+from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.report.page import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
 from jaxrl_atari.report.summary import interval_text

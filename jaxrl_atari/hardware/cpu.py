@@ -33,8 +33,3 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
 
     sets = tuple(name for name, flag in INSTRUCTION_SETS.items() if flag in field("flags").split())
     return Cpu(field("model name") or platform.machine(), sets, usable_cores())
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether this CPU has AVX512-BF16, which makes XLA's matrix products faster in bfloat16 than in float32."""
-    return "BF16" in read_cpu().instruction_sets

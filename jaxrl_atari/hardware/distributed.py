@@ -3,9 +3,9 @@
 In a process that is alone, `sum_over_processes`, `gather_rows` and `agree` return their argument and start no back end.
 """
 
-import contextlib
-import time
-from multiprocessing.connection import Client, Listener
+import re
+import socket
+from multiprocessing.pool import ThreadPool
 
 import jax
 import numpy as np
@@ -14,8 +14,11 @@ from jax.experimental.multihost_utils import broadcast_one_to_all, process_allga
 from jaxrl_atari.cli import say
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, UserError, require
-from jaxrl_atari.hardware.jax_gpus import limit_jax
+from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.runtime import jax_config
+
+WAIT_SECONDS = 24 * 3_600
+"""How long a process waits for the others."""
 
 
 def join_processes(devices: DevicesConfig) -> None:
@@ -25,49 +28,27 @@ def join_processes(devices: DevicesConfig) -> None:
         UserError: the options do not say who the others are, or process 0 cannot use its port.
     """
     limit_jax(devices)
-    coordinator, count, index = devices.coordinator, devices.num_processes, devices.process_index
-    if coordinator is not None and count is not None and index is not None:
-        _meet(coordinator, count, index)
+    coordinator, count = devices.coordinator, devices.num_processes
+    if coordinator is not None:
+        expected = "HOST:PORT of process 0"
+        require(re.fullmatch(r".+:\d+", coordinator) is not None, "devices.coordinator", coordinator, expected)
+        if devices.process_index == 0:  # without a free port, JAX crashes when the process ends
+            try:
+                socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
+            except (OSError, OverflowError) as error:
+                expected = "a free port of this machine"
+                raise ConfigError("devices.coordinator", coordinator, expected, str(error)) from error
+        say(f"waiting for all {count or ''} processes at {coordinator}")
     jax_config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM until a session handles it
-    try:
-        jax.distributed.initialize(coordinator, count, index)
+    try:  # in a thread: JAX waits in C++, where signals have no effect
+        with ThreadPool(1) as thread:
+            who = coordinator, count, devices.process_index
+            thread.apply(jax.distributed.initialize, who, {"initialization_timeout": WAIT_SECONDS})
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"devices.distributed: {str(error).rstrip('.')}; it needs devices.coordinator HOST:PORT,"
             " devices.num_processes and devices.process_index, or a cluster manager that JAX knows"
         ) from error
-
-
-def _meet(coordinator: str, count: int, index: int) -> None:
-    """Waits until all processes are here. JAX would wait in C++, where signals have no effect, and abort in the end.
-
-    Each process connects to process 0, which answers once all have. Then the port is free for JAX.
-    """
-    host, _, port = coordinator.rpartition(":")
-    require(
-        bool(host) and port.isdecimal() and int(port) < 2**16,
-        "devices.coordinator",
-        coordinator,
-        "HOST:PORT of process 0",
-    )
-    require(index < count, "devices.process_index", index, f"a number below devices.num_processes = {count}")
-    others = range(1, count) if index == 0 else [0]
-    say(f"waiting for process {', '.join(map(str, others))} of {count} at {coordinator}")
-    if index == 0:
-        try:
-            listener = Listener(("", int(port)), backlog=count)
-        except OSError as error:
-            raise ConfigError("devices.coordinator", coordinator, "a free port of this machine", str(error)) from error
-        with listener:
-            arrived = [listener.accept() for _ in others]
-        for connection in arrived:
-            connection.send_bytes(b"all are here")
-            connection.close()
-    while index > 0:
-        with contextlib.suppress(OSError, EOFError), Client((host, int(port))) as connection:
-            connection.recv_bytes()
-            return
-        time.sleep(0.2)
 
 
 def is_leader() -> bool:

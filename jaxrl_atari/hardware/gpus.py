@@ -18,7 +18,7 @@ from jaxrl_atari.hardware.runtime import jax_config
 
 nvml: Any = pynvml  # its annotations say less than it returns
 SIMULATED = "JAXRL_ATARI_SIMULATED_GPUS"
-forbidden_because = ""  # set by `jax_gpus.forbid_gpu`
+forbidden_because = ""  # set by `choice.forbid_gpu`
 
 
 class Gpu(NamedTuple):

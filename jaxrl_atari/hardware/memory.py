@@ -1,13 +1,21 @@
-"""Advice when a device runs out of memory."""
+"""The memory of a device: the fraction of a GPU's that JAX reserves in a process, and advice when it runs out."""
 
 import contextlib
+import math
+import os
 import re
 from collections.abc import Iterator
 
 import jax
 
-from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.hardware.runtime import require_not_started
+
+FRACTION = "XLA_CLIENT_MEM_FRACTION"
+OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+BESIDE_THE_POOL = 0.8 * 2**30
+"""Bytes of a process on a GPU beside the memory that JAX reserves: CUDA context, cuDNN and cuBLAS handles."""
 
 # What XLA reports when the pool of JAX, another process, or a library has left no memory.
 NO_MEMORY = re.compile(
@@ -18,9 +26,42 @@ NO_MEMORY = re.compile(
 )
 
 
-def is_out_of_memory(message: str) -> bool:
-    """Whether an error message of JAX means that a device had too little memory."""
-    return NO_MEMORY.search(message) is not None
+def memory_fraction(config: DevicesConfig, sharing: int = 1, total: int = 0) -> float | None:
+    """The fraction of a GPU's memory that each of `sharing` processes on it reserves. None: JAX's own (75%), or the
+    user's in the environment.
+
+    Unless `devices.memory_fraction` sets it, all reserve at most 90% together, and leave `BESIDE_THE_POOL` for each.
+
+    Args:
+        total: memory of the GPU in bytes, 0 if it is not known.
+
+    Raises:
+        ConfigError: the GPU is too small for so many, or together they would take more than there is.
+    """
+    if (fraction := config.memory_fraction) is not None:
+        expected = f"at most 1/{sharing}, as {sharing} processes share a GPU"
+        require(fraction * sharing <= 1, "devices.memory_fraction", fraction, expected, "lower it, or trial.parallel")
+        return fraction
+    if sharing == 1 or {FRACTION, OLD_FRACTION} & os.environ.keys():
+        return None
+    fraction = min(0.9 / sharing, 1 / sharing - BESIDE_THE_POOL / (total or math.inf))
+    expected = f"fewer: each takes 0.8 GiB of {total / 2**30:.0f} GiB beside the memory that JAX reserves"
+    require(fraction >= 0.01, "sessions on a GPU", sharing, expected, "lower trial.parallel")
+    return round(fraction, 4)
+
+
+def apply_memory_fraction(config: DevicesConfig) -> None:
+    """Sets the fraction of this process. Raises `ConfigError` if JAX has started on a GPU, with another fraction."""
+    fraction = config.memory_fraction
+    if fraction is not None and os.environ.get(FRACTION) != str(fraction):
+        require_not_started("devices.memory_fraction", fraction)
+        os.environ.pop(OLD_FRACTION, None)  # JAX refuses the two together
+        os.environ[FRACTION] = str(fraction)
+
+
+def do_not_preallocate() -> None:
+    """Lets JAX take memory of a GPU only as it needs it, beside a training run. Call before JAX starts its back end."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 @contextlib.contextmanager
@@ -29,7 +70,7 @@ def out_of_memory_advice(config: Config) -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if not is_out_of_memory(str(error)):
+        if not NO_MEMORY.search(str(error)):
             raise
         advice = f"lower ppo.minibatch_size = {config.ppo.minibatch_size} or env.num_envs = {config.env.num_envs}"
         if jax.default_backend() != "cpu":

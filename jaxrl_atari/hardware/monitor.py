@@ -12,53 +12,44 @@ import psutil
 from jaxrl_atari.hardware.gpus import nvml, visible
 
 GIB = 2**30
-MONITOR_COLUMNS = (
-    "gpu_busy_percent",
-    "gpu_memory_gib",
-    "gpu_power_watts",
-    "gpu_temperature_c",
-    "cpu_percent",
-    "rss_gib",
-)
-"""The names of the measured values. runs/columns.py defines them."""
+GPU_COLUMNS = {
+    "gpu_busy_percent": (lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu, np.mean),
+    "gpu_memory_gib": (lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / GIB, np.sum),
+    "gpu_power_watts": (lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000, np.sum),
+    "gpu_temperature_c": (lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU), np.max),
+}
+"""Name -> how NVML reads it of one GPU, and how it is joined over several."""
 
 
-def read_gpu(name: str) -> list[float]:
-    """The first four of `MONITOR_COLUMNS` now, for the GPU or MIG slice with a UUID; NaN: NVML does not tell it."""
-    readings: list[Callable] = [
-        lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
-        lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / GIB,
-        lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
-        lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
-    ]
-    values = [math.nan] * len(readings)
-    for i, read in enumerate(readings):
+def read_gpus(names: Sequence[str]) -> list[float]:
+    """`GPU_COLUMNS` now, over the GPUs and MIG slices with these UUIDs; NaN: NVML does not tell it of one of them."""
+    values = []
+    for read, join in GPU_COLUMNS.values():
+        value = math.nan
         with contextlib.suppress(nvml.NVMLError):
-            values[i] = read(nvml.nvmlDeviceGetHandleByUUID(name))
+            value = float(join([read(nvml.nvmlDeviceGetHandleByUUID(name)) for name in names]))
+        values.append(value)
     return values
 
 
 @contextlib.contextmanager
-def monitor(devices: Sequence[jax.Device], say: Callable[[str], None]) -> Iterator[Callable[[], dict[str, float]]]:
+def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, float]]]:
     """Samples the GPUs once a second, in a thread, until the end of the `with` block.
 
-    Gives a function that returns `MONITOR_COLUMNS`: means since its last call for the GPUs and the CPU (100 is one
-    core), and memory now. A value that cannot be read is NaN: failures never stop training.
+    Gives a function that returns `GPU_COLUMNS`, their means since its last call, `cpu_percent`, the CPU time since then
+    (100 is one core), and `rss_gib`, the memory now; runs/columns.py defines them. A value that cannot be read is NaN:
+    failures never stop training.
 
     Args:
         devices: the JAX devices in use, whose back end has started.
-        say: receives a line for the user if NVML cannot find a GPU.
     """
     used = {device.local_hardware_id for device in devices if device.platform == "gpu"}  # as CUDA counts, and NVML
     names = [gpu.name for index, gpu in enumerate(visible().gpus) if index in used] if used else []
-    if used and not names:
-        say("monitor: NVML does not find the GPU; nothing of it is recorded")
     process, samples, end = psutil.Process(), [], threading.Event()
     process.cpu_percent()  # counts from here
 
     def sample() -> None:
-        busy, memory, power, heat = np.array([read_gpu(name) for name in names] or [[math.nan] * 4]).T
-        samples.append((busy.mean(), memory.sum(), power.sum(), heat.max()))
+        samples.append(read_gpus(names) if names else [math.nan] * len(GPU_COLUMNS))
 
     def run() -> None:
         while not end.wait(1.0):
@@ -69,8 +60,8 @@ def monitor(devices: Sequence[jax.Device], say: Callable[[str], None]) -> Iterat
             sample()
         values = np.mean(samples, axis=0).tolist()
         samples.clear()
-        host = process.cpu_percent(), process.memory_info().rss / GIB
-        return dict(zip(MONITOR_COLUMNS, (*values, *host), strict=True))
+        gpus = dict(zip(GPU_COLUMNS, values, strict=True))
+        return gpus | {"cpu_percent": process.cpu_percent(), "rss_gib": process.memory_info().rss / GIB}
 
     thread = threading.Thread(target=run, name="monitor", daemon=True)
     thread.start()

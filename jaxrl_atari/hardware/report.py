@@ -2,8 +2,8 @@
 
 import importlib.metadata
 import math
-import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,9 +17,8 @@ from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.jax_gpus import limit_jax, start_gpus
-from jaxrl_atari.hardware.memory_share import do_not_preallocate
-from jaxrl_atari.hardware.rotation import check_devices, place_session
+from jaxrl_atari.hardware.choice import check_devices, limit_jax, start_gpus
+from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.networks import STACK, init_params
 from jaxrl_atari.ppo import KEYS, Rollout, init_train_state, update
 
@@ -27,7 +26,7 @@ ACTIONS = 18  # of the games that have most
 
 
 def print_report(config: Config, with_memory: bool) -> None:
-    """Prints the report. Exits with status 1 if the driver or a device fails, or CUDA_OFFSET is invalid.
+    """Prints the report. Exits with status 1 if the driver or a device fails.
 
     Args:
         with_memory: report also what training with the config needs.
@@ -37,38 +36,29 @@ def print_report(config: Config, with_memory: bool) -> None:
     for package in importlib.metadata.distributions():
         if package.name.startswith(("jax", "nvidia-")):
             say(f"{package.name} {package.version}")
-    for name, value in os.environ.items():
-        if name.startswith(("CUDA_", "JAX", "XLA_")):
-            say(f"{name} = {value!r}")
-
     do_not_preallocate()  # other processes on the GPU may need the memory
     limit_jax(DevicesConfig(data_parallel="all"))
-    found = start_gpus()
+    found, cpu = start_gpus(), jax.devices("cpu")[0]
     faults = [gpus.forbidden_because] if "failed" in problem or len(found) < len(visible) else []
-    cpu = jax.devices("cpu")[0]
     for device in (*found, cpu):
         result = multiply(device)
         limit = (device.memory_stats() or {}).get("bytes_limit")
-        memory = f"JAX may take {limit / 2**30:.1f} GiB; " if limit else ""
-        say(f"{device} ({device.device_kind}): {memory}matrix product {result}")
+        memory = f"; JAX may take {limit / 2**30:.1f} GiB" if limit else ""
+        say(f"{device} ({device.device_kind}): matrix product {result}{memory}")
         if result != "right":
             faults.append(f"{device}: matrix product {result}")
+
+    def learners(devices: DevicesConfig) -> list[jax.Device]:
+        return [found[index] for index in check_devices(devices).learner] or [cpu]
+
     for option in ("auto", True, False, *range(len(found))):
         try:
-            learner = check_devices(DevicesConfig(gpu=option)).learner
-            choice = found[learner[0]] if learner else cpu
+            choice = learners(DevicesConfig(gpu=option))[0]
         except UserError:
             choice = "an error"
         say(f"devices.gpu = {str(option).lower():6}{choice}")
-    try:
-        places = [", ".join(map(str, place_session(config, session).gpus)) for session in range(4)]
-        if found:
-            say(f"sessions 0 to 3 of a trial run on GPU {'; '.join(places)}")
-    except UserError as error:
-        faults.append(str(error))
     if with_memory:
-        learner = check_devices(config.devices).learner
-        say(memory_report(config, found[learner[0]] if learner else cpu, len(learner) or 1))
+        say(memory_report(config, learners(config.devices)))
     problems = dict.fromkeys(filter(None, [problem, *faults]))
     say("\n".join(f"problem: {text}" for text in problems) or "no problem found")
     if faults:
@@ -85,12 +75,11 @@ def multiply(device: jax.Device) -> str:
         return f"failed: {reason(error)[:300]}"
 
 
-def memory_report(config: Config, device: jax.Device, devices: int) -> str:
-    """The memory of each of some devices that learn, by XLA's analysis of the update as it is compiled for `device`."""
-    num_envs, ppo = config.env.num_envs // devices, config.ppo
-    ppo = replace(ppo, minibatch_size=ppo.minibatch_size // devices, gae_lambda=config.resolved_gae_lambda)
-    actor = jax.devices("cpu")[0] if config.devices.actor is False else device
-    network = make_network(config.network, ACTIONS, gpus.network_platform(device), gpus.network_platform(actor))
+def memory_report(config: Config, devices: Sequence[jax.Device]) -> str:
+    """The memory of each device that learns, by XLA's analysis of the update as it is compiled for the first one."""
+    num_envs, ppo, home = config.env.num_envs // len(devices), config.ppo, devices[0]
+    ppo = replace(ppo, minibatch_size=ppo.minibatch_size // len(devices), gae_lambda=config.resolved_gae_lambda)
+    network = make_network(config.network, ACTIONS, gpus.network_platform(home))
     frames = (ppo.rollout_length + STACK, num_envs, *network.layout.shape)
 
     def arguments(key: jax.Array) -> tuple[Any, ...]:
@@ -100,9 +89,9 @@ def memory_report(config: Config, device: jax.Device, devices: int) -> str:
         rollout = Rollout(jnp.zeros(frames, np.uint8), *steps, bootstrap_value=number[0])
         return init_train_state(init_params(config.network, ACTIONS, key), ppo), rollout, ppo, key
 
-    with jax.default_device(device):
+    with jax.default_device(home):
         program = jax.jit(partial(update, apply=network.apply), donate_argnums=0)
-        found = program.lower(*jax.eval_shape(arguments, jax.random.key(0, impl=KEYS))).compile().memory_analysis()
+    found = program.lower(*jax.eval_shape(arguments, jax.random.key(0, impl=KEYS))).compile().memory_analysis()
     assert found is not None
     held, filled = found.argument_size_in_bytes, math.prod(frames)
     working = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes

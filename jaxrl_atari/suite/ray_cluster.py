@@ -17,9 +17,9 @@ from typing import Annotated, NamedTuple
 from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import Limits, UserError, check_fields, reason, require
+from jaxrl_atari.hardware.choice import check_devices
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.hardware.memory_share import memory_fraction
-from jaxrl_atari.hardware.rotation import check_devices
+from jaxrl_atari.hardware.memory import memory_fraction
 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere

@@ -18,9 +18,10 @@ from jaxrl_atari.cli.stopping import StopRequest
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import THREADS
 from jaxrl_atari.errors import SessionsFailed, UserError, parse_path
-from jaxrl_atari.hardware import cpu, distributed, memory_share
+from jaxrl_atari.hardware import cpu, distributed
+from jaxrl_atari.hardware.choice import place_session
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.hardware.rotation import place_session
+from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import summary_table, write_trial_summary
 from jaxrl_atari.runs.files import only_writer
@@ -226,16 +227,16 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> tup
     places = list(dict.fromkeys(place_session(config, number) for number in range(sessions)))
     parallel = min(config.trial.parallel or len(places), waiting or sessions)
     sharing, slots = math.ceil(parallel / len(places)), []
-    for indices, gpu, why in places:
+    for indices, why in places:
         gpus, where, environment = [visible().gpus[index] for index in indices], "CPU", {}
         if gpus:
             where = f"GPU {','.join(map(str, indices))}"
-            if gpu == config.devices.gpu and len(gpus) < len(visible().gpus):  # an index counts all visible GPUs
+            if type(config.devices.gpu) is not int and len(gpus) < len(visible().gpus):  # an index counts all
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(found.name for found in gpus)
             memory = min(found.memory for found in gpus)
-            if sharing > 1 and (fraction := memory_share.memory_fraction(config.devices, sharing, memory)):
+            if sharing > 1 and (fraction := memory_fraction(config.devices, sharing, memory)):
                 where += f", {fraction:.0%} of its memory"
-                environment[memory_share.FRACTION] = str(fraction)
+                environment[FRACTION] = str(fraction)
         if parallel > 1:
             environment[THREADS] = str(max(1, cpu.usable_cores() // parallel))
         slots.append(Slot(f"on {where} ({why})", environment))

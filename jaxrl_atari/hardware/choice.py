@@ -1,17 +1,23 @@
-"""The GPUs of a session: what the options of a config mean, and the rotation of a trial's sessions over the GPUs.
+"""The GPUs of a session: what the options of a config mean, the rotation of sessions over the GPUs, and JAX's start.
 
-Nothing here starts JAX's back end.
+Only `start_gpus` starts JAX's back end.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
-from jaxrl_atari.config import Config, DevicesConfig, GpuOption
-from jaxrl_atari.errors import require
+import jax
+
+from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.gpus import Gpu, Visible, visible
-from jaxrl_atari.hardware.runtime import jax_config
+from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction
+from jaxrl_atari.hardware.runtime import jax_config, use_deterministic_kernels
 
 
 def choose_gpu(option: Any, shown: Visible, field: str) -> int | None:
@@ -95,7 +101,6 @@ class Place(NamedTuple):
     """The GPUs of a session."""
 
     gpus: tuple[int, ...]  # indices among the visible GPUs; empty: the CPU
-    gpu: GpuOption  # the equivalent option for a process that sees only these GPUs
     reason: str
 
 
@@ -122,11 +127,71 @@ def place_session(config: Config, session: int) -> Place:
     devices, use = config.devices, check_devices(config.devices)
     everything, offset = tuple(range(len(use.gpus))), os.environ.get("CUDA_OFFSET", "").strip() or "0"
     require(offset.isdecimal(), "CUDA_OFFSET", offset, "a whole number from 0 on")
-    if not use.learner:
-        return Place((), devices.gpu, use.reason)
-    if devices.distributed or int in map(type, (devices.actor, devices.evaluator)):
-        return Place(everything, devices.gpu, f"{use.reason}, which counts all")
-    if type(devices.gpu) is int:
-        return Place(use.learner, 0, use.reason)
+    if use.learner and (devices.distributed or int in map(type, (devices.actor, devices.evaluator))):
+        return Place(everything, f"{use.reason}, which counts all")
+    if not use.learner or type(devices.gpu) is int:
+        return Place(use.learner, use.reason)
     block = rotate(session, len(everything), len(use.learner), int(offset))
-    return Place(block, devices.gpu, f"{len(everything)} visible, CUDA_OFFSET {offset}")
+    return Place(block, f"{len(everything)} visible, CUDA_OFFSET {offset}")
+
+
+# --- JAX's back end --------------------------------------------------------------------------------------------------
+
+
+def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> Use:
+    """Limits JAX to the devices that a session uses: the other GPUs get no context and no array.
+
+    Also sets the memory fraction and the flags of `devices.deterministic`. Call before JAX starts its back end;
+    afterwards JAX keeps the devices that it has.
+
+    Raises:
+        ConfigError: see `check_devices`; or JAX has started on a GPU with other settings.
+    """
+    use = check_devices(devices, field)
+    apply_memory_fraction(devices)
+    if devices.deterministic:
+        use_deterministic_kernels()
+    if not use.gpus:
+        forbid_gpu(use.problem)
+    elif gpus.simulated_count() is not None:
+        with contextlib.suppress(RuntimeError):  # JAX has started: it has the devices it has
+            jax_config.update("jax_num_cpu_devices", len(use.gpus) + 1)
+    else:
+        used = {*use.learner, use.actor, use.evaluator} - {None}
+        if len(used) < len(use.gpus):
+            jax_config.update("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
+        platforms = jax_config.jax_platforms
+        if platforms and "cpu" not in platforms:  # where the first parameters are computed
+            jax_config.update("jax_platforms", f"{platforms},cpu")
+    return use
+
+
+def forbid_gpu(reason: str = "this process needs none") -> None:
+    """Keeps JAX off the GPUs: no back end starts there and no memory is taken. Call before JAX starts its back end."""
+    gpus.forbidden_because = gpus.forbidden_because or reason
+    jax_config.update("jax_platforms", "cpu")
+
+
+def start_gpus() -> list[jax.Device]:
+    """Starts JAX. Returns its GPUs, of all processes; none if it is kept off them or cannot start there.
+
+    Raises:
+        UserError: a GPU has too little free memory for JAX to start.
+    """
+    shown = len(visible().gpus)
+    if shown == 0:
+        return []
+    if gpus.simulated_count() is not None:  # the first CPU device of each process stays the CPU
+        processes = groupby(jax.devices("cpu"), key=lambda device: device.process_index)
+        return [device for _, devices in processes for device in list(devices)[1 : shown + 1]]
+    try:
+        return jax.devices("gpu")
+    except RuntimeError as error:
+        text = " ".join(str(error).split())
+        if NO_MEMORY.search(text):
+            raise UserError(
+                f"JAX cannot start on the GPU ({text[:160]}): other processes hold its memory; wait for them, lower"
+                " their devices.memory_fraction, or choose another GPU with devices.gpu"
+            ) from error
+        forbid_gpu(f"JAX cannot start on a GPU: {text}")
+        return []
