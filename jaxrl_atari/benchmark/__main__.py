@@ -27,6 +27,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import Limits, check_fields, require
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.run_dir import describe
 
 NOTES = {
@@ -54,6 +55,8 @@ class Options(FromConfig):
     is devices.gpu=true,false."""
     trace: Path | None = None
     """Write a jax.profiler trace to this folder instead."""
+    json: Path | None = None
+    """Also write the JSON object to this file."""
     options: AllOptions = dataclasses.field(default_factory=Config)
 
 
@@ -79,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config, parts = options.options, options.parts.split(",")
     known = f"some of {Options.parts}, with commas between them"
     require({*parts} <= PARTS.keys(), "--parts", options.parts, known)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     for line in runtime.configure():
         cli.say(line)
     about = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
@@ -99,6 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         result = measure(config, parts, options.repeats, options.seconds)
         print_report(result)
+    if options.json:
+        write_json(options.json, result | about)
     cli.say("\n" + json.dumps(result | about, allow_nan=False))
 
 

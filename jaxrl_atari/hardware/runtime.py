@@ -3,7 +3,9 @@
 They never override a setting of the user, and `JAXRL_ATARI_NO_TUNING=1` turns them off.
 """
 
+import contextlib
 import ctypes
+import importlib
 import os
 from functools import cache
 from pathlib import Path
@@ -21,6 +23,16 @@ DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 
 # glibc's <malloc.h>: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD, M_ARENA_MAX
 MALLOC = {-3: 32 << 20, -1: (1 << 31) - 1, -2: 64 << 20, -8: 1}
+
+NUMERIC = {
+    "jax_enable_x64": False,
+    "jax_default_matmul_precision": None,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_threefry_partitionable": True,
+    "jax_random_seed_offset": 0,
+    "jax_disable_jit": False,
+}
+"""JAX's settings that change numbers, and their defaults."""
 
 
 def require_not_started(field: str, value: Any) -> None:
@@ -42,6 +54,19 @@ def use_deterministic_kernels() -> None:
     if DETERMINISTIC not in flags:
         require_not_started("devices.deterministic", True)
         os.environ["XLA_FLAGS"] = f"{flags} {DETERMINISTIC}"  # of two values, the last counts
+
+
+def xla_threads() -> int:
+    """Number of XLA's threads on a CPU, among which it divides long sums: NPROC, or the cores of this process."""
+    return int(os.environ.get("NPROC") or usable_cores())
+
+
+def numeric_settings() -> dict[str, Any]:
+    """What the environment sets and changes numbers: XLA's threads, and settings that are not the defaults."""
+    settings = {name: getattr(jax_config, name) for name in NUMERIC}
+    settings |= {name: os.environ.get(name) for name in ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")}
+    changed = {name: value for name, value in settings.items() if value != NUMERIC.get(name)}
+    return {"xla_threads": xla_threads(), **changed}
 
 
 @cache
@@ -74,18 +99,18 @@ def _keep_freed_memory() -> list[str]:
 def _cache_compiled_programs() -> list[str]:
     """Keeps compiled programs on disk, so that the next start does not compile them again.
 
-    Each number of XLA's threads on a CPU, among which it divides long sums, has a folder of its own: programs depend on
-    it, and JAX's cache key leaves it out.
+    Each number of XLA's threads has a folder of its own: programs depend on it, and JAX's cache key leaves it out.
     """
-    folder = jax_config.jax_compilation_cache_dir  # JAX_COMPILATION_CACHE_DIR
-    if folder == "":
-        return ["compiled programs are not kept: JAX_COMPILATION_CACHE_DIR is empty"]
+    folder, lines = jax_config.jax_compilation_cache_dir, []  # JAX_COMPILATION_CACHE_DIR
     try:
         if folder is None:
-            caches, threads = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", os.environ.get("NPROC")
-            folder = f"{caches}/jaxrl_atari/xla/threads_{threads or usable_cores()}"
+            caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            folder = f"{caches}/jaxrl_atari/xla/threads_{xla_threads()}"
+        if not folder:
+            return ["compiled programs are not kept: JAX_COMPILATION_CACHE_DIR is empty"]
         if "://" not in folder:  # a bucket is left to JAX
             Path(folder).mkdir(parents=True, exist_ok=True)
+            lines = _remove_damaged_programs(Path(folder))
     except RuntimeError:  # neither HOME nor an entry in /etc/passwd
         return ["compiled programs are not kept: this user has no home; set HOME or JAX_COMPILATION_CACHE_DIR"]
     except OSError:
@@ -94,4 +119,27 @@ def _cache_compiled_programs() -> list[str]:
     jax_config.update("jax_compilation_cache_dir", folder)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax_config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    return [f"compiled programs are kept in {folder}"]
+    return [*lines, f"compiled programs are kept in {folder}"]
+
+
+def _remove_damaged_programs(folder: Path) -> list[str]:
+    """Removes the programs that cannot be read, of those written since the last start.
+
+    A full disk leaves truncated ones. JAX warns of them and compiles again, but never replaces a file that exists.
+    """
+    for name in ("compression.zstd", "zstandard", "zlib"):  # JAX compresses with the first that there is
+        with contextlib.suppress(ImportError):
+            decompress = importlib.import_module(name).decompress
+            break
+    checked = folder / "checked"
+    since = checked.stat().st_mtime if checked.exists() else 0.0
+    checked.touch()
+    damaged = []
+    for path in folder.glob("*-cache"):
+        if path.stat().st_mtime >= since:
+            try:
+                decompress(path.read_bytes())
+            except Exception:  # each library has an error of its own
+                path.unlink()
+                damaged.append(path)
+    return [f"{len(damaged)} damaged programs removed from the cache; they are compiled again"] * bool(damaged)
