@@ -111,6 +111,8 @@ def _letters(name: str) -> str:
 
 
 _NAME_OF = {_letters(name): name for name in GAMES}
+TWO_PLAYER_GAMES = ("combat", "joust", "mazecraze", "warlords")
+"""What nobody can play alone; they are not in the table."""
 
 _SPELLINGS: dict[str, Literal["v5", "classic"] | None] = {
     r"ale/(.*)-v5": "v5",
@@ -143,7 +145,9 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
             return _NAME_OF[letters], protocol
     bare = re.sub(r"^ale/|((noframeskip|deterministic)?(-ram.*)?(-v\d+)?)$", "", name.lower())
     hint = "for example Qbert, Breakout or MsPacman"
-    if close := difflib.get_close_matches(_letters(bare), _NAME_OF):  # the closest one first
+    if _letters(bare) in TWO_PLAYER_GAMES:
+        hint = f"{bare} is a two-player game"
+    elif close := difflib.get_close_matches(_letters(bare), _NAME_OF):  # the closest one first
         game = _NAME_OF[close[0]]
         hint = f"did you mean {game}, ALE/{game}-v5 (sticky actions) or {game}NoFrameskip-v4 (classic, none)?"
     raise ConfigError("env.game", name, f"one of ALE's {len(GAMES)} games for one player", hint)

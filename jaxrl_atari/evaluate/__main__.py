@@ -10,6 +10,7 @@ From Python: `load_policy` and `run_evaluation` of `jaxrl_atari`.
 """
 
 import dataclasses
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,8 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
     numbers = range(read_config(options.run_dir).sessions) if of_all else [options.session]
     policies = [load_policy(options.run_dir, options.checkpoint, device, i, options.backend) for i in numbers]
-    results = [_evaluate(policy, options, options.seed + i) for i, policy in enumerate(policies)]
     run_dir = policies[0].session_dir.absolute().parent  # also of `.`
+    if not os.access(policies[0].session_dir, os.W_OK):
+        raise UserError(f"{run_dir}: cannot be written to; the results go there, so copy the run elsewhere first")
+    results = [_evaluate(policy, options, options.seed + i) for i, policy in enumerate(policies)]
     if of_all:
         _summarise(run_dir, results, options)
     elif options.checkpoint == "best":

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import logging
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,12 @@ from jaxrl_atari.fast.frames import empty_window, push_frame
 SECONDS_BETWEEN_NEWS = 30
 FPS = 15  # of videos: 60 emulator frames a second, 4 of them an env step: real speed
 SCALE = 3  # of videos: 160x210 -> 480x630 pixels; both even, as H.264 with 4:2:0 colours needs
+
+WAIT_FOR_FIRE = (
+    "BasicMath Bowling Breakout Casino Crossbow DonkeyKong DoubleDunk Gopher Hangman HumanCannonball Kaboom Pitfall"
+    " SirLancelot Tennis TicTacToe3D VideoPinball YarsRevenge"
+)
+"""Games that random play ends within 4,500 env steps, but not without FIRE, which starts the game or the next life."""
 
 
 class EvaluationResult(NamedTuple):
@@ -77,6 +84,9 @@ def run_evaluation(
     """
     check_fields(EvaluationConfig(episodes=episodes, num_envs=num_envs), "evaluation.")
     env = policy.config.env
+    if greedy and env.game_name in WAIT_FOR_FIRE.split():
+        note = "greedy play can stand still: %s may wait for FIRE, as after a lost life"
+        logging.getLogger(__name__).warning(note, env.game_name)
     quota = np.bincount(np.arange(episodes) % num_envs)  # of each environment
     pool = make_pool(env.backend, env.game_name, len(quota), seed=seed, num_threads=env.num_threads, rules=env.rules)
     counter, games, news_at = EpisodeCounter(len(quota)), [], time.monotonic() + SECONDS_BETWEEN_NEWS
