@@ -223,7 +223,7 @@ def test_an_error_leaves_neither_threads_nor_processes(session_dir):
             if row["updates"] > 4:
                 raise UserError("the disk is full")
 
-    config = change(TINY, overlap="update", log={"graphs": True}, evaluation={"every_env_steps": 96, "episodes": 10_000})
+    config = change(TINY, overlap="update", log={"graphs": True}, evaluation={"every_env_steps": 96, "episodes": 9_999})
     write_json(session_dir.parent / "config.json", {"config": config.to_dict()})
     with pytest.raises(UserError, match="the disk is full"):
         run_session(config, session_dir, writers=[Failing()])
