@@ -20,6 +20,7 @@ from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_gpus import limit_jax
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
+from jaxrl_atari.hardware.runtime import numeric_settings
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import EnvGroup, collect, make_groups
 from jaxrl_atari.runs.actions import cut_segments, write_segment
@@ -28,8 +29,7 @@ from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.progress import Every, Game, Progress
 from jaxrl_atari.runs.resume import games_problem, restore_session, resume_text, set_aside_logs
 from jaxrl_atari.runs.session_log import ReadMetrics, SessionLog
-from jaxrl_atari.runs.terminal import TerminalWriter
-from jaxrl_atari.runs.writers import Writer, make_writers
+from jaxrl_atari.runs.writers import TerminalWriter, Writer, make_writers
 
 
 def run_session(
@@ -79,7 +79,7 @@ def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) ->
             actor_key, update_key = run.keys(progress.updates)
             collected = collect(run.groups, learner.acting_params(), actor_key)
             metrics = learner.update(collected.rollouts, options, update_key)
-        run.count_games(collected.games)
+        run.games += [(progress.steps + t, *game) for t, *game in collected.games]
         optimizer_steps = config.ppo.epochs * config.num_minibatches
         progress.count(collected.env_steps, collected.games, optimizer_steps, config.ppo.rollout_length)
         acting = collected.emulator_seconds, collected.policy_seconds
@@ -136,7 +136,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self._save_every = Every(self.config.log.checkpoint_every_env_steps, self.progress.env_steps)
-        self._games: list[Game] = []  # that ended since the last checkpoint
+        self.games: list[Game] = []  # that ended since the last checkpoint, for the log of actions
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
         """The keys of an update: for acting and for its minibatches."""
@@ -146,12 +146,6 @@ class Session:
         """With `devices.check`, forbids implicit transfers between host and devices once everything is compiled."""
         forbidden = self.config.devices.check and not self.log.compiling
         return jax.transfer_guard("disallow" if forbidden else "allow")
-
-    def count_games(self, games: Sequence[Game]) -> None:
-        """Notes the games that ended in a rollout for the log of actions."""
-        self._games += [
-            (self.progress.steps + t, env, episode_return, length) for t, env, episode_return, length in games
-        ]
 
     def evaluate_if_due(self, stop_requested: Callable[[], bool] = lambda: False, at_end: bool = False) -> None:
         """Starts an evaluation where one is due, once the one before has ended.
@@ -187,22 +181,20 @@ class Session:
         if self.checkpoints is None:
             return
         items: dict[str, Any] = {"arrays": {"train_state": self.learner.state, "key": self.key}}
-        if isinstance(self.learner, OverlappedLearner):
+        if self.learner.acting is not None:
             items["acting"] = self.learner.acting
-        evaluated = self.evaluator.running() if self.evaluator else None
-        if evaluated is not None:
+        if self.evaluator and (evaluated := self.evaluator.running()):
             items["evaluation"] = evaluated.params
         groups = list(itertools.chain(*self.groups))
-        games = [known for group in groups if (known := group.games()) is not None]
-        if games:
+        if games := [known for group in groups if (known := group.games())]:
             items["games"] = join(games)._asdict()
             segment = [group.take_segment() for group in groups]
             if self.config.log.actions:
-                write_segment(self.session_dir, segment, self._games, self.config.ppo.rollout_length)
-        self._games = []
-        self.checkpoints.save(self.progress.env_steps, items, self._meta(), score)
+                write_segment(self.session_dir, segment, self.games, self.config.ppo.rollout_length)
+        self.games = []
+        self.checkpoints.save(self.progress.env_steps, items, self.meta(), score)
 
-    def _meta(self) -> dict[str, Any]:
+    def meta(self) -> dict[str, Any]:
         """Content of a checkpoint other than the arrays, as JSON values."""
         return {
             "config": self.config.to_dict(),
@@ -211,6 +203,7 @@ class Session:
             "num_actions": self.groups[0][0].pool.num_actions,
             "device": self.device_text(),
             "compute_dtype": self.learner.compute_dtype.name,
+            "numeric_settings": numeric_settings(),
             "seed": self.seed,
             "game_seed": self.game_seed,
             "env_steps": self.progress.env_steps,
@@ -226,9 +219,8 @@ class Session:
         """The devices, why they were chosen, and the arithmetic."""
         placement = self.placement
         text = f"{', '.join(map(str, placement.learner))} ({placement.reason})"
-        actors = list(dict.fromkeys(placement.actors))
-        if not set(actors) <= set(placement.learner):
-            text += f"; acts on {', '.join(map(str, actors))}"
+        if elsewhere := set(map(str, placement.actors)) - set(map(str, placement.learner)):
+            text += f"; acts on {', '.join(sorted(elsewhere))}"
         if self.config.evaluation.every_env_steps:
             text += f"; evaluates on {placement.evaluator}"
         return f"{text}; computes in {self.learner.compute_dtype.name}"
@@ -293,7 +285,8 @@ def prepare(
         num_actions = groups[0][0].pool.num_actions
         arrays = restored.arrays if restored else first_arrays(config, num_actions, seed, placement.home)
         progress.optimizer_steps = int(arrays["train_state"].optimizer_steps)
-        learner = make_learner(config, placement, arrays, num_actions)
+        make_learner = Learner if config.overlap == "none" else OverlappedLearner
+        learner = make_learner(config, placement, num_actions, arrays)
         exits.callback(learner.close)
 
         running = "evaluation" in arrays  # it is started again
@@ -324,16 +317,9 @@ def prepare(
         )  # fmt: skip
         say(f"device: {run.device_text()}")
         if restored:
-            say(resume_text(config, meta, learner.compute_dtype.name))
+            say(resume_text(meta, run.meta()))
         say("compiling (about 20 s the first time)")
         yield run
-
-
-def make_learner(config: Config, placement: Placement, arrays: dict[str, Any], num_actions: int) -> Learner:
-    """The learner; with `overlap`, it acts first with the parameters with which an uninterrupted session would act."""
-    if config.overlap == "none":
-        return Learner(config, placement, num_actions, arrays["train_state"])
-    return OverlappedLearner(config, placement, num_actions, arrays["train_state"], arrays.get("acting"))
 
 
 def start_games(
@@ -346,7 +332,8 @@ def start_games(
     say: Callable[[str], None],
 ) -> tuple[list[list[EnvGroup]], int]:
     """The environments and the seed of their games: those of a checkpoint where it has games, else new ones."""
-    if restored and (problem := games_problem(config, restored.meta)) is None:
+    problem = restored and games_problem(config, restored.meta)
+    if restored and not problem:
         groups = make_groups(config, placement, restored.meta["game_seed"])
         try:
             games = Games(**checkpoints.restore(restored.step, item="games"))

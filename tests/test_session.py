@@ -30,7 +30,6 @@ from jaxrl_atari.runs.progress import EpisodeStatistics, Progress
 from jaxrl_atari.runs.run_dir import (
     checkpoint_steps,
     describe,
-    describe_resumed,
     is_finished,
     make_run_dir,
     read_config,
@@ -419,7 +418,7 @@ def test_a_new_run_never_takes_the_folder_of_another(tmp_path):
 def test_config_json_says_how_a_run_began_and_what_each_resume_changed(tmp_path):
     write_description(tmp_path, describe(change(TINY, seed=3)) | {"git_revision": "abc", "python": "3.0"})
     assert read_config(tmp_path) == change(TINY, seed=3)
-    write_description(tmp_path, describe_resumed(change(TINY, seed=3, total_env_steps=320), tmp_path))
+    write_description(tmp_path, describe(change(TINY, seed=3, total_env_steps=320), tmp_path))
     described = read_json(tmp_path / "config.json")
     assert (described["seed"], described["game"], described["protocol"]) == (3, "Breakout", "v5, max_frames=128")
     assert (described["git_revision"], described["hardware"]["gpus"]) == ("abc", None)

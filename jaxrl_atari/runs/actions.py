@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxrl_atari.envs.record import Segment
 from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.progress import Game
 
 
 def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
@@ -25,13 +26,12 @@ def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
     return sorted((int(match[1]), int(match[2]), path) for match, path in names if match)
 
 
-def write_segment(
-    session_dir: Path, parts: Sequence[Segment], games: Sequence[tuple[int, int, float, int]], rollout_length: int
-) -> None:
+def write_segment(session_dir: Path, parts: Sequence[Segment], games: Sequence[Game], rollout_length: int) -> None:
     """Writes the newest steps, before the checkpoint that ends with them.
 
     Args:
         parts: of groups of environments, in their order, with the same steps.
+        games: that ended in them, with their steps in the session.
     """
     first, steps = parts[0].first_step, len(parts[0].actions)
     if steps == 0:  # since the checkpoint before

@@ -10,6 +10,7 @@ whenever the process is killed. It does not notice flipped bits (without its dig
 other values): hence the digests here, BLAKE2b of 64 bits. They find damage; they do not prove who wrote a checkpoint.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -183,7 +184,8 @@ class Checkpoints:
             "score": None if score is None or math.isnan(score) else score,
         }  # fmt: skip
         meta["checksum"] = meta_digest(meta)
-        arguments = {name: ocp.args.StandardSave(tree) for name, tree in host.items()}
+        arguments: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in host.items()}
+        arguments["meta"] = ocp.args.JsonSave(meta)
         # One folder an array: in one database for all of them (OCDBT), TensorStore 0.1.86 leaks memory at every save.
         alone = _this_process()
         handlers: dict[str, Any] = {
@@ -199,7 +201,7 @@ class Checkpoints:
             if path.is_dir():
                 return
             ocp.Checkpointer(handler, multiprocessing_options=alone).save(
-                path.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonSave(meta))
+                path.absolute(), args=ocp.args.Composite(**arguments)
             )
         except Exception as error:  # orbax and the file system raise many types
             raise UserError(
@@ -215,15 +217,12 @@ class Checkpoints:
             return
         for step in set(self.steps()) - kept:
             path = self.directory / str(step)
-            removed = self.directory / f"removed_{step}"
             try:
-                path.rename(removed)  # a part of a checkpoint must not look like one
-            except OSError:  # of a container image, for example
-                removed = path
-            try:
-                shutil.rmtree(removed)
+                with contextlib.suppress(OSError):  # of a container image, for example
+                    path = path.rename(self.directory / f"removed_{step}")  # a part must not look like a checkpoint
+                shutil.rmtree(path)
             except OSError as error:
-                self._say(f"{removed}: this old checkpoint cannot be removed ({error.strerror}) and is left there")
+                self._say(f"{path}: this old checkpoint cannot be removed ({error.strerror}) and is left there")
 
     def set_aside(self, step: int) -> Path:
         """Renames a damaged checkpoint to `damaged_<step>` and returns its new path."""

@@ -2,12 +2,12 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-Game = tuple[int, int, float, int]
+Game = Sequence[float]
 """A finished game: step in its rollout, environment, return, and length in env steps."""
 
 RETURN_MA_ENV_STEPS = 1_000_000
@@ -18,18 +18,12 @@ class Every:
     """True once per interval: `due(n)` is true at the first n in each new interval of env steps. 0: never."""
 
     def __init__(self, interval: int, start: int):
-        self._interval = interval
-        self._next = self._after(start) if interval else math.inf
-
-    def _after(self, env_steps: int) -> int:
-        return (env_steps // self._interval + 1) * self._interval
+        self._interval, self._last = interval, start
 
     def due(self, env_steps: int) -> bool:
-        """Whether an interval has ended since `due` last returned True."""
-        if env_steps < self._next:
-            return False
-        self._next = self._after(env_steps)
-        return True
+        """Whether an interval has ended since the last call."""
+        last, self._last = self._last, env_steps
+        return self._interval > 0 and env_steps // self._interval > last // self._interval
 
 
 class EpisodeStatistics:

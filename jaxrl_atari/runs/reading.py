@@ -19,6 +19,7 @@ Table = Mapping[str, np.ndarray]
 METRICS_FILE, EVALUATIONS_FILE = "metrics.csv", "evaluations.csv"
 EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std")
 REQUIRED_COLUMNS = ("env_steps", "optimizer_steps", "wall_seconds", "episodes", "return_mean", "return_ma")
+"""Without these a metrics.csv cannot be read. Others may be missing: an earlier version had fewer."""
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
