@@ -264,8 +264,7 @@ class Collected(NamedTuple):
     env_steps: int  # of all processes; auto-reset steps do not count
     games: list[Game]  # of all processes, by step, then by environment
     first_step_at: float  # time.time() when the emulators had been sent their first actions
-    emulator_seconds: float = 0.0  # since then: waiting for the emulators
-    policy_seconds: float = 0.0  # since then: the rest
+    seconds: tuple[float, float] = (0.0, 0.0)  # since then: waiting for the emulators, and the rest
 
 
 def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: jax.Array) -> Collected:
@@ -299,14 +298,13 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
             games += group.receive(length - 1)
             group.choose(group_params)  # for the bootstrap value; the next rollout draws its own action
     waited = sum(group.waited_seconds for group in all_groups)
-    acted = time.perf_counter() - started
+    rest = time.perf_counter() - started - waited
     return Collected(
         rollouts=[finish_rollout([group.finish() for group in on_device]) for on_device in groups],
         env_steps=sum_over_processes(sum(group.env_steps() for group in all_groups)),
         games=sorted(gather_rows(np.reshape(games, (-1, 4))).tolist()),
         first_step_at=first_step_at,
-        emulator_seconds=waited,
-        policy_seconds=acted - waited,
+        seconds=(waited, rest),
     )
 
 

@@ -212,7 +212,7 @@ def test_what_is_not_finite_is_not_saved(overlap, session_dir, monkeypatch):
     assert checkpoint_steps(session_dir)[-1] < 120
     with prepare(TINY, session_dir, resume=True, quiet=True) as run:
         state = run.learner.state
-        run.learner.reset(state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params)))
+        run.learner._state = state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params))
         with pytest.raises(NonFiniteError, match="parameter_norm = "):  # the newest metrics do not show it
             run.save(None)
 
@@ -284,12 +284,17 @@ def test_a_larger_budget(copied, capsys):
     before = read_table(copied / "metrics.csv")
     at = latest_meta(copied)["env_steps"]
     out = resume(copied, capsys, network={"compute_dtype": "float32"}, log={"tensorboard": True})
-    assert f"session 0  resumed at {at} env steps (update 6); arithmetic bfloat16 -> float32: --network.com" in out
-    assert "; budget 192 -> 320 env steps: the learning rate goes on along the line that reaches zero" in out
+    assert f"session 0  resumed at {at} env steps (update 6); compute_dtype bfloat16 -> float32, so numbers may" in out
     after = read_table(copied / "metrics.csv")
     assert after[: len(before) - 1] == before[:-1]
     assert float(after[-1]["wall_seconds"]) > float(before[-1]["wall_seconds"])
     assert float(after[len(before)]["learning_rate"]) > 0.1 * TINY.ppo.learning_rate
+
+
+def test_a_resume_names_numeric_settings_that_have_changed(copied, capsys, monkeypatch):
+    monkeypatch.setenv("NPROC", "77")
+    out = resume(copied, capsys)
+    assert re.search(r"; numeric_settings\.xla_threads \d+ -> 77, so numbers may differ from here on\n", out)
 
 
 def flip_all(step_dir, item):
@@ -425,6 +430,7 @@ def test_config_json_says_how_a_run_began_and_what_each_resume_changed(tmp_path)
     (entry,) = described["resumed"]
     assert entry["changed"] == {"total_env_steps": [192, 320]}
     assert entry["versions"]["jax"] == jax.__version__
+    assert entry["numeric_settings"]["xla_threads"] == described["numeric_settings"]["xla_threads"]
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config\.json: cannot be used \(JSONDecodeError.*; restore it from a copy"):
         read_config(tmp_path)

@@ -60,7 +60,6 @@ class Checkpoints:
 
     def __init__(self, session_dir: Path, say: Callable[[str], object] = _log.warning):
         self.session_dir, self.directory, self._say = session_dir, session_dir / "checkpoints", say
-        self._scores: dict[int, float] = {}
 
     def steps(self) -> list[int]:
         """Env steps of the complete checkpoints, in ascending order."""
@@ -72,11 +71,8 @@ class Checkpoints:
         Raises:
             Damaged: the score of a checkpoint cannot be read, so it may be the best.
         """
-        for step in self.steps():
-            if step not in self._scores:
-                score = self.read_meta(step)["score"]
-                self._scores[step] = -math.inf if score is None else score
-        return max(self.steps(), key=lambda step: (self._scores[step], step), default=None)
+        scores = {step: self.read_meta(step)["score"] for step in self.steps()}
+        return max(scores, key=lambda step: (-math.inf if scores[step] is None else scores[step], step), default=None)
 
     # --- Reading ---
 
@@ -259,15 +255,11 @@ def _read(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_this_process())
     saved: Any = directory.absolute()
-    leaves, structure = jax.tree_util.tree_flatten_with_path(handler.metadata(saved).tree)
-    places = {_name(path): place for place, (path, _) in enumerate(leaves)}
-
-    def read(place: int) -> np.ndarray:
-        only = [0 if place == other else ocp.PLACEHOLDER for other in range(len(leaves))]
-        restored = handler.restore(saved, args=ocp.args.PyTreeRestore(structure.unflatten(only)))
-        return jax.tree.leaves(restored)[place]
-
-    return {name: read(places[name]) for name in names}
+    tree, values = handler.metadata(saved).tree, {}
+    for name in names:
+        only = jax.tree_util.tree_map_with_path(lambda path, _: 0 if _name(path) == name else ocp.PLACEHOLDER, tree)  # noqa: B023
+        values[name] = _by_path(handler.restore(saved, args=ocp.args.PyTreeRestore(only)))[name]
+    return values
 
 
 def _to_device(value: np.ndarray, target: Any) -> Any:
@@ -281,18 +273,19 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _by_path(arrays: Any, describe: Callable[[Any], str]) -> dict[str, str]:
-    return {_name(path): describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
+def _by_path(arrays: Any) -> dict[str, Any]:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
 
 
 def array_shapes(arrays: Any) -> dict[str, str]:
     """Path -> dtype and shape of each array in a pytree: `{"train_state/params/value/bias": "float32[1]", ...}`."""
-    return _by_path(arrays, lambda leaf: f"{leaf.dtype}{list(leaf.shape)}")
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _by_path(arrays).items()}
 
 
 def array_digests(arrays: Any) -> dict[str, str]:
     """Path -> digest of the dtype, shape and bytes of each array in a pytree of NumPy arrays."""
-    return _by_path(arrays, lambda leaf: _digest(f"{leaf.dtype}{list(leaf.shape)}".encode(), leaf.tobytes()))
+    shapes = array_shapes(arrays)
+    return {name: _digest(shapes[name].encode() + leaf.tobytes()) for name, leaf in _by_path(arrays).items()}
 
 
 def meta_digest(meta: dict[str, Any]) -> str:
@@ -300,8 +293,8 @@ def meta_digest(meta: dict[str, Any]) -> str:
     return _digest(json.dumps({k: v for k, v in meta.items() if k != "checksum"}, sort_keys=True).encode())
 
 
-def _digest(*parts: bytes) -> str:
-    return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def _short(error: Exception) -> str:

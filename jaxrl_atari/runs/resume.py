@@ -26,22 +26,21 @@ def restore_session(checkpoints: Checkpoints, target: Callable[[dict[str, Any]],
     Raises:
         UserError: no checkpoint is sound.
     """
-    found = None
-    try:
-        if is_leader() and checkpoints.steps():
+    found, problem = None, ""
+    if is_leader() and checkpoints.steps():
+        try:
             found = checkpoints.restore_newest(target, ("acting", "evaluation"))
-    except UserError as error:
-        agree(f"error {error}"[:1_000])
-        raise
-    choice = agree(str(found.step) if found else "")
-    if is_leader() or not choice:
-        for step, error in found.damaged.items() if found else ():
-            say(f"{error}; it is now {checkpoints.set_aside(step)}")
-        return found
-    if choice.startswith("error "):
-        raise UserError(choice.removeprefix("error "))
-    meta = checkpoints.read_meta(int(choice))
-    return Restored(int(choice), checkpoints.restore(int(choice), target(meta)), meta, {})
+        except UserError as error:
+            problem = str(error)[:1_000]
+    if problem := agree(problem):
+        raise UserError(problem)
+    step = int(agree(str(found.step if found else -1)))
+    if not is_leader() and step >= 0:
+        meta = checkpoints.read_meta(step)
+        found = Restored(step, checkpoints.restore(step, target(meta)), meta, {})
+    for damaged, error in found.damaged.items() if found else ():
+        say(f"{error}; it is now {checkpoints.set_aside(damaged)}")
+    return found
 
 
 def games_problem(config: Config, meta: dict[str, Any]) -> str:

@@ -6,7 +6,6 @@ RUN_DIR/session_<i>/   session i of the trial: metrics.csv, evaluations.csv, che
 
 import os
 import platform
-import re
 import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -49,7 +48,7 @@ def session_dir(run_dir: Path, session: int) -> Path:
 
 def session_dirs(run_dir: Path) -> list[Path]:
     """The directories `session_<i>` of a run, ordered by i."""
-    found = (path for path in run_dir.glob("session_*") if re.fullmatch(r"session_(0|[1-9]\d*)", path.name))
+    found = (path for path in run_dir.glob("session_*") if path.name.removeprefix("session_").isdecimal())
     return sorted(filter(Path.is_dir, found), key=session_number)
 
 
@@ -60,7 +59,7 @@ def session_number(session_dir: Path) -> int:
 
 def checkpoint_steps(session_dir: Path) -> list[int]:
     """Env steps of a session's complete checkpoints, in ascending order; none before its first one."""
-    return sorted(int(path.name) for path in session_dir.glob("checkpoints/*") if re.fullmatch("[0-9]+", path.name))
+    return sorted(int(path.name) for path in session_dir.glob("checkpoints/*") if path.name.isdecimal())
 
 
 def latest_text(session_dir: Path, name: str) -> str:
@@ -203,12 +202,10 @@ def _git_revision() -> str | None:
     A package that is installed inside some other repository, as in a virtual environment there, has none.
     """
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # set in Git's hooks
-    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    command = ["git", f"--git-dir={root}/.git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     try:
-        found = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
+        found = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True, check=False)
+    except OSError:  # Git is not installed
         return None
     return found.stdout.strip() or None

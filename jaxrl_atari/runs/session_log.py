@@ -10,8 +10,8 @@ import psutil
 
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import TIME_COLUMNS
-from jaxrl_atari.runs.progress import Every, Progress
-from jaxrl_atari.runs.writers import Row, Writer
+from jaxrl_atari.runs.progress import Progress, due
+from jaxrl_atari.runs.writers import Writer
 
 ReadMetrics = Callable[[], dict[str, float]]
 """Waits for an update and returns its metrics."""
@@ -40,8 +40,7 @@ class SessionLog:
         monitor: Callable[[], Mapping[str, float]],
         meta: Mapping[str, Any],
     ):
-        self._writers, self._progress, self._monitor = writers, progress, monitor
-        self._every = Every(every_env_steps, progress.env_steps)
+        self._writers, self._every, self._progress, self._monitor = writers, every_env_steps, progress, monitor
         self._start = time.monotonic()
         self.compiling = True
         self.first_step_at = math.nan  # `time.time()` when the first actions were sent
@@ -50,11 +49,6 @@ class SessionLog:
         self._logged: int = meta.get("logged_env_steps", progress.env_steps)
         self._acting = np.zeros(2)  # seconds since the last log point: waiting for the emulators, the policy
         self.row: dict[str, Any] = {}  # the newest log point of this start
-
-    def message(self, text: str) -> None:
-        """Shows a line to the user."""
-        for writer in self._writers:
-            writer.message(text)
 
     def evaluation(self, env_steps: int, episodes: int, mean: float, std: float) -> None:
         """Writes an evaluation during training."""
@@ -90,15 +84,17 @@ class SessionLog:
             metrics()  # waits
             self.first_step_at, now = first_step_at, time.monotonic()
             since_start = first_step_at - psutil.Process().create_time()
-            self.message(
+            text = (
                 f"first env step {since_start:.1f} s after the start of the process; first rollout and update took"
                 f" {now - self._start:.1f} s, compilation included"
             )
+            for writer in self._writers:
+                writer.message(text)
             self._start, self.compiling = now, False
         self._acting += acting
         for writer in self._writers:
             writer.progress(self._progress.env_steps, self.row)
-        if self._every.due(self._progress.env_steps):
+        if due(self._every, self._logged, self._progress.env_steps):
             self._logged = self._progress.env_steps
             self._write_row(learning_rate)
             self._metrics = []

@@ -90,7 +90,6 @@ class TerminalWriter(Writer):
         )  # fmt: skip
         self._bar.add_task(label, total=total_env_steps)
         self._task = self._bar.tasks[0]
-        self._bar.start()
 
     def _line(self, row: Row) -> str:
         eta = self._task.time_remaining
@@ -109,6 +108,7 @@ class TerminalWriter(Writer):
         )
 
     def progress(self, env_steps: int, row: Row) -> None:
+        self._bar.start()
         self._bar.update(self._task.id, completed=env_steps)
         self._bar.update(self._task.id, description=self._line(row))
 
