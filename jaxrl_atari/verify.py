@@ -8,6 +8,7 @@ it cannot show.
 """
 
 import dataclasses
+import io
 import itertools
 import random
 import time
@@ -80,7 +81,7 @@ def read_log(session_dir: Path) -> Log:
         if first != reached:
             raise Differs(f"{path}: the segment with steps {reached} to {first} before it is missing")
         try:
-            with np.load(path) as arrays:
+            with np.load(io.BytesIO(path.read_bytes())) as arrays:  # a damaged file would stay open
                 part = dict(arrays)
         except Exception as error:  # a damaged archive raises many types
             raise Differs(f"{path}: damaged ({type(error).__name__}: {error})") from error

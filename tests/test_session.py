@@ -207,8 +207,12 @@ def test_a_second_process_is_refused_and_disturbs_nothing(session_dir):
 
 @pytest.mark.parametrize("overlap", ["none", "update"])
 def test_what_is_not_finite_is_not_saved(overlap, session_dir, monkeypatch):
-    rate = session.learning_rate
-    monkeypatch.setattr(session, "learning_rate", lambda config, at: math.nan if at > 120 else rate(config, at))
+    options = session.current_options
+
+    def broken(config, at):
+        return jax.tree.map(lambda x: x * np.float32(math.nan if at > 120 else 1), options(config, at))
+
+    monkeypatch.setattr(session, "current_options", broken)
     with pytest.raises(NonFiniteError, match=r"loss = nan.* training stopped at .* the last checkpoint is kept: lower"):
         run_session(change(TINY, overlap=overlap), session_dir)
     assert checkpoint_steps(session_dir)[-1] < 120
