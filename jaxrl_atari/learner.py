@@ -1,6 +1,6 @@
 """Learning: the train state on the learner's devices, the compiled update, and the parameters to act with."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
@@ -22,10 +22,13 @@ class Learner:
     """The train state, on one device or on several in parallel, and its update.
 
     Args:
-        state: the train state to start from; the first update consumes it.
+        arrays: of a checkpoint or of `first_arrays`. The first update consumes `train_state`.
     """
 
-    def __init__(self, config: Config, placement: Placement, num_actions: int, state: ppo.TrainState):
+    acting: Any = None
+    """What an overlapped update acts with next."""
+
+    def __init__(self, config: Config, placement: Placement, num_actions: int, arrays: dict[str, Any]):
         platform, actor_platform = network_platform(*placement.learner), network_platform(*placement.actors)
         network = make_network(config.network, num_actions, platform, actor_platform)
         self._acting_network = make_network(config.network, num_actions, actor_platform, platform)
@@ -33,11 +36,7 @@ class Learner:
         self._actors, self._check = placement.actors, config.devices.check
         self._parallel = DataParallel(placement.learner)
         self._update = compiled_update(placement.learner, network)
-        self.reset(state)
-
-    def reset(self, state: ppo.TrainState) -> None:
-        """Replaces the train state."""
-        self._state = self._parallel.replicate(state)
+        self._state = self._parallel.replicate(arrays["train_state"])
 
     @property
     def state(self) -> ppo.TrainState:
@@ -56,15 +55,12 @@ class Learner:
         """
         rollout = self._parallel.assemble(rollouts)
         config, key = self._parallel.replicate((config, key))
-        self._check_placement({"train_state": self._state, "rollout": rollout})
-        self._state, metrics = self._update(self._state, rollout, config, key)
-        self._check_placement({"train_state": self._state, "metrics": metrics})
-        own = self._parallel.shard(metrics, 0)
-        return lambda: read(own)
-
-    def _check_placement(self, arrays: Any) -> None:
         if self._check:
+            arrays = {"train_state": self._state, "rollout": rollout}
             check_placement("learning", arrays, self._parallel.local_devices)
+        self._state, metrics = self._update(self._state, rollout, config, key)
+        own = self._parallel.shard(metrics, 0)
+        return lambda: {name: float(value) for name, value in jax.device_get(own).items()}
 
     def parameter_norm(self) -> float:
         """Global L2 norm of the parameters; inf or NaN if one of them is."""
@@ -72,22 +68,18 @@ class Learner:
 
     def acting_params(self) -> list[Any]:
         """The parameters for each actor, on its device."""
-        return [self._acting_network.acting_params(jax.device_put(params, device)) for params, device in self._acting()]
+        own = (jax.device_put(self._params(i), device) for i, device in enumerate(self._actors))
+        return [self._acting_network.acting_params(params) for params in own]
 
-    def _acting(self) -> Iterable[tuple[Any, jax.Device]]:
-        """For each actor, the parameters to act with, and its device."""
-        return [(self._parallel.shard(self._state.params, i), device) for i, device in enumerate(self._actors)]
+    def _params(self, i: int) -> Any:
+        """What actor i acts with."""
+        return self._parallel.shard(self._state.params, i)
 
     def wait(self) -> None:
         """Waits until an update in the background has ended, if there is one."""
 
     def close(self) -> None:
         """Frees what the learner holds besides arrays."""
-
-
-def read(metrics: ppo.Metrics) -> dict[str, float]:
-    """Metrics as Python numbers."""
-    return {name: float(value) for name, value in jax.device_get(metrics).items()}
 
 
 _copy = jax.jit(partial(jax.tree.map, jnp.copy))
@@ -103,20 +95,16 @@ def compiled_update(devices: tuple[jax.Device, ...], network: Network) -> Callab
 class OverlappedLearner(Learner):
     """A learner whose update runs in a thread while the next rollout is collected (`overlap = "update"`).
 
-    That rollout acts with the parameters that the update began with: one update of lag, never more.
-
-    Args:
-        acting: parameters to act with first, those before the newest update; None: those of `state`.
+    That rollout acts with the parameters that the update began with: one update of lag, never more. `acting` in the
+    arrays of a checkpoint are those before the newest update.
     """
 
-    def __init__(
-        self, config: Config, placement: Placement, num_actions: int, state: ppo.TrainState, acting: Any = None
-    ):
+    def __init__(self, config: Config, placement: Placement, num_actions: int, arrays: dict[str, Any]):
         self._thread = ThreadPoolExecutor(1, "learner")
         self._running: Future[dict[str, float]] | None = None
         self._has_compiled = False
-        super().__init__(config, placement, num_actions, state)
-        self.acting = _copy(self.state.params) if acting is None else acting
+        super().__init__(config, placement, num_actions, arrays)
+        self.acting = arrays.get("acting") or _copy(self.state.params)
 
     def update(self, rollouts: Sequence[ppo.Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
         """Starts the update on a rollout, once the one before has ended."""
@@ -130,14 +118,14 @@ class OverlappedLearner(Learner):
         self._has_compiled = True
         return metrics
 
-    def _acting(self) -> Iterable[tuple[Any, jax.Device]]:
-        return [(self.acting, device) for device in self._actors]
+    def _params(self, i: int) -> Any:
+        return self.acting
 
     def wait(self) -> None:
         """Waits until the running update has ended."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.result()
+        if self._running is not None:
+            self._running.result()
+            self._running = None
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -149,21 +137,19 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
     They are computed on the CPU, so that a seed gives the same parameters on every device.
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        key = jax.random.key(seed, impl=ppo.KEYS)
-        state = _first_state(config.network, num_actions, config.ppo, jax.random.fold_in(key, 2**31))
-    return jax.device_put({"train_state": state, "key": key}, device)
+        arrays = _first_arrays(config.network, num_actions, config.ppo, jax.random.key(seed, impl=ppo.KEYS))
+    return jax.device_put(arrays, device)
 
 
 def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
     """Shapes, types and placement of `first_arrays`: the target of a restore."""
-    shapes = jax.eval_shape(
-        lambda key: {"train_state": _first_state(config.network, num_actions, config.ppo, key), "key": key},
-        jax.eval_shape(lambda: jax.random.key(0, impl=ppo.KEYS)),
-    )
+    key = jax.eval_shape(lambda: jax.random.key(0, impl=ppo.KEYS))
+    shapes = jax.eval_shape(partial(_first_arrays, config.network, num_actions, config.ppo), key)
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _first_state(network: NetworkConfig, num_actions: int, config: PPOConfig, key: jax.Array) -> ppo.TrainState:
-    return ppo.init_train_state(init_params(network, num_actions, key), config)
+def _first_arrays(network: NetworkConfig, num_actions: int, config: PPOConfig, key: jax.Array) -> dict[str, Any]:
+    params = init_params(network, num_actions, jax.random.fold_in(key, 2**31))
+    return {"train_state": ppo.init_train_state(params, config), "key": key}

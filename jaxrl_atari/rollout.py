@@ -32,6 +32,7 @@ from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import STACK
 from jaxrl_atari.ppo import KEYS, Rollout, sample_action
+from jaxrl_atari.runs.progress import Game
 
 # --- The policy's step, on the device --------------------------------------------------------------------------------
 
@@ -175,7 +176,6 @@ class EnvGroup:
         self._rules, self.first_env = rules, first_env
         self.pool, self.device, self.rollout_length = pool, device, rollout_length
         self._network, self._check = network, check
-        self._packs = device.platform != "cpu"  # a CPU reads the frames where they are
         self._restart(pool.reset(), EpisodeCounter(pool.num_envs))
 
     def _restart(self, step: EnvStep, episodes: EpisodeCounter) -> None:
@@ -210,12 +210,7 @@ class EnvGroup:
         """Starts a rollout whose actions derive from `key`."""
         self._state = begin_rollout(self._state, jax.device_put(key, self.device))
         shape = (self.rollout_length, self.pool.num_envs)
-        self._outcome = Outcome(
-            reward=np.zeros(shape, np.float32),
-            terminated=np.zeros(shape, bool),
-            truncated=np.zeros(shape, bool),
-            weight=np.zeros(shape, np.float32),
-        )
+        self._outcome = Outcome(*(np.zeros(shape, dtype) for dtype in (np.float32, bool, bool, np.float32)))
         self.waited_seconds = 0.0  # for the emulators, in this rollout
 
     def choose(self, params: Any) -> None:
@@ -229,13 +224,11 @@ class EnvGroup:
             check_placement("acting", {"params": params, "state": self._state}, [self.device])
         step = self._newest
         with jax.transfer_guard_host_to_device("allow"):
-            if self._packs:
+            if self.device.platform == "cpu":  # which reads the frames where they are
+                self._state, self._action = act(self._network, params, self._state, step.frame, step.first)
+            else:
                 packed = pack(step.frame, step.first)
                 self._state, self._action = act_packed(self._network, params, self._state, packed)
-            else:
-                self._state, self._action = act(self._network, params, self._state, step.frame, step.first)
-        if self._check:
-            check_placement("acting", {"state": self._state, "action": self._action}, [self.device])
 
     def send(self) -> None:
         """Waits for the actions and starts the emulators."""
@@ -243,8 +236,8 @@ class EnvGroup:
             actions = np.asarray(self._action)
         self.pool.send(actions)
 
-    def receive(self, t: int) -> list[tuple[int, int, float, int]]:
-        """Waits for the emulators and records step t. Returns (t, env, return, length) of each game that it ended."""
+    def receive(self, t: int) -> list[Game]:
+        """Waits for the emulators and records step t. Returns the games that it ended."""
         start = time.perf_counter()
         step = self._newest = self.pool.recv()
         self.waited_seconds += time.perf_counter() - start
@@ -269,12 +262,9 @@ class Collected(NamedTuple):
 
     rollouts: list[Rollout]  # one for each of this process's learner devices
     env_steps: int  # of all processes; auto-reset steps do not count
-    games: list[
-        tuple[int, int, float, int]
-    ]  # step, environment, return, length of each finished game, of all processes
+    games: list[Game]  # of all processes, by step, then by environment
     first_step_at: float  # time.time() when the emulators had been sent their first actions
-    emulator_seconds: float = 0.0  # since then: waiting for the emulators
-    policy_seconds: float = 0.0  # since then: the rest
+    seconds: tuple[float, float] = (0.0, 0.0)  # since then: waiting for the emulators, and the rest
 
 
 def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: jax.Array) -> Collected:
@@ -308,16 +298,13 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
             games += group.receive(length - 1)
             group.choose(group_params)  # for the bootstrap value; the next rollout draws its own action
     waited = sum(group.waited_seconds for group in all_groups)
-    acted = time.perf_counter() - started
-    env_steps = sum_over_processes(sum(group.env_steps() for group in all_groups))
-    in_order = sorted(gather_rows(np.reshape(games, (-1, 4))).tolist())  # by step, then by environment
+    rest = time.perf_counter() - started - waited
     return Collected(
         rollouts=[finish_rollout([group.finish() for group in on_device]) for on_device in groups],
-        env_steps=env_steps,
-        games=[(int(t), int(env), episode_return, int(length)) for t, env, episode_return, length in in_order],
+        env_steps=sum_over_processes(sum(group.env_steps() for group in all_groups)),
+        games=sorted(gather_rows(np.reshape(games, (-1, 4))).tolist()),
         first_step_at=first_step_at,
-        emulator_seconds=waited,
-        policy_seconds=acted - waited,
+        seconds=(waited, rest),
     )
 
 

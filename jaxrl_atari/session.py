@@ -18,16 +18,16 @@ from jaxrl_atari.evaluate.during_training import Evaluator, Graphs
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
+from jaxrl_atari.hardware.runtime import numeric_settings
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import EnvGroup, collect, make_groups
 from jaxrl_atari.runs.actions import cut_segments, write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints, Restored
 from jaxrl_atari.runs.files import only_writer
-from jaxrl_atari.runs.progress import Every, Game, Progress
+from jaxrl_atari.runs.progress import Game, Progress, due
 from jaxrl_atari.runs.resume import games_problem, restore_session, resume_text, set_aside_logs
 from jaxrl_atari.runs.session_log import ReadMetrics, SessionLog
-from jaxrl_atari.runs.terminal import TerminalWriter
-from jaxrl_atari.runs.writers import Writer, make_writers
+from jaxrl_atari.runs.writers import TerminalWriter, Writer, make_writers
 
 
 def run_session(
@@ -55,35 +55,35 @@ def run_session(
             or another process is training in `session_dir`.
         KeyboardInterrupt: stopped on request, after the last checkpoint was written.
     """
-    with prepare(config, session_dir, session, resume, writers) as run:
-        for number, _ in enumerate(train(run, stop_requested)):
+    with prepare(config, session_dir, session, resume, writers, stop_requested=stop_requested) as run:
+        for number, _ in enumerate(train(run)):
             if number == 0:
                 on_first_update()
-        run.finish(stop_requested)
+        run.finish()
         # Several processes leave a session together, although the leader alone evaluates at its end.
-        if not config.is_spent(run.progress.env_steps) or sum_over_processes(stop_requested()) > 0:
+        if not config.is_spent(run.progress.env_steps) or run.stops():
             raise KeyboardInterrupt
 
 
-def train(run: "Session", stop_requested: Callable[[], bool] = lambda: False) -> Iterator[ReadMetrics]:
+def train(run: "Session") -> Iterator[ReadMetrics]:
     """The loop: collect, update, log, checkpoint. After each iteration it yields what `Learner.update` returned."""
     config, progress, learner = run.config, run.progress, run.learner
-    run.evaluate_if_due(stop_requested)  # a stop may have left out the one that was due
-    while not config.is_spent(progress.env_steps):
-        if sum_over_processes(stop_requested()) > 0:  # in any process
-            return
-        with run.guard_transfers():
+    run.evaluate_if_due()  # a stop may have left out the one that was due
+    while not config.is_spent(progress.env_steps) and not run.stops():
+        # With `devices.check`, implicit transfers between host and devices are forbidden once everything is compiled.
+        guarded = config.devices.check and not run.log.compiling
+        with jax.transfer_guard("disallow" if guarded else "allow"):
             options = current_options(config, progress.env_steps)
             actor_key, update_key = run.keys(progress.updates)
             collected = collect(run.groups, learner.acting_params(), actor_key)
             metrics = learner.update(collected.rollouts, options, update_key)
-        run.count_games(collected.games)
+        run.games += [(progress.steps + t, *game) for t, *game in collected.games]
         optimizer_steps = config.ppo.epochs * config.num_minibatches
         progress.count(collected.env_steps, collected.games, optimizer_steps, config.ppo.rollout_length)
-        acting = collected.emulator_seconds, collected.policy_seconds
-        run.log.after_update(metrics, learning_rate(config, progress.env_steps), collected.first_step_at, acting)
+        rate = learning_rate(config, progress.env_steps)
+        run.log.after_update(metrics, rate, collected.first_step_at, collected.seconds)
         del collected  # the memory of the rollout, before the next one is filled
-        run.evaluate_if_due(stop_requested)
+        run.evaluate_if_due()
         run.checkpoint_if_due()
         yield metrics
 
@@ -131,46 +131,38 @@ class Session:
     evaluator: Evaluator | None  # None where there are no evaluations
     graphs: Graphs
     evaluated: int  # env steps of the newest evaluation
+    stop_requested: Callable[[], bool]
 
     def __post_init__(self) -> None:
-        self._save_every = Every(self.config.log.checkpoint_every_env_steps, self.progress.env_steps)
-        self._games: list[Game] = []  # that ended since the last checkpoint
+        self._saved = self.progress.env_steps  # at the newest checkpoint
+        self.games: list[Game] = []  # that ended since the last checkpoint, for the log of actions
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
         """The keys of an update: for acting and for its minibatches."""
         return _keys_of_update(self.key, jax.device_put(np.uint32(update), self.placement.home))
 
-    def guard_transfers(self) -> contextlib.AbstractContextManager:
-        """With `devices.check`, forbids implicit transfers between host and devices once everything is compiled."""
-        forbidden = self.config.devices.check and not self.log.compiling
-        return jax.transfer_guard("disallow" if forbidden else "allow")
+    def stops(self) -> bool:
+        """Whether a stop was requested in any process."""
+        return sum_over_processes(self.stop_requested()) > 0
 
-    def count_games(self, games: Sequence[Game]) -> None:
-        """Notes the games that ended in a rollout for the log of actions."""
-        self._games += [
-            (self.progress.steps + t, env, episode_return, length) for t, env, episode_return, length in games
-        ]
-
-    def evaluate_if_due(self, stop_requested: Callable[[], bool] = lambda: False, at_end: bool = False) -> None:
-        """Starts an evaluation where one is due, once the one before has ended.
-
-        Args:
-            at_end: the last update may end just before the budget, where an evaluation is due.
-        """
+    def evaluate_if_due(self) -> None:
+        """Starts an evaluation where one is due, once the one before has ended."""
         if self.evaluator is None:
             return
-        every, now = self.config.evaluation.every_env_steps, self.progress.env_steps
-        reached = max(now, self.config.total_env_steps) if at_end else now
-        if reached // every > self.evaluated // every and now > self.evaluated:
-            self.evaluator.settle(stop_requested)
+        now = self.progress.env_steps
+        # The last update may end just before the budget, where one is due.
+        reached = max(now, self.config.total_env_steps) if self.config.is_spent(now) else now
+        if due(self.config.evaluation.every_env_steps, self.evaluated, reached) and now > self.evaluated:
+            self.evaluator.settle(self.stop_requested)
             if self.evaluator.running() is None:
                 self.evaluator.start(self.learner.state.params, now)
                 self.evaluated = now
 
     def checkpoint_if_due(self) -> None:
         """Saves everything and draws the graphs where a checkpoint is due."""
-        if self._save_every.due(self.progress.env_steps):
-            self.save(self.progress.record_score())
+        if due(self.config.log.checkpoint_every_env_steps, self._saved, self.progress.env_steps):
+            self._saved = self.progress.env_steps
+            self.save(self.progress.statistics.mean_return())
             self.graphs.draw()
 
     def save(self, score: float | None) -> None:
@@ -185,64 +177,52 @@ class Session:
         if self.checkpoints is None:
             return
         items: dict[str, Any] = {"arrays": {"train_state": self.learner.state, "key": self.key}}
-        if isinstance(self.learner, OverlappedLearner):
+        if self.learner.acting is not None:
             items["acting"] = self.learner.acting
-        evaluated = self.evaluator.running() if self.evaluator else None
-        if evaluated is not None:
+        if self.evaluator and (evaluated := self.evaluator.running()):
             items["evaluation"] = evaluated.params
         groups = list(itertools.chain(*self.groups))
-        games = [known for group in groups if (known := group.games()) is not None]
-        if games:
+        if games := [known for group in groups if (known := group.games())]:
             items["games"] = join(games)._asdict()
             segment = [group.take_segment() for group in groups]
             if self.config.log.actions:
-                write_segment(self.session_dir, segment, self._games, self.config.ppo.rollout_length)
-        self._games = []
-        self.checkpoints.save(self.progress.env_steps, items, self._meta(), score)
+                write_segment(self.session_dir, segment, self.games, self.config.ppo.rollout_length)
+        self.games = []
+        self.checkpoints.save(self.progress.env_steps, items, self.meta(), score)
 
-    def _meta(self) -> dict[str, Any]:
+    def meta(self) -> dict[str, Any]:
         """Content of a checkpoint other than the arrays, as JSON values."""
         return {
             "config": self.config.to_dict(),
-            "game": self.config.env.game_name,
-            "protocol": self.config.env.resolved_protocol,
             "num_actions": self.groups[0][0].pool.num_actions,
             "device": self.device_text(),
             "compute_dtype": self.learner.compute_dtype.name,
+            "numeric_settings": numeric_settings(),
             "seed": self.seed,
             "game_seed": self.game_seed,
             "env_steps": self.progress.env_steps,
             "updates": self.progress.updates,
             "steps": self.progress.steps,
             "statistics": self.progress.statistics.to_dict(),
-            "best_score": self.progress.best_score,
             "evaluated_env_steps": self.evaluated,
             **self.log.state(),
         }
 
     def device_text(self) -> str:
-        """The devices, why they were chosen, and the arithmetic."""
-        placement = self.placement
-        text = f"{', '.join(map(str, placement.learner))} ({placement.reason})"
-        actors = list(dict.fromkeys(placement.actors))
-        if not set(actors) <= set(placement.learner):
-            text += f"; acts on {', '.join(map(str, actors))}"
-        if self.config.evaluation.every_env_steps:
-            text += f"; evaluates on {placement.evaluator}"
-        return f"{text}; computes in {self.learner.compute_dtype.name}"
+        """The devices that learn, why they were chosen, and the arithmetic."""
+        devices = ", ".join(map(str, self.placement.learner))
+        return f"{devices} ({self.placement.reason}); computes in {self.learner.compute_dtype.name}"
 
-    def finish(self, stop_requested: Callable[[], bool] = lambda: False) -> None:
+    def finish(self) -> None:
         """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations and the graphs."""
         if self.progress.updates == 0:  # stopped before the first update: there is nothing to save
             return
         ended = self.config.is_spent(self.progress.env_steps)
         self.log.read_newest()
         self.log.last_point(learning_rate(self.config, self.progress.env_steps))
-        self.save(self.progress.record_score() if ended else None)
-        if ended:
-            self.evaluate_if_due(stop_requested, at_end=True)
+        self.save(self.progress.statistics.mean_return() if ended else None)
         if self.evaluator is not None:
-            self.evaluator.settle(stop_requested)
+            self.evaluator.settle(self.stop_requested)
         self.graphs.draw(wait=True)
 
 
@@ -254,6 +234,7 @@ def prepare(
     resume: bool = False,
     writers: Sequence[Writer] = (),
     quiet: bool = False,
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> Iterator[Session]:
     """Chooses the devices, restores the newest sound checkpoint if asked to, and makes what the loop uses.
 
@@ -263,9 +244,6 @@ def prepare(
     placement = place(config.devices)
     config.check_split(len(placement.learner))
     seed, leader = config.seed + session, is_leader()  # of several processes, only the leader writes
-
-    def target(meta: dict[str, Any]) -> dict[str, Any]:
-        return abstract_arrays(config, meta["num_actions"], placement.home)
 
     with contextlib.ExitStack() as exits:
         exits.enter_context(out_of_memory_advice(config))
@@ -281,7 +259,11 @@ def prepare(
             session_dir.mkdir(parents=True, exist_ok=True)
             exits.enter_context(only_writer(session_dir))
         checkpoints = Checkpoints(session_dir, say)
-        restored = restore_session(checkpoints, target, say) if resume else None
+        restored = None
+        if resume:
+            restored = restore_session(
+                checkpoints, lambda meta: abstract_arrays(config, meta["num_actions"], placement.home), say
+            )
         meta = restored.meta if restored else {}
         progress = Progress(meta)
         groups, game_seed = start_games(config, placement, seed, checkpoints, restored, progress, say)
@@ -290,7 +272,8 @@ def prepare(
         num_actions = groups[0][0].pool.num_actions
         arrays = restored.arrays if restored else first_arrays(config, num_actions, seed, placement.home)
         progress.optimizer_steps = int(arrays["train_state"].optimizer_steps)
-        learner = make_learner(config, placement, arrays, num_actions)
+        make_learner = Learner if config.overlap == "none" else OverlappedLearner
+        learner = make_learner(config, placement, num_actions, arrays)
         exits.callback(learner.close)
 
         running = "evaluation" in arrays  # it is started again
@@ -317,20 +300,13 @@ def prepare(
         exits.callback(graphs.close)
         run = Session(
             config, session_dir, seed, game_seed, placement, progress, groups, learner, arrays["key"], log,
-            checkpoints if leader else None, evaluator, graphs, evaluated,
+            checkpoints if leader else None, evaluator, graphs, evaluated, stop_requested,
         )  # fmt: skip
         say(f"device: {run.device_text()}")
         if restored:
-            say(resume_text(config, meta, learner.compute_dtype.name))
+            say(resume_text(meta, run.meta()))
         say("compiling (about 20 s the first time)")
         yield run
-
-
-def make_learner(config: Config, placement: Placement, arrays: dict[str, Any], num_actions: int) -> Learner:
-    """The learner; with `overlap`, it acts first with the parameters with which an uninterrupted session would act."""
-    if config.overlap == "none":
-        return Learner(config, placement, num_actions, arrays["train_state"])
-    return OverlappedLearner(config, placement, num_actions, arrays["train_state"], arrays.get("acting"))
 
 
 def start_games(
@@ -343,7 +319,8 @@ def start_games(
     say: Callable[[str], None],
 ) -> tuple[list[list[EnvGroup]], int]:
     """The environments and the seed of their games: those of a checkpoint where it has games, else new ones."""
-    if restored and (problem := games_problem(config, restored.meta)) is None:
+    problem = restored and games_problem(config, restored.meta)
+    if restored and not problem:
         groups = make_groups(config, placement, restored.meta["game_seed"])
         try:
             games = Games(**checkpoints.restore(restored.step, item="games"))

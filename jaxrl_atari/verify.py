@@ -9,7 +9,8 @@ it cannot show.
 
 import dataclasses
 import io
-import sys
+import itertools
+import random
 import time
 import zlib
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dirs
 VERIFIED_FILE = "verified.json"
 SLOTS = 32
 """Games played at once."""
+GAME = "a game that ends at step {:.0f} of environment {:.0f} with return {:g} after {:.0f} env steps"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,40 +73,30 @@ def read_log(session_dir: Path) -> Log:
     """Reads the log of actions of a session.
 
     Raises:
-        UserError: there is none, or `env.num_envs` was changed by a resume.
-        Differs: a segment is missing or damaged, or has games that cannot be.
+        UserError: there is none, a segment is damaged, or `env.num_envs` was changed by a resume.
+        Differs: a segment or the seed of an environment is missing.
     """
-    found, reached = segments(session_dir), 0
-    parts: list[dict[str, np.ndarray]] = []
-    ends: list[int] = []
-    if not found:
-        raise UserError(f"{session_dir}: has no log of actions; `log.actions` and the back end ale write one")
-    for first, last, path in found:
+    parts, frame_crc, ends, reached = [], {}, [], 0
+    for first, _, path in segments(session_dir):
         if first != reached:
             raise Differs(f"{path}: the segment with steps {reached} to {first} before it is missing")
         try:
-            with np.load(io.BytesIO(path.read_bytes())) as arrays:
-                parts.append(dict(arrays))
-            length = int(parts[-1]["rollout_length"])
-            ends += range(first + length, last + 1, length)
+            with np.load(io.BytesIO(path.read_bytes())) as arrays:  # a damaged file would stay open
+                part = dict(arrays)
         except Exception as error:  # a damaged archive raises many types
             raise Differs(f"{path}: damaged ({type(error).__name__}: {error})") from error
-        reached = last
+        reached += len(part["actions"])
+        ends += range(first + part["rollout_length"], reached + 1, part["rollout_length"])
+        frame_crc[reached] = part["frame_crc"]
+        parts.append(part)
+    if not parts:
+        raise UserError(f"{session_dir}: has no log of actions; `log.actions` and the back end ale write one")
     if len({part["actions"].shape[1] for part in parts}) > 1:
         raise UserError(f"{session_dir}: env.num_envs was changed by a resume; `verify` needs one number of them")
     actions, anchors, games = (np.concatenate([part[n] for part in parts]) for n in ("actions", "anchors", "games"))
-    started, places = anchors[anchors[:, 0] == 0, 1], games[:, :2]
-    if not np.array_equal(np.sort(started), range(actions.shape[1])) or len(actions) != reached:
+    if not np.array_equal(np.sort(anchors[anchors[:, 0] == 0, 1]), range(actions.shape[1])):
         raise Differs(f"{session_dir}: the log of actions does not begin with a seed of every environment")
-    if not np.all((places >= 0) & (places < actions.shape)) or len(np.unique(places, axis=0)) < len(games):
-        raise Differs(f"{session_dir}: the log of actions has games that cannot be")
-    return Log(
-        actions,
-        anchors,
-        games[np.lexsort((games[:, 1], games[:, 0]))],
-        {last: part["frame_crc"] for (_, last, _), part in zip(found, parts, strict=True)},
-        ends,
-    )
+    return Log(actions, anchors, games[np.lexsort((games[:, 1], games[:, 0]))], frame_crc, ends)
 
 
 class Piece(NamedTuple):
@@ -118,52 +110,47 @@ class Piece(NamedTuple):
 
 def pieces(log: Log) -> list[Piece]:
     """The games of a session, cut at their anchors, the longest pieces first."""
-    found = []
-    for env in range(log.actions.shape[1]):
-        anchors = sorted((step, seed) for step, number, seed in log.anchors.tolist() if number == env)
-        ends = [step for step, _ in anchors[1:]] + [len(log.actions)]
-        found += [Piece(env, step, end, seed) for (step, seed), end in zip(anchors, ends, strict=True) if end > step]
+    anchors, found = sorted((env, step, seed) for step, env, seed in log.anchors.tolist()), []
+    for (env, step, seed), (next_env, next_step, _) in itertools.pairwise([*anchors, (-1, 0, 0)]):
+        end = next_step if next_env == env else len(log.actions)
+        if end > step:
+            found.append(Piece(env, step, end, seed))
     return sorted(found, key=lambda piece: piece.start - piece.end)
 
 
-def play(config: Config, log: Log, batch: list[Piece]) -> None:
-    """Plays pieces of a session again, side by side, and compares their games with those of the log.
+def play(config: Config, log: Log, batch: list[Piece]) -> int:
+    """Plays pieces of a session again, side by side; compares their games with those of the log, and counts them.
 
     Raises:
         Differs: a game has another return or length, or a frame at the end of a segment is another one.
     """
-    env, ends = config.env, np.array([piece.end for piece in batch])
+    env, played = config.env, []
     pool = make_pool("ale", env.game_name, len(batch), seed=0, num_threads=env.num_threads, rules=env.rules)
-    counter, played = EpisodeCounter(len(batch)), {}
+    counter = EpisodeCounter(len(batch))
     try:
         actions = [log.actions[piece.start : piece.end, piece.env] for piece in batch]
         for left, step in play_again(pool, np.array([piece.seed for piece in batch]), actions):
-            games = {game.env: game for game in counter.count(step)}
-            for i, piece in enumerate(batch):
-                at = int(ends[i] - left[i])  # steps of the environment so far
-                if i in games and at > piece.start:
-                    played[at - 1, piece.env] = games[i].episode_return, games[i].length
+            reached = [piece.end - n for piece, n in zip(batch, left.tolist(), strict=True)]
+            for game in counter.count(step):
+                piece, at = batch[game.env], reached[game.env]
+                if at > piece.start:  # else it has not started
+                    played.append([at - 1, piece.env, game.episode_return, game.length])
+            for piece, at, frame in zip(batch, reached, step.frame, strict=True):
                 # Where a piece ends with an anchor, the frame is that of the next piece.
                 shows = at in log.frame_crc and piece.start < at and (at < piece.end or at == len(log.actions))
-                if shows and zlib.crc32(step.frame[i].tobytes()) != log.frame_crc[at][piece.env]:
+                if shows and zlib.crc32(frame.tobytes()) != log.frame_crc[at][piece.env]:
                     raise Differs(f"environment {piece.env}: the actions give another frame after step {at}")
-    except (TypeError, ValueError) as error:  # an action or a seed out of range
+    except ValueError as error:  # an action or a seed out of range
         raise Differs(f"the actions cannot be played ({reason(error)})") from error
     finally:
         pool.close()
     steps, envs = log.games[:, :2].T
-    logged = {
-        (int(t), int(number)): (episode_return, int(length))
-        for piece in batch
-        for t, number, episode_return, length in log.games[
-            (envs == piece.env) & (steps >= piece.start) & (steps < piece.end)
-        ].tolist()
-    }
-    for at, number in sorted({*logged, *played}):
-        found = logged.get((at, number)), played.get((at, number))
-        if found[0] != found[1]:
-            texts = ["no end of a game" if not f else f"a game of {f[1]} env steps with return {f[0]:g}" for f in found]
-            raise Differs(f"environment {number}, step {at}: the log has {texts[0]}, the actions give {texts[1]}")
+    here = np.any([(envs == piece.env) & (piece.start <= steps) & (steps < piece.end) for piece in batch], axis=0)
+    for logged, found in itertools.zip_longest(log.games[here].tolist(), sorted(played)):
+        if logged != found:
+            texts = ["no other game" if game is None else GAME.format(*game) for game in (logged, found)]
+            raise Differs(f"the log has {texts[0]}, the actions give {texts[1]}")
+    return len(played)
 
 
 def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
@@ -177,54 +164,52 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
             log ends before the newest checkpoint.
     """
     rows = {int(row["env_steps"]): row for row in read_rows(session_dir / METRICS_FILE)}
-    statistics, left, games, start, env_steps = EpisodeStatistics(), dict(rows), log.games, 0, 0
-    anchors = {(step, env) for step, env, _ in log.anchors.tolist()}
+    statistics, reached, start, env_steps = EpisodeStatistics(), set(), 0, 0
     # The step after the end of a game is an auto-reset step, which does not count; where a resume started new games
     # just then, there is none.
-    resets = np.array([t + 1 for t, env in games[:, :2].tolist() if (t + 1, env) not in anchors])
+    anchors = set(map(tuple, log.anchors[:, :2].tolist()))
+    resets = np.array([step + 1 for step, env, *_ in log.games.tolist() if (step + 1, env) not in anchors])
     for end in log.ends:
-        ended = games[(games[:, 0] >= start) & (games[:, 0] < end)]
-        env_steps += (end - start) * log.actions.shape[1] - int(((resets >= start) & (resets < end)).sum())
+        ended = log.games[(start <= log.games[:, 0]) & (log.games[:, 0] < end)]
+        env_steps += (end - start) * log.actions.shape[1] - int(((start <= resets) & (resets < end)).sum())
         start = end
-        statistics.count([(int(t), int(e), r, int(n)) for t, e, r, n in ended.tolist()], env_steps)
-        if (row := left.pop(env_steps, None)) is not None:
-            for name, value in statistics.to_row().items():
-                text = "" if np.isnan(value) else f"{value:.9g}"
-                if row[name] != text:
-                    raise Differs(
-                        f"{session_dir}, {env_steps:,} env steps: {name} is {row[name]}, the games give {text}"
-                    )
-    if beyond := [steps for steps in left if steps <= env_steps]:
-        raise Differs(f"{session_dir}: metrics.csv has a row at {beyond[0]:,} env steps, where no update ended")
+        statistics.count(ended.tolist(), env_steps)
+        reached.add(env_steps)
+        for name, value in statistics.to_row().items():
+            found, text = rows.get(env_steps, {}).get(name), "" if np.isnan(value) else f"{value:.9g}"
+            if found not in (None, text):
+                raise Differs(f"{session_dir}, {env_steps:,} env steps: {name} is {found}, the games give {text}")
+    if unknown := [steps for steps in rows if steps <= env_steps and steps not in reached]:
+        raise Differs(f"{session_dir}: metrics.csv has a row at {unknown[0]:,} env steps, where no update ended")
     if env_steps < (newest := max(checkpoint_steps(session_dir), default=0)):
         raise Differs(
             f"{session_dir}: the log of actions ends at {env_steps:,} env steps, the checkpoints at {newest:,}"
         )
-    return len(rows) - len(left), len(rows), env_steps
+    return len(rows.keys() & reached), len(rows), env_steps
 
 
 def verify_session(config: Config, session_dir: Path, options: Options) -> str:
     """Verifies a session, writes verified.json if all was played, and returns a line on the result."""
     log = read_log(session_dir)
     rows, all_rows, env_steps = check_rows(session_dir, log)
-    envs, found = log.actions.shape[1], pieces(log)
+    envs, found, played = log.actions.shape[1], pieces(log), 0
     last = len(log.actions) if options.end is None else options.end // envs
     chosen = [piece for piece in found if piece.end > options.start // envs and piece.start < last]
     if options.sample is not None:
-        picked = np.random.default_rng().choice(len(chosen), min(options.sample, len(chosen)), replace=False)
-        chosen = [chosen[i] for i in picked]
-    live = sys.stdout.isatty()
+        random.shuffle(chosen)
+        chosen = chosen[: options.sample]
     for first in range(0, len(chosen), SLOTS):
-        play(config, log, chosen[first : first + SLOTS])
-        text = f"{session_dir.name}  {min(first + SLOTS, len(chosen))} of {len(chosen)} pieces played"
-        cli.write(f"{cli.CLEAR_LINE}{text}" if live else f"{text}\n")
-    games = f"{len(log.games):,} games"
-    if len(chosen) == len(found):
-        values = {"date": time.strftime("%Y-%m-%d"), "version": __version__, "rows": rows, "games": len(log.games)}
-        write_json(session_dir / VERIFIED_FILE, values | {"env_steps": env_steps})
+        played += play(config, log, chosen[first : first + SLOTS])
+        cli.say(f"{session_dir.name}  {min(first + SLOTS, len(chosen))} of {len(chosen)} pieces played")
+    games = f"{played:,} games"
+    if len(chosen) < len(found):
+        games = f"{len(chosen)} of {len(found)} pieces of {len(log.games):,} games"
+    elif played < len(log.games):
+        raise Differs(f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {games}")
     else:
-        games = f"{len(chosen)} of {len(found)} pieces of {games}"
-    return f"{cli.CLEAR_LINE * live}{session_dir.name}  verified: {rows:,} of {all_rows:,} rows and {games} are equal"
+        values = {"date": time.strftime("%Y-%m-%d"), "version": __version__, "rows": rows, "games": played}
+        write_json(session_dir / VERIFIED_FILE, values | {"env_steps": env_steps})
+    return f"{session_dir.name}  verified: {rows:,} of {all_rows:,} rows and {games} are equal"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

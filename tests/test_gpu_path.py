@@ -32,7 +32,6 @@ from jaxrl_atari.hardware.gpus import network_platform, visible
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.hardware.runtime import DETERMINISTIC
 from jaxrl_atari.rollout import act, act_packed, empty_state, pack
-from jaxrl_atari.runs.columns import COMPILED
 
 TINY = [
     "-m", "jaxrl_atari.train", "--config", "configs/qbert.py", "--total-env-steps", 64, "--env.num-envs", 4,
@@ -252,7 +251,7 @@ def training(folder, *options, **variables):
     try:
         for line in process.stdout:
             printed += line
-            if COMPILED in line:
+            if "compilation included" in line:
                 break
         time.sleep(5)
         yield used_gib() - before, printed

@@ -100,7 +100,7 @@ def test_outcomes_of_the_steps(played):
             if step.terminated[i] or step.truncated[i]:
                 games.append((t % LENGTH, i, total[i], length[i]))
                 total[i] = length[i] = 0
-    assert [game for each in collected for game in each.games] == games  # raw rewards, over lives
+    assert [tuple(game) for each in collected for game in each.games] == games  # raw rewards, over lives
     env_steps = sum(each.env_steps for each in collected)
     assert env_steps == whole["weight"].sum() < len(steps) * pool.num_envs
 

@@ -29,7 +29,6 @@ from jaxrl_atari.runs.progress import EpisodeStatistics, Progress
 from jaxrl_atari.runs.run_dir import (
     checkpoint_steps,
     describe,
-    describe_resumed,
     is_finished,
     make_run_dir,
     read_config,
@@ -99,12 +98,11 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir, capsys)
     run_session(change(TINY, total_env_steps=32), session_dir, on_first_update=lambda: began.append(1))
     (row,) = read_table(session_dir / "metrics.csv")
     assert (began, row["updates"], row["sps"]) == ([1], "1", ""), "of one update, which compiles"
-    assert math.isfinite(float(row["policy_loss"]))
 
 
 def test_sps_and_shares_of_the_time(monkeypatch):
     """On a clock of its own: acting takes 1 s, of which 0.75 s wait for the emulators, and the update 2 s."""
-    clock, lines, progress = SimpleNamespace(now=0.0), Lines(), Progress()
+    clock, lines, progress, end = SimpleNamespace(now=0.0), Lines(), Progress(), 0.0
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     log = SessionLog([lines], 600, progress, dict, {})
 
@@ -113,15 +111,18 @@ def test_sps_and_shares_of_the_time(monkeypatch):
         return {"loss": 1.0}
 
     for _ in range(7):
-        clock.now += 1.0
+        clock.now = max(clock.now, end) + 1.0  # acting waits for the parameters
+        end = clock.now + 2.0
         progress.count(300, [], 2, 16)
-        log.after_update(lambda end=clock.now + 2.0: wait_until(end), 1e-3, 0.0, (0.75, 0.25))
+        log.after_update(lambda end=end: wait_until(end), 1e-3, 0.0, (0.75, 0.25))
     log.read_newest()
     log.last_point(1e-3)
-    assert [(row["env_steps"], row["sps"]) for row in lines.rows[1:]] == [(1200, 100), (1800, 100), (2100, 100)]
-    assert [[row[name] for name in TIME_COLUMNS] for row in lines.rows[1:]] == [
-        pytest.approx([25, 25 / 3, 200 / 3])
-    ] * 3
+    # The last point is of one rollout, and of two updates: it waits for the newest.
+    assert [(row["env_steps"], row.get("sps")) for row in lines.rows] == [
+        (600, None), (1200, 100), (1800, 100), (2100, 60)
+    ]  # fmt: skip
+    shares = [[row[name] for name in TIME_COLUMNS] for row in lines.rows[1:]]
+    assert shares == [pytest.approx(x) for x in ([25, 25 / 3, 200 / 3], [25, 25 / 3, 200 / 3], [15, 5, 80])]
     assert lines.rows[0]["wall_seconds"] == 1, "without the first update, which compiles"
 
 
@@ -172,13 +173,13 @@ def test_keys_do_not_depend_on_the_environment(copied, capsys):
 def test_a_signal_stops_after_the_update_with_a_last_checkpoint(session_dir):
     class Signal(Lines):
         def progress(self, env_steps, row):
-            if env_steps > 60:
+            if env_steps > 80:
                 signal.raise_signal(signal.SIGTERM)
 
     with StopRequest(quick=False) as stop, pytest.raises(KeyboardInterrupt):
         run_session(TINY, session_dir, writers=[Signal()], stop_requested=stop.requested)
     meta = latest_meta(session_dir)
-    assert (meta["updates"], meta["score"]) == (2, None)
+    assert (meta["updates"], meta["score"]) == (3, None)
     assert str(meta["env_steps"]) == read_table(session_dir / "metrics.csv")[-1]["env_steps"]
 
 
@@ -205,14 +206,18 @@ def test_a_second_process_is_refused_and_disturbs_nothing(session_dir):
 
 @pytest.mark.parametrize("overlap", ["none", "update"])
 def test_what_is_not_finite_is_not_saved(overlap, session_dir, monkeypatch):
-    rate = session.learning_rate
-    monkeypatch.setattr(session, "learning_rate", lambda config, at: math.nan if at > 120 else rate(config, at))
+    options = session.current_options
+
+    def broken(config, at):
+        return jax.tree.map(lambda x: x * np.float32(math.nan if at > 120 else 1), options(config, at))
+
+    monkeypatch.setattr(session, "current_options", broken)
     with pytest.raises(NonFiniteError, match=r"loss = nan.* training stopped at .* the last checkpoint is kept: lower"):
         run_session(change(TINY, overlap=overlap), session_dir)
     assert checkpoint_steps(session_dir)[-1] < 120
     with prepare(TINY, session_dir, resume=True, quiet=True) as run:
         state = run.learner.state
-        run.learner.reset(state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params)))
+        run.learner._state = state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params))
         with pytest.raises(NonFiniteError, match="parameter_norm = "):  # the newest metrics do not show it
             run.save(None)
 
@@ -284,12 +289,17 @@ def test_a_larger_budget(copied, capsys):
     before = read_table(copied / "metrics.csv")
     at = latest_meta(copied)["env_steps"]
     out = resume(copied, capsys, network={"compute_dtype": "float32"}, log={"tensorboard": True})
-    assert f"session 0  resumed at {at} env steps (update 6); arithmetic bfloat16 -> float32: --network.com" in out
-    assert "; budget 192 -> 320 env steps: the learning rate goes on along the line that reaches zero" in out
+    assert f"session 0  resumed at {at} env steps (update 6); compute_dtype bfloat16 -> float32, so numbers may" in out
     after = read_table(copied / "metrics.csv")
     assert after[: len(before) - 1] == before[:-1]
     assert float(after[-1]["wall_seconds"]) > float(before[-1]["wall_seconds"])
     assert float(after[len(before)]["learning_rate"]) > 0.1 * TINY.ppo.learning_rate
+
+
+def test_a_resume_names_numeric_settings_that_have_changed(copied, capsys, monkeypatch):
+    monkeypatch.setenv("NPROC", "77")
+    out = resume(copied, capsys)
+    assert re.search(r"; numeric_settings\.xla_threads \d+ -> 77, so numbers may differ from here on\n", out)
 
 
 def flip_all(step_dir, item):
@@ -407,13 +417,14 @@ def test_a_new_run_never_takes_the_folder_of_another(tmp_path):
 def test_config_json_says_how_a_run_began_and_what_each_resume_changed(tmp_path):
     write_description(tmp_path, describe(change(TINY, seed=3)) | {"git_revision": "abc", "python": "3.0"})
     assert read_config(tmp_path) == change(TINY, seed=3)
-    write_description(tmp_path, describe_resumed(change(TINY, seed=3, total_env_steps=320), tmp_path))
+    write_description(tmp_path, describe(change(TINY, seed=3, total_env_steps=320), tmp_path))
     described = read_json(tmp_path / "config.json")
     assert (described["seed"], described["game"], described["protocol"]) == (3, "Breakout", "v5, max_frames=128")
     assert (described["git_revision"], described["hardware"]["gpus"]) == ("abc", None)
     (entry,) = described["resumed"]
     assert entry["changed"] == {"total_env_steps": [192, 320]}
     assert entry["versions"]["jax"] == jax.__version__
+    assert entry["numeric_settings"]["xla_threads"] == described["numeric_settings"]["xla_threads"]
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config\.json: cannot be used \(JSONDecodeError.*; restore it from a copy"):
         read_config(tmp_path)

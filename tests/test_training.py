@@ -230,7 +230,7 @@ def test_the_steady_loop_makes_no_implicit_transfers(config, place, open_run, mo
     def careless(function):
         return lambda *arguments: (bias + np.ones(6), function(*arguments))[1]
 
-    owner, name = (run.groups[0][0], "begin") if place == "groups" else (run.learner, "_start_update")
+    owner, name = (run.groups[0][0], "begin") if place == "groups" else (run.learner, "_update")
     monkeypatch.setattr(owner, name, careless(getattr(owner, name)))
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         list(train(run))

@@ -87,7 +87,10 @@ SEGMENT = 3
         (lambda parts, table: edit(parts[SEGMENT], actions=another_action), "the actions give another frame after"),
         (lambda parts, table: edit(parts[SEGMENT], actions=lambda actions: actions + 9), "cannot be played"),
         (lambda parts, table: edit(parts[SEGMENT], games=better), "return_mean is "),
-        (lambda parts, table: edit(parts[SEGMENT], games=lambda games: np.repeat(games, 2, 0)), "games that cannot be"),
+        (
+            lambda parts, table: edit(parts[SEGMENT], games=lambda games: np.repeat(games, 2, 0)),
+            "where no update ended",
+        ),
         (lambda parts, table: edit(parts[0], anchors=lambda anchors: anchors[:-1]), "does not begin with a seed of"),
         (lambda parts, table: replace_in(table, "return_mean", "99.5"), "return_mean is 99.5, the games give"),
         (lambda parts, table: replace_in(table, "env_steps", "999"), "has a row at 999 env steps, where no update"),

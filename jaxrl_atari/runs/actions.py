@@ -9,7 +9,6 @@ SESSION_DIR/actions/<first>_<last>.npz   steps first .. last - 1 of every enviro
 """
 
 import io
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,21 +16,21 @@ import numpy as np
 
 from jaxrl_atari.envs.record import Segment
 from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.progress import Game
 
 
 def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
     """First step, end and file of each segment, in their order."""
-    names = ((re.fullmatch(r"(\d+)_(\d+)\.npz", path.name), path) for path in session_dir.glob("actions/*.npz"))
-    return sorted((int(match[1]), int(match[2]), path) for match, path in names if match)
+    found = ((path.stem.split("_"), path) for path in session_dir.glob("actions/*_*.npz"))
+    return sorted((int(first), int(last), path) for (first, last), path in found)
 
 
-def write_segment(
-    session_dir: Path, parts: Sequence[Segment], games: Sequence[tuple[int, int, float, int]], rollout_length: int
-) -> None:
+def write_segment(session_dir: Path, parts: Sequence[Segment], games: Sequence[Game], rollout_length: int) -> None:
     """Writes the newest steps, before the checkpoint that ends with them.
 
     Args:
         parts: of groups of environments, in their order, with the same steps.
+        games: that ended in them, with their steps in the session.
     """
     first, steps = parts[0].first_step, len(parts[0].actions)
     if steps == 0:  # since the checkpoint before

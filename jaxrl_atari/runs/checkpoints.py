@@ -10,6 +10,7 @@ whenever the process is killed. It does not notice flipped bits (without its dig
 other values): hence the digests here, BLAKE2b of 64 bits. They find damage; they do not prove who wrote a checkpoint.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -59,7 +60,6 @@ class Checkpoints:
 
     def __init__(self, session_dir: Path, say: Callable[[str], object] = _log.warning):
         self.session_dir, self.directory, self._say = session_dir, session_dir / "checkpoints", say
-        self._scores: dict[int, float] = {}
 
     def steps(self) -> list[int]:
         """Env steps of the complete checkpoints, in ascending order."""
@@ -71,11 +71,8 @@ class Checkpoints:
         Raises:
             Damaged: the score of a checkpoint cannot be read, so it may be the best.
         """
-        for step in self.steps():
-            if step not in self._scores:
-                score = self.read_meta(step)["score"]
-                self._scores[step] = -math.inf if score is None else score
-        return max(self.steps(), key=lambda step: (self._scores[step], step), default=None)
+        scores = {step: self.read_meta(step)["score"] for step in self.steps()}
+        return max(scores, key=lambda step: (-math.inf if scores[step] is None else scores[step], step), default=None)
 
     # --- Reading ---
 
@@ -183,7 +180,8 @@ class Checkpoints:
             "score": None if score is None or math.isnan(score) else score,
         }  # fmt: skip
         meta["checksum"] = meta_digest(meta)
-        arguments = {name: ocp.args.StandardSave(tree) for name, tree in host.items()}
+        arguments: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in host.items()}
+        arguments["meta"] = ocp.args.JsonSave(meta)
         # One folder an array: in one database for all of them (OCDBT), TensorStore 0.1.86 leaks memory at every save.
         alone = _this_process()
         handlers: dict[str, Any] = {
@@ -199,7 +197,7 @@ class Checkpoints:
             if path.is_dir():
                 return
             ocp.Checkpointer(handler, multiprocessing_options=alone).save(
-                path.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonSave(meta))
+                path.absolute(), args=ocp.args.Composite(**arguments)
             )
         except Exception as error:  # orbax and the file system raise many types
             raise UserError(
@@ -215,15 +213,12 @@ class Checkpoints:
             return
         for step in set(self.steps()) - kept:
             path = self.directory / str(step)
-            removed = self.directory / f"removed_{step}"
             try:
-                path.rename(removed)  # a part of a checkpoint must not look like one
-            except OSError:  # of a container image, for example
-                removed = path
-            try:
-                shutil.rmtree(removed)
+                with contextlib.suppress(OSError):  # of a container image, for example
+                    path = path.rename(self.directory / f"removed_{step}")  # a part must not look like a checkpoint
+                shutil.rmtree(path)
             except OSError as error:
-                self._say(f"{removed}: this old checkpoint cannot be removed ({error.strerror}) and is left there")
+                self._say(f"{path}: this old checkpoint cannot be removed ({error.strerror}) and is left there")
 
     def set_aside(self, step: int) -> Path:
         """Renames a damaged checkpoint to `damaged_<step>` and returns its new path."""
@@ -260,15 +255,11 @@ def _read(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_this_process())
     saved: Any = directory.absolute()
-    leaves, structure = jax.tree_util.tree_flatten_with_path(handler.metadata(saved).tree)
-    places = {_name(path): place for place, (path, _) in enumerate(leaves)}
-
-    def read(place: int) -> np.ndarray:
-        only = [0 if place == other else ocp.PLACEHOLDER for other in range(len(leaves))]
-        restored = handler.restore(saved, args=ocp.args.PyTreeRestore(structure.unflatten(only)))
-        return jax.tree.leaves(restored)[place]
-
-    return {name: read(places[name]) for name in names}
+    tree, values = handler.metadata(saved).tree, {}
+    for name in names:
+        only = jax.tree_util.tree_map_with_path(lambda path, _: 0 if _name(path) == name else ocp.PLACEHOLDER, tree)  # noqa: B023
+        values[name] = _by_path(handler.restore(saved, args=ocp.args.PyTreeRestore(only)))[name]
+    return values
 
 
 def _to_device(value: np.ndarray, target: Any) -> Any:
@@ -282,18 +273,19 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _by_path(arrays: Any, describe: Callable[[Any], str]) -> dict[str, str]:
-    return {_name(path): describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
+def _by_path(arrays: Any) -> dict[str, Any]:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
 
 
 def array_shapes(arrays: Any) -> dict[str, str]:
     """Path -> dtype and shape of each array in a pytree: `{"train_state/params/value/bias": "float32[1]", ...}`."""
-    return _by_path(arrays, lambda leaf: f"{leaf.dtype}{list(leaf.shape)}")
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _by_path(arrays).items()}
 
 
 def array_digests(arrays: Any) -> dict[str, str]:
     """Path -> digest of the dtype, shape and bytes of each array in a pytree of NumPy arrays."""
-    return _by_path(arrays, lambda leaf: _digest(f"{leaf.dtype}{list(leaf.shape)}".encode(), leaf.tobytes()))
+    shapes = array_shapes(arrays)
+    return {name: _digest(shapes[name].encode() + leaf.tobytes()) for name, leaf in _by_path(arrays).items()}
 
 
 def meta_digest(meta: dict[str, Any]) -> str:
@@ -301,8 +293,8 @@ def meta_digest(meta: dict[str, Any]) -> str:
     return _digest(json.dumps({k: v for k, v in meta.items() if k != "checksum"}, sort_keys=True).encode())
 
 
-def _digest(*parts: bytes) -> str:
-    return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def _short(error: Exception) -> str:

@@ -41,11 +41,5 @@ COLUMNS = {
 }
 """All columns, in the order of metrics.csv. "losses" are means over the updates since the last log point."""
 
-REQUIRED_COLUMNS = ("env_steps", "optimizer_steps", "wall_seconds", "episodes", "return_mean", "return_ma")
-"""The columns without which a metrics.csv cannot be read. Others may be missing: an earlier version had fewer."""
-
 TIME_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group == "time")
 """Where the time since the last log point went; their sum is 100."""
-
-COMPILED = "compilation included"
-"""The end of the line that a session prints when its first update is finished: nothing remains to be compiled."""

@@ -2,34 +2,21 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-Game = tuple[int, int, float, int]
+Game = Sequence[float]
 """A finished game: step in its rollout, environment, return, and length in env steps."""
 
 RETURN_MA_ENV_STEPS = 1_000_000
 POINT_ENV_STEPS = 10_000
 
 
-class Every:
-    """True once per interval: `due(n)` is true at the first n in each new interval of env steps. 0: never."""
-
-    def __init__(self, interval: int, start: int):
-        self._interval = interval
-        self._next = self._after(start) if interval else math.inf
-
-    def _after(self, env_steps: int) -> int:
-        return (env_steps // self._interval + 1) * self._interval
-
-    def due(self, env_steps: int) -> bool:
-        """Whether an interval has ended since `due` last returned True."""
-        if env_steps < self._next:
-            return False
-        self._next = self._after(env_steps)
-        return True
+def due(interval: int, before: int, now: int) -> bool:
+    """Whether an interval of env steps has ended between two numbers of them. An interval of 0 never ends."""
+    return interval > 0 and now // interval > before // interval
 
 
 class EpisodeStatistics:
@@ -113,7 +100,6 @@ class Progress:
         self.updates: int = meta.get("updates", 0)
         self.steps = 0  # of each environment, auto-reset steps included
         self.optimizer_steps: int = meta.get("optimizer_steps", 0)
-        self.best_score: float | None = meta.get("best_score")
         self.earlier_seconds: float = meta.get("wall_seconds", 0.0)
         self.statistics = EpisodeStatistics()
         if meta:
@@ -127,10 +113,3 @@ class Progress:
         self.optimizer_steps += optimizer_steps
         self.steps += steps
         self.statistics.count(games, self.env_steps)
-
-    def record_score(self) -> float:
-        """The score by which the best checkpoint is kept, the mean return of the last 100 games; updates the best."""
-        score = self.statistics.mean_return()
-        if not math.isnan(score):
-            self.best_score = score if self.best_score is None else max(score, self.best_score)
-        return score

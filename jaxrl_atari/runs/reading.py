@@ -19,6 +19,7 @@ Table = Mapping[str, np.ndarray]
 METRICS_FILE, EVALUATIONS_FILE = "metrics.csv", "evaluations.csv"
 EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std")
 REQUIRED_COLUMNS = ("env_steps", "optimizer_steps", "wall_seconds", "episodes", "return_mean", "return_ma")
+"""Without these a metrics.csv cannot be read. Others may be missing: an earlier version had fewer."""
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -29,11 +30,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     text = path.read_text(encoding="utf-8", errors="replace")
-    rows = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
-    sound = [row for row in rows if number(row.get("env_steps")) >= 0]
-    if len(sound) < len(rows):
-        _log.warning("%s: %d damaged lines are left out", path, len(rows) - len(sound))
-    return sound
+    rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+    return [row for row in rows if number(row.get("env_steps")) >= 0]
 
 
 def number(cell: str | None) -> float:

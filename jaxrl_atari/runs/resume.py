@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware.distributed import agree, is_leader
 from jaxrl_atari.runs.checkpoints import Checkpoints, Restored
@@ -26,48 +26,44 @@ def restore_session(checkpoints: Checkpoints, target: Callable[[dict[str, Any]],
     Raises:
         UserError: no checkpoint is sound.
     """
-    found = None
-    try:
-        if is_leader() and checkpoints.steps():
+    found, problem = None, ""
+    if is_leader() and checkpoints.steps():
+        try:
             found = checkpoints.restore_newest(target, ("acting", "evaluation"))
-    except UserError as error:
-        agree(f"error {error}"[:1_000])
-        raise
-    choice = agree(str(found.step) if found else "")
-    if is_leader() or not choice:
-        for step, error in found.damaged.items() if found else ():
-            say(f"{error}; it is now {checkpoints.set_aside(step)}")
-        return found
-    if choice.startswith("error "):
-        raise UserError(choice.removeprefix("error "))
-    meta = checkpoints.read_meta(int(choice))
-    return Restored(int(choice), checkpoints.restore(int(choice), target(meta)), meta, {})
+        except UserError as error:
+            problem = str(error)[:1_000]
+    if problem := agree(problem):
+        raise UserError(problem)
+    step = int(agree(str(found.step if found else -1)))
+    if not is_leader() and step >= 0:
+        meta = checkpoints.read_meta(step)
+        found = Restored(step, checkpoints.restore(step, target(meta)), meta, {})
+    for damaged, error in found.damaged.items() if found else ():
+        say(f"{error}; it is now {checkpoints.set_aside(damaged)}")
+    return found
 
 
-def games_problem(config: Config, meta: dict[str, Any]) -> str | None:
-    """Why the games of a checkpoint cannot go on; None if they can."""
+def games_problem(config: Config, meta: dict[str, Any]) -> str:
+    """Why the games of a checkpoint cannot go on; empty if they can."""
     if "games" not in meta.get("items", {}):
         return "the checkpoint has none: the back end ale records them, in a single process"
-    before = meta["config"]["env"]
-    for name, was, wanted in (
-        ("env.num_envs", before["num_envs"], config.env.num_envs),
-        ("env.backend", before["backend"], config.env.backend),
-        ("env.protocol", meta["protocol"], config.env.resolved_protocol),
-    ):
-        if was != wanted:
-            return f"{name} {was} -> {wanted}"
-    return None
+    changed = changed_fields(meta["config"], config.to_dict())
+    found = {name: changed[name] for name in ("env.num_envs", "env.backend") if name in changed}
+    return ", ".join(f"{name} {before} -> {now}" for name, (before, now) in found.items())
 
 
-def resume_text(config: Config, meta: dict[str, Any], compute_dtype: str) -> str:
-    """A line on where a session resumes, and on what has changed of its budget and arithmetic."""
-    text = f"resumed at {meta['env_steps']:,} env steps (update {meta['updates']:,})"
-    if (earlier := meta.get("compute_dtype", compute_dtype)) != compute_dtype:
-        text += f"; arithmetic {earlier} -> {compute_dtype}: --network.compute-dtype {earlier} keeps what it was"
-    if (before := meta["config"]["total_env_steps"]) != config.total_env_steps:
-        text += f"; budget {before:,} -> {config.total_env_steps:,} env steps"
-        if config.ppo.anneal_learning_rate:
-            text += ": the learning rate goes on along the line that reaches zero at the new budget"
+def resume_text(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """A line on where a session resumes, and on what has changed of its arithmetic.
+
+    Args:
+        before: meta of the checkpoint that it resumes from.
+        now: what the next checkpoint will have.
+    """
+    text = f"resumed at {before['env_steps']:,} env steps (update {before['updates']:,})"
+    names = [name for name in ("compute_dtype", "numeric_settings") if name in before]  # of an older version: not
+    changed = changed_fields({name: before[name] for name in names}, {name: now[name] for name in names})
+    for name, (old, new) in changed.items():
+        text += f"; {name} {old} -> {new}, so numbers may differ from here on"
     return text
 
 

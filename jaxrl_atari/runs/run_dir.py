@@ -6,7 +6,6 @@ RUN_DIR/session_<i>/   session i of the trial: metrics.csv, evaluations.csv, che
 
 import os
 import platform
-import re
 import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -19,7 +18,8 @@ from jaxrl_atari.config import Config, changed_fields, config_from_dict
 from jaxrl_atari.errors import UserError, parse_path, require
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
-from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.hardware.runtime import numeric_settings
+from jaxrl_atari.runs.files import read_json, unused, write_json
 from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
@@ -48,7 +48,7 @@ def session_dir(run_dir: Path, session: int) -> Path:
 
 def session_dirs(run_dir: Path) -> list[Path]:
     """The directories `session_<i>` of a run, ordered by i."""
-    found = (path for path in run_dir.glob("session_*") if re.fullmatch(r"session_(0|[1-9]\d*)", path.name))
+    found = (path for path in run_dir.glob("session_*") if path.name.removeprefix("session_").isdecimal())
     return sorted(filter(Path.is_dir, found), key=session_number)
 
 
@@ -59,15 +59,15 @@ def session_number(session_dir: Path) -> int:
 
 def checkpoint_steps(session_dir: Path) -> list[int]:
     """Env steps of a session's complete checkpoints, in ascending order; none before its first one."""
-    return sorted(int(path.name) for path in session_dir.glob("checkpoints/*") if re.fullmatch("[0-9]+", path.name))
+    return sorted(int(path.name) for path in session_dir.glob("checkpoints/*") if path.name.isdecimal())
 
 
 def latest_text(session_dir: Path, name: str) -> str:
     """A text in the meta of a session's latest checkpoint, such as `device`; empty if it is unknown."""
-    steps = checkpoint_steps(session_dir)
+    latest = max(checkpoint_steps(session_dir), default=0)
     try:
-        return str(read_json(session_dir / "checkpoints" / str(steps[-1]) / "meta" / "metadata")[name])
-    except (OSError, ValueError, LookupError):  # no checkpoint yet, damaged, or of an older version
+        return str(read_json(session_dir / "checkpoints" / str(latest) / "meta" / "metadata")[name])
+    except (OSError, ValueError, KeyError):  # no checkpoint yet, damaged, or of an older version
         return ""
 
 
@@ -85,21 +85,18 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
     Raises:
         UserError: the folder cannot be written to, or is not empty.
     """
-    stamp = f"{config.name}_{time.strftime('%Y%m%d_%H%M%S')}"
-    names = [f"{stamp}{suffix}" for suffix in ("", *(f"_{i}" for i in range(2, 100)))]
-    candidates = [wanted] if wanted else [parse_path(config.output_dir, "output_dir") / name for name in names]
-    for run_dir in candidates:
-        try:
-            run_dir.mkdir(parents=True, exist_ok=run_dir == wanted)
-            if other := next((path.name for path in run_dir.iterdir() if not path.name.startswith(".")), None):
-                raise UserError(f"{run_dir}: holds {other}, and no run; choose another folder or an empty one")
-            (run_dir / ".lock").touch()
-            return run_dir
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UserError(f"{run_dir}: {error.strerror or error}; choose a folder that can be written to") from error
-    raise UserError(f"{candidates[0]}: exists already; choose another name")
+    new = parse_path(config.output_dir, "output_dir") / f"{config.name}_{time.strftime('%Y%m%d_%H%M%S')}"
+    run_dir = wanted or unused(new)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=run_dir == wanted)
+        if other := next((path.name for path in run_dir.iterdir() if not path.name.startswith(".")), None):
+            raise UserError(f"{run_dir}: holds {other}, and no run; choose another folder or an empty one")
+        (run_dir / ".lock").touch()
+    except OSError as error:
+        if wanted is None and isinstance(error, FileExistsError):  # another command has taken the name just now
+            return make_run_dir(config)
+        raise UserError(f"{run_dir}: {error.strerror}; choose a folder that can be written to") from error
+    return run_dir
 
 
 # --- config.json -----------------------------------------------------------------------------------------------------
@@ -139,34 +136,28 @@ def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
         require(not passed, "total_env_steps", config.total_env_steps, expected, "start a new run for a smaller budget")
 
 
-def describe(config: Config) -> dict[str, Any]:
-    """The content of a new config.json: config, seed, protocol, versions, git revision, machine."""
-    return {
+def describe(config: Config, directory: Path | None = None, file: str = CONFIG_FILE) -> dict[str, Any]:
+    """The content of config.json: config, seed, protocol, and `surroundings`.
+
+    Args:
+        directory: where `file` has the history of a run that has begun. Its first `surroundings` stay, and `resumed`
+            has those of each resume, with the fields that it changed: name -> [before, after].
+    """
+    today = surroundings(config)
+    described = {
         "config": config.to_dict(),
         "seed": config.seed,
         "game": config.env.game_name,
         "protocol": config.env.resolved_protocol,
         "gae_lambda": config.resolved_gae_lambda,
         "return_ma_env_steps": RETURN_MA_ENV_STEPS,
-        **surroundings(config),
+        **today,
     }
-
-
-def describe_resumed(config: Config, directory: Path, file: str = CONFIG_FILE) -> dict[str, Any]:
-    """As `describe`; of a run that has begun the first `surroundings` stay, and `resumed` has each resume's.
-
-    With them come the fields that it changed: name -> [before, after].
-
-    Args:
-        file: name of the file in `directory` that has the history.
-    """
-    described, path = describe(config), directory / file
-    if not path.is_file():
+    if directory is None or not (directory / file).is_file():
         return described
-    before, today = read_json(path), surroundings(config)
-    entry = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), **today}
-    if changed := changed_fields(before["config"], described["config"]):
-        entry["changed"] = changed
+    before = read_json(directory / file)
+    changed = changed_fields(before["config"], described["config"])
+    entry = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), **today, "changed": changed}
     kept = {name: before.get(name) for name in (*today, "return_ma_env_steps")}
     return described | kept | {"resumed": [*before.get("resumed", ()), entry]}
 
@@ -177,7 +168,7 @@ def write_description(directory: Path, description: dict[str, Any], file: str = 
 
 
 def surroundings(config: Config) -> dict[str, Any]:
-    """The version of Python, of the packages that matter, the git revision, and the machine.
+    """The version of Python, of the packages that matter, the git revision, JAX's numeric settings, and the machine.
 
     With `devices.gpu = false` the machine's GPUs are not among them, because nothing asks for them.
     """
@@ -186,6 +177,7 @@ def surroundings(config: Config) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
         "git_revision": _git_revision(),
+        "numeric_settings": numeric_settings(),
         "hardware": {
             "cpu": cpu.model,
             "instruction_sets": list(cpu.instruction_sets),
@@ -210,12 +202,10 @@ def _git_revision() -> str | None:
     A package that is installed inside some other repository, as in a virtual environment there, has none.
     """
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # set in Git's hooks
-    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    command = ["git", f"--git-dir={root}/.git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     try:
-        found = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
+        found = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True, check=False)
+    except OSError:  # Git is not installed
         return None
     return found.stdout.strip() or None

@@ -9,9 +9,9 @@ import numpy as np
 import psutil
 
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.runs.columns import COMPILED, TIME_COLUMNS
-from jaxrl_atari.runs.progress import Every, Progress
-from jaxrl_atari.runs.writers import Row, Writer
+from jaxrl_atari.runs.columns import TIME_COLUMNS
+from jaxrl_atari.runs.progress import Progress, due
+from jaxrl_atari.runs.writers import Writer
 
 ReadMetrics = Callable[[], dict[str, float]]
 """Waits for an update and returns its metrics."""
@@ -22,7 +22,7 @@ class NonFiniteError(UserError):
 
 
 class SessionLog:
-    """Messages, log points and progress of a session. SPS excludes the first iteration, which may compile.
+    """Messages, log points and progress of a session. The time excludes the first iteration, which may compile.
 
     A log point has the means of the metrics of all updates since the one before, without the newest update, which may
     still be running. So it does not depend on when a session is stopped and resumed.
@@ -40,22 +40,15 @@ class SessionLog:
         monitor: Callable[[], Mapping[str, float]],
         meta: Mapping[str, Any],
     ):
-        self._writers, self._progress, self._monitor = writers, progress, monitor
-        self._every = Every(every_env_steps, progress.env_steps)
-        self._began_at, self._start = time.time(), time.monotonic()
-        self._point: tuple[float, int] | None = None  # start of the next log point's SPS
+        self._writers, self._every, self._progress, self._monitor = writers, every_env_steps, progress, monitor
+        self._start = time.monotonic()
         self.compiling = True
         self.first_step_at = math.nan  # `time.time()` when the first actions were sent
         self._newest: ReadMetrics | None = None
         self._metrics: list[dict[str, float]] = list(meta.get("unlogged_metrics", ()))  # since the last log point
         self._logged: int = meta.get("logged_env_steps", progress.env_steps)
         self._acting = np.zeros(2)  # seconds since the last log point: waiting for the emulators, the policy
-        self.row: Row = {}
-
-    def message(self, text: str) -> None:
-        """A line for the user."""
-        for writer in self._writers:
-            writer.message(text)
+        self.row: dict[str, Any] = {}  # the newest log point of this start
 
     def evaluation(self, env_steps: int, episodes: int, mean: float, std: float) -> None:
         """Writes an evaluation during training."""
@@ -91,20 +84,17 @@ class SessionLog:
             metrics()  # waits
             self.first_step_at, now = first_step_at, time.monotonic()
             since_start = first_step_at - psutil.Process().create_time()
-            self.message(
+            text = (
                 f"first env step {since_start:.1f} s after the start of the process; first rollout and update took"
-                f" {now - self._start:.1f} s, {COMPILED}"
+                f" {now - self._start:.1f} s, compilation included"
             )
+            for writer in self._writers:
+                writer.message(text)
             self._start, self.compiling = now, False
-        elif self._point is None:
-            # The first call waits for its update, each later one returns while its update is running. So only from the
-            # second call on is there one rollout and one update between two calls.
-            self._point = time.monotonic(), self._progress.env_steps
-        else:
-            self._acting += acting
+        self._acting += acting
         for writer in self._writers:
             writer.progress(self._progress.env_steps, self.row)
-        if self._every.due(self._progress.env_steps):
+        if due(self._every, self._logged, self._progress.env_steps):
             self._logged = self._progress.env_steps
             self._write_row(learning_rate)
             self._metrics = []
@@ -127,27 +117,24 @@ class SessionLog:
             )
 
     def _write_row(self, learning_rate: float) -> None:
-        progress, now, sps, shares = self._progress, time.monotonic(), math.nan, {}
-        if self._point is not None and progress.env_steps > self._point[1]:
-            elapsed = now - self._point[0]
-            sps = (progress.env_steps - self._point[1]) / elapsed
-            emulators, policy = (100.0 * self._acting / elapsed).tolist()
-            shares = dict(zip(TIME_COLUMNS, (emulators, policy, 100.0 - emulators - policy), strict=True))
-            self._point, self._acting = (now, progress.env_steps), np.zeros(2)
+        progress, before = self._progress, self.row
         names = self._metrics[0] if self._metrics else ()
-        means = {name: float(np.mean([each[name] for each in self._metrics])) for name in names}
         self.row = {
             "env_steps": progress.env_steps,
             "updates": progress.updates,
             "optimizer_steps": progress.optimizer_steps,
             "wall_seconds": self.wall_seconds(),
-            "sps": sps,
             **progress.statistics.to_row(),
             "learning_rate": learning_rate,
-            **means,
+            **{name: float(np.mean([each[name] for each in self._metrics])) for name in names},
             **self._monitor(),
-            **shares,
         }
+        if before:
+            seconds = self.row["wall_seconds"] - before["wall_seconds"]
+            shares = 100.0 * self._acting / seconds
+            self.row["sps"] = (progress.env_steps - before["env_steps"]) / seconds
+            self.row |= zip(TIME_COLUMNS, (*shares.tolist(), 100.0 - shares.sum().item()), strict=True)
+        self._acting = np.zeros(2)
         for writer in self._writers:
             writer.write(self.row)
 

@@ -1,14 +1,21 @@
-"""Writers of log points: CSV, TensorBoard and Weights & Biases. `terminal.py` has the terminal's."""
+"""Writers of log points: the terminal, CSV, TensorBoard, and Weights & Biases."""
 
 import csv
 import io
+import itertools
 import math
+import os
 import secrets
+import sys
 import time
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from rich.progress import BarColumn, Progress
+
+from jaxrl_atari.cli import say
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS
@@ -67,6 +74,61 @@ def charts(row: Row) -> dict[str, int | float]:
     return {f"{COLUMNS[name].group}/{name}": value for name, value in finite(row).items() if name != "env_steps"}
 
 
+class TerminalWriter(Writer):
+    """Draws a live line on a terminal; in a file, pipe or notebook, prints a plain line for each log point.
+
+    Args:
+        total_env_steps: the budget, 100%.
+        label: stands before each line.
+    """
+
+    def __init__(self, total_env_steps: int, label: str):
+        self._label, self._live = label, sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self._bar = Progress(
+            "{task.description}", BarColumn(20),
+            refresh_per_second=2, speed_estimate_period=60.0, disable=not self._live,
+        )  # fmt: skip
+        self._bar.add_task(label, total=total_env_steps)
+        self._task = self._bar.tasks[0]
+
+    def _line(self, row: Row) -> str:
+        eta = self._task.time_remaining
+        figures = {
+            "env_steps": f"{self._task.completed:,}",
+            "return_ma": _text(row.get("return_ma"), 1),
+            "sps": _text(self._task.speed),
+            "eta": "-" if eta is None else timedelta(seconds=round(eta)),
+            "return_mean": _text(row.get("return_mean"), 1),
+            "episodes": _text(row.get("episodes")),
+        }
+        if (busy := _text(row.get("gpu_busy_percent"))) != "-":
+            figures["gpu_busy_percent"] = busy
+        return "  ".join(
+            [f"{self._label}  {self._task.percentage:5.1f}%", *(f"{name} {value}" for name, value in figures.items())]
+        )
+
+    def progress(self, env_steps: int, row: Row) -> None:
+        self._bar.start()
+        self._bar.update(self._task.id, completed=env_steps)
+        self._bar.update(self._task.id, description=self._line(row))
+
+    def write(self, row: Row) -> None:
+        if self._live:
+            self._bar.update(self._task.id, description=self._line(row))
+        else:
+            say(self._line(row))
+
+    def message(self, text: str) -> None:
+        say(f"{self._label}  {text}")  # above the live line: rich has redirected `sys.stdout`
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def _text(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+
+
 class CsvWriter(Writer):
     """metrics.csv and evaluations.csv: a header, then a row for each log point or evaluation, flushed at once.
 
@@ -77,20 +139,13 @@ class CsvWriter(Writer):
         self._dir = session_dir
         for name, last in ((METRICS_FILE, logged), (EVALUATIONS_FILE, evaluated)):
             path, content = session_dir / name, io.StringIO()
-            if kept := [row for row in read_rows(path) if float(row["env_steps"]) <= last]:
-                _write_rows(content, name, kept)
+            if path.is_file():
+                _write_rows(content, name, (row for row in read_rows(path) if float(row["env_steps"]) <= last))
                 write_file(path, content.getvalue())  # at no moment are the rows lost
-            else:
-                path.unlink(missing_ok=True)
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        path = self._dir / name
-        try:
-            with path.open("a", encoding="utf-8", newline="") as file:
-                _write_rows(file, name, [row])
-        except OSError as error:
-            error.filename = str(path)
-            raise
+        with (self._dir / name).open("a", encoding="utf-8", newline="") as file:
+            _write_rows(file, name, [row])
 
     def write(self, row: Row) -> None:
         # 9 digits identify every float32 number.
@@ -128,28 +183,22 @@ class TensorBoardWriter(Writer):
         options = "\n".join(f"| {name} | {value} |" for name, value in flat(config.to_dict()).items())
         self._add(0, summary.text("config", f"| option | value |\n|---|---|\n{options}"))
         for row in read_rows(session_dir / METRICS_FILE):
-            self._add_all(number(row["env_steps"]), charts({name: number(row.get(name)) for name in COLUMNS}))
+            self.write({name: number(row.get(name)) for name in COLUMNS})
         for row in read_rows(session_dir / EVALUATIONS_FILE):
-            self._evaluation(*(number(row[name]) for name in EVALUATION_COLUMNS))
+            env_steps, episodes, mean, std = (number(row[name]) for name in EVALUATION_COLUMNS)
+            self.evaluation(int(env_steps), int(episodes), mean, std)
+
+    def _add(self, env_steps: float, *summaries: Any) -> None:
+        for each in summaries:
+            self._events.write_event(self._event(wall_time=time.time(), step=int(env_steps), summary=each))
         self._events.flush()
-
-    def _add(self, env_steps: float, summary: Any) -> None:
-        self._events.write_event(self._event(wall_time=time.time(), step=int(env_steps), summary=summary))
-
-    def _add_all(self, env_steps: float, values: Mapping[str, float]) -> None:
-        for tag, value in values.items():
-            self._add(env_steps, self._scalar(tag, value))
-
-    def _evaluation(self, env_steps: float, episodes: float, mean: float, std: float) -> None:
-        self._add_all(env_steps, {"evaluation/return_mean": mean, "evaluation/return_std": std})
 
     def write(self, row: Row) -> None:
-        self._add_all(row["env_steps"], charts(row))
-        self._events.flush()
+        self._add(row["env_steps"], *itertools.starmap(self._scalar, charts(row).items()))
 
     def evaluation(self, env_steps: int, episodes: int, mean: float, std: float) -> None:
-        self._evaluation(env_steps, episodes, mean, std)
-        self._events.flush()
+        values = {"evaluation/return_mean": mean, "evaluation/return_std": std}
+        self._add(env_steps, *itertools.starmap(self._scalar, values.items()))
 
     def close(self) -> None:
         self._events.close()
@@ -162,7 +211,13 @@ class WandbWriter(Writer):
     """
 
     def __init__(self, config: Config, session_dir: Path):
-        wandb = import_wandb()
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise UserError(
+                "log.wandb = true: the package wandb is not installed; pip install 'jaxrl_atari[wandb]'"
+                " or leave log.wandb out"
+            ) from error
         session_dir = session_dir.resolve()
         run_dir, group_dir = session_dir.parent, session_dir.parents[1]
         # The runs of suites have the same names, those of the games, and so have the trials of searches.
@@ -198,17 +253,3 @@ class WandbWriter(Writer):
 
     def close(self) -> None:
         self._run.finish()
-
-
-def import_wandb() -> Any:
-    """Imports the `wandb` module. Raises `UserError` with the install command if it is missing."""
-    try:
-        import wandb  # pyright: ignore[reportMissingImports]
-
-        wandb.init  # a folder `wandb/`, which runs leave behind, imports as an empty package  # noqa: B018
-    except (ImportError, AttributeError) as error:
-        raise UserError(
-            "log.wandb = true: the package wandb is not installed; pip install 'jaxrl_atari[wandb]'"
-            " or leave log.wandb out"
-        ) from error
-    return wandb

@@ -25,7 +25,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report.summary import read_run, trial_summary
-from jaxrl_atari.runs.run_dir import describe_resumed, is_finished, session_dir, write_description
+from jaxrl_atari.runs.run_dir import describe, is_finished, session_dir, write_description
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.options import SearchConfig, grid, read_search, set_fields, space_dict
 from jaxrl_atari.suite.ray_cluster import Share
@@ -140,7 +140,7 @@ def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -
     config = share.configure(set_fields(config, trial.params))
     if search.early_stopping == "asha":
         config = replace(config, sessions=1)
-    write_description(run_dir, describe_resumed(config, run_dir))
+    write_description(run_dir, describe(config, run_dir))
     reporter = Reporter(trial, config, "stopped" in trial.user_attrs, stop_requested)
     for session in range(config.sessions):
         directory = session_dir(run_dir, session)

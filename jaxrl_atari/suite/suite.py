@@ -16,7 +16,7 @@ from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.report.suites import read_group
 from jaxrl_atari.runs.run_dir import (
     SUITE_FILE,
-    describe_resumed,
+    describe,
     is_run,
     is_suite,
     read_config,
@@ -55,7 +55,7 @@ def game_configs(config: Config, games: Sequence[str]) -> dict[str, Config]:
 
 def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str], report_at: Sequence[int] = ()) -> None:
     """Writes suite.json, from which the suite can be run again; see `Suite`."""
-    described = describe_resumed(config, suite_dir, SUITE_FILE)
+    described = describe(config, suite_dir, SUITE_FILE)
     del described["game"], described["gae_lambda"]  # each game has its own
     own = {"games": list(games), "report_at": list(report_at)}
     write_description(suite_dir, own | described, SUITE_FILE)

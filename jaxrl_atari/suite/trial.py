@@ -26,7 +26,7 @@ from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import summary_table, write_trial_summary
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import (
-    describe_resumed,
+    describe,
     is_finished,
     is_run,
     make_run_dir,
@@ -125,7 +125,7 @@ def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "") ->
         first: number of the trial's first session in its suite.
         game: its name in a suite.
     """
-    description = describe_resumed(config, run_dir)
+    description = describe(config, run_dir)
     return [
         Item(config, run_dir, session, description, first + session, game)
         for session in range(config.sessions)
@@ -143,7 +143,7 @@ def settle(config: Config, run_dir: Path) -> Config:
     before = read_config(run_dir)
     config = with_budget(before, config)
     if config != before:
-        write_description(run_dir, describe_resumed(config, run_dir))
+        write_description(run_dir, describe(config, run_dir))
     return config
 
 
@@ -171,7 +171,7 @@ def train_item(
     """
     config, run_dir, session, description = item[:4]
     directory = session_dir(run_dir, session)
-    own = describe_resumed(config, directory) | {"seed": config.seed + session}
+    own = describe(config, directory) | {"seed": config.seed + session}
     with StopRequest(f"session {session}", not config.devices.distributed) as stop:
 
         def began() -> None:
