@@ -96,7 +96,7 @@ def test_imports_point_one_way():
         ("pynvml", {"hardware"}),
         ("huggingface_hub", {"hub"}),
         ("optuna", {"search"}),
-        ("ray", {"search", "suite"}),
+        ("ray", {"suite"}),
         ("jinja2", {"report"}),
         ("jaxrl_atari.train", set()),
     ],

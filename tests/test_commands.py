@@ -134,7 +134,7 @@ def directories(case):
     positional = list(itertools.takewhile(lambda word: not word.startswith("--"), case.words))
     if case.module == "hub":
         return positional[1:2] if positional[0] == "push" else []
-    return positional if case.module in ("evaluate", "plots", "report", "search.results") else []
+    return positional if case.module in ("evaluate", "plots", "report") else []
 
 
 @pytest.fixture
@@ -187,7 +187,6 @@ PROMISED = {
     "report": ("**/report.html", r"report\.html"),
     "devices": ("configs", "memory"),
     "search": ("**/*_best.py", "finished"),
-    "search.results": ("**/*_best.py", "finished"),
     "hub": ("**/config.json", "pushed: |pulled: "),
 }
 """Command -> files that it leaves, and what it prints."""

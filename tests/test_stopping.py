@@ -108,24 +108,26 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.stopping import StopRequest
 
 class Ignored:
-    def __del__(self):  # Python ignores what it raises, as in the callbacks of its imports
+    def __del__(self):  # Python ignores what it raises, as in the callbacks of imports and of the garbage collector
         signal.raise_signal(signal.SIGTERM)
 
 def main():
-    if {replaced}:
+    if {how!r} == "replaced":
         try:
             signal.raise_signal(signal.SIGTERM)
         except BaseException as error:
             raise ImportError("initialization failed") from error  # as an extension module does
     Ignored()
+    if {how!r} == "returns":
+        return
     with StopRequest():
         print("it trains")
 cli.run(main)
 """
 
 
-@pytest.mark.parametrize("replaced", [True, False])
-def test_a_signal_during_an_import_is_not_lost(replaced):
-    command = [sys.executable, "-c", IMPORTING.format(replaced=replaced)]
+@pytest.mark.parametrize("how", ["replaced", "trains", "returns"])
+def test_a_signal_during_an_import_is_not_lost(how):
+    command = [sys.executable, "-c", IMPORTING.format(how=how)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr.splitlines()[-1]) == (130, "", "interrupted")

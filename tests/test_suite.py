@@ -165,7 +165,8 @@ def test_a_finished_suite_is_left_alone_but_for_fewer_sessions(tmp_path, capsys)
     assert capsys.readouterr().out.count("finished already") == 2
     assert (suite_dir / "suite.json").read_text() == before
     suite_command.main([*line, "--sessions", "1", "--ppo.gae-lambda", "0.5"])
-    assert read_config(suite_dir / "Pong").sessions == 1
+    assert json.loads((suite_dir / "suite.json").read_text())["config"]["sessions"] == 1
+    assert read_config(suite_dir / "Pong").sessions == 2
     _, _, rows = results(suite_dir)  # what the games were trained with
     assert {name: row["gae_lambda"] for name, row in rows.items()} == {"Pong": "0.85", "Breakout": "0.7"}
 

@@ -27,7 +27,8 @@ def run(main: Callable[[], object]) -> NoReturn:
     """Calls `main` and exits: with 0 when it returns, the error's status (2 or 1) on a `UserError`.
 
     Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and the message of the `KeyboardInterrupt` that `main`
-    raises. What `correctable` recognises is an error of one line. Any other exception is a bug and keeps its traceback.
+    raises; a second one ends it at once. What `correctable` recognises is an error of one line. Any other exception is
+    a bug and keeps its traceback.
     """
     for number in (0, 1, 2):
         try:
@@ -40,8 +41,10 @@ def run(main: Callable[[], object]) -> NoReturn:
     logging.basicConfig(format="%(levelname)s: %(message)s")
 
     def end(number: int, frame: Any) -> NoReturn:
+        if _interrupted:
+            os._exit(INTERRUPTED)
         _interrupted.append(number)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt  # Python ignores it within a callback, as of an import or of the garbage collector
 
     _interrupted.clear()
 
@@ -51,6 +54,8 @@ def run(main: Callable[[], object]) -> NoReturn:
     status = 0
     try:
         main()
+        if _interrupted:
+            raise KeyboardInterrupt
     except KeyboardInterrupt as stop:
         say(str(stop) or "interrupted", sys.stderr)
         status = INTERRUPTED
@@ -82,7 +87,7 @@ def resume_command(command: str, directory: Path) -> str:
 
 
 def was_interrupted() -> bool:
-    """Whether a signal was to end the command. Python ignores what a handler raises within a callback of an import."""
+    """Whether a signal was to end the command, which goes on if it came within a callback; see `run`."""
     return bool(_interrupted)
 
 

@@ -90,6 +90,9 @@ def load_config(path: Path | None, **functions: type) -> list[Any]:
     sys.path.insert(0, str(found.absolute().parent))
     try:
         scope = runpy.run_path(str(found), run_name=f"config_{path.stem}")
+        for name in functions:
+            if name not in scope:
+                raise UserError(f"--config {path}: the file does not define the function {name}")
         results = [scope[name]() for name in functions]
     except UserError:
         raise

@@ -7,26 +7,24 @@ python -m jaxrl_atari.search --config configs/search_qbert.py --run-dir data/qbe
 
 import argparse
 import dataclasses
-import shutil
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli import say
+from jaxrl_atari.cli import resume_command, say
 from jaxrl_atari.cli.options import AllOptions, FromDirectory, load_config, parse
 from jaxrl_atari.config import Config, changed_fields
-from jaxrl_atari.errors import SessionsFailed, UserError, require
+from jaxrl_atari.errors import SessionsFailed, require
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_search, make_run_dir
 from jaxrl_atari.search import SearchConfig
 from jaxrl_atari.search.options import check_search, read_search, to_dict
 from jaxrl_atari.search.results import text, write_results
-from jaxrl_atari.search.study import add_trials, is_open, open_study, open_trial, ranked, reached, run_trial, status
-from jaxrl_atari.suite.ray_cluster import cluster, count_gpus
+from jaxrl_atari.search.study import open_study, open_trial, reached, run_trial, status
+from jaxrl_atari.suite.ray_cluster import check_ray
 
-CHANGED_BY_RESUME = tuple(f"search.{name}" for name in ("trials", "retries", "keep", "address", "resources"))
+CHANGED_BY_RESUME = ("search.trials", "search.address", "search.resources")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +52,6 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
 
     options = parse(Options, arguments, default)
     config, search, search_dir = options.options, options.search, options.resume or options.run_dir
-    if not search.space:
-        raise UserError("--config or --resume: one is needed; for example --config configs/search_qbert.py")
     check_search(config, search)
     if search_dir is not None and is_search(search_dir):
         before, after = to_dict(*read_search(search_dir)), to_dict(config, search)
@@ -76,63 +72,45 @@ def search(config: Config, search: SearchConfig, search_dir: Path | None = None)
         SessionsFailed: every trial failed; the results are written.
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
-    gpus = count_gpus(search.address, config.devices)  # raises errors before anything is created
+    check_ray(search.address, config.devices)  # raises errors before anything is created
     if search_dir is None or not is_search(search_dir):
         search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"), search_dir)
     with only_writer(search_dir):
         write_json(search_dir / SEARCH_FILE, to_dict(config, search))
         say(f"search directory: {search_dir}")
-        if search.early_stopping == "asha" and config.sessions > 1:
-            say("one session per trial, because search.early_stopping = asha")
-        study = open_study(search_dir, search)
-        add_trials(study, search)
-        items = [f"trial_{trial.number}" for trial in study.trials if is_open(trial, search)]
-        try:
-            if items:
-                with cluster(search.address, gpus) as address:
-                    from jaxrl_atari.suite.ray_items import run_items  # now that Ray's environment is set
-
-                    run_items(
-                        address, search_dir, items, run_trial,
-                        devices=config.devices, resources=search.resources, retries=search.retries,
-                        status=partial(progress, search_dir), on_end=partial(ended, search_dir, search),
-                    )  # fmt: skip
-        except KeyboardInterrupt:
-            say(f"interrupted; --resume {search_dir} continues")
-            raise
-        finally:
-            if ranked(study):
-                say("\n" + write_results(search_dir))
+        failures = run_trials(config, search, search_dir)
+        say("\n" + write_results(search_dir))
     if config.log.graphs:
         try_report(search_dir)
-    failures = [reason for state, reason in map(status, ranked(study)) if state == "failed"]
     if len(failures) == search.trials:
         raise SessionsFailed(f"every trial failed ({search.trials}), the last one: {failures[-1]}")
     return search_dir
 
 
-def progress(search_dir: Path, item: str) -> str:
-    """How far a trial is."""
-    score, env_steps = reached(search_dir / item)
-    return f"{item} at {env_steps:,} env steps, return_ma {text(score)}"
+def run_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[str]:
+    """Runs the trials that have not ended. Whenever one ends, the results are written. Returns why trials failed."""
+    from jaxrl_atari.suite.ray_items import run_items  # which imports Ray
 
-
-def ended(search_dir: Path, search: SearchConfig, item: str, failure: str | None) -> None:
-    """Records why a trial failed, says how it ended, and removes the checkpoints that are not kept.
-
-    A failed trial keeps its own: its error may be one that the user can correct.
-    """
-    number = int(item.removeprefix("trial_"))
-    if failure is not None:
-        trial = open_trial(search_dir, search, number)
-        trial.set_user_attr("failure", failure)
-        trial.set_user_attr("retries", search.retries)
-    study = open_study(search_dir, search)
-    say(f"{progress(search_dir, item)}: {', '.join(status(study.trials[number]))}")
-    complete = [trial.number for trial in ranked(study) if trial.state.is_finished()]
-    for number in complete[search.keep :]:
-        for checkpoints in search_dir.glob(f"trial_{number}/session_*/checkpoints"):
-            shutil.rmtree(checkpoints, ignore_errors=True)
+    study, failures = open_study(search_dir, search), []
+    for _ in range(len(study.trials), search.trials):
+        study.enqueue_trial({})
+    waiting = [f"trial_{trial.number}" for trial in study.trials[: search.trials] if not trial.state.is_finished()]
+    try:
+        for item, failure in run_items(
+            search.address, search_dir, waiting, run_trial, config.devices, search.resources
+        ):
+            number = int(item.removeprefix("trial_"))
+            if failure is not None:
+                open_trial(search_dir, search, number).set_user_attr("failure", failure.reason)
+                failures.append(failure.reason)
+            score, env_steps = reached(search_dir / item)
+            ended = status(open_study(search_dir, search).trials[number])
+            say(f"{item}  {ended} at {env_steps:,} env steps, return_ma {text(score)}")
+            write_results(search_dir)
+    except KeyboardInterrupt:
+        write_results(search_dir)
+        raise KeyboardInterrupt(f"stopped; go on with {resume_command('search', search_dir)}") from None
+    return failures
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -44,22 +44,16 @@ class SearchConfig:
     """Dotted name of a config field -> its distribution."""
     trials: Annotated[int, Limits(1, 1_000_000)] = 16
     """Number of trials."""
-    method: Literal["optuna", "random", "grid"] = "optuna"
-    """`optuna`: its TPE sampler, which learns from earlier trials; `random`: independent samples; `grid`: every
-    combination of the values of all `CategoricalDistribution`s in turn, and independent samples of the rest."""
+    method: Literal["optuna", "random"] = "optuna"
+    """`optuna`: its TPE sampler, which learns from earlier trials; `random`: independent samples."""
     seed: Annotated[int, Limits(0, 2**31 - 1)] = 0
-    """Seed of the sampler. With `random` and `grid`, trial i gets the same fields in whatever order trials run."""
+    """Seed of the sampler. With `random`, trial i gets the same fields in whatever order trials run."""
     early_stopping: Literal["asha", "none"] = "asha"
-    """`asha`: stop trials that are worse than others at the same env steps (one session each); `none`: stop none."""
+    """`asha`: stop trials that are worse than others at the same env steps; `none`: stop none."""
     grace_env_steps: Annotated[int, Limits(1, 10**12)] = 500_000
     """Env steps of the first comparison; the next ones are at `reduction`, `reduction`², ... times that."""
     reduction: Annotated[int, Limits(2, 1_000_000)] = 3
     """Each comparison keeps the best 1 / reduction of the trials."""
-    retries: Annotated[int, Limits(0, 1_000)] = 0
-    """How often a trial that fails is restarted from its last checkpoint. A resume with a higher value continues failed
-    trials, with as many restarts."""
-    keep: Annotated[int, Limits(0, 1_000_000)] = 3
-    """Number of finished and stopped trials, the best by score, that keep their checkpoints. Failed trials all do."""
     address: str = ""
     """Ray cluster to join: its address, or `auto` on a machine where `ray start` has run. Empty: this machine alone."""
     resources: ResourcesConfig = field(default_factory=ResourcesConfig)
@@ -77,32 +71,26 @@ def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
     return config_from_dict(values)
 
 
-def grid(search: SearchConfig) -> list[dict[str, Any]]:
-    """The combinations of the values of all categorical fields; the last field changes fastest."""
-    choices = {name: d.choices for name, d in search.space.items() if isinstance(d, CategoricalDistribution)}
-    return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
-
-
 def check_search(config: Config, search: SearchConfig) -> None:
     """Raises `ConfigError` for a search that cannot be run.
 
     A field that a search cannot vary, values that the config does not accept alone or together (of a range, its ends),
-    a grid with more points than trials, or a first comparison beyond the budget.
+    several sessions with ASHA, or a first comparison beyond the budget.
     """
     known = {name for name in flat(config.to_dict()) if name.partition(".")[0] not in SAME_FOR_ALL_TRIALS}
     unknown = search.space.keys() - known
     expected = "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials"
-    require(bool(search.space) and not unknown, "search.space", unknown, expected)
+    hint = "configs/search_qbert.py is an example of a --config"
+    require(bool(search.space) and not unknown, "search.space", unknown or {}, expected, hint)
     ends = [d.choices if isinstance(d, CategoricalDistribution) else (d.low, d.high) for d in search.space.values()]
     for values in itertools.islice(itertools.product(*ends), 10_000):  # of more, a trial fails that has a wrong one
         set_fields(config, dict(zip(search.space, values, strict=True)))
-    points = len(grid(search))
-    fits = search.method != "grid" or points <= search.trials
-    require(fits, "search.trials", search.trials, f"at least the {points} points of the grid")
-    compares = search.early_stopping == "none" or search.grace_env_steps < config.total_env_steps
-    expected = f"less than total_env_steps = {config.total_env_steps:,}"
-    hint = "lower it, or use --search.early-stopping none"
-    require(compares, "search.grace_env_steps", search.grace_env_steps, expected, hint)
+    if search.early_stopping == "asha":
+        hint = "or use --search.early-stopping none"
+        require(config.sessions == 1, "sessions", config.sessions, "1 where ASHA compares trials", hint)
+        expected = f"less than total_env_steps = {config.total_env_steps:,}"
+        fits = search.grace_env_steps < config.total_env_steps
+        require(fits, "search.grace_env_steps", search.grace_env_steps, expected, hint)
 
 
 def space_dict(search: SearchConfig) -> dict[str, Any]:
@@ -120,13 +108,11 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     """Reads search.json, which holds what `to_dict` returns.
 
     Raises:
-        UserError: the directory has none, or it is damaged or of an earlier version.
+        UserError: the directory has none, or it cannot be used.
     """
     path = search_dir / SEARCH_FILE
     if not path.is_file():
         raise UserError(f"{search_dir}: not a search directory (it has no {path.name})")
-    if any(search_dir.glob("trial_*/record.json")):
-        raise UserError(f"{search_dir}: an earlier version of jaxrl_atari made it; continue it with that version")
     try:
         values = read_json(path)
         search = values["search"]
@@ -134,4 +120,6 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
         search |= {"space": space, "resources": ResourcesConfig(**search["resources"])}
         return config_from_dict(values["config"]), SearchConfig(**search)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
-        raise UserError(f"{path}: damaged ({reason(error)}); restore it from a copy") from error
+        raise UserError(
+            f"{path}: cannot be used ({reason(error)}); continue it with the version that made it, or restore the file"
+        ) from error

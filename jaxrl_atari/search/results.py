@@ -1,9 +1,4 @@
-"""Results of a search: a table of its trials, graphs, and the best trial's config as a file for `train`.
-
-    python -m jaxrl_atari.search.results SEARCH_DIR
-
-writes them again, also while the search runs.
-"""
+"""Results of a search: a table of its trials, graphs, and the best trial's config as a file for `train`."""
 
 import csv
 import io
@@ -14,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import tyro
 
-from jaxrl_atari import cli
 from jaxrl_atari.config import Config
 from jaxrl_atari.report.drawing import default_style, save_figure
+from jaxrl_atari.report.suites import markdown_table
+from jaxrl_atari.report.summary import aligned
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.search.options import read_search, set_fields
 from jaxrl_atari.search.study import open_study, ranked, reached, status
@@ -35,7 +30,10 @@ def text(value: Any) -> str:
 
 
 def write_results(search_dir: Path) -> str:
-    """Writes trials.csv, trials.md, graphs/ and, once a trial has a score, NAME_best.py; returns trials.md.
+    """Writes trials.csv, trials.md, graphs/ and, once a trial has a score, NAME_best.py.
+
+    Returns:
+        The table as text.
 
     Raises:
         UserError: the directory is not a search directory, or it cannot be written to.
@@ -43,26 +41,22 @@ def write_results(search_dir: Path) -> str:
     config, search = read_search(search_dir)
     study = open_study(search_dir, search)
     trials = ranked(study)
-    rows: list[list[Any]] = [["trial", *search.space, "score", "env_steps", "status", "reason"]]
+    rows: list[list[Any]] = [["trial", *search.space, "score", "env_steps", "status"]]
     for trial in trials:
         fields = [trial.params[name] for name in search.space]
-        rows.append([trial.number, *fields, *reached(search_dir / f"trial_{trial.number}"), *status(trial)])
+        rows.append([trial.number, *fields, *reached(search_dir / f"trial_{trial.number}"), status(trial)])
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(rows)
     write_file(search_dir / "trials.csv", file.getvalue())
     table = [list(map(text, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    table.insert(1, ["-" * width for width in widths])
-    markdown = "".join(f"| {' | '.join(map(str.ljust, row, widths))} |\n" for row in table)
-    write_file(search_dir / "trials.md", markdown)
-    draw_graphs(study, search_dir / "graphs")
+    write_file(search_dir / "trials.md", "\n".join([*markdown_table(table), ""]))
     if trials and trials[0].value is not None:
         chosen = replace(set_fields(config, trials[0].params), name=f"{config.name}_best")
-        write_file(
-            search_dir / f"{chosen.name}.py",
-            config_file(chosen, f"trial {rows[1][0]}: {dict(zip(*rows[:2], strict=True))}"),
-        )
-    return markdown
+        origin = f"trial {rows[1][0]}: {dict(zip(*rows[:2], strict=True))}"
+        write_file(search_dir / f"{chosen.name}.py", config_file(chosen, origin))
+    if len(trials) > 1 and trials[1].value is not None:
+        draw_graphs(study, search_dir / "graphs")
+    return "\n".join(aligned(table))
 
 
 def config_file(config: Config, origin: str) -> str:
@@ -82,20 +76,18 @@ def get_config() -> Config:
 
 def draw_graphs(study: optuna.Study, directory: Path) -> None:
     """Draws Optuna's graphs, as PNG and SVG: curves, fields (a panel for each), parallel, and importances."""
-    with default_style():
+    with default_style(), warnings.catch_warnings():
         from matplotlib import pyplot, rcParams
         from optuna.visualization import matplotlib as graphs
-    scored = [trial for trial in study.trials if trial.value is not None]
-    drawings: dict[str, Any] = {}
-    if any(trial.intermediate_values for trial in study.trials):
-        drawings["curves"] = graphs.plot_intermediate_values
-    if scored:
-        drawings |= {"fields": graphs.plot_slice, "parallel": graphs.plot_parallel_coordinate}
-    if len(scored) > 1:
-        drawings["importances"] = graphs.plot_param_importances
-    for name, draw in drawings.items():
-        with default_style(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+
+        warnings.simplefilter("ignore")  # the graphs are experimental; few trials have equal importances
+        drawings = {
+            "curves": graphs.plot_intermediate_values,
+            "fields": graphs.plot_slice,
+            "parallel": graphs.plot_parallel_coordinate,
+            "importances": graphs.plot_param_importances,
+        }
+        for name, draw in drawings.items():
             pyplot.switch_backend("agg")
             rcParams.update(STYLE)
             axes = draw(study)
@@ -105,12 +97,3 @@ def draw_graphs(study: optuna.Study, directory: Path) -> None:
                 panel.tick_params(axis="x", which="both", rotation=30)
             save_figure(pyplot.gcf(), directory, name)
             pyplot.close()
-
-
-def main() -> None:
-    """Writes the results of a search again."""
-    print(write_results(tyro.cli(Path, prog="python -m jaxrl_atari.search.results", description=main.__doc__)))
-
-
-if __name__ == "__main__":
-    cli.run(main)

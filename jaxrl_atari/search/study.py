@@ -11,7 +11,7 @@ its games has ended, FAIL. What ASHA compared is in the study too.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.run_dir import describe, is_finished, session_dir, write_description
 from jaxrl_atari.runs.writers import Row, Writer
-from jaxrl_atari.search.options import SearchConfig, grid, read_search, set_fields, space_dict
+from jaxrl_atari.search.options import SearchConfig, read_search, set_fields, space_dict
 from jaxrl_atari.suite.ray_cluster import Share
 
 NAME = "search"
@@ -58,13 +58,6 @@ def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optun
     )  # fmt: skip
 
 
-def add_trials(study: optuna.Study, search: SearchConfig) -> None:
-    """Adds the missing trials; each has its point of the grid, if there is one."""
-    points = grid(search) if search.method == "grid" else [{}]
-    for number in range(len(study.trials), search.trials):
-        study.enqueue_trial(points[number % len(points)])
-
-
 def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     """A trial that runs: a new one samples its fields, another one keeps those it has."""
     journal = _open_journal(search_dir)
@@ -77,18 +70,12 @@ def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     return trial
 
 
-def is_open(trial: FrozenTrial, search: SearchConfig) -> bool:
-    """Whether a trial is still to be run, or to be tried again after it failed with fewer retries."""
-    asked = trial.number < search.trials and search.retries > trial.user_attrs.get("retries", -1)
-    return asked and not trial.state.is_finished()
-
-
-def status(trial: FrozenTrial) -> tuple[str, str]:
-    """`finished`, `stopped`, `failed` or `unfinished`, and why the trial ended."""
-    if not trial.state.is_finished():
-        failure = trial.user_attrs.get("failure")
-        return ("failed", failure) if failure else ("unfinished", "continues when the search is resumed")
-    return ("stopped", "worse than others (ASHA)") if "stopped" in trial.user_attrs else ("finished", "budget spent")
+def status(trial: FrozenTrial) -> str:
+    """`finished`, `stopped` by ASHA, `failed: why` or `unfinished`."""
+    if trial.state.is_finished():
+        return "stopped" if "stopped" in trial.user_attrs else "finished"
+    failure = trial.user_attrs.get("failure")
+    return f"failed: {failure}" if failure else "unfinished"
 
 
 def ranked(study: optuna.Study) -> list[FrozenTrial]:
@@ -120,8 +107,7 @@ class Reporter(Writer):
 
     def write(self, row: Row) -> None:
         env_steps, score = int(row["env_steps"]), float(row.get("return_ma", math.nan))
-        last = self.trial.study.get_trials(deepcopy=False)[self.trial.number].last_step or 0
-        if self.stop_requested() or not math.isfinite(score) or env_steps <= last:  # after a crash, some come again
+        if self.stop_requested() or not math.isfinite(score):
             return
         self.trial.report(score, env_steps)
         if not self.config.is_spent(env_steps) and self.trial.should_prune():
@@ -138,8 +124,6 @@ def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -
     trial.set_user_attr("failure", "")  # of an earlier end
     print(trial.params)
     config = share.configure(set_fields(config, trial.params))
-    if search.early_stopping == "asha":
-        config = replace(config, sessions=1)
     write_description(run_dir, describe(config, run_dir))
     reporter = Reporter(trial, config, "stopped" in trial.user_attrs, stop_requested)
     for session in range(config.sessions):

@@ -6,10 +6,8 @@ python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
 """
 
 import argparse
-import contextlib
 import dataclasses
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 
 from jaxrl_atari import cli
@@ -21,9 +19,17 @@ from jaxrl_atari.errors import SessionsFailed, UserError, require
 from jaxrl_atari.report.suites import compare_suites
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import is_suite, make_run_dir, require_same_run
+from jaxrl_atari.suite.ray_cluster import ResourcesConfig, check_ray
 from jaxrl_atari.suite.results import write_results
-from jaxrl_atari.suite.suite import Suite, game_configs, read_suite_file, unfinished_games, write_suite_file
-from jaxrl_atari.suite.trial import plan_slots, settle, summarise, train_items, with_budget
+from jaxrl_atari.suite.suite import (
+    Suite,
+    game_configs,
+    read_suite_file,
+    train_on_ray,
+    unfinished_sessions,
+    write_suite_file,
+)
+from jaxrl_atari.suite.trial import plan_slots, train_items
 
 SCORED = [name for name, game in GAMES.items() if game.references]
 
@@ -42,7 +48,9 @@ class Options(FromDirectory):
     compare: Path | None = None
     """Directory of another suite, with which this one is compared at the end."""
     address: str = ""
-    """Address of a Ray cluster that trains the sessions. By default this machine does."""
+    """Ray cluster that trains the sessions: its address, or `auto`. Empty: this machine, without Ray."""
+    resources: ResourcesConfig = dataclasses.field(default_factory=ResourcesConfig)
+    """With `address`: resources of each session."""
     options: AllOptions = dataclasses.field(default_factory=Config)
 
 
@@ -86,46 +94,39 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Suite | Non
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options, before = parse_options(arguments)
-    if options.address:
-        raise NotImplementedError("--address: suites on a Ray cluster are not wired yet; leave it out")
     suite = Suite(options.options, options.games, options.report_at)
     suite_dir = options.resume or options.run_dir
-    plan_slots(suite.config, suite.config.sessions * len(suite.games))  # raises errors before a directory is made
+    if options.address:  # raises errors before a directory is made, as the other line does
+        check_ray(options.address, suite.config.devices)
+    else:
+        plan_slots(suite.config, suite.config.sessions * len(suite.games))
     if suite_dir is None or before is None:
         suite_dir = make_run_dir(suite.config, suite_dir)
     command = resume_command("suite", suite_dir)
-    failures: dict[str, str] = {}
+    failures: dict[str, str] = {}  # game -> the last one
     with only_writer(suite_dir):
-        waiting = unfinished_games(suite_dir, suite)
-        items = list(chain(*waiting.values()))
-        if before is not None and not items:
-            suite = suite._replace(config=with_budget(before.config, suite.config))
+        items = unfinished_sessions(suite_dir, suite)
         if suite != before or items:
             write_suite_file(suite_dir, *suite)
         say(f"suite: {suite_dir}, {counted(len(suite.games), 'game')}")
         if before is not None:
             say_changes("changed", before.config, suite.config)
-        for game, config in game_configs(suite.config, suite.games).items():
-            if not waiting[game]:
+        for game in suite.games:
+            if game not in {item.game for item in items}:
                 say(f"game {game}  finished already")
-                settle(config, suite_dir / game)
+        if options.address:
+            ended = train_on_ray(items, suite, suite_dir, options.address, options.resources)
+        else:
+            ended = train_items(items)
         try:
-            for item, failure in train_items(items):
+            for item, failure in ended:
                 if failure is not None:
-                    reasons = failures.get(item.game), f"session {item.session}: {failure.reason}"
-                    failures[item.game] = "; ".join(filter(None, reasons))
-                waiting[item.game].remove(item)
-                if not waiting[item.game]:
-                    with contextlib.suppress(UserError, OSError):  # the end writes them again
-                        write_results(suite_dir, failures)
-                        summarise(suite.config, item.run_dir)
-        except KeyboardInterrupt:
-            with contextlib.suppress(UserError, OSError):
+                    failures[item.game] = f"session {item.session}: {failure.reason}"
                 write_results(suite_dir, failures)
+        except KeyboardInterrupt:
+            write_results(suite_dir, failures)
             raise KeyboardInterrupt(f"stopped; go on with {command}") from None
-        # A full disk may be why games have failed: then it must not hide their reasons.
-        with contextlib.suppress(*(UserError, OSError) if failures else ()):
-            write_results(suite_dir, failures, final=True)
+        write_results(suite_dir, failures, final=True)
     if failures:
         reasons = "; ".join(f"{game}: {reason}" for game, reason in failures.items())
         raise SessionsFailed(

@@ -25,6 +25,7 @@ from jaxrl_atari.errors import reason
 from jaxrl_atari.hardware import runtime
 
 POLL_SECONDS = 0.1
+STOPPING = "stopping: each session that has trained writes a last checkpoint (Ctrl-C again: stop at once)"
 _SPAWN = multiprocessing.get_context("spawn")
 
 Send = Callable[[Any], object]
@@ -100,8 +101,7 @@ def run_processes(
     waiting, stopping = list(items), False
     running: list[_Session] = []
     compiled: set[str] = set()  # games
-    answer = "stopping: each session that has trained writes a last checkpoint (Ctrl-C again: stop at once)"
-    with StopRequest(quick=False, answer=answer) as stop:
+    with StopRequest(quick=False, answer=STOPPING) as stop:
         try:
             while running or waiting:
                 if stop.requested() and not stopping:
@@ -121,10 +121,7 @@ def run_processes(
                     *_, index, slot = min(choices)
                     item = waiting.pop(index)
                     item.say(slots[slot].text)
-                    try:
-                        running.append(_Session(item, slot, function, slots[slot].environment, parallel > 1))
-                    except OSError as error:  # too many processes or open files; those that run go on
-                        yield item, Failure(f"its process could not be started ({reason(error)})")
+                    running.append(_Session(item, slot, function, slots[slot].environment, parallel > 1))
                     continue
                 time.sleep(POLL_SECONDS)
                 for session in list(running):
@@ -144,10 +141,8 @@ def run_processes(
 
 def _failure(status: int) -> Failure | None:
     """Why a process has failed that has not said it."""
-    if status >= 0:
-        return Failure(f"exit status {status}") if status else None
-    hint = "; does the machine have too little memory?" if -status == signal.SIGKILL else ""
-    return Failure(f"its process was ended by {signal.Signals(-status).name}{hint}")
+    hint = " (killed; does the machine have too little memory?)" if status == -signal.SIGKILL else ""
+    return Failure(f"exit status {status}{hint}") if status else None
 
 
 class _Session:

@@ -76,28 +76,47 @@ def allot(resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], d
         UserError: an item needs more than any machine has.
     """
     owned = [(machine.get("GPU", 0.0) if devices.gpu else 0.0, machine.get("CPU", 0.0)) for machine in machines]
-    gpu = resources.gpu if any(gpus for gpus, _ in owned) else 0.0
+    gpu, cpu = resources.gpu if any(gpus for gpus, _ in owned) else 0.0, max(resources.cpu, 1)
     require(devices.gpu is not True or gpu > 0, "devices.gpu", True, "a GPU on a machine of the Ray cluster")
-    fitting = [(gpus, cores) for gpus, cores in owned if gpus >= gpu and cores >= max(resources.cpu, 1)]
+    fitting = [(gpus, cores) for gpus, cores in owned if gpus >= gpu and cores >= cpu]
     if not fitting:
-        wanted = f"{counted(gpu, 'GPU')} and {counted(max(resources.cpu, 1), 'core')}"
         found = "; ".join(f"{counted(gpus, 'GPU')} and {counted(cores, 'core')}" for gpus, cores in owned)
-        raise UserError(f"resources: expected a machine with {wanted}; found {found}")
+        raise UserError(
+            f"resources: expected a machine with {counted(gpu, 'GPU')} and {counted(cpu, 'core')}; found {found}"
+        )
     equal = min(int(cores * gpu / gpus) for gpus, cores in fitting) if gpu else 1
     return Share(gpu, resources.cpu or max(equal, 1))
 
 
-def count_gpus(address: str, devices: DevicesConfig) -> int:
-    """Number of GPUs that items may use of this machine; 0 with an `address`.
+def check_ray(address: str, devices: DevicesConfig) -> int:
+    """Checks that items can be run, and sets Ray's environment.
+
+    Returns:
+        The number of GPUs that they may use of this machine; 0 with an `address`.
 
     Raises:
+        UserError: Ray is not installed, or there is no cluster at `address`.
         ConfigError: `devices` asks for what is not there, or for what an item cannot have.
     """
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("Ray is not installed: pip install 'jaxrl_atari[search]'")
+    os.environ.update(SETTINGS)
     require(not devices.distributed, "devices.distributed", True, "false on a Ray cluster")
-    assigned = isinstance(devices.gpu, bool | str)
     hint = "choose among the GPUs with CUDA_VISIBLE_DEVICES"
+    assigned = isinstance(devices.gpu, bool | str)
     require(assigned, "devices.gpu", devices.gpu, "auto, true or false where Ray assigns the GPUs", hint)
-    return 0 if address else len(check_devices(replace(devices, memory_fraction=None)).gpus)
+    if not address:
+        # Ray runs what it is sent: it listens on the loopback interface only, and to those who have the token.
+        os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        return len(check_devices(replace(devices, memory_fraction=None)).gpus)
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        try:  # Ray would wait minutes for a dead address
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except (OSError, ValueError) as error:
+            raise UserError(f"address {address}: {reason(error)}; expected HOST:PORT of a `ray start`") from error
+    return 0
 
 
 @contextlib.contextmanager
@@ -108,28 +127,14 @@ def cluster(address: str, gpus: int) -> Iterator[str]:
     terminal or `timeout`, reaches it. It ends when this process dies.
 
     Args:
-        gpus: those of this machine, as `count_gpus` returns them.
+        gpus: those of this machine, as `check_ray` returns them.
 
     Raises:
-        UserError: Ray is not installed, does not start or does not answer.
+        UserError: Ray does not start.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise UserError("Ray is not installed: pip install 'jaxrl_atari[search]'")
-    os.environ.update(SETTINGS)
     if address:
-        if os.path.exists(os.path.expanduser("~/.ray/auth_token")):  # Ray itself uses it for the address `auto` only
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
-        if address != "auto":
-            host, _, port = address.rpartition(":")
-            try:  # Ray would wait minutes for a dead address
-                socket.create_connection((host, int(port)), timeout=10).close()
-            except (OSError, ValueError) as error:
-                raise UserError(f"address {address}: {reason(error)}; expected HOST:PORT of a `ray start`") from error
         yield address
         return
-    # Ray runs what it is sent: it listens on the loopback interface only, and to those who have the token.
-    os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
-    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     command = [sys.executable, "-m", "jaxrl_atari.suite.ray_head", str(gpus)]
     pipe = subprocess.PIPE
     head = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)

@@ -6,7 +6,8 @@ SUITE_DIR/results.{md,csv,json}  written when a game ends and when the suite is 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +24,9 @@ from jaxrl_atari.runs.run_dir import (
     require_same_run,
     write_description,
 )
-from jaxrl_atari.suite.processes import Item
-from jaxrl_atari.suite.trial import unfinished
+from jaxrl_atari.suite.processes import Failure, Item
+from jaxrl_atari.suite.ray_cluster import ResourcesConfig, Share
+from jaxrl_atari.suite.trial import train_item, unfinished
 
 
 class Suite(NamedTuple):
@@ -74,16 +76,38 @@ def read_suite_file(suite_dir: Path) -> Suite:
     return Suite(config, values["games"], values.get("report_at", []))
 
 
-def unfinished_games(suite_dir: Path, suite: Suite) -> dict[str, list[Item]]:
-    """Game -> its sessions that have not spent their budget.
+def unfinished_sessions(suite_dir: Path, suite: Suite) -> list[Item]:
+    """The sessions of all games that have not spent their budget.
 
     Raises:
         UserError: a game's directory holds another run, see `require_same_run`, or its config.json is damaged.
     """
-    waiting = {}
+    items = []
     for index, (name, config) in enumerate(game_configs(suite.config, suite.games).items()):
         run_dir = suite_dir / name
         if is_run(run_dir):
             require_same_run(config, read_config(run_dir), run_dir)
-        waiting[name] = unfinished(config, run_dir, index * config.sessions, name)
-    return waiting
+        items += unfinished(config, run_dir, index * config.sessions, name)
+    return items
+
+
+def train_on_ray(
+    items: Sequence[Item], suite: Suite, suite_dir: Path, address: str, resources: ResourcesConfig
+) -> Iterator[tuple[Item, Failure | None]]:
+    """`trial.train_items` on a Ray cluster; see `ray_items.run_items`."""
+    from jaxrl_atari.suite.ray_items import run_items  # which imports Ray
+
+    folders = {f"{item.game}/session_{item.session}": item for item in items}
+    for folder, failure in run_items(
+        address, suite_dir, [*folders], partial(_train, folders), suite.config.devices, resources
+    ):
+        if failure is not None:
+            folders[folder].say(f"failed: {failure.reason}")
+        yield folders[folder], failure
+
+
+def _train(folders: Mapping[str, Item], folder: Path, share: Share, stop_requested: Callable[[], bool]) -> None:
+    """Trains the session of a folder in its process, where its run directory may have another path."""
+    item = folders["/".join(folder.parts[-2:])]
+    item = item._replace(config=share.configure(item.config), run_dir=folder.parent)
+    train_item(item, stop_requested=stop_requested)

@@ -90,26 +90,28 @@ def run_training(
     command, summary = resume_command("train", run_dir), {}
     try:
         with only_writer(run_dir):
-            if before is None:
-                write_description(run_dir, items[0].description)
-            else:
-                config = config if items else settle(config, run_dir)
-                say_changes("changed", before, config)
+            if before and not items:  # what it was trained with stays
+                kept = {"sessions": config.sessions, "total_env_steps": config.total_env_steps, "log": config.log}
+                config = dataclasses.replace(before, **kept)
+            if before is None or (config != before and not items):
+                write_description(run_dir, describe_resumed(config, run_dir))
+            say_changes("changed", before or config, config)
             for session in {*range(config.sessions)} - {item.session for item in items}:
                 say(f"session {session}  finished already")
             failures = [(item, failure) for item, failure in train_items(items, on_log_point) if failure]
         for _, failure in failures:
             if failure.correctable and config.sessions == 1:
                 raise UserError(failure.reason)  # as if it had run in this process
-        with contextlib.suppress(*(UserError, OSError) if failures else ()):  # no log point, or a full disk
-            summary = summarise(config, run_dir)
+        with contextlib.suppress(*[UserError] if failures else []):  # no log point
+            summary = write_trial_summary(run_dir)
+            say(f"\n{summary_table(summary)}")
+            if config.log.graphs:
+                try_report(run_dir)
     except KeyboardInterrupt:
-        with contextlib.suppress(UserError, OSError):
+        with contextlib.suppress(UserError):
             write_trial_summary(run_dir)
         raise KeyboardInterrupt(f"stopped; go on with {command}") from None
     if failures:
-        with contextlib.suppress(OSError):
-            write_description(run_dir, items[0].description)  # also if the sessions that it adds have not trained
         reasons = "; ".join(f"session {item.session}: {failure.reason}" for item, failure in failures)
         raise SessionsFailed(
             f"{len(failures)} of {config.sessions} sessions failed ({reasons}); {command} runs what is missing"
@@ -133,28 +135,15 @@ def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "") ->
     ]
 
 
-def with_budget(before: Config, config: Config) -> Config:
-    """The config of a run that has nothing left to train: its own, but for the sessions, the budget and the logs."""
-    return dataclasses.replace(before, sessions=config.sessions, total_env_steps=config.total_env_steps, log=config.log)
-
-
-def settle(config: Config, run_dir: Path) -> Config:
-    """Records what a resume has changed of a run that has nothing left to train; returns its config."""
-    before = read_config(run_dir)
-    config = with_budget(before, config)
-    if config != before:
-        write_description(run_dir, describe(config, run_dir))
-    return config
-
-
+@dataclasses.dataclass
 class _Log(Writer):
     """Sends the log points of a session."""
 
-    def __init__(self, session: int, send: Send):
-        self._session, self._send = session, send
+    session: int
+    send: Send
 
     def write(self, row: Row) -> None:
-        self._send({"session": self._session, **row})
+        self.send({"session": self.session, **row})
 
 
 def train_item(
@@ -241,12 +230,3 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> tup
             environment[THREADS] = str(max(1, cpu.usable_cores() // parallel))
         slots.append(Slot(f"on {where} ({why})", environment))
     return slots, parallel
-
-
-def summarise(config: Config, run_dir: Path) -> dict[str, Any]:
-    """Writes trial.json, prints the summary of a run, and draws it. Raises `UserError`: it has no log point."""
-    summary = write_trial_summary(run_dir)
-    say(f"\n{summary_table(summary)}")
-    if config.log.graphs:
-        try_report(run_dir)
-    return summary
