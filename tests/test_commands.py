@@ -39,7 +39,6 @@ LONGER = {"train": ["--total-env-steps", "384"], "suite": ["--total-env-steps", 
 """Options that are added to `--resume`."""
 IF_PRESENT = {
     "--evaluation.every-env-steps": ["--evaluation.every-env-steps", "128", "--evaluation.episodes", "1"],
-    "--report-at": ["--report-at", "128", "256"],
 }
 """Options that are added to a command that has the option already."""
 QUICK = {

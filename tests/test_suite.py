@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from sample_runs import read_csv, table, write_checkpoint, write_metrics
 
+from jaxrl_atari import plots
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
@@ -30,9 +31,9 @@ TINY = Config(
 GAMES_OF_TINY = ("Pong", "Breakout", "Alien")
 
 
-def make_suite(directory, config=TINY, games=GAMES_OF_TINY, report_at=()):
+def make_suite(directory, config=TINY, games=GAMES_OF_TINY):
     directory.mkdir()
-    write_suite_file(directory, config, games, report_at)
+    write_suite_file(directory, config, games)
     return directory
 
 
@@ -93,9 +94,7 @@ def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
         (["--games"], "at least one game"),
         (["--games", "PongNoFrameskip-v4"], "expected Pong; a suite has one protocol: choose it with --env.protocol"),
         (["--env.game", "Pong"], "choose with --games"),
-        (["--report-at", "0"], "--report-at 0: expected env steps from 1 to the budget"),
         (["--games", "Pong", "--devices.distributed"], "devices.distributed = True: expected false in a suite"),
-        (["--compare", "nowhere"], "--compare nowhere: not a suite directory"),
         (["--resume", "nowhere"], "nowhere: not a suite directory"),
     ],
 )
@@ -120,9 +119,9 @@ def test_run_dir_starts_a_suite_or_goes_on_with_the_one_it_holds(tmp_path, capsy
     line = ["--games", "Pong", "Alien", "--run-dir", str(tmp_path / "suite"), "--config", "configs/qbert.py"]
     options, before = suite_command.parse_options(line)
     assert (options.games, options.options.name, before) == (["Pong", "Alien"], "suite", None)
-    make_suite(tmp_path / "suite", dataclasses.replace(options.options, sessions=7), options.games, [10_000])
+    make_suite(tmp_path / "suite", dataclasses.replace(options.options, sessions=7), options.games)
     options, before = suite_command.parse_options(line)
-    assert (options.options.sessions, options.report_at, before.games) == (7, [10_000], ["Pong", "Alien"])
+    assert (options.options.sessions, before.games) == (7, ["Pong", "Alien"])
     assert (
         "configs/qbert.py differs from the suite, which keeps its own values: sessions 1 -> 7"
         in capsys.readouterr().out
@@ -304,26 +303,6 @@ def test_with_one_session_a_game_the_interval_is_a_dash(tmp_path):
     assert written["aggregates"]["human-normalised"]["iqm_interval"] is None
 
 
-def test_scores_at_reporting_points(tmp_path):
-    suite_dir = add_games(make_suite(tmp_path / "suite", report_at=[32, 64]), {"Pong": BETTER["Pong"]})
-    for session in range(2):
-        add_session(suite_dir, "Breakout", session, [5.0, 7.0])
-        path = suite_dir / "Breakout" / f"session_{session}" / "metrics.csv"
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))  # 32 env steps so far
-    text, written, _ = results(suite_dir)
-    report = written["report_at"]
-    assert list(report) == ["32", "64"]
-    assert report["32"]["scores"]["Pong"] == pytest.approx([score("Pong", 0.125), score("Pong", 0.25)])
-    assert report["32"]["scores"]["Breakout"] == [5.0, 5.0]
-    assert list(report["64"]["scores"]) == ["Pong"]
-    assert report["64"]["aggregates"]["human-normalised"]["iqm"] == pytest.approx(0.75)
-    for words in ("| at 32 | at 64 |", " | 5 | - |", "| at 64 env steps | games |", "0.750 (0.500 to 1.000)"):
-        assert words in text
-    # A resumed suite keeps its reporting points, unless it gets others.
-    options, _ = suite_command.parse_options(["--resume", str(suite_dir), "--report-at", "48", "16"])
-    assert options.report_at == [16, 48]
-
-
 def test_a_suite_of_another_protocol_is_compared_with_no_reference(tmp_path):
     config = dataclasses.replace(TINY, sessions=1, env=EnvConfig(num_envs=2, life_loss_terminal=False))
     suite_dir = make_suite(tmp_path / "suite", config, ["Pong"])
@@ -346,15 +325,15 @@ def test_a_suite_of_another_protocol_is_compared_with_no_reference(tmp_path):
 def test_two_suites_are_compared(tmp_path, capsys):
     better = add_games(make_suite(tmp_path / "better", games=("Pong", "Breakout")), BETTER)
     worse = add_games(make_suite(tmp_path / "worse"), {**WORSE, "Alien": [1.0, 1.0]})
-    suite_command.main(["--resume", str(better), "--compare", str(worse)])
+    output = tmp_path / "comparison"
+    plots.main([str(better), str(worse), "--output", str(output)])
     printed = capsys.readouterr().out
     # Pong: 3.5 of 4 pairs, Breakout: all.
     assert "Probability of improvement of better over worse: 0.938 (0.750 to 1.000)." in printed
     assert "| worse | 2 | 0.312 (" in printed  # without Alien, which only one of them has
     assert f"- worse: {TINY.total_env_steps} env steps a session" in printed
-    output = better / "comparison"
     assert {path.name for path in output.iterdir()} == {
-        "comparison.md", "comparison.json", "suites.png", "suites.svg", "scores_human_normalised.npz",
+        "comparison.md", "comparison.json", "comparison.png", "comparison.svg", "suites.png", "suites.svg", "scores_human_normalised.npz",
         "scores_ratio.npz",
     }  # fmt: skip
     compared = json.loads((output / "comparison.json").read_text())

@@ -1,30 +1,22 @@
 """Results of a suite: results.md, results.csv and results.json, and its scores as rliable's dictionary."""
 
 import csv
-import dataclasses
 import io
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxrl_atari.cli import counted, say
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.report.page import try_report
-from jaxrl_atari.report.statistics import aggregate
 from jaxrl_atari.report.suites import (
-    NORMALISATIONS,
-    Suite,
     aggregate_rows,
     describe_suite,
     intervals_text,
     markdown_table,
-    normalised,
-    scores_at,
     suite_runs,
     write_rliable,
 )
@@ -55,7 +47,7 @@ EXPLANATION = (
     "sessions on). reference: PPO after 10,000,000 env steps of the same protocol. ratio: (ours - random) / (reference "
     "- random), which is meaningful for negative scores too. human-normalised: (ours - random) / (human - random), "
     "with the random and human scores of DQN Zoo. hours: training time, mean over sessions. env steps: mean over the "
-    "sessions so far. at: `return_ma` at these env steps, mean over sessions. A game in which a session has no score "
+    "sessions so far. A game in which a session has no score "
     "is left out of the statistics over games."
 )
 
@@ -70,7 +62,7 @@ def write_results(suite_dir: Path, failures: Mapping[str, str], final: bool = Fa
         failures: game -> why it failed.
         final: print the tables, and draw the graphs and the report if the config asks for them.
     """
-    config, games, points = read_suite_file(suite_dir)
+    config, games = read_suite_file(suite_dir)
     name, protocol = suite_dir.absolute().name, config.env.resolved_protocol
     runs = {run.path.name: run for run in suite_runs(suite_dir)}
     rows, scores = [], {}
@@ -86,7 +78,6 @@ def write_results(suite_dir: Path, failures: Mapping[str, str], final: bool = Fa
         rows.append(row)
     complete = {game: run for game, run in runs.items() if run.is_complete(config)}
     aggregates = describe_suite(complete)
-    report = {point: _report_at(point, runs, config) for point in points}
 
     file = io.StringIO()
     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -98,25 +89,20 @@ def write_results(suite_dir: Path, failures: Mapping[str, str], final: bool = Fa
         "games": rows,
         "scores": {"games": list(scores), "matrix": list(zip_longest(*scores.values()))},
         "aggregates": aggregates,
-        "report_at": report,
         "rliable_games": write_rliable(suite_dir, {name: complete}),
     }
     write_json(suite_dir / "results.json", results)
 
-    table = [[*COLUMNS.values(), *(f"at {point:,}" for point in report)]]
-    for row in rows:
-        means = [at["means"].get(row["game"]) for at in report.values()]
-        table.append([*(_cell(column, row[column]) for column in COLUMNS), *map(score_text, means)])
+    table = [[*COLUMNS.values()], *([_cell(column, row[column]) for column in COLUMNS] for row in rows)]
     count = f"{counted(len(rows), 'game')}, {counted(config.sessions, 'session')}"
     parts: list[str | Rows] = [
         f"# {name}: {count} of {config.total_env_steps:,} env steps each",
         table,
         f"Protocol {protocol}. {EXPLANATION}",
     ]
-    found = {"over the complete games": aggregates}
-    found |= {f"at {point:,} env steps": at["aggregates"] for point, at in report.items()}
-    parts += [aggregate_rows(each, heading) for heading, each in found.items() if each]
-    if not aggregates:
+    if aggregates:
+        parts.append(aggregate_rows(aggregates, "over the complete games"))
+    else:
         note = comparison_note(protocol)
         parts.append(f"No aggregates{f': scores are {note}' if note else ' yet: no complete game has a score'}.")
     parts.append(intervals_text(aggregates))
@@ -149,22 +135,6 @@ def _row(config: Config, summary: dict[str, Any], run_dir: Path) -> dict[str, An
         "reference_score": next((reference.score for reference in game.references), None),
         "hours": mean.get("wall_hours"),
         "status": status,
-    }
-
-
-def _report_at(point: int, runs: Suite, config: Config) -> dict[str, Any]:
-    """The scores of each game's sessions at a reporting point, their means, and their aggregates over the games.
-
-    A game appears where all sessions of the config have come that far.
-    """
-    reached = dataclasses.replace(config, total_env_steps=max(point, config.rollout_size))
-    far = {game: run for game, run in runs.items() if run.is_complete(reached)}
-    scores = {game: values.tolist() for game, values in scores_at(far, point).items()}
-    kinds = {kind: normalised(far, kind, point) for kind in NORMALISATIONS}
-    return {
-        "scores": scores,
-        "means": {game: float(np.mean(values)) for game, values in scores.items()},
-        "aggregates": {kind: aggregate(values) for kind, values in kinds.items() if values},
     }
 
 
