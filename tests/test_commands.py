@@ -209,7 +209,7 @@ def check(module, user, words, output):
         results = newest("**/results.json")
         rows = json.loads(results.read_text())["games"]
         assert all(row["status"].startswith("complete") for row in rows)
-        assert all(re.search(rf"^{row['game']}  .* {row['status']}$", output, re.M) for row in rows)
+        assert all(re.search(rf"^\| {row['game']} .* {row['status']} \|$", output, re.M) for row in rows)
         assert (results.parent / "report.html").is_file()
     elif module == "benchmark":
         assert json.loads(output.splitlines()[-1])

@@ -17,9 +17,8 @@ from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays
-from jaxrl_atari.report.summary import counted_sessions
 from jaxrl_atari.runs.checkpoints import Checkpoints
-from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_number
+from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config
 
 _log = logging.getLogger(__name__)
 
@@ -62,10 +61,8 @@ class Policy:
 
 
 def session_numbers(run_dir: str | Path) -> list[int]:
-    """Numbers of the sessions of a run, begun or not. Beyond `config.sessions`, those that have finished count."""
-    path = parse_path(run_dir, "run_dir")
-    config = read_config(path)
-    return sorted({*range(config.sessions), *map(session_number, counted_sessions(path, config))})
+    """Numbers of the sessions of a run, begun or not."""
+    return list(range(read_config(parse_path(run_dir, "run_dir")).sessions))
 
 
 def find_session(run_dir: str | Path, session: int | None = None) -> Path:

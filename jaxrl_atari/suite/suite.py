@@ -12,13 +12,12 @@ from typing import NamedTuple
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import parse_game
-from jaxrl_atari.errors import UserError, require
-from jaxrl_atari.report.suites import read_group
+from jaxrl_atari.errors import require
+from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.run_dir import (
     SUITE_FILE,
     describe_resumed,
     is_run,
-    is_suite,
     read_config,
     require_same_run,
     write_description,
@@ -65,11 +64,9 @@ def read_suite_file(suite_dir: Path) -> Suite:
     Raises:
         UserError: not the directory of a suite, or its suite.json cannot be used.
     """
-    if not is_suite(suite_dir):
-        raise UserError(f"{suite_dir}: not a suite directory (it has no {SUITE_FILE}); expected data/suite_TIMESTAMP")
-    config, values = read_group(suite_dir / SUITE_FILE)
-    game_configs(config, values["games"])
-    return Suite(config, values["games"])
+    config, games = read_config(suite_dir, SUITE_FILE), read_json(suite_dir / SUITE_FILE)["games"]
+    game_configs(config, games)
+    return Suite(config, games)
 
 
 def unfinished_games(suite_dir: Path, suite: Suite) -> dict[str, list[Item]]:
