@@ -88,7 +88,6 @@ def test_the_page_of_a_run_shows_everything(tmp_path):
         "Qbert: my_run protocol v5 3 sessions 400 env steps each seeds 0, 1, 2 λ of GAE 0.95",
         "3,000 return_ma at the end mean of the last 100 log points; mean over sessions over sessions 95%",
         "95% interval 515.86 to 5,484",  # 3000 ± 4.303 * 1000 / sqrt(3)
-        "each session 2,000, 3,000, 4,000",
         "SLM Lab's PPO (v5, 10M env steps, λ 0.95) 15,460", "human tester (DQN Zoo) 13,455", "random play (v5) 164",
         "(score - random) / (first reference - random) 0.19",
         "session_1 verified 4 of 4 rows, 456 games, on 2026-11-25, version 1.0",

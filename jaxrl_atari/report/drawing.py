@@ -59,13 +59,12 @@ def save_figure(figure: "Figure", directory: Path, name: str) -> list[Path]:
 
 def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "") -> None:
     """Finishes axes that hold their data: x to the last point (400k, 2M), plain numbers along y, a light grid."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
+    from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
     axes.margins(x=0)
     axes.set_xlim(left=min(0, axes.get_xlim()[0]))
     if axes.get_xlim()[1] >= 1000:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.grid(color="#E0E0E0", linewidth=0.6)

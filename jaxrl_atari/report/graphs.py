@@ -37,7 +37,7 @@ SESSION_PANELS = {
 RETURN_MEAN = "return_mean (last 100 games)"
 
 
-def _marker(points: Sequence[float] | np.ndarray) -> str:
+def _marker(points: np.ndarray) -> str:
     """Marks the points if there are few: a line through a single point is invisible."""
     return "o" if len(points) <= 3 else ""
 
@@ -117,8 +117,7 @@ def plot_comparison(
         panels.setdefault(f"{run.game.name}, protocol {run.protocol}", []).append((name, run))
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
-    size = (9, 6) if columns == 1 else (6 * columns, 5 * rows)
-    figure = new_figure(title or "return_ma", *size)
+    figure = new_figure(title or "return_ma", 7 * columns, 5.5 * rows)
     figure.supxlabel("mean ± 1 std over sessions", fontsize="medium")
     for index, (panel, trials) in enumerate(sorted(panels.items()), 1):
         axes = figure.add_subplot(rows, columns, index)
@@ -147,9 +146,8 @@ def plot_profiles(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list
     axes = figure.add_subplot()
     for (name, kinds), colour in zip(suites.items(), itertools.cycle(COLOURS), strict=False):
         thresholds, shares, low, high = np.array(kinds[kind]["profile"], np.float64).T
-        axes.plot(
-            thresholds, shares, color=colour, linewidth=2, label=f"{name}: {counted(kinds[kind]['games'], 'game')}"
-        )
+        label = f"{name}: {counted(kinds[kind]['games'], 'game')}"
+        axes.plot(thresholds, shares, color=colour, linewidth=2, label=label)
         axes.fill_between(thresholds, low, high, color=colour, alpha=0.2, linewidth=0)
     finish_axes(axes, f"{kind} score τ", "share of sessions with score > τ")
     axes.legend(frameon=False)

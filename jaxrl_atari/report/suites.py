@@ -49,9 +49,9 @@ class Suite(NamedTuple):
 
     def scores(self) -> dict[str, list[float]]:
         """Game -> raw final scores of its sessions, of the complete games in which every session has one."""
-        summaries = {game: trial_summary(run) for game, run in self.runs.items() if run.is_complete(self.config)}
-        scores = {game: summary["session_scores"] for game, summary in summaries.items()}
-        return {game: found for game, found in scores.items() if len(found) == len(summaries[game]["sessions"])}
+        complete = {game: run for game, run in self.runs.items() if run.is_complete(self.config)}
+        scores = {game: trial_summary(run)["session_scores"] for game, run in complete.items()}
+        return {game: found for game, found in scores.items() if len(found) == len(self.runs[game].tables)}
 
 
 def read_suite(suite_dir: Path) -> Suite:
