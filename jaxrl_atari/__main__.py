@@ -1,4 +1,7 @@
-"""`python -m jaxrl_atari`: the list of commands."""
+"""`python -m jaxrl_atari`: the list of commands. `jaxrl_atari train` is `python -m jaxrl_atari.train`."""
+
+import runpy
+import sys
 
 COMMANDS = {
     "train": "train one or several sessions of a game",
@@ -13,6 +16,16 @@ COMMANDS = {
     "hub": "push a run to the Hugging Face Hub, or pull one",
 }
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Runs a command, or lists all."""
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        runpy.run_module(f"jaxrl_atari.{sys.argv.pop(1)}", run_name="__main__", alter_sys=True)
+        return
     print("usage: python -m jaxrl_atari.COMMAND [--help]\n")
     print("\n".join(f"  {name:11}{purpose}" for name, purpose in COMMANDS.items()))
+    sys.exit(2 if sys.argv[1:] and sys.argv[1:] != ["--help"] else 0)
+
+
+if __name__ == "__main__":
+    main()

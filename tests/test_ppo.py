@@ -10,6 +10,7 @@ import reference
 
 from jaxrl_atari.cli.options import load_config
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
+from jaxrl_atari.devices import AXIS, DataParallel
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.fast.frames import BLOCKED, PLAIN, arrange_stacks, gather_stacks
 from jaxrl_atari.ppo import (
@@ -456,6 +457,31 @@ def test_devices_draw_their_parts_of_the_same_minibatches():
     for row, *shards in zip(whole, *parts, strict=True):
         there = {(t, b + 4 * i) for i, shard in enumerate(shards) for t, b in zip(*divmod(shard, 4), strict=True)}
         assert there == set(zip(*divmod(row, 8), strict=True))
+
+
+def test_jit_of_shard_map_gives_the_bits_of_pmap():
+    """JAX names `jit(shard_map)` as what replaces `pmap`, which is in maintenance."""
+    parallel, config = DataParallel(jax.devices("cpu")[:2]), small_config()
+    rollouts = [shipped(random_rollout(seed), network().layout) for seed in (0, 1)]
+    state = init_train_state(trained_params(), config)
+    arguments = state, config, jax.random.key_data(KEY)
+
+    def updated(state, rollout, config, key, shard):
+        return update(state, rollout, config, jax.random.wrap_key_data(key), apply=network().apply, shard=shard)
+
+    def on_each(*rows):
+        shard = Shard(jax.lax.axis_index(AXIS), 2, partial(jax.lax.psum, axis_name=AXIS))
+        return jax.tree.map(lambda x: x[None], updated(*jax.tree.map(lambda x: x[0], rows), shard))
+
+    mesh = jax.sharding.Mesh(np.asarray(parallel.devices), (AXIS,))
+    rows = jax.sharding.PartitionSpec(AXIS)
+    replacement = jax.jit(jax.shard_map(on_each, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False))
+    found = []
+    for function in (parallel.compile(updated), replacement):
+        state, *rest = map(parallel.replicate, arguments)
+        found.append(jax.device_get(function(state, parallel.assemble(rollouts), *rest)))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    assert np.abs(found[0][0].params["policy"]["kernel"] - trained_params()["policy"]["kernel"]).max() > 1e-4
 
 
 # --- acting -----------------------------------------------------------------------------------------------------------
