@@ -94,9 +94,9 @@ python -m jaxrl_atari.evaluate data/{{ repo_id.split('/') | last }} --video
 {% if (run.path / "graphs/trial.png").is_file() %}
 ![returns](graphs/trial.png)
 {% endif %}
-Trained with seeds {{ summary.sessions | map(attribute="seed") | join(", ") }}, lambda
-{{ run.config.resolved_gae_lambda }} and {{ run.config.env.num_envs }} environments; config.json has all settings, the
-versions and the machine.
+Trained with seeds {{ summary.sessions | map(attribute="seed") | join(", ") }},
+lambda {{ run.config.resolved_gae_lambda }} and {{ run.config.env.num_envs }} environments; config.json has all
+settings, the versions and the machine.
 """
 """The model card, a Jinja template. `text` is `report.summary`."""
 
