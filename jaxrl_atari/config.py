@@ -1,4 +1,4 @@
-"""The options of a run: frozen dataclasses, validated on construction.
+"""The options of a run: frozen dataclasses; a `Config` validates its groups when it is made.
 
 Each option is declared once: name, type (`Literal` lists the choices), range, default, and the docstring that is its
 help text. The fields hold what the user wrote (`gpu` options are parsed); everything derived from them is a property.
@@ -9,19 +9,20 @@ game.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.constructors import PrimitiveConstructorSpec
 
 from jaxrl_atari.envs.games import GAMES, parse_game
-from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP, PROTOCOLS, Rules, protocol_text
+from jaxrl_atari.envs.protocols import PROTOCOLS, Rules, protocol_text
 from jaxrl_atari.errors import Limits, UserError, check_fields, require
 
 
-def parse_word(text: Any) -> Any:
+def parse_word(text: str) -> Any:
     """The value that a word of a command line stands for: True, False, None, a whole number, or the word itself."""
-    word = text.strip().lower() if isinstance(text, str) else text
-    return {"true": True, "false": False, "none": None}.get(word, int(word) if str(word).isdecimal() else word)
+    word = text.lower()
+    return {"true": True, "false": False, "none": None}.get(word, int(word) if word.isdecimal() else word)
 
 
 def one_word(metavar: str) -> PrimitiveConstructorSpec:
@@ -51,15 +52,7 @@ NetworkName = Literal["nature", "impala"]
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A group of options, named after its class: `PPOConfig` has the options `ppo....`."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, type(self).__name__.removesuffix("Config").lower() + ".")
-
-
-@dataclass(frozen=True)
-class EnvConfig(Checked):
+class EnvConfig:
     """The game, its protocol, and the environments that play it.
 
     A protocol is a named set of rules (`envs/protocols.py`). The options of the same names override them one by one;
@@ -98,21 +91,6 @@ class EnvConfig(Checked):
     """Steps of an environment after which its next game starts from a seed of its own, so that a resumed session can
     play it again from there. 0: 15,625, and more with more than 16 environments. Only `ale`."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        named = parse_game(self.game)[1]
-        require(
-            self.protocol == "auto" or named in (None, self.protocol),
-            "env.protocol",
-            self.protocol,
-            f"{named}, which the name {self.game} implies",
-            f"leave env.protocol out, or write the game as {self.game_name}",
-        )
-        rules = self.rules
-        require(rules.max_frames % 4 == 0, "env.max_frames", rules.max_frames, "a multiple of 4 (an env step)")
-        no_start = self.backend == "envpool" and rules.noop_max == 0 and not rules.fire_on_reset
-        require(not no_start, "env.noop_max", rules.noop_max, *ENVPOOL_NEEDS_A_NOOP)
-
     @property
     def game_name(self) -> str:
         """ALE's own name of the game, for example `MsPacman`."""
@@ -136,7 +114,7 @@ class EnvConfig(Checked):
 
 
 @dataclass(frozen=True)
-class PPOConfig(Checked):
+class PPOConfig:
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
 
     rollout_length: Annotated[int, Limits(1, 65_536)] = 128
@@ -175,7 +153,7 @@ class PPOConfig(Checked):
 
 
 @dataclass(frozen=True)
-class NetworkConfig(Checked):
+class NetworkConfig:
     """The actor-critic."""
 
     name: NetworkName = "nature"
@@ -188,15 +166,9 @@ class NetworkConfig(Checked):
     """Form of the convolutions: `plain` (cuDNN), `matmul` (fast on a CPU) or `auto`, which is `matmul` for `nature`
     where CPUs alone learn and act, else `plain`. `impala` has `plain` alone. Results agree up to rounding."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.name == "nature" or self.conv != "matmul", "network.conv", self.conv, f"auto or plain for {self.name}",
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
-class DevicesConfig(Checked):
+class DevicesConfig:
     """Devices of the learner, the actor and the evaluator."""
 
     gpu: GpuWord = "auto"
@@ -225,14 +197,9 @@ class DevicesConfig(Checked):
     """Assert at every step that parameters, rollouts and actions are on the intended devices, and forbid implicit
     transfers during training (except of frames and actions)."""
 
-    def __post_init__(self) -> None:
-        for name in ("gpu", "actor", "evaluator"):
-            object.__setattr__(self, name, parse_word(getattr(self, name)))
-        super().__post_init__()
-
 
 @dataclass(frozen=True)
-class TrialConfig(Checked):
+class TrialConfig:
     """How the sessions of a trial are run."""
 
     parallel: Annotated[int, Limits(0, 1_024)] = 0
@@ -240,7 +207,7 @@ class TrialConfig(Checked):
 
 
 @dataclass(frozen=True)
-class LogConfig(Checked):
+class LogConfig:
     """Log points, checkpoints and log back ends."""
 
     every_env_steps: Annotated[int, Limits(1, 10**12)] = 10_000
@@ -260,7 +227,7 @@ class LogConfig(Checked):
 
 
 @dataclass(frozen=True)
-class EvaluationConfig(Checked):
+class EvaluationConfig:
     """Full games played during training with a snapshot of the parameters, on `devices.evaluator`."""
 
     every_env_steps: Annotated[int, Limits(0, 10**12)] = 0
@@ -299,15 +266,23 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        named = bool(self.name) and not set(self.name) & set("/\\\0") and self.name not in (".", "..")
-        require(named, "name", self.name, "a plain file name")
+        env, rules, named = self.env, self.env.rules, parse_game(self.env.game)[1]
+        is_named = Path(self.name).name == self.name and self.name not in ("", "..")
+        require(is_named, "name", self.name, "a plain file name")
         last_seed = self.seed + self.sessions
         require(last_seed <= 2**31, "seed", self.seed, "at most 2,147,483,648 - sessions", "lower the seed")
+        agree = env.protocol == "auto" or named in (None, env.protocol)
+        hint = f"leave env.protocol out, or write the game as {env.game_name}"
+        require(agree, "env.protocol", env.protocol, f"{named}, which the name {env.game} implies", hint)
+        require(rules.max_frames % 4 == 0, "env.max_frames", rules.max_frames, "a multiple of 4 (an env step)")
+        starts = env.backend == "ale" or rules.noop_max > 0  # envpool would draw from an empty range and hang
+        require(starts, "env.noop_max", rules.noop_max, "at least 1 with env.backend = envpool", "ale can start with 0")
+        has_form = self.network.name == "nature" or self.network.conv != "matmul"
+        require(has_form, "network.conv", self.network.conv, f"auto or plain for {self.network.name}")
         if self.devices.distributed:
             # Processes sum their env steps while acting: with overlap, each would do so at another point of the update.
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
-            parallel = min(self.trial.parallel, self.sessions)
-            require(parallel <= 1, "trial.parallel", self.trial.parallel, "0 or 1 with devices.distributed")
+            require(self.trial.parallel <= 1, "trial.parallel", self.trial.parallel, "0 or 1 with devices.distributed")
         if self.network.name == "impala" and self.devices.gpu is not False:
             hint = "XLA has no deterministic gradient of its max-pooling on a GPU"
             require(not self.devices.deterministic, "devices.deterministic", True, "false with impala", hint)
@@ -366,11 +341,11 @@ def config_from_dict(values: dict[str, Any]) -> Config:
         if not isinstance(values, dict):
             return values
         fields = {f.name: f.type for f in dataclasses.fields(cls)}
-        for name in values.keys() - fields.keys() - {"jsonl"}:  # log.jsonl of an earlier version
+        known = {name: value for name, value in values.items() if name != "jsonl"}  # log.jsonl of an earlier version
+        for name in known.keys() - fields:
             raise UserError(
                 f"{prefix}{name}: this version of jaxrl_atari has no such field; use the version that saved it"
             )
-        known = {name: value for name, value in values.items() if name in fields}
         return cls(**{name: build(fields[name], value, f"{prefix}{name}.") for name, value in known.items()})
 
     require(isinstance(values, dict), "config", values, "an object with the fields of a config")

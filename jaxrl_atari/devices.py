@@ -17,7 +17,7 @@ from jax import lax
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import AllOptions, FromConfig, load_config, parse
 from jaxrl_atari.config import Config, DevicesConfig, GpuOption
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import check_fields, require
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.jax_gpus import limit_jax, start_gpus
 from jaxrl_atari.hardware.memory_share import apply_memory_fraction
@@ -85,7 +85,8 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
 
 def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> tuple[jax.Device, str]:
     """The device that a `gpu` option means, and why; see `place`."""
-    placement = place(DevicesConfig(gpu=gpu), field)
+    check_fields(options := DevicesConfig(gpu=gpu), "devices.")
+    placement = place(options, field)
     return placement.home, placement.reason
 
 

@@ -1,5 +1,7 @@
 """Errors that a user can correct, and the checks of option values that raise them."""
 
+import dataclasses
+import math
 import os
 import types
 from pathlib import Path
@@ -63,8 +65,8 @@ def require(holds: bool, field: str, value: Any, expected: str, hint: str = "") 
 class Limits(NamedTuple):
     """The values that a numeric option may have, both ends included: `Annotated[int, Limits(1, 16)]`."""
 
-    low: float
-    high: float
+    low: float = -math.inf
+    high: float = math.inf
 
     def __str__(self) -> str:
         numbers = [f"{x:,}" if isinstance(x, int) else f"{x:g}" for x in self]
@@ -72,7 +74,7 @@ class Limits(NamedTuple):
 
 
 def check_fields(config: Any, prefix: str = "") -> None:
-    """Checks every field of a dataclass against its annotation: type, choices and `Limits`.
+    """Checks every field of a dataclass, and of those in it, against its annotation: type, choices and `Limits`.
 
     NumPy's numbers become Python's.
 
@@ -84,31 +86,38 @@ def check_fields(config: Any, prefix: str = "") -> None:
     """
     for name, annotation in get_type_hints(type(config), include_extras=True).items():
         kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-        limits = next((x for x in metadata if isinstance(x, Limits)), None)
+        limits = next((x for x in metadata if isinstance(x, Limits)), Limits())
         kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
         if isinstance(value := getattr(config, name), np.generic):
             object.__setattr__(config, name, value := value.item())
         if not any(_fits(value, kind, limits) for kind in kinds):
             expected = " or ".join(_description(kind, limits) for kind in kinds)
             raise ConfigError(f"{prefix}{name}", value, expected)
+        if dataclasses.is_dataclass(value):
+            check_fields(value, f"{prefix}{name}.")
 
 
-def _fits(value: Any, kind: Any, limits: Limits | None) -> bool:
+def _fits(value: Any, kind: Any, limits: Limits) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if kind in (int, float):
         is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-        return is_number and (limits is None or limits.low <= value <= limits.high)  # NaN is in no range
+        return is_number and limits.low <= value <= limits.high  # NaN is in no range
     return isinstance(value, get_origin(kind) or kind)
 
 
-def _description(kind: Any, limits: Limits | None) -> str:
+def _description(kind: Any, limits: Limits) -> str:
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "None"}
-    text = words.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")
-    return f"{text} {limits}" if limits and kind in (int, float) else text
+    words = {
+        int: f"a whole number {limits}",
+        float: f"a number {limits}",
+        bool: "true or false",
+        str: "text",
+        type(None): "None",
+    }
+    return words.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")
 
 
 def parse_path(path: str | Path, option: str) -> Path:

@@ -38,6 +38,15 @@ def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
     )
 
 
+def heads(x: jax.Array, features: int, num_actions: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """A dense layer on a torso's output `[..., H, W, C]`, then logits `[..., A]` and value `[...]`, in float32."""
+    x = x.reshape(*x.shape[:-3], -1)
+    x = nn.relu(dense(features, 2**0.5, "dense", dtype)(x)).astype(jnp.float32)
+    logits = dense(num_actions, 0.01, "policy", jnp.float32)(x)
+    value = dense(1, 1.0, "value", jnp.float32)(x)
+    return logits, value[..., 0]
+
+
 class NatureActorCritic(nn.Module):
     """The network of Mnih et al. 2015 (doi:10.1038/nature14236) with a policy and a value head.
 
@@ -45,7 +54,7 @@ class NatureActorCritic(nn.Module):
     torso computes in `dtype`, the heads in float32; parameters are float32. 1,687,719 parameters with 6 actions.
 
     On CPUs this module only makes the parameters, and `fast/cpu_conv.py` computes the outputs from them. After an edit
-    of what is computed here, training on a CPU is refused unless `network.conv` is `plain`.
+    of what is computed here, a CPU computes the convolutions of this module, too, which is many times slower.
     """
 
     num_actions: int
@@ -60,11 +69,7 @@ class NatureActorCritic(nn.Module):
         x = nn.relu(conv(32, (8, 8), 4, name="conv1")(x))
         x = nn.relu(conv(64, (4, 4), 2, name="conv2")(x))
         x = nn.relu(conv(64, (3, 3), 1, name="conv3")(x))
-        x = x.reshape(*x.shape[:-3], -1)
-        x = nn.relu(dense(512, 2**0.5, "dense", self.dtype)(x)).astype(jnp.float32)
-        logits = dense(self.num_actions, 0.01, "policy", jnp.float32)(x)
-        value = dense(1, 1.0, "value", jnp.float32)(x)
-        return logits, value[..., 0]
+        return heads(x, 512, self.num_actions, self.dtype)
 
 
 class ImpalaActorCritic(nn.Module):
@@ -89,12 +94,7 @@ class ImpalaActorCritic(nn.Module):
             for _ in range(2):
                 residual = conv(channels)(nn.relu(x))
                 x = x + conv(channels)(nn.relu(residual))
-        x = nn.relu(x)
-        x = x.reshape(*x.shape[:-3], -1)
-        x = nn.relu(dense(256, 2**0.5, "dense", self.dtype)(x)).astype(jnp.float32)
-        logits = dense(self.num_actions, 0.01, "policy", jnp.float32)(x)
-        value = dense(1, 1.0, "value", jnp.float32)(x)
-        return logits, value[..., 0]
+        return heads(nn.relu(x), 256, self.num_actions, self.dtype)
 
 
 NETWORKS: dict[str, Any] = {"nature": NatureActorCritic, "impala": ImpalaActorCritic}

@@ -5,7 +5,7 @@ of a rollout). Axes are [T, B]: T steps of B environments. Paper: Schulman et al
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, get_type_hints
 
 import chex
@@ -28,21 +28,8 @@ Apply = Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
 
 # A PPOConfig is a pytree: the options marked `TRACED` are its leaves, all others are static.
 _HINTS = get_type_hints(PPOConfig, include_extras=True)
-_LEAVES = tuple(name for name, hint in _HINTS.items() if TRACED in getattr(hint, "__metadata__", ()))
-_STATIC = tuple(name for name in _HINTS if name not in _LEAVES)
-
-
-def _unflatten_config(static: Iterable[Any], leaves: Iterable[Any]) -> PPOConfig:
-    config = object.__new__(PPOConfig)  # not checked again: leaves may be tracers
-    vars(config).update(zip(_STATIC + _LEAVES, (*static, *leaves), strict=True))
-    return config
-
-
-jax.tree_util.register_pytree_node(
-    PPOConfig,
-    lambda config: ([getattr(config, name) for name in _LEAVES], tuple(getattr(config, name) for name in _STATIC)),
-    _unflatten_config,
-)
+_LEAVES = [name for name, hint in _HINTS.items() if TRACED in getattr(hint, "__metadata__", ())]
+jax.tree_util.register_dataclass(PPOConfig, _LEAVES, [name for name in _HINTS if name not in _LEAVES])
 
 
 class Rollout(NamedTuple):

@@ -13,7 +13,6 @@ import numpy as np
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.envs.record import Games, join, split
-from jaxrl_atari.envs.replay import report_replay
 from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.during_training import Evaluator, Graphs
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
@@ -350,8 +349,9 @@ def start_games(
         groups = make_groups(config, placement, restored.meta["game_seed"])
         try:
             games = Games(**checkpoints.restore(restored.step, item="games"))
+            say(f"playing the games of the checkpoint again, {len(games.actions[0]):,} steps of each environment")
             for group in itertools.chain(*groups):
-                group.resume(split(games, group.first_env, group.pool.num_envs), report_replay(say))
+                group.resume(split(games, group.first_env, group.pool.num_envs))
             return groups, restored.meta["game_seed"]
         except Exception as error:  # a hostile item can raise any; no action of it reaches the emulator unchecked
             problem = reason(error)

@@ -129,7 +129,7 @@ def test_a_checkpoint_is_loaded_whatever_the_default_kind_of_keys(run_dir):
         load_policy(run_dir)
 
 
-def test_a_game_that_waits_for_fire(policy, monkeypatch, caplog):
+def test_a_game_that_waits_for_fire(policy, monkeypatch):
     monkeypatch.setattr(play, "SECONDS_BETWEEN_NEWS", 0)
     lines = []
     waiting = always(policy, 0, game="Breakout", max_frames=800)
@@ -137,10 +137,6 @@ def test_a_game_that_waits_for_fire(policy, monkeypatch, caplog):
     assert (result.cut_off, result.mean) == (2, 0)
     assert "2 games in progress, longest 150 of 200 env steps" in lines
     assert lines[-1].endswith("200  cut off at env.max_frames")
-    assert caplog.messages == ["greedy play can stand still: Breakout may wait for FIRE, as after a lost life"]
-    caplog.clear()
-    run_evaluation(policy, episodes=1, greedy=True)
-    assert not caplog.messages
 
 
 def test_stacks_are_those_of_training():
@@ -260,11 +256,11 @@ def test_video_shows_the_game(policy, tmp_path, monkeypatch):
     assert re.search(r"Video: h264 .*yuv420p\b.* 480x630\b.* 15 fps", said)
     assert len(frames) == game.length + 1  # with the one before the first step
     pool = AlePool("Qbert", env_seeds(3, 1), 0, PROTOCOLS["classic"]._replace(max_frames=2400), colour=True)
-    pool.reset()
+    step = pool.reset()
     for t in range(60):
         shown = frames[t, 1::3, 1::3].astype(float)
-        assert np.abs(shown - pool.screen[0]).mean() < 8, f"frame {t}"  # lossy, and colours at half resolution
-        pool.step(np.array([5]))
+        assert np.abs(shown - step.frame[0]).mean() < 8, f"frame {t}"  # lossy, and colours at half resolution
+        step = pool.step(np.array([5]))
 
 
 def test_video_that_cannot_be_written(policy, tmp_path):
@@ -289,7 +285,6 @@ def test_a_session(own_run, capsys):
     assert written["returns"] == expected.returns.tolist()
     assert f"mean {expected.mean:>12,.1f}" in out
     assert "3 of 3 games cut off at env.max_frames" in out
-    assert "not compared: " in out
     assert "optimistic" not in out
     assert len(read_video(session_dir / f"video_{step}.mp4")[1]) == 61
     assert not (own_run / "report.html").exists()
@@ -315,7 +310,7 @@ def test_another_back_end_than_that_of_training(own_run):
     assert json.loads(path.read_text())["backend"] == "envpool"
 
 
-def test_every_session_is_played_and_the_interval_is_over_sessions(own_run, capsys):
+def test_every_session_is_played(own_run, capsys):
     main([str(own_run), *QUICK, "3", "--sessions", "all", "--checkpoint", "latest", "--seed", "5"])
     out = capsys.readouterr().out
     written = json.loads((own_run / "evaluation.json").read_text())
@@ -326,13 +321,11 @@ def test_every_session_is_played_and_the_interval_is_over_sessions(own_run, caps
     assert written["session_means"] == [found["mean"] for found in single]
     assert written["date"].endswith(" UTC")  # the newest is quoted: in local time, an hour comes twice a year
     assert written["mean"] == pytest.approx(np.mean(written["session_means"]))
-    # Of two sessions, a quarter of the resamples has only the worse one, and a quarter only the better one.
-    assert written["interval"] == sorted(written["session_means"])
+    assert written["interval"] is None  # it needs three sessions
     assert (written["checkpoint"], written["cut_off"]) == ("latest", sum(found["cut_off"] for found in single))
     assert written["env_steps"] == [steps_of(own_run / name)[-1] for name in written["sessions"]]
     assert written["sessions"] == ["session_0", "session_1"]
-    low, high = written["interval"]
-    assert f"95% interval over sessions: {low:,.1f} to {high:,.1f}" in out
+    assert "2 sessions: " in out
     assert "optimistic" not in out
 
 

@@ -23,7 +23,7 @@ from jaxrl_atari import learner
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.fast.forms import Network, compute_dtype, make_network
+from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import PLAIN
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import Cpu
@@ -196,8 +196,8 @@ def test_one_session_on_two_simulated_gpus(tmp_path):
 def test_bfloat16_is_the_choice_for_gpus_that_have_it(capability, expected):
     devices = [SimpleNamespace(platform="gpu", compute_capability=number) for number in ("9.0", capability)]
     platform = network_platform(*devices)  # the older one decides
-    assert compute_dtype(NetworkConfig(), platform) == expected
-    assert compute_dtype(NetworkConfig(compute_dtype="bfloat16"), platform) == jnp.bfloat16
+    assert make_network(NetworkConfig(), 4, platform).dtype == expected
+    assert make_network(NetworkConfig(compute_dtype="bfloat16"), 4, platform).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize(

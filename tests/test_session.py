@@ -20,7 +20,6 @@ from user_commands import user_environment
 
 from jaxrl_atari import session
 from jaxrl_atari.cli.stopping import StopRequest
-from jaxrl_atari.envs.replay import report_replay
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
@@ -176,7 +175,7 @@ def test_a_signal_stops_after_the_update_with_a_last_checkpoint(session_dir):
             if env_steps > 60:
                 signal.raise_signal(signal.SIGTERM)
 
-    with StopRequest() as stop, pytest.raises(KeyboardInterrupt):
+    with StopRequest(quick=False) as stop, pytest.raises(KeyboardInterrupt):
         run_session(TINY, session_dir, writers=[Signal()], stop_requested=stop.requested)
     meta = latest_meta(session_dir)
     assert (meta["updates"], meta["score"]) == (2, None)
@@ -388,17 +387,6 @@ def test_without_a_checkpoint_a_session_starts_anew_and_sets_its_logs_aside(copi
     assert f"session 0  there is no checkpoint: {line}\n" in out
     assert [(copied / name).read_bytes() for name in ("metrics_2.csv", "evaluations_2.csv")] == before
     assert read_table(copied / "metrics.csv")[0]["updates"] == "1"
-
-
-def test_a_replay_reports_its_progress():
-    said = []
-    on_step = report_replay(said.append, seconds=0)
-    for done in (0, 1, 4):  # the start of the emulators alone can take longer than the pause between two reports
-        on_step(done, 4)
-    assert [re.sub(r"\d+ s", "N s", line) for line in said] == [
-        "playing the games of the checkpoint again: 25%, N s to go",
-        "playing the games of the checkpoint again: 100%, N s to go",
-    ]
 
 
 # --- The run directory -----------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import logging
 import os
 import shlex
 import signal
-import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +18,8 @@ INTERRUPTED = 130  # 128 + SIGINT, as in shells: stopped on request, by whatever
 CLEAR_LINE = "\r\x1b[K"
 """What overwrites the live line of a terminal."""
 
-DISK_ADVICE = {
-    errno.ENOSPC: "free some space, then run the command again (--resume continues a run)",
-    errno.EDQUOT: "free some space, then run the command again (--resume continues a run)",
-    errno.EROFS: "choose a writable folder",
-    errno.EACCES: "change its permissions, or choose another folder",
-}
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
 
-_running: list[Callable[[], object]] = []
 _interrupted: list[int] = []  # signals that the running command has received, outside of a `StopRequest`
 
 
@@ -55,7 +48,6 @@ def run(main: Callable[[], object]) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) != signal.SIG_IGN:  # SIGINT, in the background of a script
             signal.signal(number, end)
-    _running.append(main)
     status = 0
     try:
         main()
@@ -74,10 +66,9 @@ def run(main: Callable[[], object]) -> NoReturn:
 
 def correctable(error: Exception) -> UserError | None:
     """What a user can correct: a `UserError` itself, or what a full or read-only disk, a quota or a missing permission
-    refuses, with advice. None for a bug."""
-    if isinstance(error, OSError) and error.errno in DISK_ADVICE:
-        where = f"{error.filename}: " if error.filename else ""
-        return UserError(f"{where}{error.strerror}; {DISK_ADVICE[error.errno]}")
+    refuses. None for a bug."""
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
     return error if isinstance(error, UserError) else None
 
 
@@ -89,11 +80,6 @@ def resume_command(command: str, directory: Path) -> str:
 def was_interrupted() -> bool:
     """Whether a signal was to end the command. Python ignores what a handler raises within a callback of an import."""
     return bool(_interrupted)
-
-
-def is_command() -> bool:
-    """Whether this process runs a command of this package, and not a user's script."""
-    return bool(_running)
 
 
 def write(text: str, stream: TextIO | None = None) -> None:
@@ -109,25 +95,14 @@ def write(text: str, stream: TextIO | None = None) -> None:
     except BlockingIOError:  # a terminal that takes no more for now
         pass
     except OSError:
-        _drop(output.fileno())
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, output.fileno())
+        os.close(nowhere)
 
 
 def say(line: str, stream: TextIO | None = None) -> None:
     """Prints a line; see `write`."""
     write(line + "\n", stream)
-
-
-def drop_output() -> None:
-    """Redirects standard output and errors to nowhere, except to regular files: the terminal behind them is closed."""
-    for number in (1, 2):
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            _drop(number)
-
-
-def _drop(descriptor: int) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
 
 
 def counted(count: float, noun: str) -> str:

@@ -1,12 +1,13 @@
 """Stop requests: signals, turned into a flag that training reads between two updates."""
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 from typing import Any
 
-from jaxrl_atari.cli import CLEAR_LINE, INTERRUPTED, drop_output, is_command, say, was_interrupted
+from jaxrl_atari.cli import CLEAR_LINE, was_interrupted
 
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -14,29 +15,25 @@ REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 class StopRequest:
     """Turns SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 into a request to stop after the current update.
 
-    The first signal is answered with a line at once, also while the main thread is inside a compiled function, where
-    Python handles no signals. A command that has nothing to save yet ends there. A second Ctrl-C (SIGINT) raises
-    KeyboardInterrupt. The other signals may come any number of times: a cluster sends them to every process of a job,
-    and so does a parent to its sessions. Signals that the parent ignores stay ignored: SIGHUP, sent when the terminal
-    closes, under `nohup`; SIGINT in a script's background (`&`).
+    The first signal is answered with a line. Before the first update, when there is nothing to save, it raises
+    KeyboardInterrupt, and so does a second Ctrl-C (SIGINT) at any time. The other signals may come any number of times:
+    a cluster sends them to every process of a job, and so does a parent to its sessions. Signals that the parent
+    ignores stay ignored: SIGHUP, sent when the terminal closes, under `nohup`; SIGINT in a script's background (`&`).
 
     Args:
         label: stands before the line, such as `session 0`.
         quick: False for a process that others would wait for: it does not end before its first update.
-        answer: the line; None prints nothing.
-        resume: the command line that goes on with the run, for one that ends before its first update.
+        answer: the line.
     """
 
     def __init__(
         self,
         label: str = "",
         quick: bool = True,
-        answer: str | None = "stopping after this update, with a last checkpoint",
-        resume: str = "",
+        answer: str = "stopping after this update, with a last checkpoint",
     ):
         self._label, self._quick, self._answer = f"{label}  " if label else "", quick, answer
-        self._resume = f"; go on with {resume}" if resume else ""
-        self._requested, self._writing = False, -1
+        self._requested = False
         self._before: dict[int, Any] = {}
         self.training = False  # set it once an update is finished
 
@@ -51,36 +48,21 @@ class StopRequest:
             for number in REQUESTS:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
-            reading, self._writing = os.pipe()
-            os.set_blocking(self._writing, False)
-            self._wakeup_before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-            threading.Thread(target=self._watch, args=(reading,), name="stop request", daemon=True).start()
         return self
-
-    def _watch(self, pipe: int) -> None:
-        """Answers the first request, by the numbers of the signals that arrive, until the block has ended."""
-        answered = False
-        while received := os.read(pipe, 1):
-            if received[0] not in self._before or answered:
-                continue
-            answered = True
-            if received[0] == signal.SIGHUP:
-                drop_output()
-            if self._quick and not self.training and is_command():
-                say(f"{self._label}interrupted before the first update: there is nothing to save{self._resume}")
-                os._exit(INTERRUPTED)
-            if self._answer is not None:
-                say(f"{CLEAR_LINE * sys.stdout.isatty()}{self._label}{self._answer}")
-        os.close(pipe)
 
     def _handle(self, number: int, frame: Any) -> None:
         if number == signal.SIGINT and self._requested:
             raise KeyboardInterrupt
+        if self._requested:
+            return
         self._requested = True
+        ends = self._quick and not self.training
+        answer = "interrupted before the first update: there is nothing to save" if ends else self._answer
+        with contextlib.suppress(OSError):  # a closed terminal. Not `print`, which fails within another `print`
+            os.write(1, f"{CLEAR_LINE * sys.stdout.isatty()}{self._label}{answer}\n".encode())
+        if ends:
+            raise KeyboardInterrupt
 
     def __exit__(self, *exception: object) -> None:
-        if self._writing >= 0:
-            signal.set_wakeup_fd(self._wakeup_before)
-            os.close(self._writing)
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -66,7 +66,6 @@ def make_pool(
         rules: of the protocol. `life_loss_terminal` and `clip_rewards` concern learning: the pool ignores them.
 
     Raises:
-        ConfigError: envpool cannot play by the rules.
         UserError: envpool is asked for and not installed, or the game's ROM cannot be read.
     """
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]

@@ -4,56 +4,29 @@ import importlib
 import importlib.util
 import sys
 import tempfile
-from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-import ale_py
-import numpy as np
 
 from jaxrl_atari.envs.ale import rom_ids, rom_path
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
-from jaxrl_atari.envs.protocols import ENVPOOL_NEEDS_A_NOOP, Rules
-from jaxrl_atari.errors import ConfigError, UserError
-
-
-@cache
-def _import_envpool() -> Any:
-    """envpool's Atari module alone.
-
-    Raises:
-        UserError: envpool is not installed.
-    """
-    if importlib.util.find_spec("envpool") is None:
-        hint = "pip install 'jaxrl_atari[envpool]', or use the back end ale"
-        raise UserError(f"env.backend = 'envpool': envpool is not installed; {hint}")
-    if "envpool" in sys.modules:
-        return importlib.import_module("envpool.atari")
-    # `import envpool` runs envpool.entry, which registers every family of tasks: that takes seconds and needs
-    # 230 MiB of MuJoCo assets. An empty module replaces it during this import; later importers get the real one.
-    sys.modules["envpool.entry"] = ModuleType("envpool.entry")
-    try:
-        return importlib.import_module("envpool.atari")
-    finally:
-        del sys.modules["envpool.entry"]
+from jaxrl_atari.envs.protocols import Rules
+from jaxrl_atari.errors import UserError
 
 
 class EnvpoolPool(EnvPool):
     """A pool on envpool, which also returns new arrays at every step: nothing needs to be copied."""
 
     def __init__(self, game: str, seeds: list[int], num_threads: int, rules: Rules):
-        envpool_atari = _import_envpool()
-        emulator, rom = ale_py.ALEInterface(), rom_path(game)
-        emulator.loadROM(rom)
-        actions = emulator.getLegalActionSet() if rules.full_action_space else emulator.getMinimalActionSet()
-        fire = rules.fire_on_reset and ale_py.Action.FIRE in actions
-        if rules.noop_max == 0 and not fire:  # envpool then draws from an empty range and never returns
-            raise ConfigError("env.noop_max", 0, *ENVPOOL_NEEDS_A_NOOP)
+        if importlib.util.find_spec("envpool") is None:
+            hint = "pip install 'jaxrl_atari[envpool]', or use the back end ale"
+            raise UserError(f"env.backend = 'envpool': envpool is not installed; {hint}")
+        # envpool.entry registers every family of tasks: that takes seconds and needs 230 MiB of MuJoCo assets.
+        sys.modules.setdefault("envpool.entry", ModuleType("envpool.entry"))
+        envpool_atari = importlib.import_module("envpool.atari")
         self._max_steps = rules.max_frames // FRAME_SKIP
         with tempfile.TemporaryDirectory() as assets:  # envpool reads the ROM once, when the pool is made
             Path(assets, "atari").mkdir()
-            Path(assets, "atari", "roms").symlink_to(rom.parent.absolute())
+            Path(assets, "atari", "roms").symlink_to(rom_path(game).parent.absolute())
             config = envpool_atari.AtariEnvSpec.gen_config(
                 task=rom_ids()[game],
                 base_path=assets,
@@ -65,30 +38,23 @@ class EnvpoolPool(EnvPool):
                 full_action_space=rules.full_action_space,
                 stack_num=1,
                 frame_skip=FRAME_SKIP,
-                noop_max=max(rules.noop_max, 1),  # 1 is none with FIRE: envpool counts FIRE as one
+                noop_max=rules.noop_max,  # FIRE counts as one of them
                 episodic_life=False,  # True would put a dummy step after each lost life
                 reward_clip=False,
                 use_fire_reset=rules.fire_on_reset,
                 img_height=FRAME_SIZE,
                 img_width=FRAME_SIZE,
             )
-            self._envs = envpool_atari.AtariGymnasiumEnvPool(envpool_atari.AtariEnvSpec(config))
-        super().__init__(len(seeds), len(actions))
+            envs = envpool_atari.AtariGymnasiumEnvPool(envpool_atari.AtariEnvSpec(config))
+        super().__init__(envs, len(seeds), int(envs.action_space.n))
 
     def _reset(self) -> RawStep:
-        frame, info = self._envs.reset()
-        return self._raw(frame, info)
-
-    def _send(self, actions: np.ndarray) -> None:
-        self._envs.send(actions)
+        return self._raw(self._envs.reset())
 
     def _recv(self) -> RawStep:
-        frame, _, _, _, info = self._envs.recv()
-        return self._raw(frame, info)
+        return self._raw(self._envs.recv())
 
-    def _raw(self, frame: np.ndarray, info: dict[str, np.ndarray]) -> RawStep:
+    def _raw(self, returned: tuple) -> RawStep:
+        frame, *_, info = returned
         cut_off = info["elapsed_step"] >= self._max_steps
         return RawStep(frame[:, 0], info["reward"], info["terminated"].astype(bool), cut_off, info["lives"])
-
-    def close(self) -> None:
-        del self._envs

@@ -27,7 +27,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from jaxrl_atari.errors import ConfigError
@@ -100,7 +99,7 @@ def _read_games(protocol: str) -> dict[str, Game]:
     return games
 
 
-GAMES: Mapping[str, Game] = MappingProxyType(_read_games("v5"))
+GAMES = _read_games("v5")
 """Every game by ALE's CamelCase name, in alphabetical order, with the scores of `v5`."""
 
 _SCORES = {"v5": GAMES, "classic": _read_games("classic")}
@@ -113,16 +112,12 @@ def _letters(name: str) -> str:
 
 _NAME_OF = {_letters(name): name for name in GAMES}
 
-
-TWO_PLAYER_GAMES = ("combat", "joust", "maze_craze", "warlords")
-"""ALE's ids of the games that nobody can play alone; they are not in the table."""
-
-_PROTOCOLS: dict[tuple[str, str], Literal["v5", "classic"] | None] = {
-    ("", ""): None,
-    ("ale/", "-v5"): "v5",
-    ("", "noframeskip-v4"): "classic",
+_SPELLINGS: dict[str, Literal["v5", "classic"] | None] = {
+    r"ale/(.*)-v5": "v5",
+    r"(.*)noframeskip-v4": "classic",
+    r"(.*)": None,
 }
-"""What stands before and after a game's name -> the protocol that it implies."""
+"""Form of a game's name -> the protocol that it implies."""
 
 
 def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
@@ -139,25 +134,19 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
     `-ram-` has no images.
 
     Raises:
-        ConfigError: an unknown game (the error names the closest ones), a two-player game, or another version than the
-            above.
+        ConfigError: an unknown game, a two-player game, or another version than the above. The error names the closest
+            game.
     """
-    pattern = r"(?s)(ale/)?(.*?)((?:noframeskip|deterministic)?(?:-ram.*)?(?:-v\d+)?)"
-    match = re.fullmatch(pattern, name.lower())
-    assert match is not None  # its parts may be empty
-    prefix, bare, suffix = match.groups(default="")
-    letters, known = _letters(bare), (prefix, suffix) in _PROTOCOLS
-    if known and letters in _NAME_OF:
-        return _NAME_OF[letters], _PROTOCOLS[prefix, suffix]
-    if letters in map(_letters, TWO_PLAYER_GAMES):
-        raise ConfigError("env.game", name, "a game for one player", f"{bare} is a two-player game")
-    names = [_NAME_OF[close] for close in difflib.get_close_matches(letters, _NAME_OF)]  # the closest one first
-    if names and not known:
-        expected = "a name with one known protocol"
-        hint = f"write ALE/{names[0]}-v5 (sticky actions) or {names[0]}NoFrameskip-v4 (classic, none)"
-        raise ConfigError("env.game", name, expected, hint)
-    hint = f"did you mean {' or '.join(names)}?" if names else "for example Qbert, Breakout or MsPacman"
-    raise ConfigError("env.game", name, f"one of ALE's {len(GAMES)} games", hint)
+    for pattern, protocol in _SPELLINGS.items():
+        match = re.fullmatch(pattern, name.lower())
+        if match and (letters := _letters(match[1])) in _NAME_OF:
+            return _NAME_OF[letters], protocol
+    bare = re.sub(r"^ale/|((noframeskip|deterministic)?(-ram.*)?(-v\d+)?)$", "", name.lower())
+    hint = "for example Qbert, Breakout or MsPacman"
+    if close := difflib.get_close_matches(_letters(bare), _NAME_OF):  # the closest one first
+        game = _NAME_OF[close[0]]
+        hint = f"did you mean {game}, ALE/{game}-v5 (sticky actions) or {game}NoFrameskip-v4 (classic, none)?"
+    raise ConfigError("env.game", name, f"one of ALE's {len(GAMES)} games for one player", hint)
 
 
 def comparable(name: str, protocol: str) -> Game:

@@ -3,7 +3,7 @@
 No emulator is imported in this file; the back ends are `ale.py` and `envpool.py`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,20 +37,15 @@ class EpisodeCounter:
     """Adds up the rewards and env steps of the games in progress in a pool."""
 
     def __init__(self, num_envs: int):
-        self._return = np.zeros(num_envs)
-        self._length = np.zeros(num_envs, np.int64)
-
-    @property
-    def in_progress(self) -> np.ndarray:
-        """Return and env steps so far of each game in progress, float64 [n, 2]."""
-        return np.stack([self._return, self._length], axis=1)
+        self.in_progress = np.zeros((num_envs, 2))
+        """Return and env steps so far of each game in progress, float64 [n, 2]; a new array at each step."""
 
     def count(self, step: EnvStep) -> list[Episode]:
         """Counts one step of the pool and returns the games that it ended, in the order of their environments."""
-        self._return = np.where(step.first, 0.0, self._return + step.reward)
-        self._length = np.where(step.first, 0, self._length + 1)
+        played = np.stack([step.reward, np.ones(len(step.reward))], axis=1)
+        self.in_progress = np.where(step.first[:, None], 0.0, self.in_progress + played)
         return [
-            Episode(int(i), float(self._return[i]), int(self._length[i]), bool(step.truncated[i]))
+            Episode(int(i), float(self.in_progress[i, 0]), int(self.in_progress[i, 1]), bool(step.truncated[i]))
             for i in np.flatnonzero(step.terminated | step.truncated)
         ]
 
@@ -68,24 +63,23 @@ class RawStep(NamedTuple):
 class EnvPool:
     """`num_envs` copies of one game: `reset` once, then steps. The step after the end of a game starts a new one.
 
-    A back end provides `_reset`, `_send`, `_recv`, `close` and, if it can, `_reseed`.
+    A back end provides `_reset`, `_recv` and, if it can, `_reseed`.
 
     Args:
+        envs: the emulators; they have a method `send(actions)`.
         record: of the games; without one, every game but the first starts from what the emulator's random state is.
     """
 
-    def __init__(self, num_envs: int, num_actions: int, record: GameRecord | None = None):
+    def __init__(self, envs: Any, num_envs: int, num_actions: int, record: GameRecord | None = None):
+        self._envs = envs
         self.num_envs = num_envs
         self.num_actions = num_actions
         self.record = record
-        self._lives = np.zeros(num_envs, np.int32)
+        self.lives = np.zeros(num_envs, np.int32)
+        """Lives left in the newest step, int [n]."""
         self._ended = np.ones(num_envs, bool)
-        self._started = self._pending = False
 
     def _reset(self) -> RawStep:
-        raise NotImplementedError
-
-    def _send(self, actions: np.ndarray) -> None:
         raise NotImplementedError
 
     def _recv(self) -> RawStep:
@@ -97,31 +91,24 @@ class EnvPool:
 
     def close(self) -> None:
         """Frees the emulators, once."""
-        raise NotImplementedError
+        del self._envs
 
     def reset(self) -> EnvStep:
         """Starts the first game in every environment."""
-        self._started = True
         return self._mark(self._reset())
 
     def send(self, actions: np.ndarray) -> None:
         """Starts a step with `actions`, int [n], and returns at once; `recv` waits for it."""
-        if not self._started or self._pending:
-            raise RuntimeError("EnvPool.send: call reset() first, then send() and recv() in turn")
         actions = np.ascontiguousarray(actions, np.int32)
         # Checked here because ale-py's recv() never returns after an action out of range.
         if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() >= self.num_actions:
             raise ValueError(f"actions: expected [{self.num_envs}] in 0..{self.num_actions - 1}, got {actions}")
-        self._send(actions)
-        self._pending = True
+        self._envs.send(actions)
         if self.record is not None:
             self.record.sent(actions)
 
     def recv(self) -> EnvStep:
         """Waits for the step that `send` started."""
-        if not self._pending:
-            raise RuntimeError("EnvPool.recv: nothing was sent")
-        self._pending = False
         step = self._mark(self._recv())
         if self.record is not None and (due := self.record.due(step.first)).any():
             return self.start_games(step, due, self.record.anchor(due))
@@ -138,13 +125,8 @@ class EnvPool:
             The step with the first frames of the new games.
         """
         raw = self._reseed(envs, seeds)
-        self._lives, self._ended = raw.lives, self._ended & ~envs
+        self.lives, self._ended = raw.lives, self._ended & ~envs
         return step._replace(frame=raw.frame, first=step.first | envs)
-
-    @property
-    def lives(self) -> np.ndarray:
-        """Lives left in the newest step, int [n]."""
-        return self._lives
 
     def step(self, actions: np.ndarray) -> EnvStep:
         """`send`, then `recv`."""
@@ -158,6 +140,6 @@ class EnvPool:
         self._ended = terminated | truncated
         # Zero lives in a running game (the death scene of the last life) is not a lost life: the end of the game
         # follows and is the terminal. OpenAI Baselines' EpisodicLifeEnv has the same rule.
-        life_lost = (raw.lives < self._lives) & (raw.lives > 0) & ~self._ended & ~first
-        self._lives = raw.lives
+        life_lost = (raw.lives < self.lives) & (raw.lives > 0) & ~self._ended & ~first
+        self.lives = raw.lives
         return EnvStep(raw.frame, raw.reward.astype(np.float32), terminated, truncated, life_lost, first)

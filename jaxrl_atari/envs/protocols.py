@@ -7,8 +7,6 @@
   (arXiv:1812.06110) differs from it in two rules: `max_frames=108_000` and the minimal action set.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -24,15 +22,13 @@ class Rules(NamedTuple):
     clip_rewards: bool = True  # rewards for learning are clipped to [-1, 1]
 
 
-PROTOCOLS: Mapping[str, Rules] = MappingProxyType(
-    {
-        "v5": Rules(),
-        "classic": Rules(sticky_actions=0.0),
-        "machado": Rules(
-            full_action_space=True, life_loss_terminal=False, noop_max=0, fire_on_reset=False, max_frames=18_000
-        ),
-    }
-)
+PROTOCOLS = {
+    "v5": Rules(),
+    "classic": Rules(sticky_actions=0.0),
+    "machado": Rules(
+        full_action_space=True, life_loss_terminal=False, noop_max=0, fire_on_reset=False, max_frames=18_000
+    ),
+}
 """Name -> rules."""
 
 REFERENCE_PROTOCOLS = ("v5", "classic")
@@ -54,10 +50,3 @@ def comparison_note(protocol: str) -> str | None:
     if protocol in REFERENCE_PROTOCOLS:
         return None
     return f"not compared: no reference, random or human score is of this protocol ({protocol})"
-
-
-ENVPOOL_NEEDS_A_NOOP = (
-    "at least 1 with env.backend = envpool, which starts a game with a no-op where it does not press FIRE",
-    "env.backend ale starts games without either",
-)
-"""The rest of the `ConfigError`, after field and value, where envpool cannot start games by the rules."""

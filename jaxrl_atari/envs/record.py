@@ -7,7 +7,6 @@ the first end of a game in each interval of `anchor_steps` steps, wherever a ses
 """
 
 import zlib
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -53,7 +52,7 @@ class GameRecord:
         self._game_seed, self._first_env, self._interval = game_seed, first_env, anchor_steps
         self._steps = self._taken = first_step
         self._anchor_step, self._anchor_seed = np.full(len(seeds), first_step), np.array(seeds, np.int64)
-        self._actions: deque[np.ndarray] = deque()  # of the newest steps
+        self._actions: list[np.ndarray] = []  # of the newest steps
         self._new_anchors = [(first_step, first_env + i, seed) for i, seed in enumerate(seeds)]
 
     def sent(self, actions: np.ndarray) -> None:
@@ -67,12 +66,12 @@ class GameRecord:
 
     def anchor(self, envs: np.ndarray) -> np.ndarray:
         """Records an anchor of some environments, bool [n]; returns its seeds."""
-        numbers = np.flatnonzero(envs)
-        entropy = [(self._game_seed, self._first_env + int(i), self._steps) for i in numbers]
-        seeds = np.array([np.random.SeedSequence(words).generate_state(1)[0] >> 1 for words in entropy], np.int64)
-        self._anchor_step[envs], self._anchor_seed[envs] = self._steps, seeds
-        self._new_anchors += [(self._steps, self._first_env + i, seed) for i, seed in zip(numbers, seeds, strict=True)]
-        return seeds
+        for i in np.flatnonzero(envs).tolist():
+            words = self._game_seed, self._first_env + i, self._steps
+            self._anchor_step[i] = self._steps
+            self._anchor_seed[i] = np.random.SeedSequence(words).generate_state(1)[0] >> 1
+            self._new_anchors.append((self._steps, self._first_env + i, self._anchor_seed[i]))
+        return self._anchor_seed[envs]
 
     def games(self, frame: np.ndarray, lives: np.ndarray, in_progress: np.ndarray) -> Games:
         """The games in progress; the arguments are fields of `Games`."""
@@ -81,7 +80,7 @@ class GameRecord:
         return Games(steps, self._anchor_step.copy(), self._anchor_seed.copy(), actions, frame, lives, in_progress)
 
     def _newest(self, steps: int) -> np.ndarray:
-        newest = list(self._actions)[len(self._actions) - steps :]
+        newest = self._actions[len(self._actions) - steps :]
         return np.array(newest, np.uint8).reshape(steps, len(self._anchor_seed))
 
     def take_segment(self, frame: np.ndarray) -> Segment:
@@ -94,15 +93,14 @@ class GameRecord:
         crc = np.array([zlib.crc32(each.tobytes()) for each in frame], np.uint32)
         segment = Segment(self._taken, self._newest(self._steps - self._taken), anchors, crc)
         self._taken, self._new_anchors = self._steps, []
-        while len(self._actions) > self._steps - int(self._anchor_step.min()):
-            self._actions.popleft()
+        self._actions = self._actions[len(self._actions) - (self._steps - int(self._anchor_step.min())) :]
         return segment
 
     def restore(self, games: Games) -> None:
         """Continues the record of a checkpoint, whose segment is written already."""
         self._steps = self._taken = int(games.steps[0])
         self._anchor_step, self._anchor_seed = games.anchor_step.copy(), games.anchor_seed.copy()
-        self._actions, self._new_anchors = deque(games.actions.T), []
+        self._actions, self._new_anchors = list(games.actions.T), []
 
 
 def join(parts: list[Games]) -> Games:

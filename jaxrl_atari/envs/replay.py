@@ -1,8 +1,7 @@
 """Playing recorded games again, up to the step at which a checkpoint was written."""
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,11 +49,8 @@ def play_again(pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]) 
         left = left - 1
 
 
-def replay(pool: EnvPool, games: Games, on_step: Callable[[int, int], object] = lambda done, steps: None) -> Replayed:
+def replay(pool: EnvPool, games: Games) -> Replayed:
     """Plays the games of a checkpoint again in a new pool and continues their record in it.
-
-    Args:
-        on_step: called with the steps done, and with all steps to do.
 
     Raises:
         UserError: the games do not end as the checkpoint says: it is of another emulator or game, or damaged.
@@ -63,10 +59,9 @@ def replay(pool: EnvPool, games: Games, on_step: Callable[[int, int], object] = 
     since = games.steps - games.anchor_step
     actions = [each[len(each) - n :] for each, n in zip(games.actions, since.tolist(), strict=True)]
     episodes, newest = EpisodeCounter(pool.num_envs), deque(maxlen=PAST + 1)
-    for left, step in play_again(pool, games.anchor_seed, actions):
+    for _, step in play_again(pool, games.anchor_seed, actions):
         episodes.count(step)  # starts anew where a game does
         newest.append(step)
-        on_step(int(since.max() - left[0]), int(since.max()))
     step = newest.pop()
     found = (step.frame, pool.lives, episodes.in_progress)
     if not all(map(np.array_equal, found, (games.frame, games.lives, games.in_progress))):
@@ -78,17 +73,3 @@ def replay(pool: EnvPool, games: Games, on_step: Callable[[int, int], object] = 
         record.restore(games)
     pool.record = record
     return Replayed(step, frames, age, episodes)
-
-
-def report_replay(say: Callable[[str], object], seconds: float = 10.0) -> Callable[[int, int], None]:
-    """A function for `on_step` of `replay` that reports the progress every ten seconds."""
-    start = shown = time.monotonic()
-
-    def on_step(done: int, steps: int) -> None:
-        nonlocal shown
-        if done and (now := time.monotonic()) - shown >= seconds:
-            shown = now
-            left = (now - start) / done * (steps - done)
-            say(f"playing the games of the checkpoint again: {done / steps:.0%}, {left:.0f} s to go")
-
-    return on_step

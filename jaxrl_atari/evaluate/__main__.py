@@ -10,7 +10,6 @@ From Python: `load_policy` and `run_evaluation` of `jaxrl_atari`.
 """
 
 import dataclasses
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,17 +20,16 @@ import tyro
 from jaxrl_atari.cli import counted, run, say
 from jaxrl_atari.config import GpuWord
 from jaxrl_atari.devices import pick_device
-from jaxrl_atari.envs.games import comparable
-from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.play import record_video, run_evaluation
-from jaxrl_atari.evaluate.policy import Policy, load_policy, session_numbers
+from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.memory_share import do_not_preallocate
 from jaxrl_atari.report.page import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
-from jaxrl_atari.report.summary import interval_text, score_text
+from jaxrl_atari.report.summary import interval_text
 from jaxrl_atari.runs.files import unused, write_json
+from jaxrl_atari.runs.run_dir import read_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,18 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise UserError(f"--session {options.session}: --sessions all plays every session; leave one of the two out")
     if options.backend:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
-    numbers = session_numbers(options.run_dir) if of_all else [options.session]
+    numbers = range(read_config(options.run_dir).sessions) if of_all else [options.session]
     policies = [load_policy(options.run_dir, options.checkpoint, device, i, options.backend) for i in numbers]
-    session_dir = policies[0].session_dir.absolute()  # also of `.`
-    if not os.access(session_dir, os.W_OK):
-        raise UserError(f"{session_dir}: cannot be written to; the results go there, so copy the run elsewhere first")
     results = [_evaluate(policy, options, options.seed + i) for i, policy in enumerate(policies)]
+    run_dir = policies[0].session_dir.absolute().parent  # also of `.`
     if of_all:
-        _summarise(session_dir.parent, results, options)
+        _summarise(run_dir, results, options)
     elif options.checkpoint == "best":
         say("note: the best checkpoint is an optimistic pick; to quote a score, use --sessions all --checkpoint latest")
-    if (session_dir.parent / REPORT_FILE).is_file():
-        try_report(session_dir.parent)
+    if (run_dir / REPORT_FILE).is_file():
+        try_report(run_dir)
 
 
 def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:
@@ -102,9 +98,6 @@ def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:
         f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {result.std:>12,.1f}\n"
         f"{result.cut_off} of {counted(options.episodes, 'game')} cut off at env.max_frames"
     )
-    game = comparable(env.game_name, env.resolved_protocol)
-    known = "; ".join(f"{each.source} {score_text(each.score)}" for each in game.comparisons)
-    say(comparison_note(env.resolved_protocol) or f"to compare: {known or 'no scores known'}")
     _, returns, lengths, truncated = zip(*result.games, strict=True)
     figures = {
         "session": session_dir.name,

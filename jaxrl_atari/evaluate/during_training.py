@@ -15,7 +15,9 @@ import numpy as np
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
-from jaxrl_atari.evaluate.policy import Policy, evaluation_network
+from jaxrl_atari.evaluate.policy import Policy
+from jaxrl_atari.fast.forms import make_network
+from jaxrl_atari.hardware.gpus import network_platform
 
 
 class Evaluator:
@@ -39,46 +41,46 @@ class Evaluator:
     ):
         self._config, self._seed, self._device, self._dir = config, seed, device, session_dir
         self._say, self._write = say, write
-        self._network = evaluation_network(config.network, num_actions, device)
+        self._network = make_network(config.network, num_actions, network_platform(device))
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "evaluator")
-        self._running: Future[EvaluationResult] | None = None
-        self._policy: Policy | None = None  # of the newest evaluation
+        self._running: tuple[Policy, Future[EvaluationResult]] | None = None
 
     def start(self, params: Any, env_steps: int) -> None:
         """Starts an evaluation of `params`, which are copied first. None may be running."""
         snapshot = jax.tree.map(lambda x: x.copy(), jax.device_put(params, self._device))
-        self._policy = Policy(self._config, self._network, snapshot, self._device, self._dir, env_steps)
+        policy = Policy(self._config, self._network, snapshot, self._device, self._dir, env_steps)
         options, seed = self._config.evaluation, np.random.SeedSequence([self._seed, env_steps]).generate_state(1)[0]
-        self._running = self._thread.submit(
-            run_evaluation, self._policy, options.episodes, int(seed), options.greedy, options.num_envs,
+        result = self._thread.submit(
+            run_evaluation, policy, options.episodes, int(seed), options.greedy, options.num_envs,
             cancelled=self._closed.is_set,
         )  # fmt: skip
+        self._running = policy, result
 
     def running(self) -> Policy | None:
         """What is being evaluated; None if nothing is. A result that has come since the last call is written first."""
-        if self._running is not None and self._running.done():
-            self.settle()
-        return None if self._running is None else self._policy
+        self.settle(lambda: True)
+        return self._running and self._running[0]
 
     def settle(self, stop_requested: Callable[[], bool] = lambda: False) -> None:
         """Waits for the running evaluation, if there is one, and writes its result; leaves it on a stop request."""
-        while self._running is not None and not self._running.done() and not stop_requested():
-            wait([self._running], timeout=0.2)
-        if self._running is None or not self._running.done() or self._policy is None:
+        if self._running is None:
             return
-        at, running, self._running = self._policy.env_steps, self._running, None
+        policy, running = self._running
+        while not running.done() and not stop_requested():
+            wait([running], timeout=0.2)
+        if not running.done():
+            return
+        self._running, at = None, f"evaluation at {policy.env_steps:,} env steps"
         try:
             result = running.result()
         except Exception as error:  # training goes on
-            self._say(f"evaluation at {at:,} env steps failed: {reason(error)}")
+            self._say(f"{at} failed: {reason(error)}")
             return
-        self._write(at, len(result.games), result.mean, result.std)
-        cut_off = sum(game.truncated for game in result.games)
-        note = f", {cut_off} of them cut off at env.max_frames" if cut_off else ""
+        self._write(policy.env_steps, len(result.games), result.mean, result.std)
         self._say(
-            f"evaluation at {at:,} env steps: mean return {result.mean:,.1f} ± {result.std:,.1f} over"
-            f" {len(result.games)} full games{note} on {self._device}"
+            f"{at}: mean return {result.mean:,.1f} ± {result.std:,.1f} over {len(result.games)} full games,"
+            f" {result.cut_off} of them cut off at env.max_frames, on {self._device}"
         )
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import logging
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,19 +15,13 @@ import numpy as np
 from jaxrl_atari.config import EvaluationConfig
 from jaxrl_atari.envs import EnvPool, EnvStep, Episode, EpisodeCounter, env_seeds, make_pool
 from jaxrl_atari.envs.ale import SCREEN_SHAPE, AlePool
-from jaxrl_atari.errors import UserError, parse_path
+from jaxrl_atari.errors import UserError, check_fields, parse_path
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
 
 SECONDS_BETWEEN_NEWS = 30
 FPS = 15  # of videos: 60 emulator frames a second, 4 of them an env step: real speed
 SCALE = 3  # of videos: 160x210 -> 480x630 pixels; both even, as H.264 with 4:2:0 colours needs
-
-WAIT_FOR_FIRE = (
-    "BasicMath Bowling Breakout Casino Crossbow DonkeyKong DoubleDunk Gopher Hangman HumanCannonball Kaboom Pitfall"
-    " SirLancelot Tennis TicTacToe3D VideoPinball YarsRevenge"
-)
-"""Games that random play ends within 4,500 env steps, but not without FIRE, which starts the game or the next life."""
 
 
 class EvaluationResult(NamedTuple):
@@ -41,15 +34,15 @@ class EvaluationResult(NamedTuple):
     cut_off: int  # games that reached `env.max_frames`; their returns count all the same
 
 
-def play(policy: Policy, pool: EnvPool, seed: int, greedy: bool) -> Iterator[EnvStep]:
-    """Plays game after game in every environment of a pool; yields its first step, and the one after each action."""
+def play(policy: Policy, pool: EnvPool, seed: int, greedy: bool) -> Iterator[tuple[EnvStep, np.ndarray | None]]:
+    """Plays game after game in every environment of a pool; yields each step, and the actions before it, if any."""
     window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
     with jax.default_device(policy.device):  # a GPU that trains has no part in an evaluation on the CPU
         key = jax.random.key(seed, impl="threefry2x32")
         key = jax.random.fold_in(key, 2**31 + 1)  # a session of that seed uses 0 to 2**31
-    step = pool.reset()
+    step, actions = pool.reset(), None
     for number in itertools.count():
-        yield step
+        yield step, actions
         with jax.default_device(policy.device):
             window, age, stacks = push_frame(window, age, step.frame, step.first)
             actions = policy.act(stacks, jax.random.fold_in(key, number), greedy)
@@ -82,16 +75,12 @@ def run_evaluation(
         CancelledError: `cancelled()` was true.
         ConfigError: a number that is not possible.
     """
-    EvaluationConfig(episodes=episodes, num_envs=num_envs)  # checks them
+    check_fields(EvaluationConfig(episodes=episodes, num_envs=num_envs), "evaluation.")
     env = policy.config.env
-    if greedy and env.game_name in WAIT_FOR_FIRE.split():
-        logging.getLogger(__name__).warning(
-            "greedy play can stand still: %s may wait for FIRE, as after a lost life", env.game_name
-        )
     quota = np.bincount(np.arange(episodes) % num_envs)  # of each environment
     pool = make_pool(env.backend, env.game_name, len(quota), seed=seed, num_threads=env.num_threads, rules=env.rules)
     counter, games, news_at = EpisodeCounter(len(quota)), [], time.monotonic() + SECONDS_BETWEEN_NEWS
-    for step in play(policy, pool, seed, greedy):
+    for step, _ in play(policy, pool, seed, greedy):
         if cancelled():
             raise CancelledError
         for game in counter.count(step):
@@ -127,7 +116,10 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     import imageio_ffmpeg
 
     path, env = parse_path(path, "path").absolute(), policy.config.env  # to ffmpeg, a relative a:b is a protocol
-    pool = AlePool(env.game_name, env_seeds(seed, 1), env.num_threads, env.rules, colour=True)
+    pool, screens = (
+        AlePool(env.game_name, env_seeds(seed, 1), env.num_threads, env.rules, colour=colour)
+        for colour in (False, True)
+    )
     counter, games = EpisodeCounter(1), []
     height, width, _ = SCREEN_SHAPE
     # 4:2:0 colours are what browsers play; with the index in front they start before all is loaded.
@@ -141,8 +133,9 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         assert ffmpeg.stdin
         with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended, and its output has the reason
-            for step in play(policy, pool, seed, greedy):
-                ffmpeg.stdin.write(pool.screen.tobytes())
+            for step, actions in play(policy, pool, seed, greedy):
+                screen = screens.reset() if actions is None else screens.step(actions)
+                ffmpeg.stdin.write(screen.frame.tobytes())
                 if games := counter.count(step):
                     break
         complaint = ffmpeg.communicate()[1].decode(errors="replace")

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_atari.config import Config, NetworkConfig, config_from_dict
+from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.devices import pick_device
-from jaxrl_atari.errors import ConfigError, UserError, parse_path
+from jaxrl_atari.errors import UserError, parse_path
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
@@ -60,11 +60,6 @@ class Policy:
         return jax.device_get(choose_actions(self.network, self.params, frames, key, greedy))
 
 
-def session_numbers(run_dir: str | Path) -> list[int]:
-    """Numbers of the sessions of a run, begun or not."""
-    return list(range(read_config(parse_path(run_dir, "run_dir")).sessions))
-
-
 def find_session(run_dir: str | Path, session: int | None = None) -> Path:
     """The directory of a session.
 
@@ -80,7 +75,7 @@ def find_session(run_dir: str | Path, session: int | None = None) -> Path:
         return path / f"session_{session}"
     if (path / "checkpoints").is_dir():
         return path
-    sessions = [path / f"session_{number}" for number in session_numbers(path)]
+    sessions = [path / f"session_{number}" for number in range(read_config(path).sessions)]
     return max(filter(checkpoint_steps, sessions), key=_best_score, default=sessions[0])
 
 
@@ -89,18 +84,6 @@ def _best_score(session_dir: Path) -> float:
     checkpoints = Checkpoints(session_dir)
     score = checkpoints.read_meta(checkpoints.best_step() or 0)["score"]
     return -np.inf if score is None else score
-
-
-def evaluation_network(config: NetworkConfig, num_actions: int, device: jax.Device) -> Network:
-    """The network of a config on a device.
-
-    An edited network, which a GPU trains with `network.conv = "auto"`, has plain convolutions on a CPU.
-    """
-    platform = network_platform(device)
-    try:
-        return make_network(config, num_actions, platform)
-    except ConfigError:
-        return make_network(dataclasses.replace(config, conv="plain"), num_actions, platform)
 
 
 def load_policy(
@@ -144,6 +127,6 @@ def load_policy(
     config = config_from_dict(meta["config"])
     # The threads of training were its share of the cores.
     env = dataclasses.replace(config.env, num_threads=0, backend=backend or config.env.backend)
-    network = evaluation_network(config.network, meta["num_actions"], home)
+    network = make_network(config.network, meta["num_actions"], network_platform(home))
     params = arrays["train_state"]["params"]
     return Policy(dataclasses.replace(config, env=env), network, params, home, session_dir, step)

@@ -9,7 +9,7 @@ for scores x_mn of game m = 1..M and session n = 1..N_m, which are normalised by
 The stratified bootstrap resamples the sessions of each game with replacement and keeps the games. An interval lies
 between the quantiles (1 - CONFIDENCE) / 2 and (1 + CONFIDENCE) / 2 of the resampled figures. A game with a single
 session has no spread to resample: a figure that includes such a game has the interval None. With few sessions the
-intervals are too narrow; `aggregates_note` says so.
+intervals are too narrow; `INTERVALS` says so.
 """
 
 from collections.abc import Callable, Mapping, Sequence

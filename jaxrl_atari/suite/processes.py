@@ -197,7 +197,6 @@ def _run(function: Callable, item: Item, environment: Mapping[str, str], message
 
     def end_with_parent() -> None:
         parent.join()
-        cli.drop_output()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def send(message: Any) -> None:

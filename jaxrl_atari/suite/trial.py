@@ -171,8 +171,7 @@ def train_item(
     config, run_dir, session, description = item[:4]
     directory = session_dir(run_dir, session)
     own = describe_resumed(config, directory) | {"seed": config.seed + session}
-    resume = resume_command("train", run_dir)
-    with StopRequest(f"session {session}", not config.devices.distributed, resume=resume) as stop:
+    with StopRequest(f"session {session}", not config.devices.distributed) as stop:
 
         def began() -> None:
             stop.training = True
