@@ -25,8 +25,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.drawing import COLOURS, default_style, new_figure
 from jaxrl_atari.report.graphs import finish_returns
 from jaxrl_atari.report.metrics import session_figures
-from jaxrl_atari.report.suites import markdown_table
-from jaxrl_atari.report.summary import interval_text, read_run, score_text
+from jaxrl_atari.report.summary import interval_text, markdown_table, read_run, score_text
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.run_dir import latest_text, session_number
 
@@ -108,7 +107,7 @@ def thinned(metrics: str, count: int = CURVE_ROWS) -> str:
 
 def session_table(rows: Sequence[Row]) -> str:
     """Markdown: a row for each session."""
-    return "\n".join(markdown_table([[name.replace("_", " ") for name in COLUMNS], *map(list, map(Row.values, rows))]))
+    return markdown_table([[name.replace("_", " ") for name in COLUMNS], *map(list, map(Row.values, rows))])
 
 
 def groups(rows: Sequence[Row], *names: str) -> dict[tuple[str, ...], list[Row]]:
@@ -139,7 +138,7 @@ def game_table(rows: Sequence[Row]) -> str:
             "; ".join(references),
             score_text(known.random and known.random.score),
         ])  # fmt: skip
-    return "\n".join(markdown_table(table))
+    return markdown_table(table)
 
 
 def replace_table(page: Path, table: str) -> None:
@@ -174,7 +173,8 @@ def draw(folder: Path, rows: Sequence[Row], path: Path) -> None:
                 label += " (no curve was kept)"
             end = float(row["env_steps"]), float(row["return_ma"])
             axes.plot(*end, "o", color=colour, clip_on=False, zorder=3, label=label)
-        finish_returns(axes, comparable(game, protocol), BUDGET)
+        finish_returns(axes, comparable(game, protocol))
+        axes.set_xlim(0, BUDGET)
         axes.set_title(f"{game}, protocol {protocol}")
     figure.savefig(image := io.BytesIO(), format="png", dpi=110)
     write_file(path, image.getvalue())

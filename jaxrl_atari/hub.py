@@ -60,7 +60,7 @@ CARD = """\
 {%- set sessions = summary.sessions | map(attribute="session") | list %}
 # PPO on {{ summary.game }}
 
-**Score {{ score or "unknown" }}** (mean of `return_ma` over {{ text.sessions_text(summary) }}
+**Score {{ score or "unknown" }}** (mean of `return_ma` over {{ text.counted(summary.sessions | length, "session") }}
 {{- ", +/- std" if summary.score_std is not none }}; `return_ma` is the {{ summary.return_ma }} of the mean return of
 the last 100 full games, raw rewards). {{ text.interval_text(summary.session_scores) }}
 {% if not summary.complete %}
@@ -84,7 +84,8 @@ Score {{ summary.comparison_note }}.
 {% for each in summary.sessions -%}
 | {{ each.session }} | {{ number(each.final_return_ma) }} | {{ number(each.env_steps) }} | {{ number(each.episodes) }} |
 {% endfor %}
-{%- set evaluation = text.newest_evaluation(run.path, sessions) %}
+{%- set evaluation = text.evaluations(run.path) | selectattr("checkpoint", "equalto", "latest")
+    | selectattr("sessions", "equalto", sessions) | list | last %}
 {%- if evaluation %}
 Evaluated with the latest checkpoints of all sessions, at env step {{ evaluation.env_steps | unique | join(", ") }}:
 mean return **{{ number(evaluation.mean) }}** over {{ sessions | length }} sessions of {{ evaluation.episodes }}
@@ -106,8 +107,9 @@ python -m jaxrl_atari.evaluate data/{{ repo_id.split('/') | last }} --video
 {% if (run.path / "graphs/trial.png").is_file() %}
 ![returns](graphs/trial.png)
 {% endif %}
-Trained with {{ text.seeds_text(summary) }}, lambda {{ run.config.resolved_gae_lambda }} and
-{{ run.config.env.num_envs }} environments; config.json has all settings, the versions and the machine.
+Trained with seeds {{ summary.sessions | map(attribute="seed") | join(", ") }},
+lambda {{ run.config.resolved_gae_lambda }} and {{ run.config.env.num_envs }} environments; config.json has all
+settings, the versions and the machine.
 """
 """The model card, a Jinja template. `text` is `report.summary`."""
 

@@ -11,22 +11,18 @@ compares suites: learning curves of each game, and statistics over the games tha
 """
 
 import dataclasses
-import logging
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_session, plot_trial
-from jaxrl_atari.report.statistics import ONE_IMPROVEMENT, coverage_note, probability_of_improvement
-from jaxrl_atari.report.suites import compare_suites, estimate_text, scores_at, suite_runs
-from jaxrl_atari.report.summary import Run, names_of, read_run
+from jaxrl_atari.report.graphs import plot_comparison, plot_session, plot_trial
+from jaxrl_atari.report.statistics import probability_of_improvement
+from jaxrl_atari.report.suites import compare_suites, estimate_text, read_suite
+from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.runs.run_dir import is_suite
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,73 +39,46 @@ class Options:
     """Names in the comparison, one for each directory; by default those of the directories."""
     title: str = ""
     """Title of the comparison, or of the graph of a single run."""
-    x: XAxis = "env_steps"
-    """What the curves are drawn against."""
 
 
-def _improvements(runs: Sequence[Run]) -> list[str]:
-    """The probability that the first run of each game and protocol beats each further one, as lines of text.
+def _improvements(runs: Mapping[str, Run]) -> list[str]:
+    """The probability that the first run beats each further one of its game and protocol, as lines of text.
 
     Only complete runs with several sessions count: one session against another shows nothing about their settings.
     """
-    lines: list[str] = []
-    first: dict[tuple[str, str], Run] = {}
-    for run in runs:
-        if len(run.tables) < 2 or not run.is_complete() or not scores_at({"": run}):
-            _log.warning("%s: no probability of improvement: it needs several complete sessions with a score", run.path)
-            continue
-        earlier = first.setdefault((run.game.name, run.protocol), run)
-        if earlier is not run:
-            chance = probability_of_improvement(scores_at({"": earlier}), scores_at({"": run}))
-            sessions = len(earlier.tables), len(run.tables)
-            by_chance = f"without a difference it is 1.000 in 1 of {math.comb(sum(sessions), sessions[0])} comparisons"
-            lines += [
-                f"{run.game.name}: probability of improvement of {earlier.path} over {run.path}: "
-                f"{estimate_text(*chance)}; {by_chance}. {coverage_note(min(sessions), ONE_IMPROVEMENT)}".rstrip(),
-            ]
+    (first, base), *others = runs.items()
+    lines, scores = [], {name: trial_summary(run)["session_scores"] for name, run in runs.items() if run.is_complete()}
+    for name, run in others:
+        is_comparable = (run.game, run.protocol) == (base.game, base.protocol)
+        if is_comparable and min(len(scores.get(each, ())) for each in (first, name)) > 1:
+            chance = probability_of_improvement({"": scores[first]}, {"": scores[name]})
+            lines.append(f"probability of improvement of {first} over {name}: {estimate_text(*chance)}")
     return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.plots")
-    directories, labels, output = (options.run_dir, *options.others), options.labels, options.output
-    if labels and len(labels) != len(directories):
-        raise UserError(f"--labels {' '.join(labels)}: expected {len(directories)} names, one for each directory")
-    suites = list(filter(is_suite, directories))
-    if suites and len(suites) < len(directories):
+    directories, output = (options.run_dir, *options.others), options.output
+    names = options.labels or [directory.absolute().name for directory in directories]
+    if len(names) != len(directories) or len(set(names)) < len(names):
         raise UserError(
-            f"{' '.join(map(str, directories))}: runs and suites; compare runs with runs, suites with suites"
+            f"--labels {' '.join(names)}: expected {len(directories)} different names, one for each directory"
         )
-    if suites:
-        runs = [run for suite in suites for run in suite_runs(suite)]
+    if is_suite(options.run_dir):
+        suites = dict(zip(names, map(read_suite, directories), strict=True))
+        runs = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
         if runs:
-            print(*plot_comparison(runs, output, title=options.title, x=options.x), sep="\n")
-        try:
-            print("\n" + compare_suites(suites, output, labels))
-        except UserError as error:
-            if len(suites) > 1 or not runs:
-                raise
-            print(f"\nno statistics: {error}")  # the curves of one suite are drawn
+            print(*plot_comparison(runs, output, options.title), sep="\n")
+        print(f"\n{compare_suites(suites, output)}")
         return
-    drawn = {}
-    for directory, name in zip(directories, labels or names_of(directories), strict=True):
-        try:
-            run = read_run(directory)
-            drawn[name] = run
-            for session_dir in run.tables:
-                print(*plot_session(run, session_dir, options.x), sep="\n")
-            print(*plot_trial(run, options.x, options.title if len(directories) == 1 else ""), sep="\n")
-        except UserError as error:
-            if len(directories) == 1:
-                raise
-            _log.warning("left out: %s", error)
-    if len(drawn) > 1:
-        runs = list(drawn.values())
-        print(*plot_comparison(runs, output, list(drawn), options.title, options.x), sep="\n")
-        print(*_improvements(runs), sep="\n")
-    if len(drawn) < len(directories):
-        raise UserError(f"drew {len(drawn)} of {len(directories)} runs; the warnings above say why")
+    runs = dict(zip(names, map(read_run, directories), strict=True))
+    for run in runs.values():
+        for session_dir in run.tables:
+            print(*plot_session(run, session_dir), sep="\n")
+        print(*plot_trial(run, options.title if len(runs) == 1 else ""), sep="\n")
+    if len(runs) > 1:
+        print(*plot_comparison([*runs.items()], output, options.title), *_improvements(runs), sep="\n")
 
 
 if __name__ == "__main__":

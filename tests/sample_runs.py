@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 
-from jaxrl_atari.report.metrics import moving_average
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
 
@@ -22,9 +21,11 @@ def table(return_mean, env_steps=None, **columns):
         "sps": np.full(count, 500.0),
         "episodes": np.arange(count) * 1.0,
         "return_mean": np.asarray(return_mean, float),
-        "return_ma": moving_average(return_mean, 100),
+        "return_ma": [
+            np.nan if np.isnan(return_mean[i]) else np.nanmean(return_mean[: i + 1][-100:]) for i in range(count)
+        ],
     }
-    return filled | {name: np.asarray(column, float) for name, column in columns.items()}
+    return {name: np.asarray(column, float) for name, column in (filled | columns).items()}
 
 
 def write_metrics(session_dir, columns):

@@ -39,7 +39,6 @@ LONGER = {"train": ["--total-env-steps", "384"], "suite": ["--total-env-steps", 
 """Options that are added to `--resume`."""
 IF_PRESENT = {
     "--evaluation.every-env-steps": ["--evaluation.every-env-steps", "128", "--evaluation.episodes", "1"],
-    "--report-at": ["--report-at", "128", "256"],
 }
 """Options that are added to a command that has the option already."""
 QUICK = {
@@ -209,7 +208,7 @@ def check(module, user, words, output):
         results = newest("**/results.json")
         rows = json.loads(results.read_text())["games"]
         assert all(row["status"].startswith("complete") for row in rows)
-        assert all(re.search(rf"^{row['game']}  .* {row['status']}$", output, re.M) for row in rows)
+        assert all(re.search(rf"^\| {row['game']} .* {row['status']} \|$", output, re.M) for row in rows)
         assert (results.parent / "report.html").is_file()
     elif module == "benchmark":
         assert json.loads(output.splitlines()[-1])

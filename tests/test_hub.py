@@ -139,7 +139,7 @@ def test_the_card_makes_the_run_findable_and_says_what_it_is(run_dir):
         "at most 108,000 frames", "1,024 env steps per session", "| random play", "| return_ma at the end |",
         "It is the best one of the best session",
         "hub pull user/breakout data/breakout", "![returns](graphs/trial.png)",
-        "Trained with seeds 0 to 1, lambda 0.7 and 4 environments",
+        "Trained with seeds 0, 1, lambda 0.7 and 4 environments",
     ):  # fmt: skip
         assert words in text
     assert "not complete" not in text

@@ -9,7 +9,6 @@ from scipy import stats  # a dependency of JAX
 from jaxrl_atari.report import statistics
 from jaxrl_atari.report.statistics import (
     aggregate,
-    aggregates_note,
     estimate,
     probability_of_improvement,
     score_interval,
@@ -77,13 +76,17 @@ def test_probability_of_improvement():
 
 def test_aggregate_over_games_by_a_stratified_bootstrap():
     summary = aggregate(SCORES)
-    assert (summary["games"], summary["sessions"], summary["median"]) == (3, 2, 5)
+    assert (summary["games"], summary["median"]) == (3, 5)
     assert summary["iqm"] == pytest.approx((2 + 5 + 5 + 9 + 10) / 5)  # without 0 and 11
     # B's sessions are equal and between A's and C's: resampling within games cannot change the median.
     assert summary["median_interval"] == (5, 5)
     low, high = summary["iqm_interval"]
     assert low < summary["iqm"] < high
     assert summary == aggregate(SCORES)
+    profile = np.array(summary["profile"])  # thresholds 0 to 11, the highest score
+    assert profile[[0, 25, -1], 0] == pytest.approx([0, 5.5, 11])
+    assert profile[[0, 25, -1], 1] == pytest.approx([6 / 7, 3 / 7, 0])
+    assert np.all(np.diff(profile[:, [2, 1, 3]]) >= 0)
 
 
 def test_with_one_session_of_a_game_there_is_no_interval():
@@ -109,11 +112,3 @@ def test_the_interval_of_one_game_covers_the_true_mean_in_95_of_100_cases(sessio
     intervals = np.array([score_interval(scores) for scores in rng.normal(7.0, 3.0, (2000, sessions))])
     covered = ((intervals[:, 0] <= 7.0) & (intervals[:, 1] >= 7.0)).mean()
     assert 0.93 <= covered <= 0.97
-
-
-def test_tables_with_few_sessions_have_a_note_on_their_coverage():
-    found = [{"games": games, "sessions": sessions} for games, sessions in ((26, 3), (57, 4), (57, 10))]
-    assert "with 3 sessions a game they hold the true figure in about 80% of cases" in aggregates_note(found)
-    assert "about 86%" in aggregates_note(found[1:])
-    assert "about 64%" in aggregates_note([{"games": 5, "sessions": 3}])
-    assert aggregates_note(found[2:]) == aggregates_note([]) == aggregates_note([{"games": 5, "sessions": 1}]) == ""

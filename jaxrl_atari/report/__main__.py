@@ -12,7 +12,6 @@ from pathlib import Path
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.page import write_report
 
 
@@ -29,14 +28,8 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.report")
-    failed = []
     for directory in (options.run_dir, *options.others):
-        try:
-            cli.say(str(write_report(directory)))
-        except UserError as error:  # the others have theirs written
-            failed.append(str(error))
-    if failed:
-        raise UserError("; ".join(failed))
+        cli.say(str(write_report(directory)))
 
 
 if __name__ == "__main__":

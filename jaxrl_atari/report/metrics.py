@@ -19,16 +19,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from jaxrl_atari.envs.games import Game
-from jaxrl_atari.report.statistics import score_interval
+from jaxrl_atari.envs.games import Game, Reference
 from jaxrl_atari.runs.reading import Table
 
 SESSION_FIGURES = {
     "final_return_ma": "score",
     "max_return_ma": "max return_ma",
-    "human_normalised_score": "human-normalised",
     "strength": "strength",
     "max_strength": "max strength",
     "final_strength": "final strength",
@@ -49,22 +46,16 @@ SESSION_FIGURES = {
 }
 """Figures -> their titles in tables. A trial's figure is the mean over its sessions, but for `consistency`."""
 
-_REDUCED = {name: np.mean for name in SESSION_FIGURES if name.endswith("percent")}
-_REDUCED |= {"sps": np.median, "gpu_memory_gib": np.max, "rss_gib": np.max}
-
-
-def moving_average(points: ArrayLike, window: int) -> np.ndarray:
-    """Mean of the last `window` points at each point, or of all points while there are fewer: `[N]` -> float64 `[N]`.
-
-    y_i = mean(x_max(1, i - window + 1) .. x_i). NaN is not a point: it enters no mean, does not count for the
-    window, and stays NaN.
-    """
-    points = np.asarray(points, np.float64)
-    average = np.full_like(points, np.nan)
-    is_point = np.isfinite(points)
-    kept = points[is_point]
-    average[is_point] = [kept[max(0, i - window + 1) : i + 1].mean() for i in range(len(kept))]
-    return average
+REDUCTIONS = {
+    "sps": np.median,  # a slow log point (compilation, a checkpoint) does not affect it
+    "emulators_percent": np.mean,
+    "policy_percent": np.mean,
+    "learning_percent": np.mean,
+    "gpu_busy_percent": np.mean,
+    "gpu_memory_gib": np.max,
+    "rss_gib": np.max,
+}
+"""Columns -> how their log points become a figure of the session."""
 
 
 def _ratio(numerator: Any, denominator: Any) -> float:
@@ -92,11 +83,15 @@ def consistency(strengths: np.ndarray) -> float:
     return 1.0 - _ratio(2.0 * strengths.std(axis=0).sum(), strengths.mean(axis=0).sum())
 
 
+def _normalised(score: Any, low: Reference | None, high: Reference | None) -> Any:
+    if score is None or low is None or high is None or high.score <= low.score:
+        return None
+    return (score - low.score) / (high.score - low.score)
+
+
 def human_normalised(score: Any, game: Game) -> Any:
     """(score - random) / (human - random) with DQN Zoo's scores: 0 is random, 1 is human; None if unknown."""
-    if game.human is None or game.dqn_random is None:
-        return None
-    return (score - game.dqn_random.score) / (game.human.score - game.dqn_random.score)
+    return _normalised(score, game.dqn_random, game.human)
 
 
 def reference_normalised(score: Any, game: Game) -> Any:
@@ -104,30 +99,29 @@ def reference_normalised(score: Any, game: Game) -> Any:
 
     None if there is no reference, or if it is no better than random play (Skiing, Solaris).
     """
-    if not game.references or game.random is None or game.references[0].score <= game.random.score:
-        return None
-    return (score - game.random.score) / (game.references[0].score - game.random.score)
+    return _normalised(score, game.random, next(iter(game.references), None))
+
+
+def random_score(game: Game) -> float:
+    """The mean return of random play; NaN if it is unknown."""
+    return game.random.score if game.random else np.nan
 
 
 def session_figures(table: Table, game: Game) -> dict[str, float | None]:
-    """The figures of one session: each name of `SESSION_FIGURES` -> value, or None if there is no data for it.
-
-    `sps` is the median over log points, which a slow one (compilation, a checkpoint) does not affect;
-    percentages are means, the memory figures maxima.
-    """
-    known = np.isfinite(table["return_mean"]) & (table["env_steps"] > 0)
+    """The figures of one session: each name of `SESSION_FIGURES` -> value, or None if there is no data for it."""
+    known = np.isfinite(table["return_mean"])
     returns, return_ma, env_steps, steps = (
         table[name][known] for name in ("return_mean", "return_ma", "env_steps", "optimizer_steps")
     )
-    figures: dict[str, Any] = {name: table[name][-1] for name in ("env_steps", "episodes")}
+    figures: dict[str, Any] = dict.fromkeys(SESSION_FIGURES)
+    figures |= {name: table[name][-1] for name in ("env_steps", "episodes")}
     figures["wall_hours"] = table["wall_seconds"][-1] / 3600.0
-    for name, reduce in _REDUCED.items():
+    for name, reduce in REDUCTIONS.items():
         if name in table and np.isfinite(table[name]).any():
             figures[name] = reduce(table[name][np.isfinite(table[name])])
     if returns.size:
         figures |= {"final_return_ma": return_ma[-1], "max_return_ma": return_ma.max()}
-        figures["human_normalised_score"] = human_normalised(return_ma[-1], game)
-    strengths = returns - game.random.score if game.random else np.zeros(0)
+    strengths = returns - random_score(game)
     if strengths.sum() > 0:
         figures |= {
             "strength": strengths.mean(),
@@ -137,75 +131,29 @@ def session_figures(table: Table, game: Game) -> dict[str, float | None]:
             "training_efficiency": efficiency(strengths[steps > 0], steps[steps > 0]),
             "stability": stability(strengths),
         }
-    return {name: _known(figures.get(name)) for name in SESSION_FIGURES}
+    return {name: known_float(value) for name, value in figures.items()}
 
 
-def _known(value: Any) -> float | None:
+def known_float(value: float | None) -> float | None:
+    """A number for JSON, which has no NaN."""
     return None if value is None or np.isnan(value) else float(value)
 
 
-def align_sessions(tables: Sequence[Table], column: str, along: str = "env_steps") -> tuple[np.ndarray, np.ndarray]:
-    """A column of several sessions at common points along another one: (points `[N]`, values `[sessions, N]`).
+def align_sessions(tables: Sequence[Table], column: str) -> tuple[np.ndarray, np.ndarray]:
+    """A column of several sessions at common env steps: (env steps `[N]`, values `[sessions, N]`).
 
-    The points are the log points of the session that has come furthest. Sessions of one config usually log at the
-    same env steps; where they differ, values are interpolated linearly between log points. A session is NaN before
+    The env steps are those of the session that has come furthest. Sessions of one config usually log at the
+    same ones; where they differ, values are interpolated linearly between log points. A session is NaN before
     its first finite value and after its last log point, so a running trial can be drawn. The last value is held for
     less than one interval, which bridges a last log point slightly before the grid's.
     """
-    grid = np.asarray(max((table[along] for table in tables), key=lambda points: points[-1]), np.float64)
+    grid = max((table["env_steps"] for table in tables), key=lambda env_steps: env_steps[-1])
     interval = float(np.median(np.diff(grid))) if grid.size > 1 else grid[-1]
     values = np.full((len(tables), grid.size), np.nan)
     for row, table in zip(values, tables, strict=True):
         known = np.isfinite(table[column])
         if known.any():
-            points, known_values = table[along][known], table[column][known]
-            row[:] = np.interp(grid, points, known_values, left=np.nan, right=np.nan)
-            row[(grid > points[-1]) & (grid < points[-1] + interval)] = known_values[-1]
+            env_steps, known_values = table["env_steps"][known], table[column][known]
+            row[:] = np.interp(grid, env_steps, known_values, left=np.nan, right=np.nan)
+            row[(grid > env_steps[-1]) & (grid < env_steps[-1] + interval)] = known_values[-1]
     return grid, values
-
-
-def score_at(table: Table, point: float, along: str = "env_steps") -> float:
-    """A session's `return_ma` at a point along a column, interpolated between log points.
-
-    NaN before the first finished game; the last score is held after the end.
-    """
-    known = np.isfinite(table["return_ma"]) & np.isfinite(table[along])
-    return (
-        float(np.interp(point, table[along][known], table["return_ma"][known], left=np.nan)) if known.any() else np.nan
-    )
-
-
-def aggregate_trial(session_tables: Sequence[Table], game: Game) -> dict[str, Any]:
-    """A trial's figures, ready for JSON: an unknown value is None.
-
-    The score is the mean of `session_scores`: the final `return_ma` of the sessions that have finished a game.
-    `sessions` has the figures of each session; `mean` and `std` are their mean and population standard deviation over
-    sessions, and `std` is None for a single value. `consistency` is over the log points that all sessions have reached.
-
-    Args:
-        session_tables: at least one table with at least one row.
-        game: provides the scores to compare with.
-    """
-    sessions = [session_figures(table, game) for table in session_tables]
-    known = {name: [value for each in sessions if (value := each[name]) is not None] for name in SESSION_FIGURES}
-    means = {name: float(np.mean(values)) if values else None for name, values in known.items()}
-    stds = {name: float(np.std(values)) if len(values) > 1 else None for name, values in known.items()}
-    score, scores = means["final_return_ma"], known["final_return_ma"]
-    if len(known["strength"]) == len(sessions) > 1 and game.random is not None:
-        _, returns = align_sessions(session_tables, "return_mean")
-        means["consistency"] = _known(consistency(returns[:, np.isfinite(returns).all(axis=0)] - game.random.score))
-    return {
-        "game": game.name,
-        "score": score,
-        "session_scores": scores,
-        "scored_sessions": len(scores),
-        "score_std": stds["final_return_ma"],
-        "score_interval": score_interval(scores),
-        "references": [reference._asdict() for reference in game.comparisons],
-        "reference_normalised_score": None if score is None else reference_normalised(score, game),
-        "human_normalised_score": None if score is None else human_normalised(score, game),
-        "consistency": means["consistency"],
-        "mean": means,
-        "std": stds,
-        "sessions": sessions,
-    }

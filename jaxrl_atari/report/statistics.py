@@ -9,10 +9,11 @@ for scores x_mn of game m = 1..M and session n = 1..N_m, which are normalised by
 The stratified bootstrap resamples the sessions of each game with replacement and keeps the games. An interval lies
 between the quantiles (1 - CONFIDENCE) / 2 and (1 + CONFIDENCE) / 2 of the resampled figures. A game with a single
 session has no spread to resample: a figure that includes such a game has the interval None. With few sessions the
-intervals are too narrow; `aggregates_note` says so.
+intervals are too narrow; `INTERVALS` says so.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,13 +25,14 @@ Scores = Mapping[str, ArrayLike]
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-FEW_GAMES = {2: 0.48, 3: 0.64, 4: 0.82, 5: 0.83, 10: 0.87}
-MANY_GAMES = {2: 0.68, 3: 0.80, 4: 0.86, 5: 0.88, 10: 0.90}
-ONE_IMPROVEMENT = {2: 0.63, 3: 0.83, 4: 0.89, 5: 0.90}
-"""Sessions a game -> how often an interval holds the true figure, measured by benchmarks/coverage.py.
+PROFILE_POINTS = 50
 
-Means over `FIGURES` of 5 games, and of 26 and 57 games; the probability of improvement in one game.
-"""
+INTERVALS = (
+    f"In parentheses: {CONFIDENCE:.0%} intervals of the stratified bootstrap over sessions (Agarwal et al. 2021); (-) "
+    "where a game has a single session. With fewer than 10 sessions a game they are too narrow: they hold the true "
+    "figure in fewer than 90% of cases (docs/paper.md)."
+)
+"""What the intervals of aggregates are. benchmarks/coverage.py measures how often they hold the true figure."""
 
 
 class Estimate(NamedTuple):
@@ -107,11 +109,17 @@ def estimate(figure: Callable[..., np.ndarray], *suites: Scores) -> Estimate:
 
 
 def aggregate(scores: Scores) -> dict[str, Any]:
-    """All `FIGURES` of a suite, for JSON: `iqm`, `iqm_interval` and so on, and the fewest `sessions` of a game."""
-    sessions = min(np.size(values) for values in scores.values())
-    summary: dict[str, Any] = {"games": len(scores), "sessions": sessions, "confidence": CONFIDENCE}
+    """All `FIGURES` of a suite, for JSON: `games`, their number; `iqm`, `iqm_interval` and so on; `profile`.
+
+    The performance profile is a list of points: threshold, share above it, and the ends of the interval of the share.
+    """
+    summary: dict[str, Any] = {"games": len(scores)}
     for name, (_, figure) in FIGURES.items():
         summary[name], summary[f"{name}_interval"] = estimate(figure, scores)
+    summary["profile"] = []
+    for threshold in np.linspace(0, max(1.0, *map(np.max, scores.values())), PROFILE_POINTS + 1).tolist():
+        share, interval = estimate(partial(share_above, threshold=threshold), scores)
+        summary["profile"].append([threshold, share, *(interval or (None, None))])
     return summary
 
 
@@ -122,19 +130,6 @@ def score_interval(scores: ArrayLike) -> tuple[float, float] | None:
         return None
     reach = stdtrit(scores.size - 1, (1 + CONFIDENCE) / 2) * scores.std(ddof=1) / np.sqrt(scores.size)
     return float(scores.mean() - reach), float(scores.mean() + reach)
-
-
-def coverage_note(sessions: int, coverage: Mapping[int, float]) -> str:
-    """A warning where intervals hold the true figure in less than 90% of cases; empty otherwise."""
-    share = [1.0, *(share for count, share in coverage.items() if count <= sessions)][-1]
-    text = f"Too narrow: with {sessions} sessions a game they hold the true figure in about {share:.0%} of cases."
-    return "" if share >= 0.9 else text
-
-
-def aggregates_note(results: Collection[Mapping[str, Any]]) -> str:
-    """The `coverage_note` of a table of `aggregate` results."""
-    sessions, games = (min((found[name] for found in results), default=0) for name in ("sessions", "games"))
-    return coverage_note(sessions, MANY_GAMES if games >= 26 else FEW_GAMES)
 
 
 def probability_of_improvement(scores: Scores, others: Scores) -> Estimate:

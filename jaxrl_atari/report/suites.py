@@ -1,166 +1,151 @@
-"""Statistics of suites: normalised scores aggregated over games, as JSON, Markdown and rliable's dictionary."""
+"""Suites: the table of games, aggregates over games, comparisons, and scores as rliable's dictionary."""
 
 import contextlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_atari.config import Config, config_from_dict
-from jaxrl_atari.envs.games import GAMES
-from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.report.graphs import draw_suites
-from jaxrl_atari.report.metrics import human_normalised, reference_normalised, score_at
-from jaxrl_atari.report.statistics import (
-    CONFIDENCE,
-    FIGURES,
-    Estimate,
-    aggregate,
-    aggregates_note,
-    estimate,
-    interquartile_mean,
-    probability_of_improvement,
-    share_above,
-)
-from jaxrl_atari.report.summary import Run, fraction_text, names_of, read_run
+from jaxrl_atari.config import Config
+from jaxrl_atari.envs.games import GAMES, comparable
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.report.graphs import plot_profiles
+from jaxrl_atari.report.metrics import human_normalised, reference_normalised
+from jaxrl_atari.report.statistics import FIGURES, INTERVALS, Scores, aggregate, probability_of_improvement
+from jaxrl_atari.report.summary import Run, markdown_table, read_run, score_text, trial_summary
 from jaxrl_atari.runs.files import read_json, write_file, write_json
-from jaxrl_atari.runs.run_dir import SUITE_FILE
-
-Suite = Mapping[str, Run]
-"""Game -> its run."""
+from jaxrl_atari.runs.run_dir import SUITE_FILE, read_config
 
 NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
-Curve = list[list[float | None]]
-"""Points of a curve: x, value, and the ends of its interval."""
-POINTS = 50
-"""Points of a performance profile and of a learning curve."""
+
+COLUMNS = {
+    "game": "game",
+    "gae_lambda": "λ",
+    "sessions": "sessions",
+    "env_steps": "env steps",
+    "score": "ours",
+    "score_std": "± std",
+    "score_low": "95% from",
+    "score_high": "to",
+    "reference_score": "reference",
+    "reference_normalised_score": "ratio",
+    "human_normalised_score": "human-normalised",
+    "hours": "hours",
+    "status": "status",
+}
+"""Columns of the table of games: name in results.csv -> title in results.md and in the report."""
 
 
-def read_group(path: Path) -> tuple[Config, dict[str, Any]]:
-    """The config and the content of a suite.json, with its `games`, or of a search.json.
+class Suite(NamedTuple):
+    """A suite directory and what it holds."""
 
-    Raises:
-        UserError: the file cannot be used.
-    """
-    try:
-        values = read_json(path)
-        games = [game for game in values.get("games", ()) if game in GAMES]
-        return config_from_dict(values["config"]), values | {"games": games}
-    except (OSError, ValueError, KeyError, TypeError, UserError) as error:
-        raise UserError(f"{path}: damaged ({reason(error)}); restore it from a copy") from error
+    path: Path
+    config: Config
+    description: dict[str, Any]  # the content of suite.json
+    games: list[str]  # without those that ALE does not have
+    runs: dict[str, Run]  # game -> its run, of the games that have a log point
 
-
-def suite_runs(suite_dir: Path) -> list[Run]:
-    """The games of a suite that have a log point."""
-    runs = []
-    for game in read_group(suite_dir / SUITE_FILE)[1]["games"]:
-        with contextlib.suppress(UserError):
-            runs.append(read_run(suite_dir / game))
-    return runs
+    def scores(self) -> dict[str, list[float]]:
+        """Game -> raw final scores of its sessions, of the complete games in which every session has one."""
+        complete = {game: run for game, run in self.runs.items() if run.is_complete(self.config)}
+        scores = {game: trial_summary(run)["session_scores"] for game, run in complete.items()}
+        return {game: found for game, found in scores.items() if len(found) == len(self.runs[game].tables)}
 
 
-def read_suite(suite_dir: Path) -> dict[str, Run]:
-    """Reads the complete games of a suite: those whose sessions have all spent the suite's budget."""
-    planned, _ = read_group(suite_dir / SUITE_FILE)
-    protocol = planned.env.resolved_protocol
-    return {
-        run.game.name: run for run in suite_runs(suite_dir) if run.is_complete(planned) and run.protocol == protocol
-    }
+def read_suite(suite_dir: Path) -> Suite:
+    """Reads a suite. Raises `UserError`: it is not a suite directory, or its suite.json cannot be used."""
+    config, description = read_config(suite_dir, SUITE_FILE), read_json(suite_dir / SUITE_FILE)
+    games, runs = [game for game in description["games"] if game in GAMES], {}
+    for game in games:
+        with contextlib.suppress(UserError):  # no log point yet
+            runs[game] = read_run(suite_dir / game)
+    return Suite(suite_dir, config, description, games, runs)
 
 
-def scores_at(suite: Suite, point: float = np.inf, along: str = "env_steps") -> dict[str, np.ndarray]:
-    """Game -> raw scores of its sessions `[sessions]` at a point along a column; without one, the final scores.
-
-    A game with a session that has no score there is left out.
-    """
-    found = {
-        game: np.array([score_at(table, point, along) for table in run.tables.values()]) for game, run in suite.items()
-    }
-    return {game: scores for game, scores in found.items() if np.isfinite(scores).all()}
+def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]]:
+    """Name of a normalisation -> game -> normalised scores, of the games that have the scores to compare with."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for kind, normalise in NORMALISATIONS.items():
+        values = {game: normalise(np.array(scores[game]), comparable(game, protocol)) for game in scores}
+        found[kind] = {game: value for game, value in values.items() if value is not None}
+    return found
 
 
-def normalised(suite: Suite, kind: str, point: float = np.inf, along: str = "env_steps") -> dict[str, np.ndarray]:
-    """`scores_at`, normalised, of the games that have the scores to compare with; `kind` is of `NORMALISATIONS`."""
-    scores = scores_at(suite, point, along)
-    found = {game: NORMALISATIONS[kind](values, suite[game].game) for game, values in scores.items()}
-    return {game: values for game, values in found.items() if values is not None}
+def aggregates(scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
+    """Name -> `aggregate` of its scores, without those that have no game."""
+    return {name: aggregate(games) for name, games in scores.items() if games}
 
 
-def describe_suite(suite: Suite) -> dict[str, Any]:
-    """Statistics of a suite for each normalisation, ready for JSON: aggregates, performance profile, IQM curves."""
-    described = {}
-    for kind in NORMALISATIONS:
-        scores = normalised(suite, kind)
-        if not scores:
-            continue
-        compared = {game: suite[game] for game in scores}
-        thresholds = np.linspace(0, max(1.0, *map(np.max, scores.values())), POINTS + 1)
-        shares = (estimate(partial(share_above, threshold=threshold), scores) for threshold in thresholds)
-        described[kind] = aggregate(scores) | {
-            "profile": _curve(thresholds, shares),
-            "iqm_by_env_steps": _iqm_curve(compared, kind, "env_steps"),
-            "iqm_by_hours": _iqm_curve(compared, kind, "wall_seconds", 3600.0),
-        }
-    return described
-
-
-def _iqm_curve(suite: Suite, kind: str, along: str, unit: float = 1.0) -> Curve:
-    """The IQM along a column, from where every session has a score; a finished session keeps its last score."""
-    tables = [table for run in suite.values() for table in run.tables.values()]
-    scored = [table[along][np.isfinite(table["return_ma"])] for table in tables]
-    grid = np.unique(np.linspace(max(points[0] for points in scored), max(points[-1] for points in scored), POINTS))
-    return _curve(grid / unit, (estimate(interquartile_mean, normalised(suite, kind, point, along)) for point in grid))
-
-
-def _curve(x: np.ndarray, estimates: Iterable[Estimate]) -> Curve:
-    pairs = zip(x.tolist(), estimates, strict=True)
-    return [[at, value, *(interval or (None, None))] for at, (value, interval) in pairs]
-
-
-def write_rliable(directory: Path, suites: Mapping[str, Suite]) -> dict[str, list[str]]:
+def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -> dict[str, list[str]]:
     """Writes scores_human_normalised.npz and scores_ratio.npz: `dict(numpy.load(FILE))` is rliable's dictionary.
 
-    It is algorithm -> scores `[sessions, games]`, of the games that all suites have. A game with more sessions than
-    another of its suite gives only its first ones: the array is rectangular.
+    It is algorithm -> scores `[sessions, games]`.
+
+    Args:
+        suites: name -> result of `normalised`, of the same games for all.
 
     Returns:
-        The games in the order of the columns, for each normalisation: those that have the scores to compare with.
+        The games in the order of the columns, for each normalisation.
     """
     columns = {}
     for kind in NORMALISATIONS:
-        scores = {name: normalised(suite, kind) for name, suite in suites.items()}
-        columns[kind] = games = sorted(set.intersection(*map(set, scores.values())))
-        arrays: dict[str, Any] = {
-            name: np.array([*zip(*(found[game] for game in games), strict=False)]) for name, found in scores.items()
-        }
+        arrays: dict[str, Any] = {}
+        for name, scores in suites.items():
+            columns[kind] = sorted(scores[kind])
+            arrays[name] = np.array([scores[kind][game] for game in columns[kind]]).T
         np.savez(content := io.BytesIO(), **arrays)
         write_file(directory / f"scores_{kind.replace('-', '_')}.npz", content.getvalue())
     return columns
 
 
-# Texts.
+# Tables.
+
+
+def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The table of games: a row of `COLUMNS` for each game, with None where there is no value.
+
+    Args:
+        failures: game -> why it failed.
+    """
+    rows = []
+    for game in suite.games:
+        references = comparable(game, suite.config.env.resolved_protocol).references
+        row = dict.fromkeys(COLUMNS) | {"game": game, "sessions": 0, "status": "waiting"}
+        row["reference_score"] = references[0].score if references else None
+        if game in suite.runs:
+            run = suite.runs[game]
+            summary = trial_summary(run)
+            row |= {name: summary[name] for name in COLUMNS if name in summary}
+            row["score_low"], row["score_high"] = summary["score_interval"] or (None, None)
+            row |= {
+                "gae_lambda": run.config.resolved_gae_lambda,
+                "sessions": len(summary["sessions"]),
+                "env_steps": summary["mean"]["env_steps"],
+                "hours": summary["mean"]["wall_hours"],
+                "status": "complete" if run.is_complete(suite.config) else "not complete",
+            }
+        if game in failures and row["status"] != "complete":
+            row["status"] = f"failed: {failures[game].replace('|', '/')}"
+        rows.append(row)
+    return rows
+
+
+def text_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """`game_rows` as text: the header, and the cells of each row."""
+    cells = ([value if isinstance(value, str) else score_text(value) for value in row.values()] for row in rows)
+    return [[*COLUMNS.values()], *cells]
 
 
 def estimate_text(value: float, interval: Sequence[float] | None) -> str:
     """A figure and its interval: `0.85 (0.80 to 0.91)`, or `0.85 (-)` without one."""
-    bounds = "-" if interval is None else " to ".join(map(fraction_text, interval))
-    return f"{fraction_text(value)} ({bounds})"
-
-
-def intervals_text(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the intervals of `aggregate` results are, and a warning if they are too narrow."""
-    return (
-        f"In parentheses: {CONFIDENCE:.0%} intervals of the stratified bootstrap over sessions (Agarwal et al. 2021); "
-        f"(-) where a game has a single session. {aggregates_note(results.values())}"
-    ).rstrip()
+    bounds = "-" if interval is None else " to ".join(map(score_text, interval))
+    return f"{score_text(value)} ({bounds})"
 
 
 def aggregate_rows(results: Mapping[str, Mapping[str, Any]], heading: str) -> list[list[str]]:
-    """Table of `aggregate` results: its header, and a row for each name."""
+    """Table of `aggregates`: its header, and a row for each name."""
     rows = [[heading, "games", *(title for title, _ in FIGURES.values())]]
     for name, found in results.items():
         cells = [estimate_text(found[figure], found[f"{figure}_interval"]) for figure in FIGURES]
@@ -168,52 +153,41 @@ def aggregate_rows(results: Mapping[str, Mapping[str, Any]], heading: str) -> li
     return rows
 
 
-def markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells, the header first, as lines of Markdown; all columns but the first are aligned right."""
-    header, *lines = [f"| {' | '.join(row)} |" for row in rows]
-    return [header, "|---|" + "---:|" * (len(rows[0]) - 1), *lines]
-
-
 # Comparison.
 
 
-def compare_suites(suite_dirs: Sequence[Path], output: Path, labels: Sequence[str] = ()) -> str:
+def compare_suites(suites: Mapping[str, Suite], output: Path) -> str:
     """Compares suites over the games that are complete in all of them; returns Markdown.
 
     Writes comparison.md, comparison.json, suites.png, suites.svg and rliable's dictionaries into `output`.
 
-    Args:
-        labels: names of the suites; by default those of their directories.
-
     Raises:
         UserError: the suites have no complete game in common, or not one protocol that has reference scores.
     """
-    names, where = list(labels or names_of(suite_dirs)), " and ".join(map(str, suite_dirs))
-    configs = {name: read_group(path / SUITE_FILE)[0] for name, path in zip(names, suite_dirs, strict=True)}
-    protocol, *more = sorted({config.env.resolved_protocol for config in configs.values()})
-    if note := f"{protocol} and {more[0]} are different protocols" if more else comparison_note(protocol):
-        raise UserError(f"{where}: not compared: {note}")
-    suites: dict[str, Suite] = {name: read_suite(path) for name, path in zip(names, suite_dirs, strict=True)}
-    shared = sorted(set.intersection(*({*scores_at(suite)} for suite in suites.values())))
-    suites = {name: {game: suite[game] for game in shared} for name, suite in suites.items()}
-    described = {name: describe_suite(suite) for name, suite in suites.items()}
     first, *others = suites
+    where = " and ".join(str(suite.path) for suite in suites.values())
+    protocol, *more = sorted({suite.config.env.resolved_protocol for suite in suites.values()})
+    if more:
+        raise UserError(f"{where}: not compared: {protocol} and {more[0]} are different protocols")
+    raw = {name: suite.scores() for name, suite in suites.items()}
+    shared = sorted(set.intersection(*map(set, raw.values())))
+    scores = {name: normalised({game: found[game] for game in shared}, protocol) for name, found in raw.items()}
+    described = {name: aggregates(kinds) for name, kinds in scores.items()}
     if not described[first]:
         raise UserError(f"{where}: no game that is complete in every suite has a score to compare with; wait for one")
-    compared: dict[str, Any] = {"suites": names, "protocol": protocol, "games": shared}
-    lines = [f"# {' and '.join(names)}, protocol {protocol}", ""]
-    lines += [f"- {name}: {config.total_env_steps:,} env steps a session" for name, config in configs.items()]
+    compared: dict[str, Any] = {"suites": list(suites), "protocol": protocol, "games": shared}
+    lines = [f"# {' and '.join(suites)}, protocol {protocol}", ""]
+    lines += [f"- {name}: {suite.config.total_env_steps:,} env steps a session" for name, suite in suites.items()]
     for kind in described[first]:
-        results = {name: described[name][kind] for name in suites}
-        scores = {name: normalised(suite, kind) for name, suite in suites.items()}
-        chances = {other: probability_of_improvement(scores[first], scores[other]) for other in others}
+        results = {name: kinds[kind] for name, kinds in described.items()}
+        chances = {other: probability_of_improvement(scores[first][kind], scores[other][kind]) for other in others}
         compared[kind] = {"suites": results, "probability_of_improvement": chances}
-        lines += ["", *markdown_table(aggregate_rows(results, kind)), ""]
+        lines += ["", markdown_table(aggregate_rows(results, kind)), ""]
         for other, found in chances.items():
             lines.append(f"Probability of improvement of {first} over {other}: {estimate_text(*found)}.")
-    text = "\n".join([*lines, "", intervals_text(results), ""])
-    draw_suites(described, output)
-    compared["rliable_games"] = write_rliable(output, suites)
+    text = "\n".join([*lines, "", INTERVALS, ""])
+    plot_profiles(described, output)
+    compared["rliable_games"] = write_rliable(output, scores)
     write_json(output / "comparison.json", compared)
     write_file(output / "comparison.md", text)
     return text

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.runs.run_dir import session_dirs
+from jaxrl_atari.runs.run_dir import session_dirs, session_number
 
 _log = logging.getLogger(__name__)
 
@@ -65,14 +65,16 @@ def read_evaluations(session_dir: Path) -> Table:
     return {name: np.array([number(row.get(name)) for row in rows]) for name in EVALUATION_COLUMNS}
 
 
-def read_sessions(run_dir: Path) -> dict[Path, Table]:
-    """Session directory -> its metrics. Sessions without readable metrics are left out with a warning.
+def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:
+    """Session directory -> its metrics, of the sessions with a number below `count`.
+
+    Sessions without readable metrics are left out with a warning.
 
     Raises:
         UserError: no session has readable metrics.
     """
     tables, problems = {}, []
-    for session_dir in session_dirs(run_dir):
+    for session_dir in filter(lambda path: session_number(path) < count, session_dirs(run_dir)):
         try:
             tables[session_dir] = read_metrics(session_dir)
         except UserError as error:

@@ -102,15 +102,15 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
 # --- config.json -----------------------------------------------------------------------------------------------------
 
 
-def read_config(run_dir: Path) -> Config:
-    """Reads the config of a run directory.
+def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
+    """Reads the config of a run directory, or that in another file, of a suite or a search.
 
     Raises:
-        UserError: it is not a run directory, or its config.json cannot be used.
+        UserError: it is not such a directory, or its file cannot be used.
     """
-    path = run_dir / CONFIG_FILE
+    path, kind = directory / file, {SUITE_FILE: "suite", SEARCH_FILE: "search"}.get(file, "run")
     if not path.is_file():
-        raise UserError(f"{run_dir}: not a run directory (it has no {CONFIG_FILE}); expected data/NAME_TIMESTAMP")
+        raise UserError(f"{directory}: not a {kind} directory (it has no {file}); expected data/NAME_TIMESTAMP")
     try:
         return config_from_dict(read_json(path)["config"])
     except (ValueError, KeyError, UserError) as error:

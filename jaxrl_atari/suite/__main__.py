@@ -16,7 +16,6 @@ from jaxrl_atari.cli.options import AllOptions, FromDirectory, load_config, pars
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import SessionsFailed, UserError, require
-from jaxrl_atari.report.suites import compare_suites
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import is_suite, make_run_dir, require_same_run
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, check_ray
@@ -43,10 +42,6 @@ class Options(FromDirectory):
 
     games: list[str] = dataclasses.field(default_factory=SCORED.copy)
     """Games to train; by default all with a reference score."""
-    report_at: list[int] = dataclasses.field(default_factory=list)
-    """Env steps at which the results show the scores too."""
-    compare: Path | None = None
-    """Directory of another suite, with which this one is compared at the end."""
     address: str = ""
     """Ray cluster that trains the sessions: its address, or `auto`. Empty: this machine, without Ray."""
     resources: ResourcesConfig = dataclasses.field(default_factory=ResourcesConfig)
@@ -70,31 +65,24 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Suite | Non
             before = read_suite_file(suite_dir)
             if start.config is not None:
                 say_changes(f"{start.config} differs from the suite, which keeps its own values", config, before.config)
-            default = dataclasses.replace(
-                default, options=before.config, games=before.games, report_at=before.report_at
-            )
+            default = dataclasses.replace(default, options=before.config, games=before.games)
         return default
 
     options = parse(Options, arguments, make_default)
     config, games = options.options, list(game_configs(options.options, options.games))
-    for point in options.report_at:
-        if not 0 < point <= config.total_env_steps:
-            raise UserError(f"--report-at {point}: expected env steps from 1 to the budget, {config.total_env_steps}")
     game, expected = default.options.env.game, "nothing; each game of a suite has its own trial"
     require(config.env.game == game, "env.game", config.env.game, expected, "choose with --games Pong Breakout")
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")
     if before is not None:
         require(games == before.games, "--games", " ".join(games), f"{' '.join(before.games)}, the games of the suite")
         require_same_run(config, before.config, Path())
-    if options.compare is not None and not is_suite(options.compare):
-        raise UserError(f"--compare {options.compare}: not a suite directory; expected data/suite_TIMESTAMP")
-    return dataclasses.replace(options, games=games, report_at=sorted(set(options.report_at))), before
+    return dataclasses.replace(options, games=games), before
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options, before = parse_options(arguments)
-    suite = Suite(options.options, options.games, options.report_at)
+    suite = Suite(options.options, options.games)
     suite_dir = options.resume or options.run_dir
     if options.address:  # raises errors before a directory is made, as the other line does
         check_ray(options.address, suite.config.devices)
@@ -132,9 +120,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SessionsFailed(
             f"{len(failures)} of {counted(len(suite.games), 'game')} failed ({reasons}); {command} runs what is missing"
         )
-    if options.compare is not None:
-        output = suite_dir / "comparison"
-        say(f"\n{compare_suites([suite_dir, options.compare], output)}\n{output}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The games of a suite: their configs and their sessions.
 
-SUITE_DIR/suite.json             games, config and reporting points
+SUITE_DIR/suite.json             games and config
 SUITE_DIR/<Game>/                a run directory like any other
 SUITE_DIR/results.{md,csv,json}  written when a game ends and when the suite is interrupted (`results.py`)
 """
@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import parse_game
-from jaxrl_atari.errors import UserError, require
-from jaxrl_atari.report.suites import read_group
+from jaxrl_atari.errors import require
+from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.run_dir import (
     SUITE_FILE,
     describe,
     is_run,
-    is_suite,
     read_config,
     require_same_run,
     write_description,
@@ -34,7 +33,6 @@ class Suite(NamedTuple):
 
     config: Config
     games: list[str]
-    report_at: list[int]  # reporting points: env steps at which the results show scores
 
 
 def game_configs(config: Config, games: Sequence[str]) -> dict[str, Config]:
@@ -55,12 +53,11 @@ def game_configs(config: Config, games: Sequence[str]) -> dict[str, Config]:
     return configs
 
 
-def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str], report_at: Sequence[int] = ()) -> None:
+def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str]) -> None:
     """Writes suite.json, from which the suite can be run again; see `Suite`."""
     described = describe(config, suite_dir, SUITE_FILE)
     del described["game"], described["gae_lambda"]  # each game has its own
-    own = {"games": list(games), "report_at": list(report_at)}
-    write_description(suite_dir, own | described, SUITE_FILE)
+    write_description(suite_dir, {"games": list(games)} | described, SUITE_FILE)
 
 
 def read_suite_file(suite_dir: Path) -> Suite:
@@ -69,11 +66,9 @@ def read_suite_file(suite_dir: Path) -> Suite:
     Raises:
         UserError: not the directory of a suite, or its suite.json cannot be used.
     """
-    if not is_suite(suite_dir):
-        raise UserError(f"{suite_dir}: not a suite directory (it has no {SUITE_FILE}); expected data/suite_TIMESTAMP")
-    config, values = read_group(suite_dir / SUITE_FILE)
-    game_configs(config, values["games"])
-    return Suite(config, values["games"], values.get("report_at", []))
+    config, games = read_config(suite_dir, SUITE_FILE), read_json(suite_dir / SUITE_FILE)["games"]
+    game_configs(config, games)
+    return Suite(config, games)
 
 
 def unfinished_sessions(suite_dir: Path, suite: Suite) -> list[Item]:

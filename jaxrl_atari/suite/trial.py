@@ -94,7 +94,7 @@ def run_training(
                 kept = {"sessions": config.sessions, "total_env_steps": config.total_env_steps, "log": config.log}
                 config = dataclasses.replace(before, **kept)
             if before is None or (config != before and not items):
-                write_description(run_dir, describe_resumed(config, run_dir))
+                write_description(run_dir, describe(config, run_dir))
             say_changes("changed", before or config, config)
             for session in {*range(config.sessions)} - {item.session for item in items}:
                 say(f"session {session}  finished already")
