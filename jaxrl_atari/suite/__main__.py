@@ -15,7 +15,7 @@ from jaxrl_atari.cli import counted, resume_command, say
 from jaxrl_atari.cli.options import AllOptions, FromDirectory, load_config, parse, say_changes
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
-from jaxrl_atari.errors import SessionsFailed, UserError, require
+from jaxrl_atari.errors import SessionsFailed, require
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import is_suite, make_run_dir, require_same_run
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, check_ray
