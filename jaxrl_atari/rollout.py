@@ -10,7 +10,7 @@ alone, so the number of devices and groups does not change what is computed, bey
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -196,9 +196,9 @@ class EnvGroup:
         assert self.pool.record is not None
         return self.pool.record.take_segment(self._newest.frame)
 
-    def resume(self, games: Games) -> None:
+    def resume(self, games: Games, say: Callable[[str], object]) -> None:
         """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`."""
-        replayed = replay(self.pool, games)
+        replayed = replay(self.pool, games, say)
         self._restart(replayed.step, replayed.episodes)
         past, end = self._network.layout.arrange(jnp.asarray(replayed.past_frames)), self.rollout_length
         self._state = self._state._replace(

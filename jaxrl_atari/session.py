@@ -324,9 +324,8 @@ def start_games(
         groups = make_groups(config, placement, restored.meta["game_seed"])
         try:
             games = Games(**checkpoints.restore(restored.step, item="games"))
-            say(f"playing the games of the checkpoint again, {len(games.actions[0]):,} steps of each environment")
             for group in itertools.chain(*groups):
-                group.resume(split(games, group.first_env, group.pool.num_envs))
+                group.resume(split(games, group.first_env, group.pool.num_envs), say)
             return groups, restored.meta["game_seed"]
         except Exception as error:  # a hostile item can raise any; no action of it reaches the emulator unchecked
             problem = reason(error)

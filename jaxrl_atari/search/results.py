@@ -12,8 +12,7 @@ import optuna
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.report.drawing import default_style, save_figure
-from jaxrl_atari.report.suites import markdown_table
-from jaxrl_atari.report.summary import aligned
+from jaxrl_atari.report.summary import markdown_table
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.search.options import read_search, set_fields
 from jaxrl_atari.search.study import open_study, ranked, reached, status
@@ -48,15 +47,15 @@ def write_results(search_dir: Path) -> str:
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(rows)
     write_file(search_dir / "trials.csv", file.getvalue())
-    table = [list(map(text, row)) for row in rows]
-    write_file(search_dir / "trials.md", "\n".join([*markdown_table(table), ""]))
+    table = markdown_table([list(map(text, row)) for row in rows])
+    write_file(search_dir / "trials.md", f"{table}\n")
     if trials and trials[0].value is not None:
         chosen = replace(set_fields(config, trials[0].params), name=f"{config.name}_best")
         origin = f"trial {rows[1][0]}: {dict(zip(*rows[:2], strict=True))}"
         write_file(search_dir / f"{chosen.name}.py", config_file(chosen, origin))
     if len(trials) > 1 and trials[1].value is not None:
         draw_graphs(study, search_dir / "graphs")
-    return "\n".join(aligned(table))
+    return table
 
 
 def config_file(config: Config, origin: str) -> str:
