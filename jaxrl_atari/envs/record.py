@@ -103,7 +103,7 @@ class GameRecord:
         self._actions, self._new_anchors = list(games.actions.T), []
 
 
-def join(parts: list[Games]) -> Games:
+def join(parts: Sequence[Games]) -> Games:
     """The games of several pools, which have made equally many steps, in the order of their environments."""
     length = max(part.actions.shape[1] for part in parts)
     padded = [np.pad(part.actions, ((0, 0), (length - part.actions.shape[1], 0))) for part in parts]
