@@ -179,10 +179,8 @@ class EnvGroup:
 
     def take_games(self) -> tuple[Games, Segment] | None:
         """The games in progress, between two rollouts, and the actions since the last call; None without a record."""
-        record, frame = self.pool.record, self._newest.frame
-        if record is None:
-            return None
-        return record.games(frame, self.pool.lives, self._episodes.in_progress), record.take_segment(frame)
+        record = self.pool.record
+        return record and record.take(self._newest.frame, self.pool.lives, self._episodes.in_progress)
 
     def resume(self, games: Games, say: Callable[[str], object]) -> None:
         """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`."""
@@ -200,6 +198,7 @@ class EnvGroup:
         shape = (self.rollout_length, self.pool.num_envs)
         self._outcome = Outcome(*(np.zeros(shape, dtype) for dtype in (np.float32, bool, bool, np.float32)))
         self.waited_seconds = 0.0  # for the emulators, in this rollout
+        self.env_steps = 0  # of this rollout; auto-reset steps do not count
 
     def choose(self, params: Any) -> None:
         """Starts the policy on the newest frames.
@@ -234,15 +233,12 @@ class EnvGroup:
         self._outcome.terminated[t] = step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated
         self._outcome.truncated[t] = step.truncated
         self._outcome.weight[t] = ~step.first
+        self.env_steps += int(np.sum(~step.first))
         return [(t, self.first_env + each.env, each.episode_return, each.length) for each in self._episodes.count(step)]
 
     def finish(self) -> tuple[ActorState, Outcome]:
         """The full rollout. The state is still needed by the next `begin`."""
         return self._state, jax.device_put(self._outcome, self.device)
-
-    def env_steps(self) -> int:
-        """Env steps of this rollout; auto-reset steps do not count."""
-        return int(self._outcome.weight.sum())
 
 
 class Collected(NamedTuple):
@@ -289,7 +285,7 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
     rest = time.perf_counter() - started - waited
     return Collected(
         rollouts=[finish_rollout([group.finish() for group in on_device]) for on_device in groups],
-        env_steps=sum_over_processes(sum(group.env_steps() for group in all_groups)),
+        env_steps=sum_over_processes(sum(group.env_steps for group in all_groups)),
         games=sorted(gather_rows(np.reshape(games, (-1, 4))).tolist()),
         first_step_at=first_step_at,
         seconds=(waited, rest),

@@ -295,7 +295,7 @@ def prepare(
             exits.callback(evaluator.close)
             if running:
                 evaluator.start(arrays["evaluation"], evaluated)
-        graphs = Graphs(session_dir.parent if leader and config.log.graphs and not quiet else None)
+        graphs = Graphs(session_dir.parent if leader and config.log.graphs else None)
         exits.callback(graphs.close)
         run = Session(
             config, session_dir, seed, game_seed, placement, progress, groups, learner, arrays["key"], log,

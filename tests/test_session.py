@@ -19,7 +19,7 @@ from small_training import TINY, Lines, change, edit_meta, flip_bit, latest_meta
 from user_commands import user_environment
 
 from jaxrl_atari import session
-from jaxrl_atari.cli.stopping import StopRequest
+from jaxrl_atari.cli import StopRequest
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy

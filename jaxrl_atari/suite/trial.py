@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.cli import resume_command, say
+from jaxrl_atari.cli import StopRequest, resume_command, say
 from jaxrl_atari.cli.options import say_changes
-from jaxrl_atari.cli.stopping import StopRequest
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import THREADS
 from jaxrl_atari.errors import SessionsFailed, UserError, parse_path
