@@ -19,7 +19,7 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import compare, run_json, run_side
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig
-from jaxrl_atari.hardware.cpu import read_cpu, usable_cores
+from jaxrl_atari.hardware.runtime import read_cpu, usable_cores
 
 YARDSTICK = Path(__file__).with_name("torch_ppo.py")
 
@@ -28,7 +28,7 @@ def run_torch(mode: str, part: str, seconds: float, game: str) -> dict[str, Any]
     """One run of the yardstick."""
     iterations = math.ceil(seconds * 500 / 2048)  # it trains at about 500 SPS on two cores
     options = {"mode": mode, "what": part, "iterations": iterations, "game": game, "threads": usable_cores()}
-    found = run_json([YARDSTICK, *(f"--{name}={value}" for name, value in options.items())], {})
+    found = run_json([YARDSTICK, *(f"--{name}={value}" for name, value in options.items())])
     return {"rate": found["median"], **found}
 
 
@@ -48,7 +48,7 @@ def main(
     for each in dict.fromkeys(("float32", fast)) if dtype == "auto" else [dtype]:
         ours = f"jaxrl_atari {each}"
         own = replace(config, network=NetworkConfig(compute_dtype=each))
-        sides[ours] = partial(run_side, own, part, seconds, {})
+        sides[ours] = partial(run_side, own, part, seconds)
         for mode in modes[each]:
             sides[f"torch {mode}"] = partial(run_torch, mode, part, seconds, game)
             pairs.append((ours, f"torch {mode}"))

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -21,7 +20,7 @@ from jaxrl_atari.errors import check_fields, require
 from jaxrl_atari.hardware.choice import check_devices, limit_jax, start_gpus, take_learners
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.report import print_report
-from jaxrl_atari.ppo import KEYS, Shard
+from jaxrl_atari.ppo import Shard
 
 
 class Placement(NamedTuple):
@@ -93,16 +92,6 @@ def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> tuple[jax.Device,
 AXIS = "devices"
 
 
-class _KeyData(NamedTuple):
-    """The data of typed PRNG keys, which pmap does not accept across processes."""
-
-    data: jax.Array
-
-
-def _as_key(x: Any) -> Any:
-    return jax.random.wrap_key_data(x.data, impl=KEYS) if isinstance(x, _KeyData) else x
-
-
 class DataParallel:
     """One program on one device or on several, each with its shard of the data.
 
@@ -126,7 +115,7 @@ class DataParallel:
 
         def on_each(*args: Any) -> Any:
             shard = Shard(lax.axis_index(AXIS), len(self), partial(lax.psum, axis_name=AXIS))
-            return function(*jax.tree.map(_as_key, args, is_leaf=lambda x: isinstance(x, _KeyData)), shard=shard)
+            return function(*args, shard=shard)
 
         return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=tuple(donate_argnums))
 
@@ -136,9 +125,7 @@ class DataParallel:
         if len(self) == 1:
             return placed[0]
 
-        def rows(*parts: jax.Array) -> Any:
-            if jnp.issubdtype(parts[0].dtype, jax.dtypes.prng_key):
-                return _KeyData(rows(*map(jax.random.key_data, parts)))
+        def rows(*parts: jax.Array) -> jax.Array:
             shape = (len(self), *parts[0].shape)
             return jax.make_array_from_single_device_arrays(shape, self._rows, [part[None] for part in parts])
 

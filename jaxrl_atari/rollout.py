@@ -37,33 +37,36 @@ from jaxrl_atari.runs.progress import Game
 # --- The policy's step, on the device --------------------------------------------------------------------------------
 
 
-class ActorState(NamedTuple):
-    """The part of a rollout of T steps that is filled on the device; step T only gives the bootstrap value."""
+class Steps(NamedTuple):
+    """What the policy does in steps 0 .. T of a rollout; step T only gives the bootstrap value."""
 
-    step: jax.Array  # int32 []: the step that comes next
-    key: jax.Array
-    env_index: jax.Array  # int32 [B]: the environments' numbers in the session
-    last_age: jax.Array  # int32 [B]: age of the step before
-    frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
     age: jax.Array  # int32 [T + 1, B]
     action: jax.Array  # int32 [T + 1, B]
     log_prob: jax.Array  # float32 [T + 1, B]
     value: jax.Array  # float32 [T + 1, B]
 
 
+class ActorState(NamedTuple):
+    """The part of a rollout of T steps that is filled on the device."""
+
+    step: jax.Array  # int32 []: the step that comes next
+    key: jax.Array
+    env_index: jax.Array  # int32 [B]: the environments' numbers in the session
+    last_age: jax.Array  # int32 [B]: age of the step before
+    frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
+    steps: Steps
+
+
 def empty_state(rollout_length: int, num_envs: int, frame_shape: tuple[int, ...], first_env: int = 0) -> ActorState:
     """The state before the first frame, of environments `first_env`, `first_env + 1`, ... of the session."""
-    per_step = (rollout_length + 1, num_envs)
+    per_step, dtypes = (rollout_length + 1, num_envs), (jnp.int32, jnp.int32, jnp.float32, jnp.float32)
     return ActorState(
         step=jnp.zeros((), jnp.int32),
         key=jax.random.key(0, impl=KEYS),
         env_index=first_env + jnp.arange(num_envs, dtype=jnp.int32),
         last_age=jnp.zeros(num_envs, jnp.int32),
         frames=jnp.zeros((rollout_length + STACK, num_envs, *frame_shape), jnp.uint8),
-        age=jnp.zeros(per_step, jnp.int32),
-        action=jnp.zeros(per_step, jnp.int32),
-        log_prob=jnp.zeros(per_step, jnp.float32),
-        value=jnp.zeros(per_step, jnp.float32),
+        steps=Steps(*(jnp.zeros(per_step, dtype) for dtype in dtypes)),
     )
 
 
@@ -73,12 +76,12 @@ def begin_rollout(state: ActorState, key: jax.Array) -> ActorState:
 
     It shares no array with `state`, which the learner still reads while `act` consumes the new one.
     """
-    length, num_envs = state.age.shape[0] - 1, state.age.shape[1]
-    empty = empty_state(length, num_envs, state.frames.shape[2:])
+    length = len(state.steps.age) - 1
+    empty = empty_state(length, len(state.last_age), state.frames.shape[2:])
     return empty._replace(
         key=key,
         env_index=state.env_index,
-        last_age=state.age[length - 1],
+        last_age=state.steps.age[length - 1],
         frames=empty.frames.at[: STACK - 1].set(state.frames[length : length + STACK - 1]),
     )
 
@@ -106,15 +109,8 @@ def act(
     # Each environment draws with a key of its own, whatever group or device it belongs to.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(state.key, t), state.env_index)
     action, log_prob = sample_action(keys, logits)
-    return state._replace(
-        step=t + 1,
-        last_age=age,
-        frames=frames,
-        age=write(state.age, age, index=t),
-        action=write(state.action, action, index=t),
-        log_prob=write(state.log_prob, log_prob, index=t),
-        value=write(state.value, value, index=t),
-    ), action
+    steps = jax.tree.map(partial(write, index=t), state.steps, Steps(age, action, log_prob, value))
+    return state._replace(step=t + 1, last_age=age, frames=frames, steps=steps), action
 
 
 @partial(jax.jit, static_argnames="network", donate_argnames="state")
@@ -141,14 +137,10 @@ class Outcome(NamedTuple):
 @jax.jit
 def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
     """The rollout over all groups of a device, from each group's full state and outcome."""
-    states, outcomes = zip(*groups, strict=True)
-    join = partial(jnp.concatenate, axis=1)
-    return Rollout(
-        frames=join([state.frames for state in states]),
-        **{n: join([getattr(state, n)[:-1] for state in states]) for n in ("age", "action", "log_prob", "value")},
-        **{n: join([getattr(outcome, n) for outcome in outcomes]) for n in Outcome._fields},
-        bootstrap_value=jnp.concatenate([state.value[-1] for state in states]),
-    )
+    parts = [(state.frames, state.steps, outcome) for state, outcome in groups]
+    frames, steps, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
+    taken = jax.tree.map(lambda array: array[:-1], steps)
+    return Rollout(frames, **taken._asdict(), **outcome._asdict(), bootstrap_value=steps.value[-1])
 
 
 # --- The loop, on the host -------------------------------------------------------------------------------------------
@@ -185,16 +177,10 @@ class EnvGroup:
             state = empty_state(self.rollout_length, self.pool.num_envs, shape, self.first_env)
         self._state = jax.device_put(state, self.device)
 
-    def games(self) -> Games | None:
-        """The games in progress, between two rollouts; None if they are not recorded."""
-        if self.pool.record is None:
-            return None
-        return self.pool.record.games(self._newest.frame, self.pool.lives, self._episodes.in_progress)
-
-    def take_segment(self) -> Segment:
-        """The actions since the last call; see `envs.record.GameRecord`."""
-        assert self.pool.record is not None
-        return self.pool.record.take_segment(self._newest.frame)
+    def take_games(self) -> tuple[Games, Segment] | None:
+        """The games in progress, between two rollouts, and the actions since the last call; None without a record."""
+        record = self.pool.record
+        return record and record.take(self._newest.frame, self.pool.lives, self._episodes.in_progress)
 
     def resume(self, games: Games, say: Callable[[str], object]) -> None:
         """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`."""
@@ -203,7 +189,7 @@ class EnvGroup:
         past, end = self._network.layout.arrange(jnp.asarray(replayed.past_frames)), self.rollout_length
         self._state = self._state._replace(
             frames=self._state.frames.at[end : end + STACK - 1].set(past),
-            age=self._state.age.at[end - 1].set(replayed.past_age),
+            steps=self._state.steps._replace(age=self._state.steps.age.at[end - 1].set(replayed.past_age)),
         )
 
     def begin(self, key: jax.Array) -> None:
@@ -212,6 +198,7 @@ class EnvGroup:
         shape = (self.rollout_length, self.pool.num_envs)
         self._outcome = Outcome(*(np.zeros(shape, dtype) for dtype in (np.float32, bool, bool, np.float32)))
         self.waited_seconds = 0.0  # for the emulators, in this rollout
+        self.env_steps = 0  # of this rollout; auto-reset steps do not count
 
     def choose(self, params: Any) -> None:
         """Starts the policy on the newest frames.
@@ -246,15 +233,12 @@ class EnvGroup:
         self._outcome.terminated[t] = step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated
         self._outcome.truncated[t] = step.truncated
         self._outcome.weight[t] = ~step.first
+        self.env_steps += int(np.sum(~step.first))
         return [(t, self.first_env + each.env, each.episode_return, each.length) for each in self._episodes.count(step)]
 
     def finish(self) -> tuple[ActorState, Outcome]:
         """The full rollout. The state is still needed by the next `begin`."""
         return self._state, jax.device_put(self._outcome, self.device)
-
-    def env_steps(self) -> int:
-        """Env steps of this rollout; auto-reset steps do not count."""
-        return int(self._outcome.weight.sum())
 
 
 class Collected(NamedTuple):
@@ -264,7 +248,7 @@ class Collected(NamedTuple):
     env_steps: int  # of all processes; auto-reset steps do not count
     games: list[Game]  # of all processes, by step, then by environment
     first_step_at: float  # time.time() when the emulators had been sent their first actions
-    seconds: tuple[float, float] = (0.0, 0.0)  # since then: waiting for the emulators, and the rest
+    seconds: tuple[float, float]  # since then: waiting for the emulators, and the rest
 
 
 def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: jax.Array) -> Collected:
@@ -301,7 +285,7 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
     rest = time.perf_counter() - started - waited
     return Collected(
         rollouts=[finish_rollout([group.finish() for group in on_device]) for on_device in groups],
-        env_steps=sum_over_processes(sum(group.env_steps() for group in all_groups)),
+        env_steps=sum_over_processes(sum(group.env_steps for group in all_groups)),
         games=sorted(gather_rows(np.reshape(games, (-1, 4))).tolist()),
         first_step_at=first_step_at,
         seconds=(waited, rest),

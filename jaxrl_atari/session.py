@@ -181,12 +181,11 @@ class Session:
             items["acting"] = self.learner.acting
         if self.evaluator and (evaluated := self.evaluator.running()):
             items["evaluation"] = evaluated.params
-        groups = list(itertools.chain(*self.groups))
-        if games := [known for group in groups if (known := group.games())]:
+        if known := [games for group in itertools.chain(*self.groups) if (games := group.take_games())]:
+            games, segments = zip(*known, strict=True)
             items["games"] = join(games)._asdict()
-            segment = [group.take_segment() for group in groups]
             if self.config.log.actions:
-                write_segment(self.session_dir, segment, self.games, self.config.ppo.rollout_length)
+                write_segment(self.session_dir, segments, self.games, self.config.ppo.rollout_length)
         self.games = []
         self.checkpoints.save(self.progress.env_steps, items, self.meta(), score)
 
@@ -296,7 +295,7 @@ def prepare(
             exits.callback(evaluator.close)
             if running:
                 evaluator.start(arrays["evaluation"], evaluated)
-        graphs = Graphs(session_dir.parent if leader and config.log.graphs and not quiet else None)
+        graphs = Graphs(session_dir.parent if leader and config.log.graphs else None)
         exits.callback(graphs.close)
         run = Session(
             config, session_dir, seed, game_seed, placement, progress, groups, learner, arrays["key"], log,

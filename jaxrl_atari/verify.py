@@ -73,8 +73,8 @@ def read_log(session_dir: Path) -> Log:
     """Reads the log of actions of a session.
 
     Raises:
-        UserError: there is none, a segment is damaged, or `env.num_envs` was changed by a resume.
-        Differs: a segment or the seed of an environment is missing.
+        UserError: there is none, or `env.num_envs` was changed by a resume.
+        Differs: a segment is missing or damaged.
     """
     parts, frame_crc, ends, reached = [], {}, [], 0
     for first, _, path in segments(session_dir):
@@ -94,8 +94,6 @@ def read_log(session_dir: Path) -> Log:
     if len({part["actions"].shape[1] for part in parts}) > 1:
         raise UserError(f"{session_dir}: env.num_envs was changed by a resume; `verify` needs one number of them")
     actions, anchors, games = (np.concatenate([part[n] for part in parts]) for n in ("actions", "anchors", "games"))
-    if not np.array_equal(np.sort(anchors[anchors[:, 0] == 0, 1]), range(actions.shape[1])):
-        raise Differs(f"{session_dir}: the log of actions does not begin with a seed of every environment")
     return Log(actions, anchors, games[np.lexsort((games[:, 1], games[:, 0]))], frame_crc, ends)
 
 
@@ -124,7 +122,7 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
     Raises:
         Differs: a game has another return or length, or a frame at the end of a segment is another one.
     """
-    env, played = config.env, []
+    env, played = config.env, set()
     pool = make_pool("ale", env.game_name, len(batch), seed=0, num_threads=env.num_threads, rules=env.rules)
     counter = EpisodeCounter(len(batch))
     try:
@@ -134,7 +132,7 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
             for game in counter.count(step):
                 piece, at = batch[game.env], reached[game.env]
                 if at > piece.start:  # else it has not started
-                    played.append([at - 1, piece.env, game.episode_return, game.length])
+                    played.add((at - 1, piece.env, game.episode_return, game.length))
             for piece, at, frame in zip(batch, reached, step.frame, strict=True):
                 # Where a piece ends with an anchor, the frame is that of the next piece.
                 shows = at in log.frame_crc and piece.start < at and (at < piece.end or at == len(log.actions))
@@ -146,10 +144,10 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
         pool.close()
     steps, envs = log.games[:, :2].T
     here = np.any([(envs == piece.env) & (piece.start <= steps) & (steps < piece.end) for piece in batch], axis=0)
-    for logged, found in itertools.zip_longest(log.games[here].tolist(), sorted(played)):
-        if logged != found:
-            texts = ["no other game" if game is None else GAME.format(*game) for game in (logged, found)]
-            raise Differs(f"the log has {texts[0]}, the actions give {texts[1]}")
+    logged = {*map(tuple, log.games[here].tolist())}
+    if different := logged ^ played:
+        first = min(different)
+        raise Differs(f"{'the log' if first in logged else 'the replay'} alone has {GAME.format(*first)}")
     return len(played)
 
 
@@ -163,8 +161,8 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
         Differs: a row has another number of env steps or games, or another `return_mean`, `return_ma` or length; the
             log ends before the newest checkpoint.
     """
-    rows = {int(row["env_steps"]): row for row in read_rows(session_dir / METRICS_FILE)}
-    statistics, reached, start, env_steps = EpisodeStatistics(), set(), 0, 0
+    statistics, start, env_steps = EpisodeStatistics(), 0, 0
+    expected: dict[int, dict[str, float]] = {}  # env steps at the end of each update -> the row
     # The step after the end of a game is an auto-reset step, which does not count; where a resume started new games
     # just then, there is none.
     anchors = set(map(tuple, log.anchors[:, :2].tolist()))
@@ -174,18 +172,20 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
         env_steps += (end - start) * log.actions.shape[1] - int(((start <= resets) & (resets < end)).sum())
         start = end
         statistics.count(ended.tolist(), env_steps)
-        reached.add(env_steps)
-        for name, value in statistics.to_row().items():
-            found, text = rows.get(env_steps, {}).get(name), "" if np.isnan(value) else f"{value:.9g}"
-            if found not in (None, text):
-                raise Differs(f"{session_dir}, {env_steps:,} env steps: {name} is {found}, the games give {text}")
-    if unknown := [steps for steps in rows if steps <= env_steps and steps not in reached]:
-        raise Differs(f"{session_dir}: metrics.csv has a row at {unknown[0]:,} env steps, where no update ended")
-    if env_steps < (newest := max(checkpoint_steps(session_dir), default=0)):
-        raise Differs(
-            f"{session_dir}: the log of actions ends at {env_steps:,} env steps, the checkpoints at {newest:,}"
-        )
-    return len(rows.keys() & reached), len(rows), env_steps
+        expected[env_steps] = statistics.to_row()
+    rows = read_rows(session_dir / METRICS_FILE)
+    logged = [row for row in rows if int(row["env_steps"]) <= env_steps]
+    for row in logged:
+        at = f"{session_dir}, {row['env_steps']} env steps"
+        if int(row["env_steps"]) not in expected:
+            raise Differs(f"{at}: metrics.csv has a row where no update ended")
+        for name, value in expected[int(row["env_steps"])].items():
+            text = "" if np.isnan(value) else f"{value:.9g}"
+            if (found := row.get(name, text)) != text:
+                raise Differs(f"{at}: {name} is {found}, the games give {text}")
+    if env_steps < max(checkpoint_steps(session_dir), default=0):
+        raise Differs(f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints")
+    return len(logged), len(rows), env_steps
 
 
 def verify_session(config: Config, session_dir: Path, options: Options) -> str:

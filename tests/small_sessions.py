@@ -47,7 +47,7 @@ def take_turns(item, send):
 def until_stopped(item, send):
     """Trains until it is asked to stop, which takes a second; `deaf` to everything, if there is such a file."""
     from jaxrl_atari import cli
-    from jaxrl_atari.cli.stopping import StopRequest
+    from jaxrl_atari.cli import StopRequest
 
     with StopRequest(f"session {item.session}") as stop:
         stop.training = True

@@ -164,5 +164,5 @@ def test_games_that_cannot_be_are_not_played(damage, stopped, tmp_path, capsys):
     items = {"arrays": arrays, "games": games | damage(games)}
     Checkpoints(tmp_path / "session_0").save(meta["env_steps"], items, meta, None)
     with prepare(OVERLAP, tmp_path / "session_0", resume=True) as run:
-        assert run.groups[0][0].games().anchor_step.tolist() == [meta["steps"]] * 4
+        assert run.groups[0][0].take_games()[0].anchor_step.tolist() == [meta["steps"]] * 4
     assert capsys.readouterr().out.count("new games are started (") == 1

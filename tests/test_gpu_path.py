@@ -27,10 +27,9 @@ from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import PLAIN
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.choice import limit_jax
-from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.hardware.gpus import network_platform, visible
 from jaxrl_atari.hardware.memory import FRACTION
-from jaxrl_atari.hardware.runtime import DETERMINISTIC
+from jaxrl_atari.hardware.runtime import DETERMINISTIC, Cpu
 from jaxrl_atari.rollout import act, act_packed, empty_state, pack
 
 TINY = [

@@ -5,7 +5,7 @@ import json
 import pytest
 from fake_cuda import python
 
-from jaxrl_atari.hardware.cpu import usable_cores
+from jaxrl_atari.hardware.runtime import usable_cores
 
 COMPILE = """
 import warnings

@@ -19,7 +19,7 @@ from small_training import TINY, Lines, change, edit_meta, flip_bit, latest_meta
 from user_commands import user_environment
 
 from jaxrl_atari import session
-from jaxrl_atari.cli.stopping import StopRequest
+from jaxrl_atari.cli import StopRequest
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
@@ -146,7 +146,7 @@ def test_a_session_has_the_seed_of_the_trial_plus_its_number(tmp_path):
     found = []
     for seed, number in ((5, 2), (7, 0), (5, 0)):
         with prepare(change(TINY, seed=seed), tmp_path / f"{seed}" / f"session_{number}", number, quiet=True) as run:
-            keys, games = jax.tree.map(jax.random.key_data, run.keys(0)), run.groups[0][0].games().anchor_seed
+            keys, games = jax.tree.map(jax.random.key_data, run.keys(0)), run.groups[0][0].take_games()[0].anchor_seed
             found.append(jax.tree.map(np.asarray, (run.learner.state.params["dense"]["kernel"], keys, games)))
     jax.tree.map(np.testing.assert_array_equal, found[0], found[1])
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, found[0], found[2])))

@@ -51,8 +51,7 @@ class Options(FromConfig):
     seconds: Annotated[float, Limits(0.001, 86_400.0)] = 3.0
     """Minimum seconds per part and repeat."""
     compare: str | None = None
-    """FIELD=V1,V2,... compares values of a field of the config, VARIABLE=V1,V2,... of an environment variable; cpu,gpu
-    is devices.gpu=true,false."""
+    """FIELD=V1,V2,... compares values of a field of the config; cpu,gpu is devices.gpu=true,false."""
     trace: Path | None = None
     """Write a jax.profiler trace to this folder instead."""
     json: Path | None = None

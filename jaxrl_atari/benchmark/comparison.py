@@ -1,12 +1,11 @@
 """Comparisons: runs in processes of their own, which take turns."""
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,33 +28,32 @@ Sides = dict[str, Callable[[], dict[str, Any]]]
 """Name -> a call that runs this side of a comparison and returns its `rate` and `peak_rss_gib` among JSON values."""
 
 
-def run_json(command: Sequence[str | Path], variables: Mapping[str, str]) -> dict[str, Any]:
-    """Runs Python with some arguments and environment variables; returns the JSON object in its last line of output.
+def run_json(command: Sequence[str | Path]) -> dict[str, Any]:
+    """Runs Python with some arguments; returns the JSON object in its last line of output.
 
     Raises:
         UserError: it failed; the message is the last line of its errors.
     """
-    environment = {**os.environ, **variables}
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
         raise UserError(f"{command[0]} {command[1]} failed (exit status {done.returncode}): {last}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_side(config: Config, part: str, seconds: float, variables: Mapping[str, str]) -> dict[str, Any]:
+def run_side(config: Config, part: str, seconds: float) -> dict[str, Any]:
     """One side of a comparison: a part of training, measured in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder:
         file = Path(folder, "config.py")
         file.write_text(CONFIG_FILE.format(config.to_dict()))
         options = ["--config", file, "--parts", part, "--repeats", "1", "--seconds", str(seconds)]
-        found = run_json(["-m", "jaxrl_atari.benchmark", *options], variables)
+        found = run_json(["-m", "jaxrl_atari.benchmark", *options])
     rate = next(iter(found["figures"].values()))["median"]
     return {"rate": rate, "peak_rss_gib": found["peak_rss_gib"], "devices": found["devices"]}
 
 
 def make_sides(text: str, config: Config, part: str, seconds: float) -> Sides:
-    """The sides of `--compare TEXT`: FIELD=V1,V2,..., VARIABLE=V1,V2,... or cpu,gpu.
+    """The sides of `--compare TEXT`: FIELD=V1,V2,... or cpu,gpu.
 
     Raises:
         UserError: it is of another form, or the config cannot have such a value.
@@ -68,14 +66,10 @@ def make_sides(text: str, config: Config, part: str, seconds: float) -> Sides:
     require(len({*chosen}) == len(chosen) > 1, "--compare", text, "cpu,gpu or FIELD=VALUE,VALUE,... (different values)")
 
     def side(value: str) -> Callable[[], dict[str, Any]]:
-        changed, variables = config, {}
-        if field.isupper():
-            variables[field] = value
-        else:
-            word = {"true": "True", "false": "False"}.get(value, value)
-            only_words = (tyro.conf.FlagConversionOff,)
-            changed = tyro.cli(Config, args=[f"--{field}", word], default=config, prog="--compare", config=only_words)
-        return partial(run_side, changed, part, seconds, variables)
+        word = {"true": "True", "false": "False"}.get(value, value)
+        only_words = (tyro.conf.FlagConversionOff,)
+        changed = tyro.cli(Config, args=[f"--{field}", word], default=config, prog="--compare", config=only_words)
+        return partial(run_side, changed, part, seconds)
 
     return {f"{field}={value}": side(value) for value in chosen}
 

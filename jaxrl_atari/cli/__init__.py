@@ -1,5 +1,6 @@
-"""How every command runs: errors as one line on stderr, exit statuses, output to pipes that may close."""
+"""How every command runs: one-line errors on stderr, exit statuses, stop requests, output to pipes that may close."""
 
+import contextlib
 import errno
 import io
 import logging
@@ -7,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -17,6 +19,9 @@ INTERRUPTED = 130  # 128 + SIGINT, as in shells: stopped on request, by whatever
 
 CLEAR_LINE = "\r\x1b[K"
 """What overwrites the live line of a terminal."""
+
+REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals of a `StopRequest`."""
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
 
@@ -86,11 +91,6 @@ def resume_command(command: str, directory: Path) -> str:
     return f"python -m jaxrl_atari.{command} --resume {shlex.quote(str(directory))}"
 
 
-def was_interrupted() -> bool:
-    """Whether a signal was to end the command, which goes on if it came within a callback; see `run`."""
-    return bool(_interrupted)
-
-
 def write(text: str, stream: TextIO | None = None) -> None:
     """Writes text to standard output, or another stream, at once.
 
@@ -117,3 +117,62 @@ def say(line: str, stream: TextIO | None = None) -> None:
 def counted(count: float, noun: str) -> str:
     """`1 game`, `2 games`, `0.25 GPUs`."""
     return f"{count:g} {noun}{'' if count == 1 else 's'}"
+
+
+# --- Stop requests ----------------------------------------------------------------------------------------------------
+
+
+class StopRequest:
+    """Turns SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 into a request to stop after the current update.
+
+    The first signal is answered with a line. Before the first update, when there is nothing to save, it raises
+    KeyboardInterrupt, and so does a second Ctrl-C (SIGINT) at any time. The other signals may come any number of times:
+    a cluster sends them to every process of a job, and so does a parent to its sessions. Signals that the parent
+    ignores stay ignored: SIGHUP, sent when the terminal closes, under `nohup`; SIGINT in a script's background (`&`).
+
+    Args:
+        label: stands before the line, such as `session 0`.
+        quick: False for a process that others would wait for: it does not end before its first update.
+        answer: the line.
+    """
+
+    def __init__(
+        self,
+        label: str = "",
+        quick: bool = True,
+        answer: str = "stopping after this update, with a last checkpoint",
+    ):
+        self._label, self._quick, self._answer = f"{label}  " if label else "", quick, answer
+        self._requested = False
+        self._before: dict[int, Any] = {}
+        self.training = False  # set it once an update is finished
+
+    def requested(self) -> bool:
+        """Whether a signal has asked for a stop."""
+        return self._requested
+
+    def __enter__(self):
+        if _interrupted:  # a signal that came within a callback; see `run`
+            raise KeyboardInterrupt
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
+            for number in REQUESTS:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if number == signal.SIGINT and self._requested:
+            raise KeyboardInterrupt
+        if self._requested:
+            return
+        self._requested = True
+        ends = self._quick and not self.training
+        answer = "interrupted before the first update: there is nothing to save" if ends else self._answer
+        with contextlib.suppress(OSError):  # a closed terminal. Not `print`, which fails within another `print`
+            os.write(1, f"{CLEAR_LINE * sys.stdout.isatty()}{self._label}{answer}\n".encode())
+        if ends:
+            raise KeyboardInterrupt
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

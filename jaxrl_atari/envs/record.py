@@ -73,28 +73,19 @@ class GameRecord:
             self._new_anchors.append((self._steps, self._first_env + i, self._anchor_seed[i]))
         return self._anchor_seed[envs]
 
-    def games(self, frame: np.ndarray, lives: np.ndarray, in_progress: np.ndarray) -> Games:
-        """The games in progress; the arguments are fields of `Games`."""
-        actions = self._newest(self._steps - int(self._anchor_step.min())).T
-        steps = np.full(len(lives), self._steps)
-        return Games(steps, self._anchor_step.copy(), self._anchor_seed.copy(), actions, frame, lives, in_progress)
+    def take(self, frame: np.ndarray, lives: np.ndarray, in_progress: np.ndarray) -> tuple[Games, Segment]:
+        """The games in progress, and the steps since the last call. The arguments are fields of `Games`."""
+        crc = np.array([zlib.crc32(each.tobytes()) for each in frame], np.uint32)
+        new_anchors = np.array(self._new_anchors, np.int64).reshape(-1, 3)
+        segment = Segment(self._taken, self._newest(self._steps - self._taken), new_anchors, crc)
+        actions, steps = self._newest(self._steps - int(self._anchor_step.min())), np.full(len(lives), self._steps)
+        self._taken, self._new_anchors, self._actions = self._steps, [], list(actions)  # nobody needs older ones
+        anchors = self._anchor_step.copy(), self._anchor_seed.copy()
+        return Games(steps, *anchors, actions.T, frame, lives, in_progress), segment
 
     def _newest(self, steps: int) -> np.ndarray:
         newest = self._actions[len(self._actions) - steps :]
         return np.array(newest, np.uint8).reshape(steps, len(self._anchor_seed))
-
-    def take_segment(self, frame: np.ndarray) -> Segment:
-        """The steps since the last call. Forgets the actions that nobody needs any more.
-
-        Args:
-            frame: the newest, uint8 [n, 84, 84].
-        """
-        anchors = np.array(self._new_anchors, np.int64).reshape(-1, 3)
-        crc = np.array([zlib.crc32(each.tobytes()) for each in frame], np.uint32)
-        segment = Segment(self._taken, self._newest(self._steps - self._taken), anchors, crc)
-        self._taken, self._new_anchors = self._steps, []
-        self._actions = self._actions[len(self._actions) - (self._steps - int(self._anchor_step.min())) :]
-        return segment
 
     def restore(self, games: Games) -> None:
         """Continues the record of a checkpoint, whose segment is written already."""
@@ -103,7 +94,7 @@ class GameRecord:
         self._actions, self._new_anchors = list(games.actions.T), []
 
 
-def join(parts: list[Games]) -> Games:
+def join(parts: Sequence[Games]) -> Games:
     """The games of several pools, which have made equally many steps, in the order of their environments."""
     length = max(part.actions.shape[1] for part in parts)
     padded = [np.pad(part.actions, ((0, 0), (length - part.actions.shape[1], 0))) for part in parts]

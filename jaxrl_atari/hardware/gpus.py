@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import pynvml
 
-from jaxrl_atari.hardware.cpu import read_cpu
-from jaxrl_atari.hardware.runtime import jax_config
+from jaxrl_atari.hardware.runtime import jax_config, read_cpu
 
 nvml: Any = pynvml  # its annotations say less than it returns
 SIMULATED = "JAXRL_ATARI_SIMULATED_GPUS"

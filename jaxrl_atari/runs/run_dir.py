@@ -17,8 +17,7 @@ import psutil
 from jaxrl_atari.config import Config, changed_fields, config_from_dict
 from jaxrl_atari.errors import UserError, parse_path, require
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.cpu import read_cpu
-from jaxrl_atari.hardware.runtime import numeric_settings
+from jaxrl_atari.hardware.runtime import numeric_settings, read_cpu
 from jaxrl_atari.runs.files import read_json, unused, write_json
 from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.stopping import StopRequest
+from jaxrl_atari.cli import StopRequest
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import reason
 from jaxrl_atari.hardware import runtime

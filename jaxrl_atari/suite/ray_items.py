@@ -17,8 +17,7 @@ import ray
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 
-from jaxrl_atari.cli import counted, say
-from jaxrl_atari.cli.stopping import StopRequest
+from jaxrl_atari.cli import StopRequest, counted, say
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware import runtime

@@ -12,13 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.cli import resume_command, say
+from jaxrl_atari.cli import StopRequest, resume_command, say
 from jaxrl_atari.cli.options import say_changes
-from jaxrl_atari.cli.stopping import StopRequest
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import THREADS
 from jaxrl_atari.errors import SessionsFailed, UserError, parse_path
-from jaxrl_atari.hardware import cpu, distributed
+from jaxrl_atari.hardware import distributed, runtime
 from jaxrl_atari.hardware.choice import place_session
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
@@ -227,6 +226,6 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> tup
                 where += f", {fraction:.0%} of its memory"
                 environment[FRACTION] = str(fraction)
         if parallel > 1:
-            environment[THREADS] = str(max(1, cpu.usable_cores() // parallel))
+            environment[THREADS] = str(max(1, runtime.usable_cores() // parallel))
         slots.append(Slot(f"on {where} ({why})", environment))
     return slots, parallel
