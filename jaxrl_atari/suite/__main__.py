@@ -19,13 +19,13 @@ from jaxrl_atari.errors import SessionsFailed, require
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import is_suite, make_run_dir, require_same_run
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, check_ray
-from jaxrl_atari.suite.results import write_results
 from jaxrl_atari.suite.suite import (
     Suite,
     game_configs,
     read_suite_file,
     train_on_ray,
     unfinished_sessions,
+    write_results,
     write_suite_file,
 )
 from jaxrl_atari.suite.trial import plan_slots, train_items
