@@ -79,8 +79,9 @@ def allot(resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], d
     Raises:
         UserError: an item needs more than any machine has.
     """
-    owned = [(machine.get("GPU", 0.0) if devices.gpu else 0.0, machine.get("CPU", 0.0)) for machine in machines]
-    gpu, cpu = resources.gpu if any(gpus for gpus, _ in owned) else 0.0, max(resources.cpu, 1)
+    owned = [(machine.get("GPU", 0.0), machine.get("CPU", 0.0)) for machine in machines]
+    gpu = resources.gpu if devices.gpu and any(gpus for gpus, _ in owned) else 0.0
+    cpu = max(resources.cpu, 1)
     require(devices.gpu is not True or gpu > 0, "devices.gpu", True, "a GPU on a machine of the Ray cluster")
     fitting = [(gpus, cores) for gpus, cores in owned if gpus >= gpu and cores >= cpu]
     if not fitting:

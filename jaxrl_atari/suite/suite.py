@@ -13,13 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxrl_atari.cli import counted, say
+from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import parse_game
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import require
 from jaxrl_atari.report import suites as tables
-from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.summary import markdown_table, trial_summary
 from jaxrl_atari.runs.files import read_json, write_file, write_json
@@ -124,12 +123,14 @@ def _train(folders: Mapping[str, Item], folder: Path, share: Share, stop_request
     train_item(item, stop_requested=stop_requested)
 
 
-def write_results(suite_dir: Path, failures: Mapping[str, str], final: bool = False) -> None:
+def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
     """Writes results.md, results.csv, results.json and the scores in rliable's form, and trial.json of each game.
 
     Args:
         failures: game -> why it failed.
-        final: print the tables, and draw the graphs and the report if the config asks for them.
+
+    Returns:
+        The content of results.md.
     """
     suite = tables.read_suite(suite_dir)
     name, config, protocol = suite_dir.absolute().name, suite.config, suite.config.env.resolved_protocol
@@ -166,7 +167,4 @@ def write_results(suite_dir: Path, failures: Mapping[str, str], final: bool = Fa
         parts.append(f"No aggregates: {comparison_note(protocol) or 'no complete game has a score to compare with'}.")
     text = "\n\n".join(parts) + "\n"
     write_file(suite_dir / "results.md", text)
-    if final:
-        say(f"\n{text}")
-    if final and config.log.graphs:
-        try_report(suite_dir)
+    return text
