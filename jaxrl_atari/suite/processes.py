@@ -26,6 +26,7 @@ from jaxrl_atari.hardware import runtime
 
 POLL_SECONDS = 0.1
 STOPPING = "stopping: each session that has trained writes a last checkpoint (Ctrl-C again: stop at once)"
+KILLED = " (killed; does the machine have too little memory?)"
 _SPAWN = multiprocessing.get_context("spawn")
 
 Send = Callable[[Any], object]
@@ -128,21 +129,19 @@ def run_processes(
                     status = session.process.exitcode  # before reading: whatever it has said is there
                     if session.read(on_message):
                         compiled.add(session.item.game)
-                    if status is not None:
-                        running.remove(session)
-                        if session.failure or not (stopping and status):
-                            yield session.item, session.failure or _failure(status)
+                    if status is None:
+                        continue
+                    running.remove(session)
+                    failure = session.failure
+                    if status and not (failure or stopping):
+                        failure = Failure(f"exit status {status}{KILLED if status == -signal.SIGKILL else ''}")
+                    if failure or status == 0:
+                        yield session.item, failure
         finally:
             for session in running:
                 session.process.kill()
     if stopping:
         raise KeyboardInterrupt
-
-
-def _failure(status: int) -> Failure | None:
-    """Why a process has failed that has not said it."""
-    hint = " (killed; does the machine have too little memory?)" if status == -signal.SIGKILL else ""
-    return Failure(f"exit status {status}{hint}") if status else None
 
 
 class _Session:
