@@ -184,6 +184,8 @@ def _run(function: Callable, item: Item, environment: Mapping[str, str], message
     if output is not None:
         for number in (1, 2):
             os.dup2(output.fileno(), number)
+        # Not those of before: one that was made for a file cannot be reconfigured for a pipe.
+        sys.stdout, sys.stderr = (open(number, "w", buffering=1, encoding="utf-8") for number in (1, 2))  # noqa: SIM115
     parent = multiprocessing.parent_process()
     assert parent is not None
 
