@@ -22,12 +22,11 @@ from jaxrl_atari.hardware.runtime import numeric_settings
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
 from jaxrl_atari.rollout import EnvGroup, collect, make_groups
 from jaxrl_atari.runs.actions import cut_segments, write_segment
-from jaxrl_atari.runs.checkpoints import Checkpoints, Restored
+from jaxrl_atari.runs.checkpoints import Checkpoints, Restored, games_problem, resume_text
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.progress import Game, Progress, due
-from jaxrl_atari.runs.resume import games_problem, restore_session, resume_text, set_aside_logs
 from jaxrl_atari.runs.session_log import ReadMetrics, SessionLog
-from jaxrl_atari.runs.writers import TerminalWriter, Writer, make_writers
+from jaxrl_atari.runs.writers import TerminalWriter, Writer, make_writers, set_aside_logs
 
 
 def run_session(
@@ -260,9 +259,7 @@ def prepare(
         checkpoints = Checkpoints(session_dir, say)
         restored = None
         if resume:
-            restored = restore_session(
-                checkpoints, lambda meta: abstract_arrays(config, meta["num_actions"], placement.home), say
-            )
+            restored = checkpoints.resume(lambda meta: abstract_arrays(config, meta["num_actions"], placement.home))
         meta = restored.meta if restored else {}
         progress = Progress(meta)
         groups, game_seed = start_games(config, placement, seed, checkpoints, restored, progress, say)

@@ -8,6 +8,9 @@ import numpy as np
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
 
+FEW_COLUMNS = ("env_steps", "optimizer_steps", "wall_seconds", "episodes", "return_mean", "return_ma")
+"""An earlier version had no others."""
+
 
 def table(return_mean, env_steps=None, **columns):
     """A session's table with the given returns: a log point every 100 env steps and 4 optimiser steps."""

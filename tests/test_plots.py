@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from sample_runs import learning_table, table, write_run
+from sample_runs import FEW_COLUMNS, learning_table, table, write_run
 from user_commands import ROOT, user_environment
 
 from jaxrl_atari import plots
@@ -17,7 +17,6 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import graphs
 from jaxrl_atari.report.drawing import COLOURS
 from jaxrl_atari.report.summary import read_run
-from jaxrl_atari.runs.reading import REQUIRED_COLUMNS
 
 NAN = np.nan
 
@@ -52,7 +51,7 @@ def qbert(tmp_path_factory):
 
 def short(*returns):
     """A table without the columns of the small panels, which take long to draw."""
-    return {name: column for name, column in table(returns).items() if name in REQUIRED_COLUMNS}
+    return {name: column for name, column in table(returns).items() if name in FEW_COLUMNS}
 
 
 def lines(axes):

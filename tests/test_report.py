@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from browser import chromium
 from PIL import Image
-from sample_runs import describe, learning_table, table, write_run
+from sample_runs import FEW_COLUMNS, describe, learning_table, table, write_run
 
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig, flat
 from jaxrl_atari.envs.games import GAMES
@@ -20,7 +20,6 @@ from jaxrl_atari.report.__main__ import main
 from jaxrl_atari.report.page import try_report, write_report
 from jaxrl_atari.report.suites import normalised, read_suite, write_rliable
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.reading import REQUIRED_COLUMNS
 
 SOFTWARE = {
     "python": "3.11.2",
@@ -60,7 +59,7 @@ class Page(HTMLParser):
 
 def short(*returns, **columns):
     """A table without the columns of the small panels, which take long to draw."""
-    return {name: column for name, column in table(returns).items() if name in REQUIRED_COLUMNS} | columns
+    return {name: column for name, column in table(returns).items() if name in FEW_COLUMNS} | columns
 
 
 def make_run(run_dir, **kwargs):

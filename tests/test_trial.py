@@ -56,7 +56,8 @@ def test_a_trial_returns_its_summary_and_calls_back_at_each_log_point(trained):
     assert (summary["complete"], len(summary["sessions"])) == (True, 2)
     assert [(row["session"], row["env_steps"]) for row in rows] == [(0, 16), (0, 32), (1, 16), (1, 32)]
     assert rows[0].keys() >= {"wall_seconds", "return_ma"}
-    assert [description(run_dir / f"session_{i}")["seed"] for i in (0, 1)] == [0, 1]
+    metas = [Checkpoints(run_dir / f"session_{i}").read_meta(32) for i in (0, 1)]
+    assert [meta["seed"] for meta in metas] == [0, 1]
 
 
 def test_a_finished_run_keeps_what_it_was_trained_with(trained, capsys):
@@ -86,7 +87,7 @@ def test_a_resume_as_another_run_is_refused_and_writes_nothing(change, message, 
         run_training(dataclasses.replace(TINY, **change), trained[0].run_dir)
     assert message in str(error.value)
     assert (trained[0].run_dir / "config.json").read_bytes() == before
-    with pytest.raises(UserError, match="session_0: is a session's directory; expected the run's"):
+    with pytest.raises(UserError, match=r"session_0: holds .*, and no run; choose another folder"):
         run_training(TINY, trained[0].run_dir / "session_0")
 
 
@@ -116,7 +117,7 @@ def test_the_error_of_the_only_session_is_raised_as_it_is(tmp_path):
 
 def test_the_last_seeds_train_and_the_next_is_refused_before_anything_is_written(tmp_path):
     run_training(dataclasses.replace(TINY, seed=2**31 - 2), tmp_path / "run")
-    assert description(tmp_path / "run" / "session_1")["seed"] == 2**31 - 1
+    assert Checkpoints(tmp_path / "run" / "session_1").read_meta(32)["seed"] == 2**31 - 1
     with pytest.raises(ConfigError, match="seed = 2147483647: expected at most 2,147,483,648 - sessions"):
         dataclasses.replace(TINY, seed=2**31 - 1)
 

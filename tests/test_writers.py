@@ -22,8 +22,7 @@ from jaxrl_atari.config import Config, LogConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.reading import read_evaluations, read_metrics
-from jaxrl_atari.runs.resume import set_aside_logs
-from jaxrl_atari.runs.writers import CsvWriter, TensorBoardWriter, TerminalWriter, make_writers
+from jaxrl_atari.runs.writers import CsvWriter, TensorBoardWriter, TerminalWriter, make_writers, set_aside_logs
 
 
 def row(env_steps, **values):

@@ -26,7 +26,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxrl_atari import __version__
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.config import Config, changed_fields
+from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.hardware.distributed import agree, is_leader
 from jaxrl_atari.ppo import KEYS
 from jaxrl_atari.runs.files import read_json, unused
 from jaxrl_atari.runs.run_dir import checkpoint_steps
@@ -88,11 +90,10 @@ class Checkpoints:
             raise UserError(f"{path}: no such checkpoint; there are: {', '.join(map(str, steps)) or 'none yet'}")
         try:
             meta = read_json(path / "meta" / "metadata")
-            intact = meta["checksum"] == meta_digest(meta)
+            if meta["checksum"] != meta_digest(meta):
+                raise ValueError("it differs from its digest")
         except (OSError, ValueError, KeyError) as error:
-            raise Damaged(f"{path}: damaged: its meta cannot be read ({type(error).__name__}: {error})") from error
-        if not intact:
-            raise Damaged(f"{path}: damaged: its meta differs from its digest")
+            raise Damaged(f"{path}: damaged: its meta cannot be read ({reason(error)})") from error
         if meta["format_version"] != FORMAT_VERSION:
             raise UserError(
                 f"{path}: has checkpoint format {meta['format_version']}, and this version of jaxrl_atari reads format"
@@ -123,7 +124,7 @@ class Checkpoints:
         try:
             values = _read(path / item, wanted)
         except Exception as error:  # orbax can raise any type for a damaged file
-            raise Damaged(f"{path}: damaged: {item} cannot be read ({_short(error)})") from error
+            raise Damaged(f"{path}: damaged: {item} cannot be read ({reason(error)})") from error
         for name, digest in array_digests(values).items():
             if digest != saved["checksums"][name]:
                 raise Damaged(f"{path}: damaged: {name} differs from its digest")
@@ -154,6 +155,33 @@ class Checkpoints:
                 damaged[step] = error
         reasons = "; ".join(map(str, damaged.values())) or "there is none yet"
         raise UserError(f"{self.directory}: no checkpoint is sound ({reasons}); restore one from a copy")
+
+    def resume(self, target: Callable[[dict[str, Any]], Any]) -> Restored | None:
+        """Restores the newest sound checkpoint, if there is one, and sets the damaged ones aside.
+
+        Of several processes, each reads the one that the leader has chosen.
+
+        Args:
+            target: meta -> `target` of `restore`.
+
+        Raises:
+            UserError: as `restore_newest`, where there are checkpoints.
+        """
+        found, problem = None, ""
+        if is_leader() and self.steps():
+            try:
+                found = self.restore_newest(target, ("acting", "evaluation"))
+            except UserError as error:
+                problem = str(error)[:1_000]
+        if problem := agree(problem):
+            raise UserError(problem)
+        step = int(agree(str(found.step if found else -1)))
+        if not is_leader() and step >= 0:
+            meta = self.read_meta(step)
+            found = Restored(step, self.restore(step, target(meta)), meta, {})
+        for damaged, error in found.damaged.items() if found else ():
+            self._say(f"{error}; it is now {self.set_aside(damaged)}")
+        return found
 
     # --- Writing ---
 
@@ -201,7 +229,7 @@ class Checkpoints:
             )
         except Exception as error:  # orbax and the file system raise many types
             raise UserError(
-                f"{path}: the checkpoint could not be written ({_short(error)}); fix the cause, then use --resume"
+                f"{path}: the checkpoint could not be written ({reason(error)}); fix the cause, then use --resume"
             ) from error
         self._remove_old()
 
@@ -223,6 +251,33 @@ class Checkpoints:
     def set_aside(self, step: int) -> Path:
         """Renames a damaged checkpoint to `damaged_<step>` and returns its new path."""
         return (self.directory / str(step)).rename(unused(self.directory / f"damaged_{step}"))
+
+
+# --- Resuming --------------------------------------------------------------------------------------------------------
+
+
+def games_problem(config: Config, meta: dict[str, Any]) -> str:
+    """Why the games of a checkpoint cannot go on; empty if they can."""
+    if "games" not in meta.get("items", {}):
+        return "the checkpoint has none: the back end ale records them, in a single process"
+    changed = changed_fields(meta["config"], config.to_dict())
+    found = {name: changed[name] for name in ("env.num_envs", "env.backend") if name in changed}
+    return ", ".join(f"{name} {before} -> {now}" for name, (before, now) in found.items())
+
+
+def resume_text(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """A line on where a session resumes, and on what has changed of its arithmetic.
+
+    Args:
+        before: meta of the checkpoint that it resumes from.
+        now: what the next checkpoint will have.
+    """
+    text = f"resumed at {before['env_steps']:,} env steps (update {before['updates']:,})"
+    names = [name for name in ("compute_dtype", "numeric_settings") if name in before]  # of an older version: not
+    changed = changed_fields({name: before[name] for name in names}, {name: now[name] for name in names})
+    for name, (old, new) in changed.items():
+        text += f"; {name} {old} -> {new}, so numbers may differ from here on"
+    return text
 
 
 # --- Arrays and digests ----------------------------------------------------------------------------------------------
@@ -295,9 +350,3 @@ def meta_digest(meta: dict[str, Any]) -> str:
 
 def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
-
-
-def _short(error: Exception) -> str:
-    """An exception as one short line. Long texts lose their middle: the cause is at the start or at the end."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text if len(text) <= 240 else f'{text[:120]} ... {text[-120:]}'}"

@@ -18,8 +18,6 @@ Table = Mapping[str, np.ndarray]
 
 METRICS_FILE, EVALUATIONS_FILE = "metrics.csv", "evaluations.csv"
 EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std")
-REQUIRED_COLUMNS = ("env_steps", "optimizer_steps", "wall_seconds", "episodes", "return_mean", "return_ma")
-"""Without these a metrics.csv cannot be read. Others may be missing: an earlier version had fewer."""
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -48,14 +46,12 @@ def read_metrics(session_dir: Path) -> Table:
     Empty cells are NaN.
 
     Raises:
-        UserError: the file is missing, has no row, or lacks a column.
+        UserError: the file is missing or has no row.
     """
     path = session_dir / METRICS_FILE
     rows = read_rows(path)
     if not rows:
         raise UserError(f"{path}: holds no log point; wait for the first one, or remove the session")
-    if missing := [name for name in REQUIRED_COLUMNS if name not in rows[0]]:
-        raise UserError(f"{path}: has no column {', '.join(missing)}; expected a metrics.csv of jaxrl_atari")
     return {name: np.array([number(row.get(name)) for row in rows]) for name in rows[0] if name}
 
 

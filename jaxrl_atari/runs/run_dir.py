@@ -92,8 +92,6 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
             raise UserError(f"{run_dir}: holds {other}, and no run; choose another folder or an empty one")
         (run_dir / ".lock").touch()
     except OSError as error:
-        if wanted is None and isinstance(error, FileExistsError):  # another command has taken the name just now
-            return make_run_dir(config)
         raise UserError(f"{run_dir}: {error.strerror}; choose a folder that can be written to") from error
     return run_dir
 

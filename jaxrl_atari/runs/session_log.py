@@ -43,7 +43,6 @@ class SessionLog:
         self._writers, self._every, self._progress, self._monitor = writers, every_env_steps, progress, monitor
         self._start = time.monotonic()
         self.compiling = True
-        self.first_step_at = math.nan  # `time.time()` when the first actions were sent
         self._newest: ReadMetrics | None = None
         self._metrics: list[dict[str, float]] = list(meta.get("unlogged_metrics", ()))  # since the last log point
         self._logged: int = meta.get("logged_env_steps", progress.env_steps)
@@ -82,7 +81,7 @@ class SessionLog:
         self._newest = metrics
         if self.compiling:
             metrics()  # waits
-            self.first_step_at, now = first_step_at, time.monotonic()
+            now = time.monotonic()
             since_start = first_step_at - psutil.Process().create_time()
             text = (
                 f"first env step {since_start:.1f} s after the start of the process; first rollout and update took"

@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -19,7 +19,7 @@ from jaxrl_atari.cli import say
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS
-from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.files import unused, write_file
 from jaxrl_atari.runs.reading import EVALUATION_COLUMNS, EVALUATIONS_FILE, METRICS_FILE, number, read_rows
 from jaxrl_atari.runs.run_dir import is_search, is_suite
 
@@ -64,6 +64,13 @@ def make_writers(config: Config, session_dir: Path, logged: int, evaluated: int)
     return writers
 
 
+def set_aside_logs(session_dir: Path, say: Callable[[str], object]) -> None:
+    """Renames what a session without a checkpoint has logged, because it starts anew."""
+    files = [session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, "wandb_id")]
+    if kept := [path.rename(unused(path)).name for path in files if path.is_file()]:
+        say(f"there is no checkpoint: the session starts at 0; what was logged before is in {', '.join(kept)}")
+
+
 def finite(row: Row) -> dict[str, int | float]:
     """The values of a log point that are known, in the order of `COLUMNS`."""
     return {name: row[name] for name in COLUMNS if row.get(name) is not None and math.isfinite(row[name])}
@@ -92,20 +99,14 @@ class TerminalWriter(Writer):
         self._task = self._bar.tasks[0]
 
     def _line(self, row: Row) -> str:
-        eta = self._task.time_remaining
-        figures = {
-            "env_steps": f"{self._task.completed:,}",
-            "return_ma": _text(row.get("return_ma"), 1),
-            "sps": _text(self._task.speed),
-            "eta": "-" if eta is None else timedelta(seconds=round(eta)),
-            "return_mean": _text(row.get("return_mean"), 1),
-            "episodes": _text(row.get("episodes")),
-        }
-        if (busy := _text(row.get("gpu_busy_percent"))) != "-":
-            figures["gpu_busy_percent"] = busy
-        return "  ".join(
-            [f"{self._label}  {self._task.percentage:5.1f}%", *(f"{name} {value}" for name, value in figures.items())]
+        task, eta, busy = self._task, self._task.time_remaining, _text(row.get("gpu_busy_percent"))
+        left = "-" if eta is None else timedelta(seconds=round(eta))
+        line = (
+            f"{self._label}  {task.percentage:5.1f}%  env_steps {task.completed:,}  return_ma"
+            f" {_text(row.get('return_ma'), 1)}  sps {_text(task.speed)}  eta {left}  return_mean"
+            f" {_text(row.get('return_mean'), 1)}  episodes {_text(row.get('episodes'))}"
         )
+        return line if busy == "-" else f"{line}  gpu_busy_percent {busy}"
 
     def progress(self, env_steps: int, row: Row) -> None:
         self._bar.start()
@@ -113,9 +114,8 @@ class TerminalWriter(Writer):
         self._bar.update(self._task.id, description=self._line(row))
 
     def write(self, row: Row) -> None:
-        if self._live:
-            self._bar.update(self._task.id, description=self._line(row))
-        else:
+        self.progress(row["env_steps"], row)
+        if not self._live:
             say(self._line(row))
 
     def message(self, text: str) -> None:
@@ -185,8 +185,7 @@ class TensorBoardWriter(Writer):
         for row in read_rows(session_dir / METRICS_FILE):
             self.write({name: number(row.get(name)) for name in COLUMNS})
         for row in read_rows(session_dir / EVALUATIONS_FILE):
-            env_steps, episodes, mean, std = (number(row[name]) for name in EVALUATION_COLUMNS)
-            self.evaluation(int(env_steps), int(episodes), mean, std)
+            self.evaluation(*(number(row[name]) for name in EVALUATION_COLUMNS))
 
     def _add(self, env_steps: float, *summaries: Any) -> None:
         for each in summaries:
@@ -196,7 +195,7 @@ class TensorBoardWriter(Writer):
     def write(self, row: Row) -> None:
         self._add(row["env_steps"], *itertools.starmap(self._scalar, charts(row).items()))
 
-    def evaluation(self, env_steps: int, episodes: int, mean: float, std: float) -> None:
+    def evaluation(self, env_steps: float, episodes: float, mean: float, std: float) -> None:
         values = {"evaluation/return_mean": mean, "evaluation/return_std": std}
         self._add(env_steps, *itertools.starmap(self._scalar, values.items()))
 

@@ -16,16 +16,17 @@ from jaxrl_atari.cli.options import AllOptions, FromDirectory, load_config, pars
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import SessionsFailed, require
+from jaxrl_atari.report.page import try_report
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import is_suite, make_run_dir, require_same_run
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, check_ray
-from jaxrl_atari.suite.results import write_results
 from jaxrl_atari.suite.suite import (
     Suite,
     game_configs,
     read_suite_file,
     train_on_ray,
     unfinished_sessions,
+    write_results,
     write_suite_file,
 )
 from jaxrl_atari.suite.trial import plan_slots, train_items
@@ -112,9 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     failures[item.game] = f"session {item.session}: {failure.reason}"
                 write_results(suite_dir, failures)
         except KeyboardInterrupt:
-            write_results(suite_dir, failures)
             raise KeyboardInterrupt(f"stopped; go on with {command}") from None
-        write_results(suite_dir, failures, final=True)
+        finally:
+            text = write_results(suite_dir, failures)
+        say(f"\n{text}")
+        if suite.config.log.graphs:
+            try_report(suite_dir)
     if failures:
         reasons = "; ".join(f"{game}: {reason}" for game, reason in failures.items())
         raise SessionsFailed(

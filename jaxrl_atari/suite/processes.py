@@ -26,6 +26,7 @@ from jaxrl_atari.hardware import runtime
 
 POLL_SECONDS = 0.1
 STOPPING = "stopping: each session that has trained writes a last checkpoint (Ctrl-C again: stop at once)"
+KILLED = " (killed; does the machine have too little memory?)"
 _SPAWN = multiprocessing.get_context("spawn")
 
 Send = Callable[[Any], object]
@@ -128,21 +129,19 @@ def run_processes(
                     status = session.process.exitcode  # before reading: whatever it has said is there
                     if session.read(on_message):
                         compiled.add(session.item.game)
-                    if status is not None:
-                        running.remove(session)
-                        if session.failure or not (stopping and status):
-                            yield session.item, session.failure or _failure(status)
+                    if status is None:
+                        continue
+                    running.remove(session)
+                    failure = session.failure
+                    if status and not (failure or stopping):
+                        failure = Failure(f"exit status {status}{KILLED if status == -signal.SIGKILL else ''}")
+                    if failure or status == 0:
+                        yield session.item, failure
         finally:
             for session in running:
                 session.process.kill()
     if stopping:
         raise KeyboardInterrupt
-
-
-def _failure(status: int) -> Failure | None:
-    """Why a process has failed that has not said it."""
-    hint = " (killed; does the machine have too little memory?)" if status == -signal.SIGKILL else ""
-    return Failure(f"exit status {status}{hint}") if status else None
 
 
 class _Session:
@@ -185,7 +184,7 @@ def _run(function: Callable, item: Item, environment: Mapping[str, str], message
     if output is not None:
         for number in (1, 2):
             os.dup2(output.fileno(), number)
-        # Not those of before, which may be made for a file.
+        # Not those of before: one that was made for a file cannot be reconfigured for a pipe.
         sys.stdout, sys.stderr = (open(number, "w", buffering=1, encoding="utf-8") for number in (1, 2))  # noqa: SIM115
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,10 +1,12 @@
 """A Ray cluster, of this machine alone or of several, and the share of a machine that each item of work gets.
 
-A search's trials and a suite's sessions are items; `ray_items.py` runs them.
+A search's trials and a suite's sessions are items; `ray_items.py` runs them. `python -m jaxrl_atari.suite.ray_cluster`
+is the process that starts Ray on this machine.
 """
 
 import contextlib
 import importlib.util
+import logging
 import os
 import secrets
 import socket
@@ -28,6 +30,8 @@ SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run directories hold the metrics
 }
 """Ray's environment; it reads some of it at import."""
+
+OBJECT_STORE_BYTES = 100 * 2**20  # nothing large passes through it
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,9 @@ def allot(resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], d
     Raises:
         UserError: an item needs more than any machine has.
     """
-    owned = [(machine.get("GPU", 0.0) if devices.gpu else 0.0, machine.get("CPU", 0.0)) for machine in machines]
-    gpu, cpu = resources.gpu if any(gpus for gpus, _ in owned) else 0.0, max(resources.cpu, 1)
+    owned = [(machine.get("GPU", 0.0), machine.get("CPU", 0.0)) for machine in machines]
+    gpu = resources.gpu if devices.gpu and any(gpus for gpus, _ in owned) else 0.0
+    cpu = max(resources.cpu, 1)
     require(devices.gpu is not True or gpu > 0, "devices.gpu", True, "a GPU on a machine of the Ray cluster")
     fitting = [(gpus, cores) for gpus, cores in owned if gpus >= gpu and cores >= cpu]
     if not fitting:
@@ -135,7 +140,7 @@ def cluster(address: str, gpus: int) -> Iterator[str]:
     if address:
         yield address
         return
-    command = [sys.executable, "-m", "jaxrl_atari.suite.ray_head", str(gpus)]
+    command = [sys.executable, "-m", "jaxrl_atari.suite.ray_cluster", str(gpus)]
     pipe = subprocess.PIPE
     head = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -146,3 +151,26 @@ def cluster(address: str, gpus: int) -> Iterator[str]:
         yield found
     finally:
         head.communicate()  # closes its input, and waits for its end
+
+
+def main() -> None:
+    """Starts Ray with so many GPUs of this machine, prints its address or why it did not start, and waits."""
+    import ray
+
+    try:
+        ray.init(
+            "local",  # else Ray would join a cluster on this machine
+            num_gpus=int(sys.argv[1]),  # Ray would count GPUs that JAX cannot use
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            logging_level=logging.CRITICAL,
+        )
+    except Exception as error:  # Ray has no narrower class
+        print(reason(error), flush=True)
+        return
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.read()  # until the parent closes it, or has died
+
+
+if __name__ == "__main__":
+    main()

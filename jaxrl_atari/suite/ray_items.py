@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -27,30 +26,30 @@ from jaxrl_atari.suite.ray_cluster import ResourcesConfig, Share, allot, check_r
 POLL_SECONDS = 0.2
 KILLED = "its process was killed, by hand or for lack of memory, or did not start"
 
+STOP_FILE = "stop"  # exists once a stop is requested: the processes of items may be on other machines
+OUTPUT_FILE = "output.txt"
+
 Function = Callable[[Path, Share, Callable[[], bool]], object]
 """Runs an item to its end, or until a stop is requested: its folder, its share, whether a stop is requested."""
 
 
-@dataclass(eq=False)
 class _Events(TrialProgressCallback, tune.Stopper):
     """Says what starts, in place of Tune's own display, lists what has ended, and ends Tune after a stop request."""
 
-    directory: Path
-    running: set[str] = field(default_factory=set)
-    ended: list[tuple[str, Failure | None]] = field(default_factory=list)  # and why each failed, if it did
-
-    def __post_init__(self) -> None:
+    def __init__(self, directory: Path):
         super().__init__()
+        self.directory, self.running = directory, set[str]()
+        self.ended: list[tuple[str, Failure | None]] = []  # and why each failed, if it did
 
     def __call__(self, trial_id: str, result: dict) -> bool:
         return False
 
     def stop_all(self) -> bool:
-        return _stop_file(self.directory).exists() and not self.running
+        return (self.directory / STOP_FILE).exists() and not self.running
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self.running.add(item := trial.config["item"])
-        say(f"{item}  starts; its output is in {_output_file(self.directory, item)}")
+        say(f"{item}  starts; its output is in {self.directory / item / OUTPUT_FILE}")
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._end(trial.config["item"], Failure(KILLED))
@@ -65,7 +64,7 @@ class _Events(TrialProgressCallback, tune.Stopper):
 
 def _run_item(config: dict[str, str], directory: Path, function: Function, share: Share) -> dict[str, Any]:
     """Runs an item in its process: in a thread, which receives no signals. Returns its result for Tune."""
-    path, stop_requested = _output_file(directory, config["item"]), _stop_file(directory).exists
+    path, stop_requested = directory / config["item"] / OUTPUT_FILE, (directory / STOP_FILE).exists
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         path.open("a", buffering=1, encoding="utf-8") as output,
@@ -73,22 +72,12 @@ def _run_item(config: dict[str, str], directory: Path, function: Function, share
         contextlib.redirect_stderr(output),
         contextlib.suppress(KeyboardInterrupt),  # a stop was requested, and the last checkpoint is written
     ):
-        print(share)
         if share.gpu == 0:
             os.environ.setdefault("NPROC", str(share.cpu))  # number of XLA's threads, read when JAX starts
         runtime.configure()
         if not stop_requested():
             return {"failure": attempt(function, path.parent, share, stop_requested)}
     return {}
-
-
-def _output_file(directory: Path, item: str) -> Path:
-    return directory / item / "output.txt"
-
-
-def _stop_file(directory: Path) -> Path:
-    """Exists once a stop is requested: the processes of items may be on other machines."""
-    return directory / "stop"
 
 
 def run_items(
@@ -118,7 +107,7 @@ def run_items(
     if not items:
         return
     directory = directory.absolute()
-    events, stop_file = _Events(directory), _stop_file(directory)
+    events, stop_file = _Events(directory), directory / STOP_FILE
     stop_file.unlink(missing_ok=True)  # left by a process that was killed
     # In the main thread, Ray and Tune would handle the signals. `StopRequest` comes after Ray, which takes SIGTERM.
     with cluster(address, check_ray(address, devices)) as found, ThreadPool(1) as thread:

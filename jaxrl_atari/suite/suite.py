@@ -1,20 +1,27 @@
-"""The games of a suite: their configs and their sessions.
+"""The games of a suite: their configs, their sessions, and the table of all scores.
 
 SUITE_DIR/suite.json             games and config
 SUITE_DIR/<Game>/                a run directory like any other
-SUITE_DIR/results.{md,csv,json}  written when a game ends and when the suite is interrupted (`results.py`)
+SUITE_DIR/results.{md,csv,json}  written when a game ends and when the suite is interrupted
 """
 
+import csv
 import dataclasses
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import parse_game
+from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import require
-from jaxrl_atari.runs.files import read_json
+from jaxrl_atari.report import suites as tables
+from jaxrl_atari.report.statistics import INTERVALS
+from jaxrl_atari.report.summary import markdown_table, trial_summary
+from jaxrl_atari.runs.files import read_json, write_file, write_json
 from jaxrl_atari.runs.run_dir import (
     SUITE_FILE,
     describe,
@@ -26,6 +33,14 @@ from jaxrl_atari.runs.run_dir import (
 from jaxrl_atari.suite.processes import Failure, Item
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, Share
 from jaxrl_atari.suite.trial import train_item, unfinished
+
+EXPLANATION = (
+    "ours: `return_ma` at the end, mean and standard deviation over sessions, and the 95% interval of the mean (from 3 "
+    "sessions on). reference: PPO after 10,000,000 env steps of the same protocol. ratio: (ours - random) / (reference "
+    "- random), which is meaningful for negative scores too. human-normalised: (ours - random) / (human - random), "
+    "with the random and human scores of DQN Zoo. hours: training time, mean over sessions. env steps: mean over the "
+    "sessions so far. A game in which a session has no score is left out of the statistics over games."
+)
 
 
 class Suite(NamedTuple):
@@ -106,3 +121,50 @@ def _train(folders: Mapping[str, Item], folder: Path, share: Share, stop_request
     item = folders["/".join(folder.parts[-2:])]
     item = item._replace(config=share.configure(item.config), run_dir=folder.parent)
     train_item(item, stop_requested=stop_requested)
+
+
+def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
+    """Writes results.md, results.csv, results.json and the scores in rliable's form, and trial.json of each game.
+
+    Args:
+        failures: game -> why it failed.
+
+    Returns:
+        The content of results.md.
+    """
+    suite = tables.read_suite(suite_dir)
+    name, config, protocol = suite_dir.absolute().name, suite.config, suite.config.env.resolved_protocol
+    rows = tables.game_rows(suite, failures)
+    for game, run in suite.runs.items():
+        write_json(suite_dir / game / "trial.json", trial_summary(run))
+    raw = suite.scores()
+    scores = tables.normalised(raw, protocol)
+    found = tables.aggregates(scores)
+
+    writer = csv.DictWriter(file := io.StringIO(), tables.COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_file(suite_dir / "results.csv", file.getvalue())
+    results = {
+        "protocol": protocol,
+        "games": rows,
+        "failures": dict(failures),
+        "scores": raw,
+        "aggregates": found,
+        "rliable_games": tables.write_rliable(suite_dir, {name: scores}),
+    }
+    write_json(suite_dir / "results.json", results)
+
+    count = f"{counted(len(rows), 'game')}, {counted(config.sessions, 'session')}"
+    parts = [
+        f"# {name}: {count} of {config.total_env_steps:,} env steps each",
+        markdown_table(tables.text_rows(rows)),
+        f"Protocol {protocol}. {EXPLANATION}",
+    ]
+    if found:
+        parts += [markdown_table(tables.aggregate_rows(found, "over the complete games")), INTERVALS]
+    else:
+        parts.append(f"No aggregates: {comparison_note(protocol) or 'no complete game has a score to compare with'}.")
+    text = "\n\n".join(parts) + "\n"
+    write_file(suite_dir / "results.md", text)
+    return text

@@ -69,8 +69,6 @@ def run_training(
     plan_slots(config, config.sessions)  # raises errors before a run directory is made
     run_dir, before = None if run_dir is None else parse_path(run_dir, "run_dir"), None
     if run_dir and is_run(run_dir):
-        if (run_dir / "checkpoints").is_dir():
-            raise UserError(f"{run_dir}: is a session's directory; expected the run's, {run_dir.absolute().parent}")
         before = read_config(run_dir)
         require_same_run(config, before, run_dir)
     if config.devices.distributed:
@@ -148,7 +146,7 @@ class _Log(Writer):
 def train_item(
     item: Item, send: Send = lambda message: None, stop_requested: Callable[[], bool] = lambda: False
 ) -> None:
-    """Trains a session from its newest checkpoint, if it has one. Its config.json files are written once it trains.
+    """Trains a session from its newest checkpoint, if it has one. config.json of the run is written once it trains.
 
     Args:
         send: takes None after the first update, and the log points; see `run_training`.
@@ -158,20 +156,17 @@ def train_item(
         UserError, KeyboardInterrupt: as `run_session`.
     """
     config, run_dir, session, description = item[:4]
-    directory = session_dir(run_dir, session)
-    own = describe(config, directory) | {"seed": config.seed + session}
     with StopRequest(f"session {session}", not config.devices.distributed) as stop:
 
         def began() -> None:
             stop.training = True
             if distributed.is_leader():
                 write_description(run_dir, description)
-                write_description(directory, own)
             send(None)
 
         run_session(
-            config, directory, session, resume=True, writers=[_Log(session, send)], on_first_update=began,
-            stop_requested=lambda: stop.requested() or stop_requested(),
+            config, session_dir(run_dir, session), session, resume=True, writers=[_Log(session, send)],
+            on_first_update=began, stop_requested=lambda: stop.requested() or stop_requested(),
         )  # fmt: skip
 
 
