@@ -17,8 +17,8 @@ from pathlib import Path
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.errors import UserError
-from jaxrl_atari.report.graphs import plot_comparison, plot_session, plot_trial
+from jaxrl_atari.errors import require
+from jaxrl_atari.report.graphs import plot_comparison, plot_run
 from jaxrl_atari.report.statistics import probability_of_improvement
 from jaxrl_atari.report.suites import compare_suites, estimate_text, read_suite
 from jaxrl_atari.report.summary import Run, read_run, trial_summary
@@ -61,10 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.plots")
     directories, output = (options.run_dir, *options.others), options.output
     names = options.labels or [directory.absolute().name for directory in directories]
-    if len(names) != len(directories) or len(set(names)) < len(names):
-        raise UserError(
-            f"--labels {' '.join(names)}: expected {len(directories)} different names, one for each directory"
-        )
+    count = len(directories)
+    require(len(names) == len({*names}) == count, "--labels", " ".join(names), f"{count} different names")
     if is_suite(options.run_dir):
         suites = dict(zip(names, map(read_suite, directories), strict=True))
         runs = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
@@ -74,9 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     runs = dict(zip(names, map(read_run, directories), strict=True))
     for run in runs.values():
-        for session_dir in run.tables:
-            print(*plot_session(run, session_dir), sep="\n")
-        print(*plot_trial(run, options.title if len(runs) == 1 else ""), sep="\n")
+        print(*plot_run(run, options.title if len(runs) == 1 else ""), sep="\n")
     if len(runs) > 1:
         print(*plot_comparison([*runs.items()], output, options.title), *_improvements(runs), sep="\n")
 
