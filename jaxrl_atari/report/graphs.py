@@ -84,6 +84,7 @@ def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "") -> 
     """Finishes axes that hold their data: x to the last point (400k, 2M), plain numbers along y."""
     from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
+    axes.margins(x=0)
     axes.set_xlim(left=min(0, axes.get_xlim()[0]))
     if axes.get_xlim()[1] >= 1000:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -210,6 +210,7 @@ def draw_graphs(study: optuna.Study, directory: Path) -> None:
             "importances": graphs.plot_param_importances,
         }
         pyplot.switch_backend("agg")
+        pyplot.rcParams["text.parse_math"] = True  # in the numbers along a logarithmic axis
         for name, draw in drawings.items():
             axes = draw(study)
             if name == "curves":
