@@ -3,7 +3,7 @@
     python -m jaxrl_atari.plots RUN_DIR... [--output DIR]
 
 draws each session into RUN_DIR/session_<i>/graphs/, each trial into RUN_DIR/graphs/ and, for several runs, their
-comparison into DIR. Several runs of one game are also compared by their probability of improvement.
+comparison into DIR.
 
     python -m jaxrl_atari.plots SUITE_DIR... [--output DIR]
 
@@ -11,7 +11,7 @@ compares suites: learning curves of each game, and statistics over the games tha
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
@@ -19,9 +19,8 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.errors import require
 from jaxrl_atari.report.graphs import plot_comparison, plot_run
-from jaxrl_atari.report.statistics import probability_of_improvement
-from jaxrl_atari.report.suites import compare_suites, estimate_text, read_suite
-from jaxrl_atari.report.summary import Run, read_run, trial_summary
+from jaxrl_atari.report.suites import compare_suites, read_suite
+from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.run_dir import is_suite
 
 
@@ -39,21 +38,6 @@ class Options:
     """Names in the comparison, one for each directory; by default those of the directories."""
     title: str = ""
     """Title of the comparison, or of the graph of a single run."""
-
-
-def _improvements(runs: Mapping[str, Run]) -> list[str]:
-    """The probability that the first run beats each further one of its game and protocol, as lines of text.
-
-    Only complete runs with several sessions count: one session against another shows nothing about their settings.
-    """
-    (first, base), *others = runs.items()
-    lines, scores = [], {name: trial_summary(run)["session_scores"] for name, run in runs.items() if run.is_complete()}
-    for name, run in others:
-        is_comparable = (run.game, run.protocol) == (base.game, base.protocol)
-        if is_comparable and min(len(scores.get(each, ())) for each in (first, name)) > 1:
-            chance = probability_of_improvement({"": scores[first]}, {"": scores[name]})
-            lines.append(f"probability of improvement of {first} over {name}: {estimate_text(*chance)}")
-    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -74,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for run in runs.values():
         print(*plot_run(run, options.title if len(runs) == 1 else ""), sep="\n")
     if len(runs) > 1:
-        print(*plot_comparison([*runs.items()], output, options.title), *_improvements(runs), sep="\n")
+        print(*plot_comparison([*runs.items()], output, options.title), sep="\n")
 
 
 if __name__ == "__main__":

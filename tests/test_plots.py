@@ -193,19 +193,3 @@ def test_the_command_draws_everything_and_prints_the_files(tmp_path, capsys, mon
         plots.main(["a", "a"])
     with pytest.raises(UserError, match="nowhere: not a run directory"):
         plots.main(["a", "nowhere"])
-
-
-def test_the_command_prints_the_probability_of_improvement_over_trials_of_one_game(tmp_path, capsys):
-    def run(name, scores, game="Qbert", budget=100, **options):
-        return write_run(tmp_path / name, [short(score) for score in scores], game, total_env_steps=budget, **options)
-
-    runs = [
-        run("one", [3, 2]),
-        run("two", [1, 2]),
-        run("pong", [1, 2], "Pong"),
-        run("classic", [9, 8], protocol="classic"),
-    ]
-    runs += [run("unscored", [NAN, 1]), run("begun", [1, 2], budget=400), run("single", [1])]
-    plots.main([*map(str, runs), "--output", str(tmp_path / "out")])
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "probability" in line]
-    assert line == "probability of improvement of one over two: 0.88 (0.50 to 1)"
