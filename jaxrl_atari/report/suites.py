@@ -89,11 +89,12 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -
     Returns:
         The games in the order of the columns, for each normalisation.
     """
-    columns = {kind: sorted(scores) for kind, scores in next(iter(suites.values())).items()}
-    for kind, games in columns.items():
-        arrays: dict[str, Any] = {
-            name: np.array([scores[kind][game] for game in games]).T for name, scores in suites.items()
-        }
+    columns = {}
+    for kind in NORMALISATIONS:
+        arrays: dict[str, Any] = {}
+        for name, scores in suites.items():
+            columns[kind] = sorted(scores[kind])
+            arrays[name] = np.array([scores[kind][game] for game in columns[kind]]).T
         np.savez(content := io.BytesIO(), **arrays)
         write_file(directory / f"scores_{kind.replace('-', '_')}.npz", content.getvalue())
     return columns

@@ -104,7 +104,7 @@ def run_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[s
                 open_trial(search_dir, search, number).set_user_attr("failure", failure.reason)
                 failures.append(failure.reason)
             score, env_steps = reached(search_dir / item)
-            ended = status(open_study(search_dir, search).trials[number])
+            ended = status(study.trials[number])
             say(f"{item}  {ended} at {env_steps:,} env steps, return_ma {score_text(score)}")
             write_results(search_dir)
     except KeyboardInterrupt:
