@@ -22,8 +22,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.envs.games import comparable
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.report.drawing import COLOURS, default_style, new_figure
-from jaxrl_atari.report.graphs import finish_returns
+from jaxrl_atari.report.graphs import COLOURS, default_style, finish_returns, new_figure
 from jaxrl_atari.report.metrics import session_figures
 from jaxrl_atari.report.summary import interval_text, markdown_table, read_run, score_text
 from jaxrl_atari.runs.files import write_file

@@ -3,7 +3,7 @@
     python -m jaxrl_atari.plots RUN_DIR... [--output DIR]
 
 draws each session into RUN_DIR/session_<i>/graphs/, each trial into RUN_DIR/graphs/ and, for several runs, their
-comparison into DIR. Several runs of one game are also compared by their probability of improvement.
+comparison into DIR.
 
     python -m jaxrl_atari.plots SUITE_DIR... [--output DIR]
 
@@ -11,17 +11,16 @@ compares suites: learning curves of each game, and statistics over the games tha
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.errors import UserError
-from jaxrl_atari.report.graphs import plot_comparison, plot_session, plot_trial
-from jaxrl_atari.report.statistics import probability_of_improvement
-from jaxrl_atari.report.suites import compare_suites, estimate_text, read_suite
-from jaxrl_atari.report.summary import Run, read_run, trial_summary
+from jaxrl_atari.errors import require
+from jaxrl_atari.report.graphs import plot_comparison, plot_run
+from jaxrl_atari.report.suites import compare_suites, read_suite
+from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.run_dir import is_suite
 
 
@@ -41,30 +40,13 @@ class Options:
     """Title of the comparison, or of the graph of a single run."""
 
 
-def _improvements(runs: Mapping[str, Run]) -> list[str]:
-    """The probability that the first run beats each further one of its game and protocol, as lines of text.
-
-    Only complete runs with several sessions count: one session against another shows nothing about their settings.
-    """
-    (first, base), *others = runs.items()
-    lines, scores = [], {name: trial_summary(run)["session_scores"] for name, run in runs.items() if run.is_complete()}
-    for name, run in others:
-        is_comparable = (run.game, run.protocol) == (base.game, base.protocol)
-        if is_comparable and min(len(scores.get(each, ())) for each in (first, name)) > 1:
-            chance = probability_of_improvement({"": scores[first]}, {"": scores[name]})
-            lines.append(f"probability of improvement of {first} over {name}: {estimate_text(*chance)}")
-    return lines
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.plots")
     directories, output = (options.run_dir, *options.others), options.output
     names = options.labels or [directory.absolute().name for directory in directories]
-    if len(names) != len(directories) or len(set(names)) < len(names):
-        raise UserError(
-            f"--labels {' '.join(names)}: expected {len(directories)} different names, one for each directory"
-        )
+    count = len(directories)
+    require(len(names) == len({*names}) == count, "--labels", " ".join(names), f"{count} different names")
     if is_suite(options.run_dir):
         suites = dict(zip(names, map(read_suite, directories), strict=True))
         runs = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
@@ -74,11 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     runs = dict(zip(names, map(read_run, directories), strict=True))
     for run in runs.values():
-        for session_dir in run.tables:
-            print(*plot_session(run, session_dir), sep="\n")
-        print(*plot_trial(run, options.title if len(runs) == 1 else ""), sep="\n")
+        print(*plot_run(run, options.title if len(runs) == 1 else ""), sep="\n")
     if len(runs) > 1:
-        print(*plot_comparison([*runs.items()], output, options.title), *_improvements(runs), sep="\n")
+        print(*plot_comparison([*runs.items()], output, options.title), sep="\n")
 
 
 if __name__ == "__main__":

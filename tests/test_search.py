@@ -36,8 +36,7 @@ from jaxrl_atari.search import (
 )
 from jaxrl_atari.search import __main__ as command
 from jaxrl_atari.search.options import check_search, read_search, set_fields, to_dict
-from jaxrl_atari.search.results import write_results
-from jaxrl_atari.search.study import Reporter, open_study, open_trial
+from jaxrl_atari.search.study import Reporter, open_study, open_trial, write_results
 from jaxrl_atari.suite import ray_items
 from jaxrl_atari.suite.processes import Failure
 from jaxrl_atari.suite.ray_cluster import Share, allot

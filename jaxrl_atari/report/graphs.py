@@ -1,8 +1,14 @@
-"""Graphs of sessions, trials, comparisons of trials, and suites, each as PNG and SVG."""
+"""Graphs of sessions, trials, comparisons of trials, and suites, each as PNG and SVG.
 
+matplotlib is imported when something is drawn, and not pyplot: files are drawn with Agg, whatever the user's backend.
+"""
+
+import contextlib
+import io
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +16,20 @@ import numpy as np
 
 from jaxrl_atari.cli import counted
 from jaxrl_atari.envs.games import Game
-from jaxrl_atari.report.drawing import COLOURS, GREY, default_style, finish_axes, new_figure, save_figure
 from jaxrl_atari.report.metrics import align_sessions
 from jaxrl_atari.report.statistics import CONFIDENCE
 from jaxrl_atari.report.summary import Run, score_text, trial_summary
 from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.reading import read_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe & Ito 2008, "Color Universal Design", without yellow (too pale for a line) and black.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+GREY = "#555555"
 
 SESSION_PANELS = {
     "policy_loss": "policy loss",
@@ -37,6 +48,50 @@ SESSION_PANELS = {
 RETURN_MEAN = "return_mean (last 100 games)"
 
 
+@contextlib.contextmanager
+def default_style() -> Iterator[None]:
+    """The style of graphs.mplstyle within a block or a decorated function, whatever the user has configured."""
+    backend = os.environ.pop("MPLBACKEND", None)
+    import matplotlib.style
+
+    if backend is not None:  # a notebook exports its own to `!python`, where matplotlib refuses it if it is missing
+        os.environ["MPLBACKEND"] = backend
+    with matplotlib.style.context(Path(__file__).with_suffix(".mplstyle"), after_reset=True):
+        yield
+
+
+def new_figure(title: str, width: float, height: float) -> "Figure":
+    """A figure with a title; its size is in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    figure.suptitle(title)
+    return figure
+
+
+def save_figure(figure: "Figure", directory: Path, name: str) -> list[Path]:
+    """Writes NAME.png and NAME.svg, each atomically, and returns their paths."""
+    paths = [directory / f"{name}.png", directory / f"{name}.svg"]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        figure.savefig(image := io.BytesIO(), format=path.suffix[1:], metadata={"Date": None})
+        figure.set_layout_engine("none")  # the SVG keeps the layout of the PNG: computing it is slow
+        write_file(path, image.getvalue())
+    return paths
+
+
+def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "") -> None:
+    """Finishes axes that hold their data: x to the last point (400k, 2M), plain numbers along y."""
+    from matplotlib.ticker import EngFormatter, StrMethodFormatter
+
+    axes.margins(x=0)
+    axes.set_xlim(left=min(0, axes.get_xlim()[0]))
+    if axes.get_xlim()[1] >= 1000:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    axes.set(xlabel=x_label, ylabel=y_label)
+
+
 def _marker(points: np.ndarray) -> str:
     """Marks the points if there are few: a line through a single point is invisible."""
     return "o" if len(points) <= 3 else ""
@@ -53,10 +108,10 @@ def finish_returns(axes: "Axes", game: Game) -> None:
     finish_axes(axes, y_label="raw return of a full game")
     for reference, style in (*((each, "--") for each in game.references[:1]), (game.random, ":")):
         if reference is not None:
-            is_far = has_data and not 3 * low - 2 * high <= reference.score <= 3 * high - 2 * low
+            is_far = not 3 * low - 2 * high <= reference.score <= 3 * high - 2 * low
             label = f"{reference.source}: {score_text(reference.score)}"
             axes.axhline(np.nan if is_far else reference.score, color=GREY, linewidth=1.1, linestyle=style, label=label)
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0)
 
 
 @default_style()
@@ -95,9 +150,13 @@ def _draw_mean(axes: "Axes", run: Run, column: str, **line: Any) -> None:
     axes.fill_between(env_steps, mean - std, mean + std, color=line["color"], alpha=0.15, linewidth=0)
 
 
-def plot_trial(run: Run, title: str = "") -> list[Path]:
-    """Draws a trial into graphs/trial.png and .svg in the run's directory, as `plot_comparison` of one run."""
-    return plot_comparison([("return_ma", run)], run.path / "graphs", title or run.config.name, "trial")
+def plot_run(run: Run, title: str = "") -> list[Path]:
+    """Draws every session as `plot_session`, and the trial, as `plot_comparison` of one run; returns the files.
+
+    The trial's are graphs/trial.png and .svg in the run's directory.
+    """
+    files = [file for session_dir in run.tables for file in plot_session(run, session_dir)]
+    return files + plot_comparison([("return_ma", run)], run.path / "graphs", title or run.config.name, "trial")
 
 
 @default_style()
@@ -150,5 +209,5 @@ def plot_profiles(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list
         axes.plot(thresholds, shares, color=colour, linewidth=2, label=label)
         axes.fill_between(thresholds, low, high, color=colour, alpha=0.2, linewidth=0)
     finish_axes(axes, f"{kind} score τ", "share of sessions with score > τ")
-    axes.legend(frameon=False)
+    axes.legend()
     return save_figure(figure, output, "suites")

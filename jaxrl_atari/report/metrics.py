@@ -47,6 +47,8 @@ SESSION_FIGURES = {
 """Figures -> their titles in tables. A trial's figure is the mean over its sessions, but for `consistency`."""
 
 REDUCTIONS = {
+    "env_steps": np.max,
+    "episodes": np.max,
     "sps": np.median,  # a slow log point (compilation, a checkpoint) does not affect it
     "emulators_percent": np.mean,
     "policy_percent": np.mean,
@@ -114,7 +116,6 @@ def session_figures(table: Table, game: Game) -> dict[str, float | None]:
         table[name][known] for name in ("return_mean", "return_ma", "env_steps", "optimizer_steps")
     )
     figures: dict[str, Any] = dict.fromkeys(SESSION_FIGURES)
-    figures |= {name: table[name][-1] for name in ("env_steps", "episodes")}
     figures["wall_hours"] = table["wall_seconds"][-1] / 3600.0
     for name, reduce in REDUCTIONS.items():
         if name in table and np.isfinite(table[name]).any():
@@ -153,7 +154,7 @@ def align_sessions(tables: Sequence[Table], column: str) -> tuple[np.ndarray, np
     for row, table in zip(values, tables, strict=True):
         known = np.isfinite(table[column])
         if known.any():
-            env_steps, known_values = table["env_steps"][known], table[column][known]
-            row[:] = np.interp(grid, env_steps, known_values, left=np.nan, right=np.nan)
-            row[(grid > env_steps[-1]) & (grid < env_steps[-1] + interval)] = known_values[-1]
+            env_steps = table["env_steps"][known]
+            reached = grid < env_steps[-1] + interval
+            row[reached] = np.interp(grid[reached], env_steps, table[column][known], left=np.nan)
     return grid, values

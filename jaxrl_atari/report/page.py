@@ -18,7 +18,7 @@ from jaxrl_atari.config import Config, flat
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report import summary as texts
-from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_session, plot_trial
+from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import (
     aggregate_rows,
@@ -28,7 +28,7 @@ from jaxrl_atari.report.suites import (
     read_suite,
     text_rows,
 )
-from jaxrl_atari.report.summary import read_run, trial_summary
+from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.runs.files import read_json, write_file
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_search, is_suite, latest_text, read_config
 
@@ -71,10 +71,10 @@ def try_report(directory: str | Path) -> None:
         say(f"no report: {reason(error)}; python -m jaxrl_atari.report {directory} tries again")
 
 
-def _is_drawn(graph: Path, session_dirs: Iterable[Path]) -> bool:
-    """Whether a graph is there and as new as the metrics of the sessions."""
-    newest = max((session_dir / "metrics.csv").stat().st_mtime for session_dir in session_dirs)
-    return graph.is_file() and graph.stat().st_mtime >= newest
+def _is_drawn(graph: Path, runs: Iterable[Run]) -> bool:
+    """Whether a graph is there and as new as the metrics of all sessions."""
+    metrics = [session_dir / "metrics.csv" for run in runs for session_dir in run.tables]
+    return graph.is_file() and all(graph.stat().st_mtime >= file.stat().st_mtime for file in metrics)
 
 
 def _settings(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,22 +93,17 @@ def _settings(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:
 
 def _describe_run(run_dir: Path) -> dict[str, Any]:
     run = read_run(run_dir)
-    graphs = {session_dir: session_dir / "graphs" / "session.svg" for session_dir in run.tables}
-    trial, verified = run_dir / "graphs" / "trial.svg", {}
-    if not _is_drawn(trial, run.tables):
-        plot_trial(run)
-    for session_dir, graph in graphs.items():
-        if not _is_drawn(graph, [session_dir]):
-            plot_session(run, session_dir)
-        if (file := session_dir / "verified.json").is_file():
-            verified[session_dir] = read_json(file)
+    graphs = [run_dir / "graphs" / "trial.svg", *(path / "graphs" / "session.svg" for path in run.tables)]
+    if not all(_is_drawn(graph, [run]) for graph in graphs):
+        plot_run(run)
+    verified = {path: path / "verified.json" for path in run.tables}
     videos = [*run_dir.glob("session_*/video_*.mp4"), *run_dir.glob("replay.mp4")]
     return _settings(run.config, run.description) | {
         "run": run,
         "summary": trial_summary(run),
-        "graphs": [trial, *graphs.values()],
+        "graphs": graphs,
         "evaluations": [found for directory in (run_dir, *run.tables) for found in texts.evaluations(directory)],
-        "verified": verified,
+        "verified": {path: read_json(file) for path, file in verified.items() if file.is_file()},
         "video": max(videos, key=lambda path: path.stat().st_mtime, default=None),
         "devices": {session_dir.name: latest_text(session_dir, "device") for session_dir in run.tables},
     }
@@ -118,8 +113,7 @@ def _describe_suite(suite_dir: Path) -> dict[str, Any]:
     suite = read_suite(suite_dir)
     links, graphs, results = _write_runs(suite_dir, suite.runs), suite_dir / "graphs", suite_dir / "results.json"
     found = aggregates(normalised(suite.scores(), suite.config.env.resolved_protocol))
-    sessions = [session_dir for run in suite.runs.values() for session_dir in run.tables]
-    if sessions and not _is_drawn(graphs / "comparison.svg", sessions):
+    if suite.runs and not _is_drawn(graphs / "comparison.svg", suite.runs.values()):
         plot_comparison([*suite.runs.items()], graphs)
         if found:
             plot_profiles({suite_dir.absolute().name: found}, graphs)

@@ -16,12 +16,12 @@ from jaxrl_atari.cli.options import AllOptions, FromDirectory, load_config, pars
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import SessionsFailed, require
 from jaxrl_atari.report.page import try_report
+from jaxrl_atari.report.summary import score_text
 from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_search, make_run_dir
 from jaxrl_atari.search import SearchConfig
 from jaxrl_atari.search.options import check_search, read_search, to_dict
-from jaxrl_atari.search.results import text, write_results
-from jaxrl_atari.search.study import open_study, open_trial, reached, run_trial, status
+from jaxrl_atari.search.study import open_study, open_trial, reached, run_trial, status, write_results
 from jaxrl_atari.suite.ray_cluster import check_ray
 
 CHANGED_BY_RESUME = ("search.trials", "search.address", "search.resources")
@@ -104,8 +104,8 @@ def run_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[s
                 open_trial(search_dir, search, number).set_user_attr("failure", failure.reason)
                 failures.append(failure.reason)
             score, env_steps = reached(search_dir / item)
-            ended = status(open_study(search_dir, search).trials[number])
-            say(f"{item}  {ended} at {env_steps:,} env steps, return_ma {text(score)}")
+            ended = status(study.trials[number])
+            say(f"{item}  {ended} at {env_steps:,} env steps, return_ma {score_text(score)}")
             write_results(search_dir)
     except KeyboardInterrupt:
         write_results(search_dir)

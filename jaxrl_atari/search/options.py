@@ -22,15 +22,16 @@ from optuna.distributions import (
 )
 
 from jaxrl_atari.config import Config, config_from_dict, flat
-from jaxrl_atari.errors import Limits, UserError, check_fields, reason, require
+from jaxrl_atari.errors import Limits, UserError, check_fields, require
 from jaxrl_atari.runs.files import read_json
-from jaxrl_atari.runs.run_dir import SEARCH_FILE
+from jaxrl_atari.runs.run_dir import SEARCH_FILE, read_config
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig
 
 Distribution = FloatDistribution | IntDistribution | CategoricalDistribution
 
 SAME_FOR_ALL_TRIALS = {"name", "seed", "sessions", "output_dir", "devices", "trial", "evaluation", "log"}
 """Config fields and groups that a search cannot vary."""
+
 
 # tyro would ask for the arguments of the distributions.
 NO_OPTION = tyro.constructors.PrimitiveConstructorSpec("*", "", lambda words: {}, lambda value: True, lambda value: [])
@@ -108,18 +109,12 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     """Reads search.json, which holds what `to_dict` returns.
 
     Raises:
-        UserError: the directory has none, or it cannot be used.
+        UserError: the directory has none, or it cannot be used, as one of an earlier version.
     """
-    path = search_dir / SEARCH_FILE
-    if not path.is_file():
-        raise UserError(f"{search_dir}: not a search directory (it has no {path.name})")
+    config, search = read_config(search_dir, SEARCH_FILE), read_json(search_dir / SEARCH_FILE)["search"]
     try:
-        values = read_json(path)
-        search = values["search"]
         space = {name: json_to_distribution(json.dumps(saved)) for name, saved in search["space"].items()}
         search |= {"space": space, "resources": ResourcesConfig(**search["resources"])}
-        return config_from_dict(values["config"]), SearchConfig(**search)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, UserError) as error:
-        raise UserError(
-            f"{path}: cannot be used ({reason(error)}); continue it with the version that made it, or restore the file"
-        ) from error
+        return config, SearchConfig(**search)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{search_dir}: cannot be used ({error}); continue it with the version that made it") from error

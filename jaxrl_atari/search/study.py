@@ -1,18 +1,24 @@
-"""The trials of a search, in an Optuna study that is its only record, and one trial in the process that trains it.
+"""The trials of a search, in an Optuna study that is its only record: one trial in its process, and the results.
 
 SEARCH_DIR/search.json           config and search options
 SEARCH_DIR/journal.log           the study: fields, log points and end of every trial
 SEARCH_DIR/trial_<i>/            a run directory like any other: config.json, session_<j>/
 SEARCH_DIR/trial_<i>/output.txt  output of the trial
+SEARCH_DIR/trials.csv, ...       results: the table of the trials, graphs, and the best trial's config for `train`
 
 A trial is WAITING until it starts, RUNNING until its budget is spent or ASHA stops it, and then COMPLETE or, if none of
 its games has ended, FAIL. What ASHA compared is in the study too.
 """
 
+import csv
+import io
 import math
+import pprint
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -23,8 +29,10 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.report.summary import read_run, trial_summary
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.report.graphs import default_style, save_figure
+from jaxrl_atari.report.summary import markdown_table, read_run, trial_summary
+from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.run_dir import describe, is_finished, session_dir, write_description
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.options import SearchConfig, read_search, set_fields, space_dict
@@ -35,19 +43,11 @@ NAME = "search"
 
 def _open_journal(search_dir: Path) -> JournalStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    journal = search_dir / "journal.log"
-    try:
-        return JournalStorage(JournalFileBackend(str(journal)))
-    except (ValueError, LookupError, TypeError) as error:  # a full disk cuts a line off
-        raise UserError(f"{journal}: damaged ({reason(error)}); remove the line that is not JSON") from error
+    return JournalStorage(JournalFileBackend(str(search_dir / "journal.log")))
 
 
 def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optuna.Study:
-    """The study of a search, a new one if it has none, with the sampler of trial `number`.
-
-    Raises:
-        UserError: its journal is damaged.
-    """
+    """The study of a search, a new one if it has none, with the sampler of trial `number`."""
     # Neighbouring integers would give nearly equal samples.
     seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
     asha = search.early_stopping == "asha"
@@ -139,3 +139,83 @@ def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -
                     return
     score, _ = reached(run_dir)
     trial.study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
+
+
+# Results.
+
+
+def text(value: Any) -> str:
+    """A value in a table, with six significant digits of a float."""
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    return f"{value:,}" if type(value) is int else "-" if value is None else str(value).replace("|", "/")
+
+
+def write_results(search_dir: Path) -> str:
+    """Writes trials.csv, trials.md, graphs/ and, once a trial has a score, NAME_best.py.
+
+    Returns:
+        The table as text.
+
+    Raises:
+        UserError: the directory is not a search directory, or it cannot be written to.
+    """
+    config, search = read_search(search_dir)
+    study = open_study(search_dir, search)
+    trials = ranked(study)
+    rows: list[list[Any]] = [["trial", *search.space, "score", "env_steps", "status"]]
+    for trial in trials:
+        fields = [trial.params[name] for name in search.space]
+        rows.append([trial.number, *fields, *reached(search_dir / f"trial_{trial.number}"), status(trial)])
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    write_file(search_dir / "trials.csv", file.getvalue())
+    table = markdown_table([list(map(text, row)) for row in rows])
+    write_file(search_dir / "trials.md", f"{table}\n")
+    if trials and trials[0].value is not None:
+        chosen = replace(set_fields(config, trials[0].params), name=f"{config.name}_best")
+        origin = f"trial {rows[1][0]}: {dict(zip(*rows[:2], strict=True))}"
+        write_file(search_dir / f"{chosen.name}.py", config_file(chosen, origin))
+    if len(trials) > 1 and trials[1].value is not None:
+        draw_graphs(study, search_dir / "graphs")
+    return table
+
+
+def config_file(config: Config, origin: str) -> str:
+    """The text of a config file for a run that confirms the score of the best trial."""
+    return f'''"""{origin}
+
+    python -m jaxrl_atari.train --config SEARCH_DIR/{config.name}.py --sessions 4
+"""
+
+from jaxrl_atari.config import *
+
+
+def get_config() -> Config:
+    return {pprint.pformat(config, width=110)}
+'''
+
+
+def draw_graphs(study: optuna.Study, directory: Path) -> None:
+    """Draws Optuna's graphs, as PNG and SVG: curves, fields (a panel for each), parallel, and importances."""
+    with default_style(), warnings.catch_warnings():
+        from matplotlib import pyplot
+        from optuna.visualization import matplotlib as graphs
+
+        warnings.simplefilter("ignore")  # the graphs are experimental; few trials have equal importances
+        drawings = {
+            "curves": graphs.plot_intermediate_values,
+            "fields": graphs.plot_slice,
+            "parallel": graphs.plot_parallel_coordinate,
+            "importances": graphs.plot_param_importances,
+        }
+        pyplot.switch_backend("agg")
+        pyplot.rcParams["text.parse_math"] = True  # in the numbers along a logarithmic axis
+        for name, draw in drawings.items():
+            axes = draw(study)
+            if name == "curves":
+                axes.set(title="return_ma of each trial", xlabel="env steps", ylabel="return_ma")
+            for panel in pyplot.gcf().axes:
+                panel.tick_params(axis="x", which="both", rotation=30)
+            save_figure(pyplot.gcf(), directory, name)
+            pyplot.close()
