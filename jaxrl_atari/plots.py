@@ -18,7 +18,7 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.errors import require
-from jaxrl_atari.report.graphs import plot_comparison, plot_run
+from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run
 from jaxrl_atari.report.suites import compare_suites, read_suite
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.run_dir import is_suite
@@ -38,6 +38,8 @@ class Options:
     """Names in the comparison, one for each directory; by default those of the directories."""
     title: str = ""
     """Title of the comparison, or of the graph of a single run."""
+    x: XAxis = "env steps"
+    """The x axis of the comparison."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -51,14 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         suites = dict(zip(names, map(read_suite, directories), strict=True))
         runs = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
         if runs:
-            print(*plot_comparison(runs, output, options.title), sep="\n")
+            print(*plot_comparison(runs, output, options.title, x=options.x), sep="\n")
         print(f"\n{compare_suites(suites, output)}")
         return
     runs = dict(zip(names, map(read_run, directories), strict=True))
     for run in runs.values():
         print(*plot_run(run, options.title if len(runs) == 1 else ""), sep="\n")
     if len(runs) > 1:
-        print(*plot_comparison([*runs.items()], output, options.title), sep="\n")
+        print(*plot_comparison([*runs.items()], output, options.title, x=options.x), sep="\n")
 
 
 if __name__ == "__main__":

@@ -207,9 +207,14 @@ class Session:
         }
 
     def device_text(self) -> str:
-        """The devices that learn, why they were chosen, and the arithmetic."""
-        devices = ", ".join(map(str, self.placement.learner))
-        return f"{devices} ({self.placement.reason}); computes in {self.learner.compute_dtype.name}"
+        """The devices that learn, act and evaluate, why they were chosen, and the arithmetic."""
+        placement = self.placement
+        text = f"{', '.join(map(str, placement.learner))} ({placement.reason})"
+        if not {*placement.actors} <= {*placement.learner}:
+            text += f"; acts on {', '.join(map(str, dict.fromkeys(placement.actors)))}"
+        if self.evaluator:
+            text += f"; evaluates on {placement.evaluator}"
+        return f"{text}; computes in {self.learner.compute_dtype.name}"
 
     def finish(self) -> None:
         """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations and the graphs."""

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -46,6 +46,10 @@ SESSION_PANELS = {
 """Column -> title of the small panels of a session's graph, which shows those that have values."""
 
 RETURN_MEAN = "return_mean (last 100 games)"
+
+XAxis = Literal["env steps", "hours"]
+X_AXES: dict[XAxis, tuple[str, float]] = {"env steps": ("env_steps", 1), "hours": ("wall_seconds", 3600)}
+"""Axis -> its column, and the unit of its labels in that of the column."""
 
 
 @contextlib.contextmanager
@@ -97,18 +101,18 @@ def _marker(points: np.ndarray) -> str:
     return "o" if len(points) <= 3 else ""
 
 
-def finish_returns(axes: "Axes", game: Game) -> None:
-    """Axes and legend of a panel of returns, and lines at the first reference and at random play.
+def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps") -> None:
+    """Axes and legend of a panel of returns, and lines at the first reference, a human tester and random play.
 
     A score so far from the data that its line would flatten them stands only in the legend.
     """
     (low, high), has_data = axes.get_ylim(), np.isfinite(axes.dataLim.intervaly).all()
     if not has_data:
         axes.text(0.5, 0.5, "no finished game yet", transform=axes.transAxes, ha="center", color=GREY)
-    finish_axes(axes, y_label="raw return of a full game")
-    for reference, style in (*((each, "--") for each in game.references[:1]), (game.random, ":")):
+    finish_axes(axes, x_label, "raw return of a full game")
+    for reference, style in (*((each, "--") for each in game.references[:1]), (game.human, "-."), (game.random, ":")):
         if reference is not None:
-            is_far = not 3 * low - 2 * high <= reference.score <= 3 * high - 2 * low
+            is_far = not 2 * low - high <= reference.score <= 2 * high - low
             label = f"{reference.source}: {score_text(reference.score)}"
             axes.axhline(np.nan if is_far else reference.score, color=GREY, linewidth=1.1, linestyle=style, label=label)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0)
@@ -140,14 +144,15 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
     return save_figure(figure, session_dir / "graphs", "session")
 
 
-def _draw_mean(axes: "Axes", run: Run, column: str, **line: Any) -> None:
+def _draw_mean(axes: "Axes", run: Run, column: str, x: XAxis, **line: Any) -> None:
     """Draws the mean over the sessions that have got that far, with a band of ± one population std."""
-    env_steps, values = align_sessions(list(run.tables.values()), column)
+    along, unit = X_AXES[x]
+    points, values = align_sessions(list(run.tables.values()), column, along)
     known = np.isfinite(values).any(axis=0)
-    env_steps, values = env_steps[known], values[:, known]
+    points, values = points[known] / unit, values[:, known]
     mean, std = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
-    axes.plot(env_steps, mean, **line, marker=_marker(env_steps))
-    axes.fill_between(env_steps, mean - std, mean + std, color=line["color"], alpha=0.15, linewidth=0)
+    axes.plot(points, mean, **line, marker=_marker(points))
+    axes.fill_between(points, mean - std, mean + std, color=line["color"], alpha=0.15, linewidth=0)
 
 
 def plot_run(run: Run, title: str = "") -> list[Path]:
@@ -161,7 +166,7 @@ def plot_run(run: Run, title: str = "") -> list[Path]:
 
 @default_style()
 def plot_comparison(
-    runs: Sequence[tuple[str, Run]], output: Path, title: str = "", file: str = "comparison"
+    runs: Sequence[tuple[str, Run]], output: Path, title: str = "", file: str = "comparison", x: XAxis = "env steps"
 ) -> list[Path]:
     """Draws the return_ma of runs, a panel for each game and protocol, into FILE.png and .svg; returns the files.
 
@@ -181,15 +186,15 @@ def plot_comparison(
     for index, (panel, trials) in enumerate(sorted(panels.items()), 1):
         axes = figure.add_subplot(rows, columns, index)
         if len(trials) == 1:
-            _draw_mean(axes, trials[0][1], "return_mean", color=COLOURS[4], linewidth=1.2, label=RETURN_MEAN)
+            _draw_mean(axes, trials[0][1], "return_mean", x, color=COLOURS[4], linewidth=1.2, label=RETURN_MEAN)
         lines = itertools.cycle(itertools.product(("-", "--", "-.", ":"), COLOURS))
         for (name, run), (style, colour) in zip(trials, lines, strict=False):
             trial = trial_summary(run)
             spread = "" if trial["score_std"] is None else f" ± {score_text(trial['score_std'])}"
             label = f"{name}: {counted(len(run.tables), 'session')}, score {score_text(trial['score'])}{spread}"
-            _draw_mean(axes, run, "return_ma", linewidth=2.2, color=colour, linestyle=style, label=label)
+            _draw_mean(axes, run, "return_ma", x, linewidth=2.2, color=colour, linestyle=style, label=label)
         axes.set_title(panel)
-        finish_returns(axes, trials[0][1].game)
+        finish_returns(axes, trials[0][1].game, x)
     return save_figure(figure, output, file)
 
 

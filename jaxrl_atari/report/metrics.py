@@ -140,21 +140,21 @@ def known_float(value: float | None) -> float | None:
     return None if value is None or np.isnan(value) else float(value)
 
 
-def align_sessions(tables: Sequence[Table], column: str) -> tuple[np.ndarray, np.ndarray]:
-    """A column of several sessions at common env steps: (env steps `[N]`, values `[sessions, N]`).
+def align_sessions(tables: Sequence[Table], column: str, along: str = "env_steps") -> tuple[np.ndarray, np.ndarray]:
+    """A column of several sessions at common points along another one: (points `[N]`, values `[sessions, N]`).
 
-    The env steps are those of the session that has come furthest. Sessions of one config usually log at the
-    same ones; where they differ, values are interpolated linearly between log points. A session is NaN before
+    The points are those of the session that has come furthest. Sessions of one config usually log at the same env
+    steps; where points differ, values are interpolated linearly between log points. A session is NaN before
     its first finite value and after its last log point, so a running trial can be drawn. The last value is held for
     less than one interval, which bridges a last log point slightly before the grid's.
     """
-    grid = max((table["env_steps"] for table in tables), key=lambda env_steps: env_steps[-1])
+    grid = max((table[along] for table in tables), key=lambda points: points[-1])
     interval = float(np.median(np.diff(grid))) if grid.size > 1 else grid[-1]
     values = np.full((len(tables), grid.size), np.nan)
     for row, table in zip(values, tables, strict=True):
         known = np.isfinite(table[column])
         if known.any():
-            env_steps = table["env_steps"][known]
-            reached = grid < env_steps[-1] + interval
-            row[reached] = np.interp(grid[reached], env_steps, table[column][known], left=np.nan)
+            points = table[along][known]
+            reached = grid < points[-1] + interval
+            row[reached] = np.interp(grid[reached], points, table[column][known], left=np.nan)
     return grid, values

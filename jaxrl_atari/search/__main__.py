@@ -95,17 +95,20 @@ def run_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[s
     for _ in range(len(study.trials), search.trials):
         study.enqueue_trial({})
     waiting = [f"trial_{trial.number}" for trial in study.trials[: search.trials] if not trial.state.is_finished()]
+
+    def progress(item: str) -> str:
+        score, env_steps = reached(search_dir / item)
+        return f"{item} at {env_steps:,} env steps, return_ma {score_text(score)}"
+
     try:
         for item, failure in run_items(
-            search.address, search_dir, waiting, run_trial, config.devices, search.resources
+            search.address, search_dir, waiting, run_trial, config.devices, search.resources, progress
         ):
             number = int(item.removeprefix("trial_"))
             if failure is not None:
                 open_trial(search_dir, search, number).set_user_attr("failure", failure.reason)
                 failures.append(failure.reason)
-            score, env_steps = reached(search_dir / item)
-            ended = status(study.trials[number])
-            say(f"{item}  {ended} at {env_steps:,} env steps, return_ma {score_text(score)}")
+            say(f"{progress(item)}: {status(study.trials[number])}")
             write_results(search_dir)
     except KeyboardInterrupt:
         write_results(search_dir)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -28,6 +29,7 @@ KILLED = "its process was killed, by hand or for lack of memory, or did not star
 
 STOP_FILE = "stop"  # exists once a stop is requested: the processes of items may be on other machines
 OUTPUT_FILE = "output.txt"
+SECONDS_BETWEEN_NEWS = 30
 
 Function = Callable[[Path, Share, Callable[[], bool]], object]
 """Runs an item to its end, or until a stop is requested: its folder, its share, whether a stop is requested."""
@@ -87,6 +89,7 @@ def run_items(
     function: Function,
     devices: DevicesConfig,
     resources: ResourcesConfig,
+    progress: Callable[[str], str],
 ) -> Iterator[tuple[str, Failure | None]]:
     """Runs items, each in a process of its own, with as many at a time as there is room for.
 
@@ -96,6 +99,7 @@ def run_items(
             output.txt there.
         function: can be imported, or is a `functools.partial` of what can.
         devices: of the config.
+        progress: how far an item is, in a line, which is printed every half minute.
 
     Yields:
         Each item that has ended by itself, and why it failed, if it did.
@@ -128,12 +132,15 @@ def run_items(
                 ),
             )
             with StopRequest(quick=False, answer=STOPPING) as stop:
-                fitting = thread.apply_async(tuner.fit)
+                fitting, said = thread.apply_async(tuner.fit), time.monotonic()
                 while not fitting.ready() or events.ended:
                     fitting.wait(POLL_SECONDS)
                     if stop.requested():
                         stop_file.touch()
                         events.ended.clear()  # they may have stopped or, like the command, been sent the signal
+                    if time.monotonic() > said + SECONDS_BETWEEN_NEWS:
+                        said = time.monotonic()
+                        say("\n".join(map(progress, sorted(events.running))))
                     while events.ended:
                         yield events.ended.pop(0)
                 fitting.get()

@@ -24,6 +24,7 @@ from jaxrl_atari.report.summary import markdown_table, trial_summary
 from jaxrl_atari.runs.files import read_json, write_file, write_json
 from jaxrl_atari.runs.run_dir import (
     SUITE_FILE,
+    checkpoint_steps,
     describe,
     is_run,
     read_config,
@@ -108,9 +109,12 @@ def train_on_ray(
     from jaxrl_atari.suite.ray_items import run_items  # which imports Ray
 
     folders = {f"{item.game}/session_{item.session}": item for item in items}
-    for folder, failure in run_items(
-        address, suite_dir, [*folders], partial(_train, folders), suite.config.devices, resources
-    ):
+
+    def progress(folder: str) -> str:
+        return f"{folder} at {max(checkpoint_steps(suite_dir / folder), default=0):,} env steps"
+
+    train = partial(_train, folders)
+    for folder, failure in run_items(address, suite_dir, [*folders], train, suite.config.devices, resources, progress):
         if failure is not None:
             folders[folder].say(f"failed: {failure.reason}")
         yield folders[folder], failure
