@@ -69,6 +69,8 @@ def run_training(
     plan_slots(config, config.sessions)  # raises errors before a run directory is made
     run_dir, before = None if run_dir is None else parse_path(run_dir, "run_dir"), None
     if run_dir and is_run(run_dir):
+        if (run_dir / "checkpoints").is_dir():  # of an older version, whose sessions had a config.json too
+            raise UserError(f"{run_dir}: is a session's directory; expected the run's, {run_dir.absolute().parent}")
         before = read_config(run_dir)
         require_same_run(config, before, run_dir)
     if config.devices.distributed:
