@@ -181,7 +181,7 @@ def small(case):
 
 
 PROMISED = {
-    "evaluate": ("**/evaluation*.json", "compared|to compare:"),
+    "evaluate": ("**/evaluation*.json", "cut off"),
     "plots": ("**/*.svg", r"\.png"),
     "report": ("**/report.html", r"report\.html"),
     "devices": ("configs", "memory"),

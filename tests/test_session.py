@@ -1,5 +1,6 @@
 """Sessions on the real emulator: what they log, save and say, how they stop and fail, what they resume from."""
 
+import importlib.util
 import json
 import math
 import re
@@ -230,9 +231,10 @@ def test_an_error_leaves_neither_threads_nor_processes(session_dir):
 
     config = change(TINY, overlap="update", log={"graphs": True}, evaluation={"every_env_steps": 96, "episodes": 9_999})
     write_json(session_dir.parent / "config.json", {"config": config.to_dict()})
+    before = psutil.Process().children()
     with pytest.raises(UserError, match="the disk is full"):
         run_session(config, session_dir, writers=[Failing()])
-    assert not psutil.Process().children(), "graphs were drawn"
+    assert not {*psutil.Process().children()} - {*before}, "graphs were drawn"
     assert not [thread.name for thread in threading.enumerate() if re.match("learner|evaluator", thread.name)]
 
 
@@ -245,7 +247,7 @@ def test_evaluations_play_the_parameters_of_their_moment(every, played, session_
     monkeypatch.setenv("JAXRL_ATARI_SIMULATED_GPUS", "2")
     lines = Lines()
     options = {"every_env_steps": every, "episodes": 3, "num_envs": 2}
-    config = change(TINY, env={"game": "SpaceInvaders"}, evaluation=options, devices={"evaluator": 1})
+    config = change(TINY, env={"game": "SpaceInvaders"}, evaluation=options, devices={"gpu": "auto", "evaluator": 1})
     run_session(config, session_dir, writers=[lines])
     assert len(lines.evaluations) == played
     table = read_table(session_dir / "evaluations.csv")
@@ -354,8 +356,8 @@ def as_of_an_earlier_version(session_dir):
     ids=["an earlier version", "more environments", "envpool", "damaged games"],
 )
 def test_where_games_cannot_go_on_new_ones_are_started(prepare_it, options, problem, copied, capsys):
-    if problem.endswith("envpool"):
-        pytest.importorskip("envpool", reason="the extra envpool is not installed")
+    if problem.endswith("envpool") and importlib.util.find_spec("envpool") is None:
+        pytest.skip("the extra envpool is not installed")
     prepare_it(copied)
     logged = read_table(copied / "metrics.csv")
     (policy,) = [load_policy(copied, "latest", CPU)]
