@@ -72,8 +72,11 @@ compare)
     ;;
 graphs)
     flag=--xla_gpu_enable_command_buffer
-    benchmark graphs --compare "XLA_FLAGS=$flag=,$flag=+FUSION" # off, and XLA's default
-    benchmark whole_update --compare "XLA_FLAGS=$flag=+FUSION,$flag=+CONVOLUTION $flag=+WHILE"
+    for round in 1 2; do # CUDA graphs off; XLA's default; of the whole update
+        XLA_FLAGS="$flag=" benchmark "graphs_off_$round" --parts end_to_end
+        XLA_FLAGS="$flag=+FUSION" benchmark "graphs_$round" --parts end_to_end
+        XLA_FLAGS="$flag=+CONVOLUTION $flag=+WHILE" benchmark "graphs_whole_update_$round" --parts end_to_end
+    done
     benchmark cpu_or_gpu --compare cpu,gpu
     ;;
 train)
