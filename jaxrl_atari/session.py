@@ -283,6 +283,7 @@ def prepare(
             if resume and restored is None:
                 set_aside_logs(session_dir, say)
             cut_segments(session_dir, progress.steps)
+            (session_dir / "verified.json").unlink(missing_ok=True)  # of what was there before
             outputs += make_writers(
                 config, session_dir, meta.get("logged_env_steps", progress.env_steps), evaluated - running
             )

@@ -277,11 +277,17 @@ def test_training_goes_on_when_an_evaluation_fails(session_dir, monkeypatch, cap
 
 
 def test_a_stop_during_the_last_evaluation(session_dir):
-    """A thousand games would take hours. The budget is spent, but the session was interrupted."""
+    """A thousand games would take hours. The budget is spent, but the session was interrupted: a resume plays them."""
     config = change(TINY, evaluation={"every_env_steps": 192, "episodes": 1_000})
     with pytest.raises(KeyboardInterrupt):
-        run_session(config, session_dir, stop_requested=lambda: is_finished(config, session_dir))
+        run_session(
+            config, session_dir, stop_requested=lambda: config.is_spent(max([0, *checkpoint_steps(session_dir)]))
+        )
     assert not (session_dir / "evaluations.csv").exists()
+    assert not is_finished(config, session_dir)
+    run_session(change(config, evaluation={"episodes": 2}), session_dir, resume=True)
+    assert (session_dir / "evaluations.csv").read_text().splitlines()[1].split(",")[1] == "2"
+    assert is_finished(config, session_dir)
 
 
 # --- Resuming --------------------------------------------------------------------------------------------------------

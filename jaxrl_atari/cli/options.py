@@ -61,7 +61,7 @@ def parse(
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("config", "resume", "run_dir"):
         option = "--" + name.replace("_", "-")
-        first.add_argument(option, type=partial(parse_path, option=option))
+        first.add_argument(option, f"--{name}", type=partial(parse_path, option=option))  # as tyro takes them
     start, _ = first.parse_known_args(arguments)
     if start.resume and (start.config or start.run_dir):
         raise UserError("--resume: the directory has its config already; leave --config and --run-dir out")

@@ -67,7 +67,7 @@ def replay(pool: EnvPool, games: Games, say: Callable[[str], object]) -> Replaye
     for left, step in play_again(pool, games.anchor_seed, actions):
         episodes.count(step)  # starts anew where a game does
         newest.append(step)
-        if (now := time.monotonic()) > said + 10:
+        if left[0] < since.max() and (now := time.monotonic()) > said + 10:
             said, done = now, 1 - left[0] / since.max()
             say(f"playing the games of the checkpoint again: {done:.0%}, {(now - start) * (1 / done - 1):.0f} s to go")
     step = newest.pop()

@@ -39,7 +39,9 @@ def print_report(config: Config, with_memory: bool) -> None:
     do_not_preallocate()  # other processes on the GPU may need the memory
     limit_jax(DevicesConfig(data_parallel="all"))
     found, cpu = start_gpus(), jax.devices("cpu")[0]
-    faults = [gpus.forbidden_because] if "failed" in problem or len(found) < len(visible) else []
+    faults = []
+    if "failed" in problem or len(found) < len(visible):
+        faults.append(gpus.forbidden_because or f"JAX has {len(found)} of {len(visible)} GPUs")
     for device in (*found, cpu):
         result = multiply(device)
         limit = (device.memory_stats() or {}).get("bytes_limit")

@@ -71,8 +71,14 @@ def latest_text(session_dir: Path, name: str) -> str:
 
 
 def is_finished(config: Config, session_dir: Path) -> bool:
-    """Whether a session has spent its budget. Starts no back end of JAX."""
-    return config.is_spent(max(checkpoint_steps(session_dir), default=0))
+    """Whether a session has spent its budget and written its last evaluation. Starts no back end of JAX."""
+    latest, evaluations = max(checkpoint_steps(session_dir), default=0), session_dir / "evaluations.csv"
+    if (session_dir / "checkpoints" / str(latest) / "evaluation").is_dir():  # it was running then
+        rows = evaluations.read_text().splitlines() if evaluations.is_file() else []
+        evaluated = latest_text(session_dir, "evaluated_env_steps")
+        if not any(row.startswith(f"{evaluated},") for row in rows):
+            return False
+    return config.is_spent(latest)
 
 
 def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
@@ -110,7 +116,7 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
         raise UserError(f"{directory}: not a {kind} directory (it has no {file}); expected data/NAME_TIMESTAMP")
     try:
         return config_from_dict(read_json(path)["config"])
-    except (ValueError, KeyError, UserError) as error:
+    except (ValueError, KeyError, TypeError, UserError) as error:
         raise UserError(f"{path}: cannot be used ({type(error).__name__}: {error}); restore it from a copy") from error
 
 

@@ -76,7 +76,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Suite | Non
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")
     if before is not None:
         require(games == before.games, "--games", " ".join(games), f"{' '.join(before.games)}, the games of the suite")
-        require_same_run(config, before.config, Path())
+        require_same_run(config, before.config, options.resume or options.run_dir or Path())
     return dataclasses.replace(options, games=games), before
 
 
