@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from user_commands import ROOT, run_here
+from user_commands import ROOT, run_here, skip_without_extra
 
 from jaxrl_atari import cli, train
 from jaxrl_atari.cli.options import load_config
@@ -170,8 +170,7 @@ REFUSALS = [
 @pytest.mark.parametrize("case", REFUSALS, ids=" ".join)
 def test_a_refusal_says_what_is_wrong_and_writes_nothing(case, tmp_path, monkeypatch, capfd):
     module, line, *words = case
-    if module == "search" and importlib.util.find_spec("optuna") is None:
-        pytest.skip("search mode is not installed: pip install 'jaxrl_atari[search]'")
+    skip_without_extra(module)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")

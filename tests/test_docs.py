@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 import tyro
-from user_commands import run_here
+from user_commands import run_here, skip_without_extra
 
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import make_sides
@@ -117,6 +117,7 @@ def test_the_commands_are_found():
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_command_line_parses(case, monkeypatch):
     module, words = case.module, list(case.words)
+    skip_without_extra(module)
     if "--resume" in words and not case.error:
         at = words.index("--resume")
         error = run(module, ["--resume", "data/none"], monkeypatch)
@@ -150,6 +151,7 @@ def test_every_import_in_a_snippet_resolves(page):
     for language, code in FENCE.findall(text(page)):
         for node in ast.walk(ast.parse(code)) if language == "python" else ():
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxrl_atari"):
+                skip_without_extra(node.module or "")
                 module = importlib.import_module(node.module or "")
                 missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
                 assert not missing, f"{node.module} has no {', '.join(missing)}"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import rich
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from user_commands import ROOT, user_environment
 
@@ -168,6 +169,7 @@ def test_a_terminal_shows_a_live_line_from_the_start_to_the_end(monkeypatch):
     master, slave = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "130")
+    rich.reconfigure()  # it reads COLUMNS once
     with os.fdopen(slave, "w") as terminal, redirect_stdout(terminal):
         drive(TerminalWriter(1_000, "session 0"))
     shown = b""

@@ -1,5 +1,6 @@
 """The commands as a user runs them: in processes, and in the environment of a user's shell."""
 
+import importlib.util
 import os
 import runpy
 import socket
@@ -7,6 +8,8 @@ import sys
 import warnings
 from pathlib import Path
 from unittest import mock
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 TWO_GPUS = {"JAXRL_ATARI_SIMULATED_GPUS": "2"}
@@ -41,3 +44,10 @@ def free_address():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def skip_without_extra(module: str) -> None:
+    """Skips a test of a command whose extra is not installed."""
+    package = {"search": "optuna", "hub": "huggingface_hub"}.get(module.removeprefix("jaxrl_atari."))
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"pip install 'jaxrl_atari[{module.removeprefix('jaxrl_atari.')}]'")
