@@ -19,6 +19,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import tyro
+from rich.progress import track
 
 from jaxrl_atari import __version__, cli
 from jaxrl_atari.config import Config
@@ -192,15 +193,14 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> str:
     """Verifies a session, writes verified.json if all was played, and returns a line on the result."""
     log = read_log(session_dir)
     rows, all_rows, env_steps = check_rows(session_dir, log)
-    envs, found, played = log.actions.shape[1], pieces(log), 0
+    envs, found = log.actions.shape[1], pieces(log)
     last = len(log.actions) if options.end is None else options.end // envs
     chosen = [piece for piece in found if piece.end > options.start // envs and piece.start < last]
     if options.sample is not None:
         random.shuffle(chosen)
         chosen = chosen[: options.sample]
-    for first in range(0, len(chosen), SLOTS):
-        played += play(config, log, chosen[first : first + SLOTS])
-        cli.say(f"{session_dir.name}  {min(first + SLOTS, len(chosen))} of {len(chosen)} pieces played")
+    batches = [chosen[first : first + SLOTS] for first in range(0, len(chosen), SLOTS)]
+    played = sum(play(config, log, batch) for batch in track(batches, f"{session_dir.name}  playing"))
     games = f"{played:,} games"
     if len(chosen) < len(found):
         games = f"{len(chosen)} of {len(found)} pieces of {len(log.games):,} games"
