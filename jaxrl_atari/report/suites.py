@@ -112,7 +112,7 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
     rows = []
     for game in suite.games:
         references = comparable(game, suite.config.env.resolved_protocol).references
-        row = dict.fromkeys(COLUMNS) | {"game": game, "sessions": 0, "status": "waiting"}
+        row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"game": game, "sessions": 0, "status": "waiting"}
         row["reference_score"] = references[0].score if references else None
         if game in suite.runs:
             run = suite.runs[game]
@@ -126,7 +126,9 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
                 "hours": summary["mean"]["wall_hours"],
                 "status": "complete" if run.is_complete(suite.config) else "not complete",
             }
-        if game in failures and row["status"] != "complete":
+            if all((session_dir / "verified.json").is_file() for session_dir in run.tables):
+                row["status"] += ", verified"
+        if game in failures and not row["status"].startswith("complete"):
             row["status"] = f"failed: {failures[game].replace('|', '/')}"
         rows.append(row)
     return rows
