@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -20,7 +21,7 @@ from jaxrl_atari.errors import check_fields, require
 from jaxrl_atari.hardware.choice import check_devices, limit_jax, start_gpus, take_learners
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.report import print_report
-from jaxrl_atari.ppo import Shard
+from jaxrl_atari.ppo import KEYS, Shard
 
 
 class Placement(NamedTuple):
@@ -109,23 +110,32 @@ class DataParallel:
         return len(self.devices)
 
     def compile(self, function: Callable, donate_argnums: Sequence[int] = ()) -> Callable:
-        """The function on all devices; on several, it is given `shard`, its part (`ppo.Shard`), as a keyword."""
+        """The function, whose last argument is a key, on all devices.
+
+        On several, it is given `shard`, its part (`ppo.Shard`), as a keyword.
+        """
         if len(self) == 1:
             return jax.jit(function, donate_argnums=donate_argnums)
 
         def on_each(*args: Any) -> Any:
+            *others, key_data = args
             shard = Shard(lax.axis_index(AXIS), len(self), partial(lax.psum, axis_name=AXIS))
-            return function(*args, shard=shard)
+            return function(*others, jax.random.wrap_key_data(key_data, impl=KEYS), shard=shard)
 
         return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=tuple(donate_argnums))
 
     def assemble(self, shards: Sequence[Any]) -> Any:
-        """A tree of arrays from one tree per local device; each is moved to its device if it is elsewhere."""
+        """A tree of arrays from one tree per local device; each is moved to its device if it is elsewhere.
+
+        On several devices keys become their data, because `pmap` accepts no typed keys across processes.
+        """
         placed = [jax.device_put(shard, device) for shard, device in zip(shards, self.local_devices, strict=True)]
         if len(self) == 1:
             return placed[0]
 
         def rows(*parts: jax.Array) -> jax.Array:
+            if jnp.issubdtype(parts[0].dtype, jax.dtypes.prng_key):
+                parts = tuple(map(jax.random.key_data, parts))
             shape = (len(self), *parts[0].shape)
             return jax.make_array_from_single_device_arrays(shape, self._rows, [part[None] for part in parts])
 

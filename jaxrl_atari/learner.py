@@ -54,11 +54,11 @@ class Learner:
             A function that waits for the update and returns its metrics.
         """
         rollout = self._parallel.assemble(rollouts)
-        config, key_data = self._parallel.replicate((config, jax.random.key_data(key)))
+        config, key = self._parallel.replicate((config, key))
         if self._check:
             arrays = {"train_state": self._state, "rollout": rollout}
             check_placement("learning", arrays, self._parallel.local_devices)
-        self._state, metrics = self._update(self._state, rollout, config, key_data)
+        self._state, metrics = self._update(self._state, rollout, config, key)
         own = self._parallel.shard(metrics, 0)
         return lambda: {name: float(value) for name, value in jax.device_get(own).items()}
 
@@ -89,12 +89,7 @@ _norm = jax.jit(optax.tree.norm)
 @lru_cache(maxsize=8)
 def compiled_update(devices: tuple[jax.Device, ...], network: Network) -> Callable:
     """`ppo.update` on these devices. The sessions of a process share it, so that it is compiled once."""
-
-    def update(state: Any, rollout: Any, config: PPOConfig, key_data: jax.Array, **shard: Any) -> Any:
-        key = jax.random.wrap_key_data(key_data, impl=ppo.KEYS)  # pmap accepts no typed keys across processes
-        return ppo.update(state, rollout, config, key, apply=network.apply, **shard)
-
-    return DataParallel(devices).compile(update, donate_argnums=[0])
+    return DataParallel(devices).compile(partial(ppo.update, apply=network.apply), donate_argnums=[0])
 
 
 class OverlappedLearner(Learner):

@@ -463,15 +463,14 @@ def test_jit_of_shard_map_gives_the_bits_of_pmap():
     """JAX names `jit(shard_map)` as what replaces `pmap`, which is in maintenance."""
     parallel, config = DataParallel(jax.devices("cpu")[:2]), small_config()
     rollouts = [shipped(random_rollout(seed), network().layout) for seed in (0, 1)]
-    state = init_train_state(trained_params(), config)
-    arguments = state, config, jax.random.key_data(KEY)
-
-    def updated(state, rollout, config, key, shard):
-        return update(state, rollout, config, jax.random.wrap_key_data(key), apply=network().apply, shard=shard)
+    arguments = init_train_state(trained_params(), config), config, KEY
+    updated = partial(update, apply=network().apply)
 
     def on_each(*rows):
         shard = Shard(jax.lax.axis_index(AXIS), 2, partial(jax.lax.psum, axis_name=AXIS))
-        return jax.tree.map(lambda x: x[None], updated(*jax.tree.map(lambda x: x[0], rows), shard))
+        *others, key_data = jax.tree.map(lambda x: x[0], rows)
+        new = updated(*others, jax.random.wrap_key_data(key_data), shard=shard)
+        return jax.tree.map(lambda x: x[None], new)
 
     mesh = jax.sharding.Mesh(np.asarray(parallel.devices), (AXIS,))
     rows = jax.sharding.PartitionSpec(AXIS)
