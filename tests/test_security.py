@@ -3,7 +3,6 @@
 `test_hub.py` has the downloads that are refused, and `test_report.py` the pages that show hostile values.
 """
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -109,8 +108,7 @@ def test_the_report(name, values, data, tmp_path):
         write_metrics(run_dir / "session_0", table([1.0, 2.0]))
         (run_dir / "config.json").write_text(json.dumps(describe(CONFIG)))
     (run_dir / name).write_bytes(data.draw(hostile_files(values) | st.just(DEEP)))
-    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-        one_line_or_result(report, [str(run_dir)])
+    one_line_or_result(report, [str(run_dir)])
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

@@ -42,7 +42,7 @@ def write_report(directory: str | Path) -> Path:
     are missing or older than the metrics are drawn.
 
     Raises:
-        UserError: the directory is none of the three, or has no log point yet.
+        UserError: the directory is none of the three, has no log point yet, or has a damaged file.
     """
     from jinja2 import Environment, PackageLoader
 
@@ -59,7 +59,13 @@ def write_report(directory: str | Path) -> Path:
     environment.globals |= {"text": texts, "counted": counted, "version": __version__}
     page = environment.get_template(f"{kind}.html")
     values = {"name": directory.absolute().name, "written": time.strftime("%Y-%m-%d %H:%M")}
-    write_file(path := directory / REPORT_FILE, page.render(values | describe(directory)))
+    try:
+        content = page.render(values | describe(directory))
+    except UserError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # of a file that is damaged or not ours
+        raise UserError(f"{directory}: its files cannot be used ({reason(error)}); restore them from a copy") from error
+    write_file(path := directory / REPORT_FILE, content)
     return path
 
 
