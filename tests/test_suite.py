@@ -318,6 +318,8 @@ def test_only_the_suites_own_complete_games_count(tmp_path):
     add_games(suite_dir, {"Breakout": [0.5, 1.0]})  # no game of this suite
     add_session(suite_dir, "Qbert", 0, [1.0])  # one session of two
     assert list(read_suite(suite_dir).scores()) == ["Pong"]
+    write_suite_file(suite_dir, dataclasses.replace(TINY, sessions=1), ["Pong", "Qbert"])  # was resumed with one
+    assert {game: len(scores) for game, scores in read_suite(suite_dir).scores().items()} == {"Pong": 1, "Qbert": 1}
     write_suite_file(suite_dir, dataclasses.replace(TINY, total_env_steps=640), ["Pong"])  # trained longer
     assert not read_suite(suite_dir).scores()
     assert results(suite_dir)[2]["Pong"]["status"] == "not complete"

@@ -60,7 +60,7 @@ def read_suite(suite_dir: Path) -> Suite:
     games, runs = [game for game in description["games"] if game in GAMES], {}
     for game in games:
         with contextlib.suppress(UserError):  # no log point yet
-            runs[game] = read_run(suite_dir / game)
+            runs[game] = read_run(suite_dir / game, config.sessions)
     return Suite(suite_dir, config, description, games, runs)
 
 

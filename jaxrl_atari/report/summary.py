@@ -55,15 +55,18 @@ class Run(NamedTuple):
         return (config or self.config).is_complete([table["env_steps"][-1] for table in self.tables.values()])
 
 
-def read_run(run_dir: str | Path) -> Run:
-    """Reads a run, without sessions numbered `config.sessions` or higher.
+def read_run(run_dir: str | Path, sessions: int | None = None) -> Run:
+    """Reads a run.
+
+    Args:
+        sessions: how many count, those of its suite; None: those of its config.
 
     Raises:
         UserError: it has no readable config, or no session with metrics.
     """
     path = Path(run_dir)
     config = read_config(path)
-    return Run(path, config, read_sessions(path, config.sessions), read_json(path / CONFIG_FILE))
+    return Run(path, config, read_sessions(path, sessions or config.sessions), read_json(path / CONFIG_FILE))
 
 
 def write_trial_summary(run_dir: str | Path) -> dict[str, Any]:

@@ -11,25 +11,31 @@ other values): hence the digests here, BLAKE2b of 64 bits. They find damage; the
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import math
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxrl_atari import __version__
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.distributed import agree, is_leader
-from jaxrl_atari.ppo import KEYS
+from jaxrl_atari.runs.arrays import (
+    array_digests,
+    array_shapes,
+    digest,
+    name_of,
+    read_arrays,
+    this_process,
+    to_device,
+    to_host,
+)
 from jaxrl_atari.runs.files import read_json, unused
 from jaxrl_atari.runs.run_dir import checkpoint_steps
 
@@ -122,15 +128,15 @@ class Checkpoints:
                     f" {shape}; use the game, network and optimiser settings that it was saved with"
                 )
         try:
-            values = _read(path / item, wanted)
+            values = read_arrays(path / item, wanted)
         except Exception as error:  # orbax can raise any type for a damaged file
             raise Damaged(f"{path}: damaged: {item} cannot be read ({reason(error)})") from error
-        for name, digest in array_digests(values).items():
-            if digest != saved["checksums"][name]:
+        for name, found in array_digests(values).items():
+            if found != saved["checksums"][name]:
                 raise Damaged(f"{path}: damaged: {name} differs from its digest")
         if target is None:
             return values
-        return jax.tree_util.tree_map_with_path(lambda at, leaf: _to_device(values[_name(at)], leaf), target)
+        return jax.tree_util.tree_map_with_path(lambda at, leaf: to_device(values[name_of(at)], leaf), target)
 
     def restore_newest(self, target: Callable[[dict[str, Any]], Any], parameters: Sequence[str] = ()) -> Restored:
         """Restores the newest checkpoint that is sound.
@@ -196,7 +202,7 @@ class Checkpoints:
         Raises:
             UserError: it cannot be written, for example because the disk is full.
         """
-        path, host = self.directory / str(env_steps), {name: _to_host(tree) for name, tree in items.items()}
+        path, host = self.directory / str(env_steps), {name: to_host(tree) for name, tree in items.items()}
         described = {
             name: {"shapes": array_shapes(tree), "checksums": array_digests(host[name])} for name, tree in items.items()
         }
@@ -211,7 +217,7 @@ class Checkpoints:
         arguments: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in host.items()}
         arguments["meta"] = ocp.args.JsonSave(meta)
         # One folder an array: in one database for all of them (OCDBT), TensorStore 0.1.86 leaks memory at every save.
-        alone = _this_process()
+        alone = this_process()
         handlers: dict[str, Any] = {
             name: ocp.StandardCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone) for name in items
         }
@@ -253,6 +259,11 @@ class Checkpoints:
         return (self.directory / str(step)).rename(unused(self.directory / f"damaged_{step}"))
 
 
+def meta_digest(meta: dict[str, Any]) -> str:
+    """The digest of a meta, its own `checksum` left out."""
+    return digest(json.dumps({k: v for k, v in meta.items() if k != "checksum"}, sort_keys=True).encode())
+
+
 # --- Resuming --------------------------------------------------------------------------------------------------------
 
 
@@ -278,75 +289,3 @@ def resume_text(before: dict[str, Any], now: dict[str, Any]) -> str:
     for name, (old, new) in changed.items():
         text += f"; {name} {old} -> {new}, so numbers may differ from here on"
     return text
-
-
-# --- Arrays and digests ----------------------------------------------------------------------------------------------
-
-
-def _this_process() -> ocp.options.MultiprocessingOptions:
-    """Keeps orbax from waiting for other processes: one writes, and each reads on its own."""
-    if not jax.distributed.is_initialized():
-        return ocp.options.MultiprocessingOptions()
-    process = jax.process_index()
-    return ocp.options.MultiprocessingOptions(
-        primary_host=process, active_processes={process}, barrier_sync_key_prefix=f"process_{process}"
-    )
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _to_host(arrays: Any) -> Any:
-    """NumPy copies: a process that writes alone cannot write arrays on devices that it shares with other processes."""
-    plain = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, arrays)
-    return jax.tree.map(np.array, jax.device_get(plain))
-
-
-def _read(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The arrays of an item with these paths, one after another.
-
-    Of several at once, when one cannot be read, orbax closes its event loop, and a traceback is printed for each other.
-    """
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_this_process())
-    saved: Any = directory.absolute()
-    tree, values = handler.metadata(saved).tree, {}
-    for name in names:
-        only = jax.tree_util.tree_map_with_path(lambda path, _: 0 if _name(path) == name else ocp.PLACEHOLDER, tree)  # noqa: B023
-        values[name] = _by_path(handler.restore(saved, args=ocp.args.PyTreeRestore(only)))[name]
-    return values
-
-
-def _to_device(value: np.ndarray, target: Any) -> Any:
-    """Moves a restored array to the devices of `target`; key data become a key again."""
-    array = jax.device_put(value, target.sharding)
-    return jax.random.wrap_key_data(array, impl=KEYS) if _is_key(target) else array
-
-
-def _name(path: Any) -> str:
-    """A path in a pytree as text: `train_state/params/value/bias`."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _by_path(arrays: Any) -> dict[str, Any]:
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
-
-
-def array_shapes(arrays: Any) -> dict[str, str]:
-    """Path -> dtype and shape of each array in a pytree: `{"train_state/params/value/bias": "float32[1]", ...}`."""
-    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _by_path(arrays).items()}
-
-
-def array_digests(arrays: Any) -> dict[str, str]:
-    """Path -> digest of the dtype, shape and bytes of each array in a pytree of NumPy arrays."""
-    shapes = array_shapes(arrays)
-    return {name: _digest(shapes[name].encode() + leaf.tobytes()) for name, leaf in _by_path(arrays).items()}
-
-
-def meta_digest(meta: dict[str, Any]) -> str:
-    """The digest of a meta, its own `checksum` left out."""
-    return _digest(json.dumps({k: v for k, v in meta.items() if k != "checksum"}, sort_keys=True).encode())
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=8).hexdigest()

@@ -1,0 +1,80 @@
+"""Arrays of a checkpoint: between devices, NumPy and orbax's files, and their shapes and digests.
+
+A digest is BLAKE2b of 64 bits.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxrl_atari.ppo import KEYS
+
+
+def this_process() -> ocp.options.MultiprocessingOptions:
+    """Keeps orbax from waiting for other processes: one writes, and each reads on its own."""
+    if not jax.distributed.is_initialized():
+        return ocp.options.MultiprocessingOptions()
+    process = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=process, active_processes={process}, barrier_sync_key_prefix=f"process_{process}"
+    )
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def to_host(arrays: Any) -> Any:
+    """NumPy copies: a process that writes alone cannot write arrays on devices that it shares with other processes."""
+    plain = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, arrays)
+    return jax.tree.map(np.array, jax.device_get(plain))
+
+
+def read_arrays(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """The arrays of an item with these paths, one after another.
+
+    Of several at once, when one cannot be read, orbax closes its event loop, and a traceback is printed for each other.
+    """
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=this_process())
+    saved: Any = directory.absolute()
+    tree, values = handler.metadata(saved).tree, {}
+    for name in names:
+        only = jax.tree_util.tree_map_with_path(lambda path, _: 0 if name_of(path) == name else ocp.PLACEHOLDER, tree)  # noqa: B023
+        values[name] = _by_path(handler.restore(saved, args=ocp.args.PyTreeRestore(only)))[name]
+    return values
+
+
+def to_device(value: np.ndarray, target: Any) -> Any:
+    """Moves a restored array to the devices of `target`; key data become a key again."""
+    array = jax.device_put(value, target.sharding)
+    return jax.random.wrap_key_data(array, impl=KEYS) if _is_key(target) else array
+
+
+def name_of(path: Any) -> str:
+    """A path in a pytree as text: `train_state/params/value/bias`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _by_path(arrays: Any) -> dict[str, Any]:
+    return {name_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
+
+
+def array_shapes(arrays: Any) -> dict[str, str]:
+    """Path -> dtype and shape of each array in a pytree: `{"train_state/params/value/bias": "float32[1]", ...}`."""
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _by_path(arrays).items()}
+
+
+def array_digests(arrays: Any) -> dict[str, str]:
+    """Path -> digest of the dtype, shape and bytes of each array in a pytree of NumPy arrays."""
+    shapes = array_shapes(arrays)
+    return {name: digest(shapes[name].encode() + leaf.tobytes()) for name, leaf in _by_path(arrays).items()}
+
+
+def digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
