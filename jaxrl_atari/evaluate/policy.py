@@ -113,20 +113,20 @@ def load_policy(
     home = device or pick_device("auto")[0]
 
     def target(meta: dict[str, Any]) -> Any:
-        arrays = abstract_arrays(config_from_dict(meta["config"]), meta["num_actions"], home)
-        return {"train_state": {"params": arrays["train_state"].params}}
+        return abstract_arrays(config_from_dict(meta["config"]), meta["num_actions"], home)
 
+    part = "train_state/params/"
     if checkpoint == "latest":
-        step, arrays, meta, damaged = checkpoints.restore_newest(target)
+        step, arrays, meta, damaged = checkpoints.restore_newest(target, part=part)
         for error in damaged.values():
             _log.warning("%s; the one at env step %s is used", error, step)
     else:
         step = checkpoints.best_step() or 0 if checkpoint == "best" else checkpoint
         meta = checkpoints.read_meta(step)
-        arrays = checkpoints.restore(step, target(meta))
+        arrays = checkpoints.restore(step, target(meta), part=part)
     config = config_from_dict(meta["config"])
     # The threads of training were its share of the cores.
     env = dataclasses.replace(config.env, num_threads=0, backend=backend or config.env.backend)
     network = make_network(config.network, meta["num_actions"], network_platform(home))
-    params = arrays["train_state"]["params"]
+    params = arrays["train_state"].params
     return Policy(dataclasses.replace(config, env=env), network, params, home, session_dir, step)

@@ -4,7 +4,6 @@ A digest is BLAKE2b of 64 bits.
 """
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +35,19 @@ def to_host(arrays: Any) -> Any:
     return jax.tree.map(np.array, jax.device_get(plain))
 
 
-def read_arrays(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The arrays of an item with these paths, one after another.
+def read_arrays(directory: Path, tree: Any, part: str) -> dict[str, np.ndarray]:
+    """Path -> array, of the leaves of a saved tree whose path begins with `part`; they are read one after another.
 
     Of several at once, when one cannot be read, orbax closes its event loop, and a traceback is printed for each other.
     """
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=this_process())
     saved: Any = directory.absolute()
-    tree, values = handler.metadata(saved).tree, {}
-    for name in names:
-        only = jax.tree_util.tree_map_with_path(lambda path, _: 0 if name_of(path) == name else ocp.PLACEHOLDER, tree)  # noqa: B023
-        values[name] = _by_path(handler.restore(saved, args=ocp.args.PyTreeRestore(only)))[name]
+    leaves, structure = jax.tree.flatten(tree)
+    values: dict[str, np.ndarray] = {}
+    for index, name in enumerate(_by_path(tree)):
+        if name.startswith(part):
+            only = structure.unflatten([0 if place == index else ocp.PLACEHOLDER for place in range(len(leaves))])
+            values[name] = _by_path(handler.restore(saved, args=ocp.args.PyTreeRestore(only)))[name]
     return values
 
 

@@ -107,12 +107,13 @@ class Checkpoints:
             )
         return meta
 
-    def restore(self, step: int, target: Any = None, item: str = "arrays") -> Any:
+    def restore(self, step: int, target: Any = None, item: str = "arrays", part: str = "") -> Any:
         """Restores arrays of a checkpoint to the devices of `target`, whatever devices they were saved from.
 
         Args:
-            target: a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings: the saved structure, or a part
-                of it. None: the whole item, which must be a flat dict, as NumPy arrays.
+            target: a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings: the saved structure. None: the
+                item must be a flat dict, and comes as NumPy arrays.
+            part: beginning of the paths of the arrays that are wanted; the other leaves are those of `target`.
 
         Raises:
             Damaged: they cannot be read, or differ from their digests.
@@ -120,15 +121,14 @@ class Checkpoints:
         """
         path, meta = self.directory / str(step), self.read_meta(step)
         saved = meta if item == "arrays" else meta["items"][item]
-        wanted = saved["shapes"] if target is None else array_shapes(target)
-        for name, shape in wanted.items():
-            if saved["shapes"].get(name) != shape:
+        for name, shape in array_shapes(target).items():
+            if name.startswith(part) and saved["shapes"].get(name) != shape:
                 raise UserError(
                     f"{path}: holds another network or optimiser: {name} is {saved['shapes'].get(name)}, expected"
                     f" {shape}; use the game, network and optimiser settings that it was saved with"
                 )
         try:
-            values = read_arrays(path / item, wanted)
+            values = read_arrays(path / item, target or dict.fromkeys(saved["shapes"], 0), part)
         except Exception as error:  # orbax can raise any type for a damaged file
             raise Damaged(f"{path}: damaged: {item} cannot be read ({reason(error)})") from error
         for name, found in array_digests(values).items():
@@ -136,15 +136,22 @@ class Checkpoints:
                 raise Damaged(f"{path}: damaged: {name} differs from its digest")
         if target is None:
             return values
-        return jax.tree_util.tree_map_with_path(lambda at, leaf: to_device(values[name_of(at)], leaf), target)
 
-    def restore_newest(self, target: Callable[[dict[str, Any]], Any], parameters: Sequence[str] = ()) -> Restored:
+        def restored(at: Any, leaf: Any) -> Any:
+            return to_device(values[name_of(at)], leaf) if name_of(at) in values else leaf
+
+        return jax.tree_util.tree_map_with_path(restored, target)
+
+    def restore_newest(
+        self, target: Callable[[dict[str, Any]], Any], parameters: Sequence[str] = (), part: str = ""
+    ) -> Restored:
         """Restores the newest checkpoint that is sound.
 
         Args:
             target: meta -> `target` of `restore`.
             parameters: names of further items, with the structure of `train_state.params`; those that there are come
                 with the arrays, under these names.
+            part: as in `restore`.
 
         Raises:
             UserError: as `restore`; there is no checkpoint, or every one is damaged.
@@ -153,7 +160,7 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 meta = self.read_meta(step)
-                arrays = self.restore(step, target(meta))
+                arrays = self.restore(step, target(meta), part=part)
                 for name in meta.get("items", {}).keys() & set(parameters):
                     arrays[name] = self.restore(step, arrays["train_state"].params, name)
                 return Restored(step, arrays, meta, damaged)
