@@ -119,7 +119,7 @@ def groups(rows: Sequence[Row], *names: str) -> dict[tuple[str, ...], list[Row]]
 
 def game_table(rows: Sequence[Row]) -> str:
     """Markdown: a row for each game, protocol and weight decay, over its finished sessions or else the furthest one."""
-    table = [["game", "protocol", "sessions", "env steps", "`return_ma`", "", "references", "random play"]]
+    table = [["game", "protocol", "sessions", "env steps", "`return_ma`", "interval", "references", "random play"]]
     for (game, protocol, weight_decay), sessions in groups(rows, "game", "protocol", "weight_decay").items():
         finished = [row for row in sessions if float(row["env_steps"]) >= ENOUGH * BUDGET]
         shown = finished or [max(sessions, key=lambda row: float(row["env_steps"]))]
@@ -133,7 +133,7 @@ def game_table(rows: Sequence[Row]) -> str:
             str(len(shown)),
             f"{float(shown[0]['env_steps']) / 1e6:.3g}M of {BUDGET / 1e6:.3g}M",
             score_text(float(np.mean(scores))),
-            interval_text(scores),
+            interval_text(scores) or "-",
             "; ".join(references),
             score_text(known.random and known.random.score),
         ])  # fmt: skip

@@ -277,16 +277,16 @@ def prepare(
         learner = make_learner(config, placement, num_actions, arrays)
         exits.callback(learner.close)
 
-        running = "evaluation" in arrays  # it is started again
+        running = "evaluation" in arrays  # it is started again, and its row is written anew
         evaluated = meta.get("evaluated_env_steps", progress.env_steps)
         if leader:  # only now are the logs cut back to the checkpoint: whatever is missing has been reported
             if resume and restored is None:
                 set_aside_logs(session_dir, say)
             cut_segments(session_dir, progress.steps)
             (session_dir / "verified.json").unlink(missing_ok=True)  # of what was there before
-            outputs += make_writers(
-                config, session_dir, meta.get("logged_env_steps", progress.env_steps), evaluated - running
-            )
+            logged = meta.get("logged_env_steps", progress.env_steps)
+            last_evaluation = evaluated - 1 if running else evaluated
+            outputs += make_writers(config, session_dir, logged, last_evaluation)
             outputs += writers
         for writer in outputs:
             exits.callback(writer.close)

@@ -158,6 +158,12 @@ def test_every_import_in_a_snippet_resolves(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_table_has_a_rule_that_renders(page):
+    rules = [line for line in page.read_text().splitlines() if "-" in line and re.fullmatch(r"\|[|:\- ]+", line)]
+    assert not [rule for rule in rules if not re.fullmatch(r"\|( ?:?-+:? ?\|)+", rule)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_to_a_file(page):
     broken = [link for link in LINK.findall(text(page)) if not (page.parent / link).exists()]
     assert not broken

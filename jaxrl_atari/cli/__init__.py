@@ -79,8 +79,8 @@ def run(main: Callable[[], object]) -> NoReturn:
 
 
 def correctable(error: Exception) -> UserError | None:
-    """What a user can correct: a `UserError` itself, or what a full or read-only disk, a quota or a missing permission
-    refuses. None for a bug."""
+    """The `UserError` of an error that a user can correct: itself, or that of a full or read-only disk, a quota or a
+    missing permission. None for a bug."""
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
     return error if isinstance(error, UserError) else None

@@ -22,7 +22,7 @@ GPU_COLUMNS = {
 
 
 def read_gpus(names: Sequence[str]) -> list[float]:
-    """`GPU_COLUMNS` now, over the GPUs and MIG slices with these UUIDs; NaN: NVML does not tell it of one of them."""
+    """`GPU_COLUMNS` now, over the GPUs and MIG slices with these UUIDs; NaN where NVML cannot read one."""
     values = []
     for read, join in GPU_COLUMNS.values():
         value = math.nan

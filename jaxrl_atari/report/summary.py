@@ -176,7 +176,7 @@ def figure_rows(summary: dict[str, Any]) -> list[list[str]]:
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells, the header first, as a Markdown table that also reads well as it is; the first column is text."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]  # Markdown needs a dash in the rule
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = []
     for name, *cells in (rows[0], rule, *rows[1:]):

@@ -36,7 +36,7 @@ Function = Callable[[Path, Share, Callable[[], bool]], object]
 
 
 class _Events(TrialProgressCallback, tune.Stopper):
-    """Says what starts, in place of Tune's own display, lists what has ended, and ends Tune after a stop request."""
+    """Prints which items start, in place of Tune's own display, collects those that have ended, and stops Tune."""
 
     def __init__(self, directory: Path):
         super().__init__()
