@@ -215,7 +215,7 @@ class LogConfig:
     checkpoint_every_env_steps: Annotated[int, Limits(1, 10**12)] = 250_000
     """Env steps between two checkpoints (the end of training writes one more)."""
     graphs: bool = True
-    """Draw graphs at every checkpoint, and write report.html at the end."""
+    """Draw graphs and write report.html at the end. `plots` and `report` do so at any time."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
     actions: bool = True
@@ -283,9 +283,6 @@ class Config:
             # Processes sum their env steps while acting: with overlap, each would do so at another point of the update.
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
             require(self.trial.parallel <= 1, "trial.parallel", self.trial.parallel, "0 or 1 with devices.distributed")
-        if self.network.name == "impala" and self.devices.gpu is not False:
-            hint = "XLA has no deterministic gradient of its max-pooling on a GPU"
-            require(not self.devices.deterministic, "devices.deterministic", True, "false with impala", hint)
         samples = self.rollout_size
         expected = f"at least one rollout of {samples} env steps"
         require(self.total_env_steps >= samples, "total_env_steps", self.total_env_steps, expected)

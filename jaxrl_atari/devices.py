@@ -3,7 +3,6 @@
 python -m jaxrl_atari.devices [--config configs/qbert.py ...]
 """
 
-import argparse
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,8 +14,8 @@ import numpy as np
 from jax import lax
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import AllOptions, FromConfig, load_config, parse
-from jaxrl_atari.config import Config, DevicesConfig, GpuOption
+from jaxrl_atari.cli.options import FromConfig, parse
+from jaxrl_atari.config import DevicesConfig, GpuOption
 from jaxrl_atari.errors import check_fields, require
 from jaxrl_atari.hardware.choice import check_devices, limit_jax, start_gpus, take_learners
 from jaxrl_atari.hardware.gpus import visible
@@ -189,16 +188,10 @@ class Options(FromConfig):
     With a config file or options of the config, also the memory that the learner needs.
     """
 
-    options: AllOptions = dataclasses.field(default_factory=Config)
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exits with status 1 if the driver or a device fails."""
-
-    def default(start: argparse.Namespace) -> Options:
-        return Options(start.config, *load_config(start.config, get_config=Config))
-
-    options = parse(Options, arguments, default)
+    options, _ = parse(Options, arguments)
     check_devices(options.options.devices)
     print_report(options.options, with_memory=options != Options())
 

@@ -2,9 +2,7 @@
 
 import dataclasses
 import math
-import os
 import types
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -34,11 +32,7 @@ class ConfigError(UserError, ValueError):
     """
 
     def __init__(self, field: str, value: object, expected: str, hint: str = ""):
-        self._arguments = (field, value, expected, hint)
         super().__init__(f"{field} = {value!r}: expected {expected}" + (f"; {hint}" if hint else ""))
-
-    def __reduce__(self):
-        return type(self), self._arguments  # Ray pickles the exceptions of its trials, and pickle calls type(*args)
 
 
 class SessionsFailed(UserError):
@@ -118,12 +112,3 @@ def _description(kind: Any, limits: Limits) -> str:
         type(None): "None",
     }
     return words.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")
-
-
-def parse_path(path: str | Path, option: str) -> Path:
-    """The path that an option names, with `~` expanded. Raises `UserError` for an empty one and an unknown `~user`."""
-    if not str(path):
-        raise UserError(f"{option}: expected a path, found nothing; perhaps a shell variable is not set")
-    if (expanded := os.path.expanduser(path)).startswith("~"):
-        raise UserError(f"{option} {path}: there is no such user; ~/ is your home, and ./~ starts a name with ~")
-    return Path(expanded)

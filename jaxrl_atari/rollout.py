@@ -10,7 +10,7 @@ alone, so the number of devices and groups does not change what is computed, bey
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from jax import lax
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.devices import Placement, check_placement
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, make_pool
-from jaxrl_atari.envs.pool import FRAME_SIZE
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import Games, Segment
 from jaxrl_atari.envs.replay import replay
@@ -113,18 +112,6 @@ def act(
     return state._replace(step=t + 1, last_age=age, frames=frames, steps=steps), action
 
 
-@partial(jax.jit, static_argnames="network", donate_argnames="state")
-def act_packed(network: Network, params: Any, state: ActorState, packed: jax.Array) -> tuple[ActorState, jax.Array]:
-    """`act` on `pack(frame, first)`, which reaches a GPU in one copy."""
-    frame = packed[:, :-1].reshape(-1, FRAME_SIZE, FRAME_SIZE)
-    return act(network, params, state, frame, packed[:, -1] > 0)
-
-
-def pack(frame: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """uint8 [B, 84 * 84 + 1]: each environment's pixels, then its `first`."""
-    return np.concatenate([frame.reshape(len(frame), -1), first[:, None]], axis=1, dtype=np.uint8)
-
-
 class Outcome(NamedTuple):
     """Results of the emulators for each step of a rollout: NumPy, [T, B]. See `Rollout`."""
 
@@ -182,9 +169,9 @@ class EnvGroup:
         record = self.pool.record
         return record and record.take(self._newest.frame, self.pool.lives, self._episodes.in_progress)
 
-    def resume(self, games: Games, say: Callable[[str], object]) -> None:
+    def resume(self, games: Games) -> None:
         """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`."""
-        replayed = replay(self.pool, games, say)
+        replayed = replay(self.pool, games)
         self._restart(replayed.step, replayed.episodes)
         past, end = self._network.layout.arrange(jnp.asarray(replayed.past_frames)), self.rollout_length
         self._state = self._state._replace(
@@ -211,11 +198,7 @@ class EnvGroup:
             check_placement("acting", {"params": params, "state": self._state}, [self.device])
         step = self._newest
         with jax.transfer_guard_host_to_device("allow"):
-            if self.device.platform == "cpu":  # which reads the frames where they are
-                self._state, self._action = act(self._network, params, self._state, step.frame, step.first)
-            else:
-                packed = pack(step.frame, step.first)
-                self._state, self._action = act_packed(self._network, params, self._state, packed)
+            self._state, self._action = act(self._network, params, self._state, step.frame, step.first)
 
     def send(self) -> None:
         """Waits for the actions and starts the emulators."""
@@ -247,8 +230,7 @@ class Collected(NamedTuple):
     rollouts: list[Rollout]  # one for each of this process's learner devices
     env_steps: int  # of all processes; auto-reset steps do not count
     games: list[Game]  # of all processes, by step, then by environment
-    first_step_at: float  # time.time() when the emulators had been sent their first actions
-    seconds: tuple[float, float]  # since then: waiting for the emulators, and the rest
+    seconds: tuple[float, float]  # waiting for the emulators, and the rest
 
 
 def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: jax.Array) -> Collected:
@@ -264,7 +246,7 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
     # The first groups of all devices take their turn together, then the second ones: devices act in lockstep. A turn is
     # a list of (group, parameters), one for each device.
     turns = [list(zip(turn, params, strict=True)) for turn in zip(*groups, strict=True)]
-    games, first_step_at, started = [], 0.0, 0.0
+    games, started = [], time.perf_counter()
     for group in all_groups:
         group.begin(key)
     for t in range(length):
@@ -275,8 +257,6 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
                 group.choose(group_params)
             for group, _ in turn:
                 group.send()
-        if t == 0:
-            first_step_at, started = time.time(), time.perf_counter()
     for turn in turns:
         for group, group_params in turn:
             games += group.receive(length - 1)
@@ -287,7 +267,6 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
         rollouts=[finish_rollout([group.finish() for group in on_device]) for on_device in groups],
         env_steps=sum_over_processes(sum(group.env_steps for group in all_groups)),
         games=sorted(gather_rows(np.reshape(games, (-1, 4))).tolist()),
-        first_step_at=first_step_at,
         seconds=(waited, rest),
     )
 

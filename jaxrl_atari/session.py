@@ -14,7 +14,7 @@ from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.envs.record import Games, join, split
 from jaxrl_atari.errors import reason
-from jaxrl_atari.evaluate.during_training import Evaluator, Graphs
+from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
@@ -80,7 +80,7 @@ def train(run: "Session") -> Iterator[ReadMetrics]:
         optimizer_steps = config.ppo.epochs * config.num_minibatches
         progress.count(collected.env_steps, collected.games, optimizer_steps, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
-        run.log.after_update(metrics, rate, collected.first_step_at, collected.seconds)
+        run.log.after_update(metrics, rate, collected.seconds)
         del collected  # the memory of the rollout, before the next one is filled
         run.evaluate_if_due()
         run.checkpoint_if_due()
@@ -128,7 +128,6 @@ class Session:
     log: SessionLog
     checkpoints: Checkpoints | None  # None in a process that is not the leader
     evaluator: Evaluator | None  # None where there are no evaluations
-    graphs: Graphs
     evaluated: int  # env steps of the newest evaluation
     stop_requested: Callable[[], bool]
 
@@ -158,11 +157,10 @@ class Session:
                 self.evaluated = now
 
     def checkpoint_if_due(self) -> None:
-        """Saves everything and draws the graphs where a checkpoint is due."""
+        """Saves everything where a checkpoint is due."""
         if due(self.config.log.checkpoint_every_env_steps, self._saved, self.progress.env_steps):
             self._saved = self.progress.env_steps
             self.save(self.progress.statistics.mean_return())
-            self.graphs.draw()
 
     def save(self, score: float | None) -> None:
         """Writes a checkpoint once the newest update is known to be sound.
@@ -217,7 +215,7 @@ class Session:
         return f"{text}; computes in {self.learner.compute_dtype.name}"
 
     def finish(self) -> None:
-        """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations and the graphs."""
+        """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations."""
         if self.progress.updates == 0:  # stopped before the first update: there is nothing to save
             return
         ended = self.config.is_spent(self.progress.env_steps)
@@ -226,7 +224,6 @@ class Session:
         self.save(self.progress.statistics.mean_return() if ended else None)
         if self.evaluator is not None:
             self.evaluator.settle(self.stop_requested)
-        self.graphs.draw(wait=True)
 
 
 @contextlib.contextmanager
@@ -298,11 +295,9 @@ def prepare(
             exits.callback(evaluator.close)
             if running:
                 evaluator.start(arrays["evaluation"], evaluated)
-        graphs = Graphs(session_dir.parent if leader and config.log.graphs else None)
-        exits.callback(graphs.close)
         run = Session(
             config, session_dir, seed, game_seed, placement, progress, groups, learner, arrays["key"], log,
-            checkpoints if leader else None, evaluator, graphs, evaluated, stop_requested,
+            checkpoints if leader else None, evaluator, evaluated, stop_requested,
         )  # fmt: skip
         say(f"device: {run.device_text()}")
         if restored:
@@ -327,7 +322,7 @@ def start_games(
         try:
             games = Games(**checkpoints.restore(restored.step, item="games"))
             for group in itertools.chain(*groups):
-                group.resume(split(games, group.first_env, group.pool.num_envs), say)
+                group.resume(split(games, group.first_env, group.pool.num_envs))
             return groups, restored.meta["game_seed"]
         except Exception as error:  # a hostile item can raise any; no action of it reaches the emulator unchecked
             problem = reason(error)

@@ -1,4 +1,4 @@
-"""What the process of a session calls in tests, in place of training: a function of the item, and of `send`."""
+"""What the process of a session calls in tests, in place of training: functions of the item."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ def wait_for(path):
         time.sleep(0.02)
 
 
-def fail(item, send):
+def fail(item):
     """Each session in its own way; the first and the last one do not."""
     from jaxrl_atari.errors import ConfigError
 
@@ -32,19 +32,17 @@ def fail(item, send):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def take_turns(item, send):
+def take_turns(item):
     """Notes the slot and how many others train; session 0 ends last of all that have begun beside it."""
     note(item, f"{os.environ['SLOT']} began")
     time.sleep(0.3)
-    send(None)  # it has compiled
     if item.session == 0:
         wait_for(item.run_dir / "2")
     (item.run_dir / str(item.session)).touch()
-    send({"session": item.session})
     note(item, f"{os.environ['SLOT']} ended")
 
 
-def until_stopped(item, send):
+def until_stopped(item):
     """Trains until it is asked to stop, which takes a second; `deaf` to everything, if there is such a file."""
     from jaxrl_atari import cli
     from jaxrl_atari.cli import StopRequest
@@ -54,7 +52,6 @@ def until_stopped(item, send):
         if (item.run_dir / "deaf").exists():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (item.run_dir / f"ready {item.session}").touch()
-        send(None)
         while not stop.requested():
             time.sleep(0.02)
             cli.say("a line")
@@ -71,7 +68,7 @@ def main():
     from jaxrl_atari.suite.processes import Item, Slot, run_processes
 
     items = [Item(None, Path(sys.argv[1]), number, {}, number) for number in range(2)]
-    cli.run(lambda: list(run_processes(items, until_stopped, [Slot("here", {})], 2, print)))
+    cli.run(lambda: list(run_processes(items, until_stopped, [Slot("here", {})], 2)))
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ class Lines(Writer):
     def message(self, text):
         self.messages.append(text)
 
-    def evaluation(self, *result):
-        self.evaluations.append(result)
+    def evaluation(self, row):
+        self.evaluations.append(row)
 
 
 def read_table(path):

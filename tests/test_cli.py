@@ -5,7 +5,6 @@ import csv
 import errno
 import importlib.util
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -17,8 +16,9 @@ from user_commands import ROOT, run_here, skip_without_extra
 from jaxrl_atari import cli, train
 from jaxrl_atari.cli.options import load_config
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig
-from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.runs.run_dir import describe, make_run_dir, write_description
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.run_dir import describe, make_run_dir
 
 QBERT = ["--config", "configs/qbert.py"]
 
@@ -48,12 +48,6 @@ def test_user_errors_are_one_line_and_bugs_keep_their_traceback(capsys):
     ]
     with pytest.raises(FileNotFoundError):
         cli.run(raises(FileNotFoundError(errno.ENOENT, "no such file")))
-
-
-def test_errors_cross_processes():
-    for error in (ConfigError("ppo.gamma", 2, "a number from 0 to 1", "use 0.99"), UserError("no such file")):
-        again = pickle.loads(pickle.dumps(error))
-        assert (type(again), str(again)) == (type(error), str(error))
 
 
 # --- Output ----------------------------------------------------------------------------------------------------------
@@ -144,14 +138,11 @@ REFUSALS = [
     # Raised by the command.
     ("train", "--config", "--config: expected one argument"),
     ("train", "--config nowhere.py", "error: --config nowhere.py: no such file"),
-    ("train", "--run-dir=", "error: --run-dir: expected a path, found nothing; perhaps a shell variable is not set"),
-    ("train", "--run-dir ~no_such_user/x", "error: --run-dir ~no_such_user/x: there is no such user"),
     ("train", "--run-dir a --resume b", "error: --resume: the directory has its config already"),
     ("train", "--resume nowhere", "nowhere"),
     ("train", "--run-dir configs", "configs"),
     ("train", "--output-dir /proc/nothing", "/proc/nothing"),
     ("train", "--devices.gpu 7", "devices.gpu = 7: expected"),
-    ("train", "--devices.memory-fraction 0.3", "devices.memory_fraction = 0.3: expected None on a CPU"),
     ("train", "--devices.evaluator true", "evaluator = True: expected a visible GPU"),
     ("suite", "--games Pnog", "'Pnog'", "Pong"),
     ("suite", "--games Pong --devices.gpu 7", "devices.gpu = 7: expected"),
@@ -209,21 +200,23 @@ def test_help_shows_options_with_defaults_and_descriptions(capsys, monkeypatch):
 
 def test_the_rules_of_the_protocol_are_options():
     line = "--env.life-loss-terminal false --env.clip-rewards True --env.sticky-actions 0.1 --env.noop-max None"
-    env = train.parse_options(line.split())[0].env
+    env = train.parse_options(line.split()).options.env
     assert (env.life_loss_terminal, env.clip_rewards, env.sticky_actions, env.noop_max) == (False, True, 0.1, None)
 
 
 def test_run_dir_starts_a_run_or_continues_the_one_it_holds(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     line = [*QBERT, "--run-dir", str(tmp_path / "run"), "--sessions", "2"]
-    config, run_dir = train.parse_options(line)
+    options = train.parse_options(line)
+    config, run_dir = options.options, options.directory
     assert (config.name, config.sessions, run_dir) == ("qbert", 2, tmp_path / "run")
     assert not run_dir.exists()
     saved = replace(config, ppo=PPOConfig(gamma=0.5))
-    write_description(make_run_dir(config, run_dir), describe(saved))
-    assert train.parse_options(line) == (saved, run_dir)
-    assert "differs from the run, which keeps its own values: sessions 1 -> 2, ppo.gamma" in capsys.readouterr().out
-    assert train.parse_options(["--resume", str(run_dir), "--ppo.gamma", "0.9"])[0].ppo.gamma == 0.9
+    write_json(make_run_dir(config, run_dir) / "config.json", describe(saved))
+    again = train.parse_options(line)
+    assert (again.options, again.directory) == (saved, run_dir)
+    assert f"differs from {run_dir}, which keeps its own values: sessions 1 -> 2, ppo.gamma" in capsys.readouterr().out
+    assert train.parse_options(["--resume", str(run_dir), "--ppo.gamma", "0.9"]).options.ppo.gamma == 0.9
 
 
 # --- Config files ----------------------------------------------------------------------------------------------------
@@ -256,7 +249,7 @@ def test_a_config_file_may_import_its_neighbour_from_any_folder(tmp_path, monkey
         "def get_config(): return Config(seed=Mine().seed)\n"
     )
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert train.parse_options(["--config", "~/config.py"])[0].seed == 7
+    assert train.parse_options(["--config", "~/config.py"]).options.seed == 7
 
 
 @pytest.mark.parametrize(

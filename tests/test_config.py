@@ -116,10 +116,6 @@ def env(**options):
             lambda: Config(overlap="update", devices=DevicesConfig(distributed=True)),
             r"overlap = 'update': expected none with devices\.distributed",
         ),
-        (
-            lambda: Config(network=NetworkConfig(name="impala"), devices=DevicesConfig(deterministic=True)),
-            r"devices\.deterministic = True: expected false with impala",
-        ),
     ],
 )
 def test_invalid_values_are_rejected_in_one_line(make, message):

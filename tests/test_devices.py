@@ -177,7 +177,7 @@ def test_rotate(visible, per_session, offset, expected):
 
 def places(**devices):
     config = Config(sessions=4, env=EnvConfig(), devices=DevicesConfig(**devices))
-    return [place_session(config, session).gpus for session in range(4)]
+    return [place_session(config, session)[0] for session in range(4)]
 
 
 def test_sessions_cycle_through_the_gpus(monkeypatch):

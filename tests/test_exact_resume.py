@@ -44,7 +44,7 @@ def left(session_dir):
     """What a session has left: digests of all arrays, counters, statistics, log points, evaluations."""
     meta = latest_meta(session_dir)
     meta["items"].pop("evaluation", None)  # of one that was still running
-    # A stop may leave the last evaluation, which is in evaluations.csv, to a session that writes no checkpoint any more.
+    # A stop may leave the last evaluation to a session that writes no checkpoint any more; evaluations.csv has it.
     for name in ("config", "wall_seconds", "checksum", "evaluated_env_steps"):
         del meta[name]
     rows = [{name: row[name] for name in row.keys() - TIMES} for row in read_table(session_dir / "metrics.csv")]

@@ -23,14 +23,12 @@ from jaxrl_atari import learner
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.fast.forms import Network, make_network
-from jaxrl_atari.fast.frames import PLAIN
+from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.gpus import network_platform, visible
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.hardware.runtime import DETERMINISTIC, Cpu
-from jaxrl_atari.rollout import act, act_packed, empty_state, pack
 
 TINY = [
     "-m", "jaxrl_atari.train", "--config", "configs/qbert.py", "--total-env-steps", 64, "--env.num-envs", 4,
@@ -204,18 +202,6 @@ def test_bfloat16_is_the_choice_for_gpus_that_have_it(capability, expected):
 def test_the_platform_of_a_cpu_is_what_it_multiplies(sets, expected, monkeypatch):
     monkeypatch.setattr(gpus, "read_cpu", lambda: Cpu("a CPU", sets, 2))
     assert network_platform(jax.devices("cpu")[0]) == expected
-
-
-def test_packed_frames_give_the_same_step():
-    def linear(params, stacks):
-        means = stacks.astype(jnp.float32).mean((1, 2))
-        return means @ params, means[:, 0]
-
-    network, params = Network(linear, PLAIN, lambda params: params, jnp.dtype("float32")), jnp.eye(4)
-    frame, first = np.random.default_rng(0).integers(0, 256, (3, 84, 84), np.uint8), np.array([True, False, True])
-    plain = act(network, params, empty_state(2, 3, PLAIN.shape), frame, first)
-    packed = act_packed(network, params, empty_state(2, 3, PLAIN.shape), pack(frame, first))
-    assert jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), plain, packed))
 
 
 # --- On real GPUs: pytest -m gpu -------------------------------------------------------------------------------------

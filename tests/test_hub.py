@@ -10,7 +10,7 @@ from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig, config_f
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.runs.run_dir import describe, write_description
+from jaxrl_atari.runs.run_dir import describe
 from jaxrl_atari.session import run_session
 
 library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
@@ -35,7 +35,7 @@ def train(config, run_dir):
 def trained(tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "breakout_20260101_120000"
     train(CONFIG, path)
-    write_description(path, describe(CONFIG))
+    write_json(path / "config.json", describe(CONFIG))
     return path
 
 

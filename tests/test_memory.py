@@ -39,12 +39,8 @@ def test_the_update_is_measured():
     assert larger[2] == pytest.approx(working, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    ("backend", "more"), [("cpu", r" \(--resume continues a run\)"), ("gpu", "; devices.memory_fraction sets")]
-)
-def test_out_of_memory_becomes_advice(backend, more, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    advice = r"lower ppo.minibatch_size = 256 or env.num_envs = 16" + more
+def test_out_of_memory_becomes_advice():
+    advice = r"lower ppo.minibatch_size = 256 or env.num_envs = 16, .* use --resume"
     with pytest.raises(UserError, match=advice), out_of_memory_advice(Config()):
         jax.block_until_ready(jax.jit(lambda: jnp.zeros((1 << 50,), jnp.uint8))())  # a petabyte
 

@@ -18,7 +18,8 @@ from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report.statistics import FIGURES
 from jaxrl_atari.report.suites import read_suite
-from jaxrl_atari.runs.run_dir import describe, read_config, write_description
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.run_dir import describe, read_config
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite.suite import game_configs, write_results, write_suite_file
 
@@ -39,7 +40,7 @@ def make_suite(directory, config=TINY, games=GAMES_OF_TINY):
 def add_session(suite_dir, game, session, returns, config=TINY):
     """Writes the files of a finished session with the given returns."""
     (suite_dir / game).mkdir(exist_ok=True)
-    write_description(suite_dir / game, describe(game_configs(config, [game])[game]))
+    write_json(suite_dir / game / "config.json", describe(game_configs(config, [game])[game]))
     steps = [config.total_env_steps * (i + 1) / len(returns) for i in range(len(returns))]
     write_metrics(suite_dir / game / f"session_{session}", table(returns, steps))
     write_checkpoint(suite_dir / game / f"session_{session}", config.total_env_steps)
@@ -123,7 +124,7 @@ def test_run_dir_starts_a_suite_or_goes_on_with_the_one_it_holds(tmp_path, capsy
     options, before = suite_command.parse_options(line)
     assert (options.options.sessions, before.games) == (7, ["Pong", "Alien"])
     assert (
-        "configs/qbert.py differs from the suite, which keeps its own values: sessions 1 -> 7"
+        f"configs/qbert.py differs from {tmp_path / 'suite'}, which keeps its own values: sessions 1 -> 7"
         in capsys.readouterr().out
     )
     with pytest.raises(UserError, match="--games = 'Qbert': expected Pong Alien, the games of the suite"):

@@ -36,7 +36,7 @@ def write(session_dir, steps, logged=0, evaluated=0, close=True, **log):
     for writer in writers:
         for env_steps in steps:
             writer.write(row(env_steps, return_mean=env_steps / 2 + logged))
-            writer.evaluation(env_steps - 5, 3, 7.25 + logged, 0.5)
+            writer.evaluation({"env_steps": env_steps - 5, "episodes": 3, "mean": 7.25 + logged, "std": 0.5})
         if close:
             writer.close()
 
@@ -112,16 +112,14 @@ def test_every_reader_of_tensorboard_sees_what_the_tables_have(killed):
         while len(found := ask("scalars/tags")) < 2:
             time.sleep(0.2)
         shown = {name: [ask(f"scalars/scalars?run={name}&tag={tag}") for tag in tags] for name in runs}
-        config = ask("text/text?run=resumed&tag=config/text_summary")[0]["text"]
         server.terminate()
     assert set(found["resumed"]) == {*tags, "charts/updates", "evaluation/return_std"}, "no NaN, and no axis"
     assert {name: [[point[1:] for point in chart] for chart in charts] for name, charts in shown.items()} == runs
-    assert "<td>env.game</td>\n<td>Qbert</td>" in config
 
 
 def test_a_full_disk_is_an_error_at_once(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for writer in (CsvWriter(tmp_path, 0, 0), TensorBoardWriter(tmp_path, Config())):
+    for writer in (CsvWriter(tmp_path, 0, 0), TensorBoardWriter(tmp_path)):
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
         with pytest.raises(OSError, match="File too large"):
             [writer.write(row(env_steps)) for env_steps in range(1_000)]

@@ -10,7 +10,6 @@ Use a quiet machine: whatever else computes is measured too. The last line is a 
 machine, the versions and the config.
 """
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
@@ -22,8 +21,7 @@ import psutil
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import compare, make_sides
 from jaxrl_atari.benchmark.measure import PARTS, measure, trace
-from jaxrl_atari.cli.options import AllOptions, FromConfig, load_config, parse
-from jaxrl_atari.config import Config
+from jaxrl_atari.cli.options import FromConfig, parse
 from jaxrl_atari.errors import Limits, check_fields, require
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.runs.columns import COLUMNS
@@ -56,7 +54,6 @@ class Options(FromConfig):
     """Write a jax.profiler trace to this folder instead."""
     json: Path | None = None
     """Also write the JSON object to this file."""
-    options: AllOptions = dataclasses.field(default_factory=Config)
 
 
 def print_report(result: dict[str, Any]) -> None:
@@ -72,11 +69,7 @@ def print_report(result: dict[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-
-    def default(start: argparse.Namespace) -> Options:
-        return Options(start.config, options=load_config(start.config, get_config=Config)[0])
-
-    options = parse(Options, arguments, default)
+    options, _ = parse(Options, arguments)
     check_fields(options, "--")
     config, parts = options.options, options.parts.split(",")
     known = f"some of {Options.parts}, with commas between them"

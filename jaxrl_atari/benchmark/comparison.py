@@ -99,14 +99,5 @@ def compare(sides: Sides, pairs: Sequence[tuple[str, str]], repeats: int) -> dic
     for a, b in pairs:
         values = [x / y for x, y in zip(rates[a]["values"], rates[b]["values"], strict=True)]
         ratios[f"{a} / {b}"] = summary(values)
-        say(verdict(a, b, values))
+        say(f"{a} / {b}: {statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f}, {repeats} pairs)")
     return {"sides": {name: {"rate": rates[name], "runs": runs[name]} for name in runs}, "ratios": ratios}
-
-
-def verdict(a: str, b: str, ratios: Sequence[float]) -> str:
-    """A sentence that states which is faster; `ratios` are a's rate over b's."""
-    if statistics.median(ratios) < 1:
-        a, b, ratios = b, a, [1 / ratio for ratio in ratios]
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} pairs"
-    sure = "" if min(ratios) > 1 else ": within the noise"
-    return f"{a} is {statistics.median(ratios):.2f} times as fast as {b} ({spread}){sure}"

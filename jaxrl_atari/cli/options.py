@@ -6,7 +6,6 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,9 +13,13 @@ import tyro
 
 from jaxrl_atari.cli import say
 from jaxrl_atari.config import Config, changed_fields
-from jaxrl_atari.errors import UserError, parse_path
+from jaxrl_atari.errors import UserError
 
 PACKAGE = Path(__file__).parents[1]
+
+
+AllOptions = Annotated[Config, tyro.conf.arg(name="")]
+"""A field of this type gives every field of the config as an option: `--ppo.gae-lambda 0.9`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +28,7 @@ class FromConfig:
 
     config: Path | None = None
     """Config file, such as configs/qbert.py. None: the published PPO-Atari spec."""
+    options: AllOptions = dataclasses.field(default_factory=Config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +40,12 @@ class FromDirectory(FromConfig):
     run_dir: Path | None = None
     """Directory to start in, or to go on with what it holds."""
 
+    @property
+    def directory(self) -> Path | None:
+        """Where it trains; None: in a new directory."""
+        path = self.resume or self.run_dir
+        return path and path.expanduser()
 
-AllOptions = Annotated[Config, tyro.conf.arg(name="")]
-"""A field of this type gives every field of the config as an option: `--ppo.gae-lambda 0.9`."""
 
 Options = TypeVar("Options", bound=FromConfig)
 
@@ -46,28 +53,42 @@ Options = TypeVar("Options", bound=FromConfig)
 def parse(
     options: type[Options],
     arguments: Sequence[str] | None,
-    default: Callable[[argparse.Namespace], Options],
-) -> Options:
+    load: Callable[[Path | None], Sequence[Any]] = lambda path: load_config(path, get_config=Config),
+    holds: Callable[[Path], bool] = lambda directory: False,
+    read: Callable[[Path], Sequence[Any]] = lambda directory: (),
+) -> tuple[Options, Options]:
     """Parses a command line in two steps: where it starts from, which gives the defaults, then all options.
 
     Args:
         options: a dataclass; its docstring is the description in `--help`.
-        default: `config` and, of a `FromDirectory`, `resume` and `run_dir` -> the default of every option.
+        load: path of the config file -> the default of `options` and of the first ones that the command adds.
+        holds: whether a directory holds what the command can go on with.
+        read: such a directory -> the defaults that it keeps, likewise.
+
+    Returns:
+        All options, and their defaults.
 
     Raises:
-        UserError: `resume` beside `config` or `run_dir`, or one of `default`.
+        UserError: `resume` beside `config` or `run_dir`; a file or directory cannot be used.
         SystemExit: after `--help`, or after tyro has printed an error.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("config", "resume", "run_dir"):
-        option = "--" + name.replace("_", "-")
-        first.add_argument(option, f"--{name}", type=partial(parse_path, option=option))  # as tyro takes them
+    for path in ("config", "resume", "run_dir"):
+        spellings = f"--{path.replace('_', '-')}", f"--{path}"  # as tyro takes them
+        first.add_argument(*spellings, type=lambda text: Path(text).expanduser())
     start, _ = first.parse_known_args(arguments)
     if start.resume and (start.config or start.run_dir):
         raise UserError("--resume: the directory has its config already; leave --config and --run-dir out")
+    values, directory = load(start.config), start.resume or start.run_dir
+    if directory and (start.resume or holds(directory)):
+        (wanted, *_), values = values, read(directory)
+        if start.config:
+            say_changes(f"{start.config} differs from {directory}, which keeps its own values", wanted, values[0])
+    own = [field.name for field in dataclasses.fields(options)[len(dataclasses.fields(FromDirectory)) :]]
+    default = options(**dict(zip(("options", *own), values, strict=False)))
     spec = sys.modules[options.__module__].__spec__
     command = spec.name.removesuffix(".__main__") if spec else options.__module__
-    return tyro.cli(options, args=arguments, default=default(start), prog=f"python -m {command}")
+    return tyro.cli(options, args=arguments, default=default, prog=f"python -m {command}"), default
 
 
 def load_config(path: Path | None, **functions: type) -> list[Any]:

@@ -1,11 +1,11 @@
 """Playing recorded games again, up to the step at which a checkpoint was written."""
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from rich.progress import track
 
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter
 from jaxrl_atari.envs.record import Games
@@ -50,11 +50,8 @@ def play_again(pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]) 
         left = left - 1
 
 
-def replay(pool: EnvPool, games: Games, say: Callable[[str], object]) -> Replayed:
-    """Plays the games of a checkpoint again in a new pool and continues their record in it.
-
-    Args:
-        say: receives a line on the progress every ten seconds.
+def replay(pool: EnvPool, games: Games) -> Replayed:
+    """Plays the games of a checkpoint again in a new pool, with a progress bar, and continues their record in it.
 
     Raises:
         UserError: the games do not end as the checkpoint says: it is of another emulator or game, or damaged.
@@ -63,13 +60,10 @@ def replay(pool: EnvPool, games: Games, say: Callable[[str], object]) -> Replaye
     since = games.steps - games.anchor_step
     actions = [each[len(each) - n :] for each, n in zip(games.actions, since.tolist(), strict=True)]
     episodes, newest = EpisodeCounter(pool.num_envs), deque(maxlen=PAST + 1)
-    start = said = time.monotonic()
-    for left, step in play_again(pool, games.anchor_seed, actions):
+    steps = play_again(pool, games.anchor_seed, actions)
+    for _, step in track(steps, "playing the games of the checkpoint again", since.max() + 1, transient=True):
         episodes.count(step)  # starts anew where a game does
         newest.append(step)
-        if left[0] < since.max() and (now := time.monotonic()) > said + 10:
-            said, done = now, 1 - left[0] / since.max()
-            say(f"playing the games of the checkpoint again: {done:.0%}, {(now - start) * (1 / done - 1):.0f} s to go")
     step = newest.pop()
     found = (step.frame, pool.lives, episodes.in_progress)
     if not all(map(np.array_equal, found, (games.frame, games.lives, games.in_progress))):

@@ -1,8 +1,5 @@
-"""Beside training: evaluations in a thread, and graphs in a process."""
+"""Evaluations beside training, in a thread."""
 
-import contextlib
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -18,6 +15,8 @@ from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware.gpus import network_platform
+from jaxrl_atari.runs.reading import EVALUATION_COLUMNS
+from jaxrl_atari.runs.writers import Row
 
 
 class Evaluator:
@@ -26,7 +25,7 @@ class Evaluator:
     Args:
         seed: of the session; each evaluation plays other games.
         say: receives lines for the user.
-        write: receives each result: env steps, games, mean and standard deviation of the returns.
+        write: receives each result, a row of evaluations.csv.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class Evaluator:
         device: jax.Device,
         session_dir: Path,
         say: Callable[[str], None],
-        write: Callable[[int, int, float, float], None],
+        write: Callable[[Row], object],
     ):
         self._config, self._seed, self._device, self._dir = config, seed, device, session_dir
         self._say, self._write = say, write
@@ -77,7 +76,8 @@ class Evaluator:
         except Exception as error:  # training goes on
             self._say(f"{at} failed: {reason(error)}")
             return
-        self._write(policy.env_steps, len(result.games), result.mean, result.std)
+        values = policy.env_steps, len(result.games), result.mean, result.std
+        self._write(dict(zip(EVALUATION_COLUMNS, values, strict=True)))
         self._say(
             f"{at}: mean return {result.mean:,.1f} ± {result.std:,.1f} over {len(result.games)} full games,"
             f" {result.cut_off} of them cut off at env.max_frames, on {self._device}"
@@ -87,35 +87,3 @@ class Evaluator:
         """Abandons the running evaluation, if there is one."""
         self._closed.set()
         self._thread.shutdown(wait=True, cancel_futures=True)
-
-
-class Graphs:
-    """Draws the graphs of a trial in a process of its own, because drawing takes seconds.
-
-    Args:
-        run_dir: None draws nothing.
-    """
-
-    def __init__(self, run_dir: Path | None):
-        self._run_dir, self._process = run_dir, None
-
-    def draw(self, wait: bool = False) -> None:
-        """Starts to draw, unless an earlier drawing still goes on.
-
-        Args:
-            wait: return when all is drawn.
-        """
-        if self._run_dir is None or (self._process is not None and not wait and self._process.poll() is None):
-            return
-        self.close()
-        command, quiet = [sys.executable, "-m", "jaxrl_atari.plots", str(self._run_dir)], subprocess.DEVNULL
-        with contextlib.suppress(OSError):  # too many processes: training must not fail for its graphs
-            self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
-            if wait:
-                self._process.wait()
-
-    def close(self) -> None:
-        """Ends the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()

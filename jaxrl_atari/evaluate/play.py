@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_atari.config import EvaluationConfig
 from jaxrl_atari.envs import EnvPool, EnvStep, Episode, EpisodeCounter, env_seeds, make_pool
 from jaxrl_atari.envs.ale import SCREEN_SHAPE, AlePool
-from jaxrl_atari.errors import UserError, check_fields, parse_path
+from jaxrl_atari.errors import UserError, check_fields
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
 
@@ -125,7 +125,7 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     """
     import imageio_ffmpeg
 
-    path, env = parse_path(path, "path").absolute(), policy.config.env  # to ffmpeg, a relative a:b is a protocol
+    path, env = Path(path).expanduser().absolute(), policy.config.env  # to ffmpeg, a relative a:b is a protocol
     pool, screens = (
         AlePool(env.game_name, env_seeds(seed, 1), env.num_threads, env.rules, colour=colour)
         for colour in (False, True)

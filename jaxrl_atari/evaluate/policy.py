@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.devices import pick_device
-from jaxrl_atari.errors import UserError, parse_path
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
@@ -70,7 +70,7 @@ def find_session(run_dir: str | Path, session: int | None = None) -> Path:
     Raises:
         UserError: not a run directory.
     """
-    path = parse_path(run_dir, "run_dir")
+    path = Path(run_dir).expanduser()
     if session is not None:
         return path / f"session_{session}"
     if (path / "checkpoints").is_dir():

@@ -45,6 +45,9 @@ from jax import lax
 
 from jaxrl_atari.networks import STACK
 
+MODULE = "a5428965ec227106ff283a44250e6c57c917d4ee13bbca12a94c4722656057ce"
+"""SHA-256 of the text of the module that is computed here, with the functions that it calls; see `forms.py`."""
+
 UNROLLED = 8
 """Up to this many chunks are compiled without a loop, which would copy what each keeps for its gradient."""
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_atari.config import Config, DevicesConfig
-from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.gpus import Gpu, Visible, visible
 from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction
@@ -86,22 +86,13 @@ def check_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Use:
         asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
         cpus = range(max(1, jax_config.jax_num_cpu_devices, *map(int, asked)))
         take_learners(devices, cpus, f"the CPU devices of JAX ({problem})")
-        learner, fraction = (), devices.memory_fraction
-        hint = "a run that was saved with it needs --devices.memory-fraction None"
-        require(fraction is None, "devices.memory_fraction", fraction, f"None on a CPU ({problem})", hint)
+        learner = ()
     if devices.gpu == "auto" and not learner:
         reason += f", and there is no GPU: {problem}"
     return Use(shown.gpus, problem, learner, actor, evaluator, reason)
 
 
 # --- Rotation --------------------------------------------------------------------------------------------------------
-
-
-class Place(NamedTuple):
-    """The GPUs of a session."""
-
-    gpus: tuple[int, ...]  # indices among the visible GPUs; empty: the CPU
-    reason: str
 
 
 def rotate(session: int, visible: int, per_session: int = 1, offset: int = 0) -> tuple[int, ...]:
@@ -115,8 +106,8 @@ def rotate(session: int, visible: int, per_session: int = 1, offset: int = 0) ->
     return tuple((first + i) % used for i in range(per_session))
 
 
-def place_session(config: Config, session: int) -> Place:
-    """The GPUs of session `session` of a trial, shifted by CUDA_OFFSET.
+def place_session(config: Config, session: int) -> tuple[tuple[int, ...], str]:
+    """The GPUs of session `session` of a trial, shifted by CUDA_OFFSET: their indices (none: the CPU), and why.
 
     `auto` and `true` rotate; an index does not. A session whose actor or evaluator has an index of its own sees all
     GPUs, because that index counts all visible ones.
@@ -128,11 +119,11 @@ def place_session(config: Config, session: int) -> Place:
     everything, offset = tuple(range(len(use.gpus))), os.environ.get("CUDA_OFFSET", "").strip() or "0"
     require(offset.isdecimal(), "CUDA_OFFSET", offset, "a whole number from 0 on")
     if use.learner and (devices.distributed or int in map(type, (devices.actor, devices.evaluator))):
-        return Place(everything, f"{use.reason}, which counts all")
+        return everything, f"{use.reason}, which counts all"
     if not use.learner or type(devices.gpu) is int:
-        return Place(use.learner, use.reason)
+        return use.learner, use.reason
     block = rotate(session, len(everything), len(use.learner), int(offset))
-    return Place(block, f"{len(everything)} visible, CUDA_OFFSET {offset}")
+    return block, f"{len(everything)} visible, CUDA_OFFSET {offset}"
 
 
 # --- JAX's back end --------------------------------------------------------------------------------------------------
@@ -187,11 +178,10 @@ def start_gpus() -> list[jax.Device]:
     try:
         return jax.devices("gpu")
     except RuntimeError as error:
-        text = " ".join(str(error).split())
-        if NO_MEMORY.search(text):
+        if NO_MEMORY.search(str(error)):
             raise UserError(
-                f"JAX cannot start on the GPU ({text[:160]}): other processes hold its memory; wait for them, lower"
-                " their devices.memory_fraction, or choose another GPU with devices.gpu"
+                f"JAX cannot start on the GPU ({str(error)[:160]}): other processes hold its memory; wait for them,"
+                " lower their devices.memory_fraction, or choose another GPU with devices.gpu"
             ) from error
-        forbid_gpu(f"JAX cannot start on a GPU: {text}")
+        forbid_gpu(f"JAX cannot start on a GPU: {reason(error)}")
         return []

@@ -72,11 +72,7 @@ def out_of_memory_advice(config: Config) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if not NO_MEMORY.search(str(error)):
             raise
-        advice = f"lower ppo.minibatch_size = {config.ppo.minibatch_size} or env.num_envs = {config.env.num_envs}"
-        if jax.default_backend() != "cpu":
-            advice += (
-                "; devices.memory_fraction sets what JAX takes of the GPU, 0.75 of it by default: raise it if no other"
-                " process uses this GPU, or lower it or trial.parallel if others do"
-            )
-        text = " ".join(str(error).split())[:160]
-        raise UserError(f"out of device memory ({text}); {advice} (--resume continues a run)") from error
+        raise UserError(
+            f"out of device memory ({str(error)[:160]}); lower ppo.minibatch_size = {config.ppo.minibatch_size} or"
+            f" env.num_envs = {config.env.num_envs}, or trial.parallel where sessions share a GPU, and use --resume"
+        ) from error

@@ -96,11 +96,6 @@ def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "") -> 
     axes.set(xlabel=x_label, ylabel=y_label)
 
 
-def _marker(points: np.ndarray) -> str:
-    """Marks the points if there are few: a line through a single point is invisible."""
-    return "o" if len(points) <= 3 else ""
-
-
 def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps") -> None:
     """Axes and legend of a panel of returns, and lines at the first reference, a human tester and random play.
 
@@ -125,7 +120,7 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
     env_steps = table["env_steps"]
     panels = [column for column in SESSION_PANELS if np.isfinite(table.get(column, np.nan)).any()]
     rows = math.ceil(len(panels) / 3)
-    strong: dict[str, Any] = {"color": COLOURS[0], "marker": _marker(env_steps)}
+    strong: dict[str, Any] = {"color": COLOURS[0]}
     title = f"{run.config.name}: {run.game.name}, protocol {run.protocol}, {session_dir.name.replace('_', ' ')}"
     figure = new_figure(title, 11, 5 + 2.3 * rows)
     grid = figure.add_gridspec(1 + rows, 3, height_ratios=[1.8] + rows * [1])
@@ -151,7 +146,7 @@ def _draw_mean(axes: "Axes", run: Run, column: str, x: XAxis, **line: Any) -> No
     known = np.isfinite(values).any(axis=0)
     points, values = points[known] / unit, values[:, known]
     mean, std = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
-    axes.plot(points, mean, **line, marker=_marker(points))
+    axes.plot(points, mean, **line)
     axes.fill_between(points, mean - std, mean + std, color=line["color"], alpha=0.15, linewidth=0)
 
 

@@ -20,14 +20,7 @@ from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report import summary as texts
 from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
 from jaxrl_atari.report.statistics import INTERVALS
-from jaxrl_atari.report.suites import (
-    aggregate_rows,
-    aggregates,
-    game_rows,
-    normalised,
-    read_suite,
-    text_rows,
-)
+from jaxrl_atari.report.suites import aggregate_rows, read_suite, results, text_rows
 from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.runs.files import read_json, write_file
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_search, is_suite, latest_text, read_config
@@ -117,17 +110,16 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
 
 def _describe_suite(suite_dir: Path) -> dict[str, Any]:
     suite = read_suite(suite_dir)
-    links, graphs, results = _write_runs(suite_dir, suite.runs), suite_dir / "graphs", suite_dir / "results.json"
-    found = aggregates(normalised(suite.scores(), suite.config.env.resolved_protocol))
+    links, graphs, written = _write_runs(suite_dir, suite.runs), suite_dir / "graphs", suite_dir / "results.json"
+    found = results(suite, read_json(written)["failures"] if written.is_file() else {})
     if suite.runs and not _is_drawn(graphs / "comparison.svg", suite.runs.values()):
         plot_comparison([*suite.runs.items()], graphs)
-        if found:
-            plot_profiles({suite_dir.absolute().name: found}, graphs)
-    failures = read_json(results).get("failures", {}) if results.is_file() else {}
+        if found["aggregates"]:
+            plot_profiles({suite_dir.absolute().name: found["aggregates"]}, graphs)
     return _settings(suite.config, suite.description) | {
-        "games": text_rows(game_rows(suite, failures)),
+        "games": text_rows(found["games"]),
         "links": links,
-        "aggregates": aggregate_rows(found, "complete games"),
+        "aggregates": aggregate_rows(found["aggregates"], "complete games"),
         "intervals": INTERVALS,
         "graphs": filter(Path.is_file, (graphs / "suites.svg", graphs / "comparison.svg")),
     }

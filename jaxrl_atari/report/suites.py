@@ -134,6 +134,18 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
     return rows
 
 
+def results(suite: Suite, failures: Mapping[str, str]) -> dict[str, Any]:
+    """The content of results.json: the table of games, raw scores, and their aggregates; see `game_rows`."""
+    protocol, scores = suite.config.env.resolved_protocol, suite.scores()
+    return {
+        "protocol": protocol,
+        "games": game_rows(suite, failures),
+        "failures": dict(failures),
+        "scores": scores,
+        "aggregates": aggregates(normalised(scores, protocol)),
+    }
+
+
 def text_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """`game_rows` as text: the header, and the cells of each row."""
     cells = ([value if isinstance(value, str) else score_text(value) for value in row.values()] for row in rows)

@@ -49,10 +49,7 @@ def read_json(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: it holds something else, or is damaged.
     """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    values = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict):
         raise ValueError(f"expected a JSON object, found {type(values).__name__}")
     return values
@@ -76,11 +73,8 @@ def only_writer(directory: Path) -> Iterator[None]:
     lock = directory / ".lock"
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EROFS):
-            raise
-        # Another user's lock, or a directory that may only be read.
-        descriptor = os.open(lock if lock.exists() else directory, os.O_RDONLY)
+    except PermissionError:  # another user's
+        descriptor = os.open(lock, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

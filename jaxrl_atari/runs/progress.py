@@ -99,7 +99,7 @@ class Progress:
         self.env_steps: int = meta.get("env_steps", 0)
         self.updates: int = meta.get("updates", 0)
         self.steps = 0  # of each environment, auto-reset steps included
-        self.optimizer_steps: int = meta.get("optimizer_steps", 0)
+        self.optimizer_steps = 0
         self.earlier_seconds: float = meta.get("wall_seconds", 0.0)
         self.statistics = EpisodeStatistics()
         if meta:

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 
 from jaxrl_atari.config import Config, changed_fields, config_from_dict
-from jaxrl_atari.errors import UserError, parse_path, require
+from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.runtime import numeric_settings, read_cpu
-from jaxrl_atari.runs.files import read_json, unused, write_json
+from jaxrl_atari.runs.files import read_json, unused
 from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
@@ -90,7 +90,7 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
     Raises:
         UserError: the folder cannot be written to, or is not empty.
     """
-    new = parse_path(config.output_dir, "output_dir") / f"{config.name}_{time.strftime('%Y%m%d_%H%M%S')}"
+    new = Path(config.output_dir).expanduser() / f"{config.name}_{time.strftime('%Y%m%d_%H%M%S')}"
     run_dir = wanted or unused(new)
     try:
         run_dir.mkdir(parents=True, exist_ok=run_dir == wanted)
@@ -163,11 +163,6 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
     entry = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), **today, "changed": changed}
     kept = {name: before.get(name) for name in (*today, "return_ma_env_steps")}
     return described | kept | {"resumed": [*before.get("resumed", ()), entry]}
-
-
-def write_description(directory: Path, description: dict[str, Any], file: str = CONFIG_FILE) -> None:
-    """Writes config.json."""
-    write_json(directory / file, description)
 
 
 def surroundings(config: Config) -> dict[str, Any]:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import psutil
 
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import TIME_COLUMNS
 from jaxrl_atari.runs.progress import Progress, due
-from jaxrl_atari.runs.writers import Writer
+from jaxrl_atari.runs.writers import Row, Writer
 
 ReadMetrics = Callable[[], dict[str, float]]
 """Waits for an update and returns its metrics."""
@@ -49,10 +48,10 @@ class SessionLog:
         self._acting = np.zeros(2)  # seconds since the last log point: waiting for the emulators, the policy
         self.row: dict[str, Any] = {}  # the newest log point of this start
 
-    def evaluation(self, env_steps: int, episodes: int, mean: float, std: float) -> None:
+    def evaluation(self, row: Row) -> None:
         """Writes an evaluation during training."""
         for writer in self._writers:
-            writer.evaluation(env_steps, episodes, mean, std)
+            writer.evaluation(row)
 
     def wall_seconds(self) -> float:
         """Seconds of training, with those before a resume, without the first iteration's."""
@@ -66,15 +65,12 @@ class SessionLog:
             "unlogged_metrics": self._metrics,
         }
 
-    def after_update(
-        self, metrics: ReadMetrics, learning_rate: float, first_step_at: float, acting: tuple[float, float]
-    ) -> None:
+    def after_update(self, metrics: ReadMetrics, learning_rate: float, acting: tuple[float, float]) -> None:
         """Writes a log point where one is due.
 
         Args:
             metrics: of an update that may still be running; they are read at the next call.
             learning_rate: of the next update.
-            first_step_at: when the rollout made its first env step, as `time.time()`.
             acting: seconds of the rollout that went to waiting for the emulators, and to the policy.
         """
         self.read_newest()
@@ -82,13 +78,8 @@ class SessionLog:
         if self.compiling:
             metrics()  # waits
             now = time.monotonic()
-            since_start = first_step_at - psutil.Process().create_time()
-            text = (
-                f"first env step {since_start:.1f} s after the start of the process; first rollout and update took"
-                f" {now - self._start:.1f} s, compilation included"
-            )
             for writer in self._writers:
-                writer.message(text)
+                writer.message(f"the first rollout and update took {now - self._start:.1f} s, compilation included")
             self._start, self.compiling = now, False
         self._acting += acting
         for writer in self._writers:

@@ -16,12 +16,11 @@ from typing import Any, Protocol, TextIO
 from rich.progress import BarColumn, Progress
 
 from jaxrl_atari.cli import say
-from jaxrl_atari.config import Config, flat
+from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import unused, write_file
 from jaxrl_atari.runs.reading import EVALUATION_COLUMNS, EVALUATIONS_FILE, METRICS_FILE, number, read_rows
-from jaxrl_atari.runs.run_dir import is_search, is_suite
 
 Row = Mapping[str, Any]
 """A log point: column -> number. An unknown value is NaN, None, or left out."""
@@ -33,8 +32,8 @@ class Writer(Protocol):
     def write(self, row: Row) -> None:
         """Writes a log point."""
 
-    def evaluation(self, env_steps: int, episodes: int, mean: float, std: float) -> None:
-        """Writes an evaluation during training: its games, mean and standard deviation of their returns."""
+    def evaluation(self, row: Row) -> None:
+        """Writes an evaluation during training: a number for each of `EVALUATION_COLUMNS`."""
 
     def progress(self, env_steps: int, row: Row) -> None:
         """Called after each update; `row` is the newest log point, empty before the first."""
@@ -58,7 +57,7 @@ def make_writers(config: Config, session_dir: Path, logged: int, evaluated: int)
     """
     writers: list[Writer] = [CsvWriter(session_dir, logged, evaluated)]
     if config.log.tensorboard:
-        writers.append(TensorBoardWriter(session_dir, config))
+        writers.append(TensorBoardWriter(session_dir))
     if config.log.wandb:
         writers.append(WandbWriter(config, session_dir))
     return writers
@@ -79,6 +78,11 @@ def finite(row: Row) -> dict[str, int | float]:
 def charts(row: Row) -> dict[str, int | float]:
     """What TensorBoard and Weights & Biases draw of a log point, against env steps: "charts/return_ma" -> value."""
     return {f"{COLUMNS[name].group}/{name}": value for name, value in finite(row).items() if name != "env_steps"}
+
+
+def evaluation_charts(row: Row) -> dict[str, float]:
+    """What they draw of an evaluation."""
+    return {f"evaluation/return_{name}": row[name] for name in ("mean", "std")}
 
 
 class TerminalWriter(Writer):
@@ -151,8 +155,8 @@ class CsvWriter(Writer):
         # 9 digits identify every float32 number.
         self._append(METRICS_FILE, {n: f"{x:.9g}" if isinstance(x, float) else x for n, x in finite(row).items()})
 
-    def evaluation(self, env_steps: int, episodes: int, mean: float, std: float) -> None:
-        self._append(EVALUATIONS_FILE, dict(zip(EVALUATION_COLUMNS, (env_steps, episodes, mean, std), strict=True)))
+    def evaluation(self, row: Row) -> None:
+        self._append(EVALUATIONS_FILE, row)
 
 
 def _write_rows(file: TextIO, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -171,7 +175,7 @@ class TensorBoardWriter(Writer):
     with a traceback of its own; `EventsWriter` raises the error here.
     """
 
-    def __init__(self, session_dir: Path, config: Config):
+    def __init__(self, session_dir: Path):
         from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2
@@ -180,12 +184,10 @@ class TensorBoardWriter(Writer):
             path.unlink()
         self._scalar, self._event = summary.scalar, event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
         self._events = EventsWriter(str(session_dir / "events"))
-        options = "\n".join(f"| {name} | {value} |" for name, value in flat(config.to_dict()).items())
-        self._add(0, summary.text("config", f"| option | value |\n|---|---|\n{options}"))
         for row in read_rows(session_dir / METRICS_FILE):
             self.write({name: number(row.get(name)) for name in COLUMNS})
         for row in read_rows(session_dir / EVALUATIONS_FILE):
-            self.evaluation(*(number(row[name]) for name in EVALUATION_COLUMNS))
+            self.evaluation({name: number(row[name]) for name in EVALUATION_COLUMNS})
 
     def _add(self, env_steps: float, *summaries: Any) -> None:
         for each in summaries:
@@ -195,9 +197,8 @@ class TensorBoardWriter(Writer):
     def write(self, row: Row) -> None:
         self._add(row["env_steps"], *itertools.starmap(self._scalar, charts(row).items()))
 
-    def evaluation(self, env_steps: float, episodes: float, mean: float, std: float) -> None:
-        values = {"evaluation/return_mean": mean, "evaluation/return_std": std}
-        self._add(env_steps, *itertools.starmap(self._scalar, values.items()))
+    def evaluation(self, row: Row) -> None:
+        self._add(row["env_steps"], *itertools.starmap(self._scalar, evaluation_charts(row).items()))
 
     def close(self) -> None:
         self._events.close()
@@ -218,10 +219,8 @@ class WandbWriter(Writer):
                 " or leave log.wandb out"
             ) from error
         session_dir = session_dir.resolve()
-        run_dir, group_dir = session_dir.parent, session_dir.parents[1]
-        # The runs of suites have the same names, those of the games, and so have the trials of searches.
-        nested = is_suite(group_dir) or is_search(group_dir)
-        trial = f"{group_dir.name}-{run_dir.name}" if nested else run_dir.name
+        # With the folder above it: the runs of suites have the names of games, and those of searches are numbered.
+        trial = "-".join(session_dir.parts[-3:-1])
         id_file = session_dir / "wandb_id"
         if not id_file.is_file():
             write_file(id_file, secrets.token_hex(4))
@@ -247,8 +246,8 @@ class WandbWriter(Writer):
         # wandb ignores steps that the run has already: after a resume it keeps the earlier log points.
         self._run.log(charts(row), step=row["env_steps"])
 
-    def evaluation(self, env_steps: int, episodes: int, mean: float, std: float) -> None:
-        self._run.log({"evaluation/env_steps": env_steps, "evaluation/return_mean": mean, "evaluation/return_std": std})
+    def evaluation(self, row: Row) -> None:
+        self._run.log(evaluation_charts(row) | {"evaluation/env_steps": row["env_steps"]})
 
     def close(self) -> None:
         self._run.finish()

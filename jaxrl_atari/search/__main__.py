@@ -5,14 +5,14 @@ python -m jaxrl_atari.search --resume data/qbert_search_20260101_120000 [--searc
 python -m jaxrl_atari.search --config configs/search_qbert.py --run-dir data/qbert_search [...]
 """
 
-import argparse
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import resume_command, say
-from jaxrl_atari.cli.options import AllOptions, FromDirectory, load_config, parse
+from jaxrl_atari.cli.options import FromDirectory, load_config, parse
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import SessionsFailed, require
 from jaxrl_atari.report.page import try_report
@@ -31,7 +31,6 @@ CHANGED_BY_RESUME = ("search.trials", "search.address", "search.resources")
 class Options(FromDirectory):
     """Searches hyperparameters: a new search, or the rest of one that was interrupted."""
 
-    options: AllOptions = dataclasses.field(default_factory=Config)
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
 
 
@@ -41,20 +40,12 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
     Raises:
         UserError: a value that cannot be used, or that a search cannot change when it continues.
     """
-
-    def default(start: argparse.Namespace) -> Options:
-        search_dir, config, search = start.resume or start.run_dir, Config(), SearchConfig()
-        if start.config is not None:
-            config, search = load_config(start.config, get_config=Config, get_search=SearchConfig)
-        elif search_dir is not None:
-            config, search = read_search(search_dir)
-        return Options(**vars(start), options=config, search=search)
-
-    options = parse(Options, arguments, default)
-    config, search, search_dir = options.options, options.search, options.resume or options.run_dir
+    load = functools.partial(load_config, get_config=Config, get_search=SearchConfig)
+    options, default = parse(Options, arguments, load, is_search, read_search)
+    config, search, search_dir = options.options, options.search, options.directory
     check_search(config, search)
     if search_dir is not None and is_search(search_dir):
-        before, after = to_dict(*read_search(search_dir)), to_dict(config, search)
+        before, after = to_dict(default.options, default.search), to_dict(config, search)
         for name, (was, wanted) in changed_fields(before, after).items():
             kept = name.startswith(CHANGED_BY_RESUME)
             require(kept, name.removeprefix("config."), wanted, f"{was!r}, its value in this search")

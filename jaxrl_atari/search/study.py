@@ -32,8 +32,8 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.graphs import default_style, save_figure
 from jaxrl_atari.report.summary import markdown_table, read_run, trial_summary
-from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.run_dir import describe, is_finished, session_dir, write_description
+from jaxrl_atari.runs.files import write_file, write_json
+from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, is_finished, session_dir
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.options import SearchConfig, read_search, set_fields, space_dict
 from jaxrl_atari.suite.ray_cluster import Share
@@ -124,7 +124,7 @@ def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -
     trial.set_user_attr("failure", "")  # of an earlier end
     print(trial.params)
     config = share.configure(set_fields(config, trial.params))
-    write_description(run_dir, describe(config, run_dir))
+    write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
     reporter = Reporter(trial, config, "stopped" in trial.user_attrs, stop_requested)
     for session in range(config.sessions):
         directory = session_dir(run_dir, session)

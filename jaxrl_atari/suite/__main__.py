@@ -5,14 +5,13 @@ python -m jaxrl_atari.suite --resume data/suite_20260101_120000
 python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
 """
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import counted, resume_command, say
-from jaxrl_atari.cli.options import AllOptions, FromDirectory, load_config, parse, say_changes
+from jaxrl_atari.cli.options import FromDirectory, load_config, parse, say_changes
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import SessionsFailed, require
@@ -47,7 +46,6 @@ class Options(FromDirectory):
     """Ray cluster that trains the sessions: its address, or `auto`. Empty: this machine, without Ray."""
     resources: ResourcesConfig = dataclasses.field(default_factory=ResourcesConfig)
     """With `address`: resources of each session."""
-    options: AllOptions = dataclasses.field(default_factory=Config)
 
 
 def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Suite | None]:
@@ -56,35 +54,27 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Suite | Non
     Raises:
         UserError: a value that cannot be used.
     """
-    default, before = Options(), None
 
-    def make_default(start: argparse.Namespace) -> Options:
-        nonlocal default, before
-        config = dataclasses.replace(load_config(start.config, get_config=Config)[0], name="suite")
-        default, suite_dir = Options(**vars(start), options=config), start.resume or start.run_dir
-        if suite_dir is not None and (start.resume or is_suite(suite_dir)):
-            before = read_suite_file(suite_dir)
-            if start.config is not None:
-                say_changes(f"{start.config} differs from the suite, which keeps its own values", config, before.config)
-            default = dataclasses.replace(default, options=before.config, games=before.games)
-        return default
+    def load(path: Path | None) -> list[Config]:
+        return [dataclasses.replace(load_config(path, get_config=Config)[0], name="suite")]
 
-    options = parse(Options, arguments, make_default)
+    options, default = parse(Options, arguments, load, is_suite, read_suite_file)
+    suite_dir, before = options.directory, None
     config, games = options.options, list(game_configs(options.options, options.games))
     game, expected = default.options.env.game, "nothing; each game of a suite has its own trial"
     require(config.env.game == game, "env.game", config.env.game, expected, "choose with --games Pong Breakout")
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")
-    if before is not None:
+    if suite_dir is not None and is_suite(suite_dir):
+        before = Suite(default.options, default.games)
         require(games == before.games, "--games", " ".join(games), f"{' '.join(before.games)}, the games of the suite")
-        require_same_run(config, before.config, options.resume or options.run_dir or Path())
+        require_same_run(config, before.config, suite_dir)
     return dataclasses.replace(options, games=games), before
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options, before = parse_options(arguments)
-    suite = Suite(options.options, options.games)
-    suite_dir = options.resume or options.run_dir
+    suite, suite_dir = Suite(options.options, options.games), options.directory
     if options.address:  # raises errors before a directory is made, as the other line does
         check_ray(options.address, suite.config.devices)
     else:

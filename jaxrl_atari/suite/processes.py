@@ -29,9 +29,6 @@ STOPPING = "stopping: each session that has trained writes a last checkpoint (Ct
 KILLED = " (killed; does the machine have too little memory?)"
 _SPAWN = multiprocessing.get_context("spawn")
 
-Send = Callable[[Any], object]
-"""Takes a message of a session: None once its programs are compiled, and whatever else it sends."""
-
 
 class Failure(NamedTuple):
     """Why a session failed, in one line, and whether that is a `UserError`."""
@@ -80,17 +77,14 @@ def run_processes(
     function: Callable,
     slots: Sequence[Slot],
     parallel: int,
-    on_message: Send,
 ) -> Iterator[tuple[Item, Failure | None]]:
     """Trains each session in a process of its own, on one of the least busy slots: if possible number `item.number`.
 
-    The first session of a game compiles while the game's others wait. Output is printed line by line after the
-    session's label; a process that is alone has the terminal.
+    Output is printed line by line after the session's label; a process that is alone has the terminal.
 
     Args:
-        function: importable by its name. The process calls it with the item and a `Send`.
+        function: importable by its name. The process calls it with the item.
         parallel: processes at a time. At most `ceil(parallel / len(slots))` share a slot.
-        on_message: takes the messages of all processes.
 
     Yields:
         Each session that has ended by itself, and why it failed, if it did.
@@ -101,7 +95,6 @@ def run_processes(
     """
     waiting, stopping = list(items), False
     running: list[_Session] = []
-    compiled: set[str] = set()  # games
     with StopRequest(quick=False, answer=STOPPING) as stop:
         try:
             while running or waiting:
@@ -111,24 +104,17 @@ def run_processes(
                     for session in running:
                         session.process.terminate()
                 busy = Counter(session.slot for session in running)
-                compiling = {session.item.game for session in running} - compiled
-                choices = [
-                    (busy[slot], slot != item.number % len(slots), index, slot)
-                    for index, item in enumerate(waiting)
-                    for slot in range(len(slots))
-                    if len(running) < parallel and item.game not in compiling
-                ]
-                if choices:
-                    *_, index, slot = min(choices)
-                    item = waiting.pop(index)
+                if waiting and len(running) < parallel:
+                    item = waiting.pop(0)
+                    own = item.number % len(slots)
+                    slot = min(range(len(slots)), key=lambda slot: (busy[slot], slot != own))
                     item.say(slots[slot].text)
                     running.append(_Session(item, slot, function, slots[slot].environment, parallel > 1))
                     continue
                 time.sleep(POLL_SECONDS)
                 for session in list(running):
                     status = session.process.exitcode  # before reading: whatever it has said is there
-                    if session.read(on_message):
-                        compiled.add(session.item.game)
+                    session.read()
                     if status is None:
                         continue
                     running.remove(session)
@@ -152,9 +138,9 @@ class _Session:
         self.failure: Failure | None = None
         self._line = b""  # the beginning of a line
         # This process keeps the ends that write, too: without them, `poll` would announce an end of file.
-        self._messages = _SPAWN.Pipe(duplex=False)
+        self._failure = _SPAWN.Pipe(duplex=False)
         self._output = _SPAWN.Pipe(duplex=False) if captured else (None, None)
-        arguments = (function, item, environment, self._messages[1], self._output[1])
+        arguments = (function, item, environment, self._failure[1], self._output[1])
         self.process = _SPAWN.Process(target=_run, args=arguments, name=f"session {item.session}", daemon=True)
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the process inherits it
         try:
@@ -162,23 +148,18 @@ class _Session:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def read(self, on_message: Send) -> bool:
-        """Passes on what the process has sent and printed. Returns whether it has sent anything."""
-        has_sent, messages, output = False, self._messages[0], self._output[0]
-        while messages.poll():
-            message, has_sent = messages.recv(), True
-            if isinstance(message, Failure):
-                self.failure = message
-            elif message is not None:
-                on_message(message)
+    def read(self) -> None:
+        """Prints what the process has printed, and receives its failure."""
+        failure, output = self._failure[0], self._output[0]
+        if failure.poll():
+            self.failure = failure.recv()
         while output is not None and output.poll():
             *lines, self._line = (self._line + os.read(output.fileno(), 1 << 16)).split(b"\n")
             for line in lines:
                 self.item.say(line.decode(errors="replace"))
-        return has_sent
 
 
-def _run(function: Callable, item: Item, environment: Mapping[str, str], messages: Any, output: Any) -> None:
+def _run(function: Callable, item: Item, environment: Mapping[str, str], failures: Any, output: Any) -> None:
     """What the process of a session does. JAX has been imported, but has not started."""
     os.environ.update(environment)
     if output is not None:
@@ -193,14 +174,11 @@ def _run(function: Callable, item: Item, environment: Mapping[str, str], message
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def send(message: Any) -> None:
-        with contextlib.suppress(OSError):  # the parent has ended; the last checkpoint is still to be written
-            messages.send(message)
-
     def main() -> None:
         runtime.configure()
-        if failure := attempt(function, item, send):
-            send(failure)
+        if failure := attempt(function, item):
+            with contextlib.suppress(OSError):  # the parent has ended
+                failures.send(failure)
             sys.exit(1)
 
     threading.Thread(target=end_with_parent, name="end with parent", daemon=True).start()

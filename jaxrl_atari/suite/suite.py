@@ -29,7 +29,6 @@ from jaxrl_atari.runs.run_dir import (
     is_run,
     read_config,
     require_same_run,
-    write_description,
 )
 from jaxrl_atari.suite.processes import Failure, Item
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, Share
@@ -73,7 +72,7 @@ def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str]) -> N
     """Writes suite.json, from which the suite can be run again; see `Suite`."""
     described = describe(config, suite_dir, SUITE_FILE)
     del described["game"], described["gae_lambda"]  # each game has its own
-    write_description(suite_dir, {"games": list(games)} | described, SUITE_FILE)
+    write_json(suite_dir / SUITE_FILE, {"games": list(games)} | described)
 
 
 def read_suite_file(suite_dir: Path) -> Suite:
@@ -136,32 +135,21 @@ def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
     Returns:
         The content of results.md.
     """
-    suite = tables.read_suite(suite_dir)
-    name, config, protocol = suite_dir.absolute().name, suite.config, suite.config.env.resolved_protocol
-    rows = tables.game_rows(suite, failures)
+    suite, name = tables.read_suite(suite_dir), suite_dir.absolute().name
     for game, run in suite.runs.items():
         write_json(suite_dir / game / "trial.json", trial_summary(run))
-    raw = suite.scores()
-    scores = tables.normalised(raw, protocol)
-    found = tables.aggregates(scores)
+    results = tables.results(suite, failures)
+    protocol, rows, found = results["protocol"], results["games"], results["aggregates"]
+    results["rliable_games"] = tables.write_rliable(suite_dir, {name: tables.normalised(results["scores"], protocol)})
+    write_json(suite_dir / "results.json", results)
 
     writer = csv.DictWriter(file := io.StringIO(), tables.COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_file(suite_dir / "results.csv", file.getvalue())
-    results = {
-        "protocol": protocol,
-        "games": rows,
-        "failures": dict(failures),
-        "scores": raw,
-        "aggregates": found,
-        "rliable_games": tables.write_rliable(suite_dir, {name: scores}),
-    }
-    write_json(suite_dir / "results.json", results)
-
-    count = f"{counted(len(rows), 'game')}, {counted(config.sessions, 'session')}"
+    count = f"{counted(len(rows), 'game')}, {counted(suite.config.sessions, 'session')}"
     parts = [
-        f"# {name}: {count} of {config.total_env_steps:,} env steps each",
+        f"# {name}: {count} of {suite.config.total_env_steps:,} env steps each",
         markdown_table(tables.text_rows(rows)),
         f"Protocol {protocol}. {EXPLANATION}",
     ]

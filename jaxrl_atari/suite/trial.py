@@ -16,15 +16,16 @@ from jaxrl_atari.cli import StopRequest, resume_command, say
 from jaxrl_atari.cli.options import say_changes
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import THREADS
-from jaxrl_atari.errors import SessionsFailed, UserError, parse_path
+from jaxrl_atari.errors import SessionsFailed, UserError
 from jaxrl_atari.hardware import distributed, runtime
 from jaxrl_atari.hardware.choice import place_session
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import summary_table, write_trial_summary
-from jaxrl_atari.runs.files import only_writer
+from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.run_dir import (
+    CONFIG_FILE,
     describe,
     is_finished,
     is_run,
@@ -32,11 +33,9 @@ from jaxrl_atari.runs.run_dir import (
     read_config,
     require_same_run,
     session_dir,
-    write_description,
 )
-from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
-from jaxrl_atari.suite.processes import Failure, Item, Send, Slot, attempt, run_processes
+from jaxrl_atari.suite.processes import Failure, Item, Slot, attempt, run_processes
 
 
 class TrainingResult(NamedTuple):
@@ -46,17 +45,13 @@ class TrainingResult(NamedTuple):
     summary: dict[str, Any]  # the content of trial.json; empty in the followers of `devices.distributed`
 
 
-def run_training(
-    config: Config, run_dir: str | Path | None = None, on_log_point: Callable[[Row], object] = lambda row: None
-) -> TrainingResult:
+def run_training(config: Config, run_dir: str | Path | None = None) -> TrainingResult:
     """Runs a trial, prints its summary, and draws its graphs and its report.
 
     With `devices.distributed` every process calls it; process 0 writes.
 
     Args:
         run_dir: where to train: a run in it is resumed. None: a new run directory.
-        on_log_point: called in this process with each log point of each session: `session` and the columns of
-            metrics.csv. A value that is unknown is NaN or missing.
 
     Raises:
         UserError: `run_dir` holds a run of another game, protocol or seed, or one that has come further than a lowered
@@ -67,10 +62,8 @@ def run_training(
     if multiprocessing.current_process().name.startswith("session "):
         raise UserError("a session's process imports this script: call run_training under if __name__ == '__main__'")
     plan_slots(config, config.sessions)  # raises errors before a run directory is made
-    run_dir, before = None if run_dir is None else parse_path(run_dir, "run_dir"), None
+    run_dir, before = None if run_dir is None else Path(run_dir).expanduser(), None
     if run_dir and is_run(run_dir):
-        if (run_dir / "checkpoints").is_dir():  # of an older version, whose sessions had a config.json too
-            raise UserError(f"{run_dir}: is a session's directory; expected the run's, {run_dir.absolute().parent}")
         before = read_config(run_dir)
         require_same_run(config, before, run_dir)
     if config.devices.distributed:
@@ -93,11 +86,11 @@ def run_training(
                 kept = {"sessions": config.sessions, "total_env_steps": config.total_env_steps, "log": config.log}
                 config = dataclasses.replace(before, **kept)
             if before is None or (config != before and not items):
-                write_description(run_dir, describe(config, run_dir))
+                write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
             say_changes("changed", before or config, config)
             for session in {*range(config.sessions)} - {item.session for item in items}:
                 say(f"session {session}  finished already")
-            failures = [(item, failure) for item, failure in train_items(items, on_log_point) if failure]
+            failures = [(item, failure) for item, failure in train_items(items) if failure]
         for _, failure in failures:
             if failure.correctable and config.sessions == 1:
                 raise UserError(failure.reason)  # as if it had run in this process
@@ -134,24 +127,10 @@ def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "") ->
     ]
 
 
-@dataclasses.dataclass
-class _Log(Writer):
-    """Sends the log points of a session."""
-
-    session: int
-    send: Send
-
-    def write(self, row: Row) -> None:
-        self.send({"session": self.session, **row})
-
-
-def train_item(
-    item: Item, send: Send = lambda message: None, stop_requested: Callable[[], bool] = lambda: False
-) -> None:
+def train_item(item: Item, stop_requested: Callable[[], bool] = lambda: False) -> None:
     """Trains a session from its newest checkpoint, if it has one. config.json of the run is written once it trains.
 
     Args:
-        send: takes None after the first update, and the log points; see `run_training`.
         stop_requested: another way to stop it than a signal.
 
     Raises:
@@ -163,18 +142,15 @@ def train_item(
         def began() -> None:
             stop.training = True
             if distributed.is_leader():
-                write_description(run_dir, description)
-            send(None)
+                write_json(run_dir / CONFIG_FILE, description)
 
         run_session(
-            config, session_dir(run_dir, session), session, resume=True, writers=[_Log(session, send)],
-            on_first_update=began, stop_requested=lambda: stop.requested() or stop_requested(),
+            config, session_dir(run_dir, session), session, resume=True, on_first_update=began,
+            stop_requested=lambda: stop.requested() or stop_requested(),
         )  # fmt: skip
 
 
-def train_items(
-    items: Sequence[Item], on_log_point: Callable[[Row], object] = lambda row: None
-) -> Iterator[tuple[Item, Failure | None]]:
+def train_items(items: Sequence[Item]) -> Iterator[tuple[Item, Failure | None]]:
     """Trains sessions: one after the other in this process, or in processes that each see their own GPUs.
 
     Yields:
@@ -186,12 +162,12 @@ def train_items(
     config = items[0].config
     slots, parallel = plan_slots(config, 1 + max(item.number for item in items), len(items))
     if parallel > 1 or slots[0].environment or items[0].game:
-        ended = run_processes(items, train_item, slots, parallel, on_log_point)
+        ended = run_processes(items, train_item, slots, parallel)
     else:
         # With `devices.distributed` the followers go on with a session that fails here.
         alone = config.sessions == 1 or config.devices.distributed
         train = train_item if alone else partial(attempt, train_item)
-        ended = ((item, train(item, lambda row: row and on_log_point(row))) for item in items)
+        ended = ((item, train(item)) for item in items)
     for item, failure in ended:
         if failure is not None:
             item.say(f"failed: {failure.reason}")

@@ -97,7 +97,7 @@ def test_sigterm_during_the_start_is_answered(train, tmp_path):
         process.terminate()
         output, _ = process.communicate(timeout=120)
         assert process.returncode == INTERRUPTED, output
-        assert "first env step" not in output  # it did not wait for the compiler
+        assert "first rollout" not in output  # it did not wait for the compiler
     train.continues()
 
 
@@ -209,7 +209,7 @@ def test_a_full_disk(train, small_disk, first):
     before = train.last()
     process = train.start(*options, *ENDLESS)
     for line in process.stdout:
-        if "first env step" in line:
+        if "first rollout" in line:
             break
     with contextlib.suppress(OSError), (small_disk / ".filler").open("wb", buffering=0) as filler:
         while True:
