@@ -73,6 +73,7 @@ def copy(tmp_path):
     return Copy(tmp_path)
 
 
+@pytest.mark.long
 def test_another_loss_with_a_coefficient(copy):
     field = """\
     logit_coef: Annotated[float, Limits(0.0, 1.0), TRACED] = 0.25
@@ -113,6 +114,7 @@ class Small(nn.Module):
 NETWORKS: dict[str, Any] = {"small": Small, '''
 
 
+@pytest.mark.long
 def test_another_network(copy):
     copy.edit("jaxrl_atari/config.py", 'NetworkName = Literal["', 'NetworkName = Literal["small", "')
     copy.edit("jaxrl_atari/networks.py", "\nNETWORKS: dict[str, Any] = {", NETWORK)
@@ -126,6 +128,7 @@ def test_another_network(copy):
     assert "AssertionError" in copy.train("--network.name", "small")
 
 
+@pytest.mark.long
 def test_another_metric(copy):
     copy.insert(
         "jaxrl_atari/ppo.py", '        "entropy": entropy,\n', '        "mean_ratio": jnp.sum(batch.weight * ratio),\n'

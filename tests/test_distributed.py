@@ -53,6 +53,7 @@ def together(*arguments, **variables):
             child.wait()
 
 
+@pytest.mark.long
 def test_two_processes_learn_what_one_learns(tmp_path):
     two, one = tmp_path / "two", tmp_path / "one"
     leader, follower = together(*SMALL, "--devices.actor", "auto", "--run-dir", two)

@@ -55,17 +55,18 @@ def left(session_dir):
 @pytest.mark.parametrize(
     ("config", "later"),
     [
-        (CONFIG, {"log": {"checkpoint_every_env_steps": 200}}),
+        pytest.param(CONFIG, {"log": {"checkpoint_every_env_steps": 200}}, marks=pytest.mark.long),
         (change(OVERLAP, devices={"data_parallel": 2}), {"env": {"num_threads": 3}}),
-        (
+        pytest.param(
             change(CONFIG, env={"protocol": "classic", "num_envs": 16, "max_frames": 100}, ppo={"rollout_length": 4}),
             {"env": {"num_groups": 2}},  # of 8: a policy that acts for fewer rounds some sums differently
+            marks=pytest.mark.long,
         ),
         (
             change(OVERLAP, env={"protocol": "classic"}, evaluation={"every_env_steps": 200, "episodes": 2}),
             {"log": {"checkpoint_every_env_steps": 150}},
         ),
-        (  # stopped while an evaluation that is due waits for the one before
+        pytest.param(  # stopped while an evaluation that is due waits for the one before
             change(
                 CONFIG,
                 total_env_steps=320,
@@ -73,6 +74,7 @@ def left(session_dir):
                 evaluation={"every_env_steps": 64, "episodes": 8, "num_envs": 1},
             ),
             {},
+            marks=pytest.mark.long,
         ),
     ],
     ids=["v5", "v5, overlap, two devices", "classic, groups", "classic, overlap, evaluations", "waiting evaluations"],

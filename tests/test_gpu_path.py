@@ -40,6 +40,7 @@ TINY = [
 # --- What starts -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_gpu_false_touches_no_gpu(tmp_path):
     machine = FakeMachine(tmp_path)
     result = machine.python(*TINY, "--output-dir", tmp_path, "--devices.gpu", "false")
@@ -49,6 +50,7 @@ def test_gpu_false_touches_no_gpu(tmp_path):
     assert not machine.nvml_was_asked
 
 
+@pytest.mark.long
 def test_auto_runs_on_the_cpu_where_cuda_cannot_start(tmp_path):
     """The flags of `devices.deterministic` are there before CUDA starts, with the user's own."""
     machine, own = FakeMachine(tmp_path), "--xla_cpu_enable_fast_math=false"
@@ -67,6 +69,7 @@ def test_a_gpu_without_free_memory_is_no_reason_to_train_on_the_cpu(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.long
 def test_sessions_side_by_side_start_cuda_with_their_shares_and_their_parent_does_not(tmp_path):
     machine = FakeMachine(tmp_path)
     result = machine.python(*TINY, "--output-dir", tmp_path, "--sessions", 2, "--trial.parallel", 2)

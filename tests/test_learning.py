@@ -50,6 +50,7 @@ class Rows(Writer):
         self.rows.append(row)
 
 
+@pytest.mark.long
 def test_the_numbers_of_the_default_spec(tmp_path):
     """Seed 0 without weight decay in float32, to the first log point. They are those of every version so far."""
     config = Config(

@@ -171,6 +171,7 @@ def test_a_finished_suite_is_left_alone_but_for_fewer_sessions(tmp_path, capsys)
     assert {name: row["gae_lambda"] for name, row in rows.items()} == {"Pong": "0.85", "Breakout": "0.7"}
 
 
+@pytest.mark.long
 def test_games_train_in_processes_and_one_that_fails_does_not_stop_the_others(tmp_path):
     """A file takes the place of the directory of a session; a resume without it trains what is missing."""
     suite_dir = make_suite(tmp_path / "suite", games=("Pong", "CrazyClimber"))

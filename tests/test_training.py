@@ -262,6 +262,7 @@ def test_optimizer_steps_leave_out_the_epochs_that_target_kl_skips(open_run):
     assert run.progress.optimizer_steps == run.learner.state.optimizer_steps == taken
 
 
+@pytest.mark.long
 def test_another_network_trains_and_is_restored(tmp_path):
     """The IMPALA network: updates, a checkpoint, and a resume from it."""
     options = {"rollout_length": 4, "minibatch_size": 8, "epochs": 1, "weight_decay": 0.0}  # gradients alone move it

@@ -123,6 +123,7 @@ def train(run_dir, *options, **variables):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_two_sessions_on_two_gpus(tmp_path):
     run_dir = tmp_path / "run"
     done = train(run_dir, **{SIMULATED: "2", "CUDA_OFFSET": "1"})

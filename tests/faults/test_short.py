@@ -14,6 +14,8 @@ from user_commands import ROOT
 
 train = pytest.fixture(rehearsal)
 
+pytestmark = pytest.mark.long
+
 
 def test_one_line_survives_a_pause_a_kill_and_a_signal(train):
     """SIGSTOP and SIGCONT, SIGKILL, then SIGUSR1; the same command line each time."""
