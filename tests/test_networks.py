@@ -244,9 +244,8 @@ def test_an_edit_is_what_a_cpu_computes(module, actions, monkeypatch, caplog):
     """`make_network` has a cache: with these numbers of actions there is nothing in it."""
     monkeypatch.setitem(NETWORKS, "nature", module)
     assert make_network(NetworkConfig(), actions, "cpu").layout == PLAIN
-    assert caplog.messages == [
-        f"{module.__name__} was edited: its convolutions are plain, which is slow on a CPU; see fast/cpu_conv.py"
-    ]
+    (message,) = caplog.messages
+    assert message.startswith(f"{module.__name__} was edited: its convolutions are plain, which is slow on a CPU")
 
 
 # --- The choice ------------------------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ from jax import lax
 from jaxrl_atari.networks import STACK
 
 MODULE = "a5428965ec227106ff283a44250e6c57c917d4ee13bbca12a94c4722656057ce"
-"""SHA-256 of the text of the module that is computed here, with the functions that it calls; see `forms.py`."""
+"""SHA-256 of the text of the module that is computed here, with the functions that it calls (`forms.py`). After an edit
+that leaves its outputs as they are for given parameters, such as another initialisation, put the new one here."""
 
 UNROLLED = 8
 """Up to this many chunks are compiled without a loop, which would copy what each keeps for its gradient."""

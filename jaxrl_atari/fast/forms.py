@@ -69,9 +69,10 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
 def _cpu_conv_computes(network: Any) -> bool:
     """Whether `cpu_conv` was written for this text of a module. Otherwise an edit of it would do nothing on a CPU."""
     text = "".join(map(inspect.getsource, (network, heads, dense, bias_in_float32)))
-    same = hashlib.sha256(text.encode()).hexdigest() == cpu_conv.MODULE
-    if not same:
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    if digest != cpu_conv.MODULE:
         logging.getLogger(__name__).warning(
-            "%s was edited: its convolutions are plain, which is slow on a CPU; see fast/cpu_conv.py", network.__name__
-        )
-    return same
+            "%s was edited: its convolutions are plain, which is slow on a CPU; see MODULE in cpu_conv.py (now %s)",
+            network.__name__, digest,
+        )  # fmt: skip
+    return digest == cpu_conv.MODULE
