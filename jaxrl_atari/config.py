@@ -266,7 +266,9 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        env, rules, named = self.env, self.env.rules, parse_game(self.env.game)[1]
+        env = self.env
+        rules = self.env.rules
+        named = parse_game(self.env.game)[1]
         is_named = Path(self.name).name == self.name and self.name not in ("", "..")
         require(is_named, "name", self.name, "a plain file name")
         last_seed = self.seed + self.sessions
@@ -290,7 +292,9 @@ class Config:
 
     def check_split(self, devices: int) -> None:
         """Raises `ConfigError` unless rollouts can be cut into minibatches, and both split over the devices."""
-        envs, minibatch, groups = self.env.num_envs, self.ppo.minibatch_size, self.env.num_groups or 1
+        envs = self.env.num_envs
+        minibatch = self.ppo.minibatch_size
+        groups = self.env.num_groups or 1
         expected = f"a divisor of the rollout's {self.ppo.rollout_length} x {envs} = {self.rollout_size} samples"
         require(self.rollout_size % minibatch == 0, "ppo.minibatch_size", minibatch, expected)
         fits = envs % devices == 0 and minibatch % devices == 0
@@ -359,5 +363,6 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def changed_fields(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The fields in which two nested dicts differ: dotted name -> (before, after); None where one has no such field."""
-    old, new = flat(before), flat(after)
+    old = flat(before)
+    new = flat(after)
     return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}

@@ -17,7 +17,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.options import FromConfig, parse
 from jaxrl_atari.config import DevicesConfig, GpuOption
 from jaxrl_atari.errors import check_fields, require
-from jaxrl_atari.hardware.choice import check_devices, limit_jax, start_gpus, take_learners
+from jaxrl_atari.hardware.choice import choose_devices, first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.report import print_report
 from jaxrl_atari.ppo import KEYS, Shard
@@ -45,6 +45,8 @@ class Placement(NamedTuple):
 def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     """The devices of a session. Starts JAX's back end, on these devices alone.
 
+    `limit_jax` chooses the indices of GPUs, `start_gpus` starts JAX, and `on` maps an index to its device.
+
     Args:
         field: the name of `devices.gpu` in texts.
 
@@ -52,12 +54,14 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
         ConfigError: a device that is not there.
     """
     use = limit_jax(devices, field)
-    found, cpus = start_gpus(), jax.devices("cpu")
-    if use.gpus and not visible().gpus:  # JAX cannot start there: the options are read again, without GPUs
+    found = start_gpus()
+    cpus = jax.devices("cpu")
+    if use.gpus and not visible().gpus:  # JAX could not start on a GPU, which is forbidden now: choose again
         return place(devices, field)
     here = jax.process_index()
-    # JAX counts the GPUs as CUDA does, also those that it was limited to; CPU device 1 stands in for GPU 0.
-    gpus = {d.local_hardware_id - (d.platform == "cpu"): d for d in found if d.process_index == here}
+    own = [device for device in found if device.process_index == here]
+    # JAX counts GPUs as CUDA does, even those it was kept from. In tests, CPU device i + 1 stands in for GPU i.
+    gpus = {device.local_hardware_id - int(device.platform == "cpu"): device for device in own}
 
     def on(index: int | None) -> jax.Device:
         if index is None:
@@ -68,7 +72,7 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     if use.learner and not devices.distributed:
         learner = tuple(map(on, use.learner))
     else:
-        learner = take_learners(devices, found if use.learner else cpus, "the devices of JAX")
+        learner = first_devices(devices, found if use.learner else cpus, "the devices of JAX")
     processes = {device.process_index for device in learner}
     require(
         len(processes) == jax.process_count(), "devices.data_parallel", devices.data_parallel,
@@ -192,8 +196,8 @@ class Options(FromConfig):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exits with status 1 if the driver or a device fails."""
     options, _ = parse(Options, arguments)
-    check_devices(options.options.devices)
-    print_report(options.options, with_memory=options != Options())
+    choose_devices(options.full_config.devices)
+    print_report(options.full_config, with_memory=options != Options())
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from tyro.conf import Positional
 from jaxrl_atari import cli
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
-from jaxrl_atari.hardware.choice import forbid_gpu
-from jaxrl_atari.report import summary as texts
+from jaxrl_atari.hardware.gpus import forbid_gpu
+from jaxrl_atari.report import summary as texts  # its functions are called in CARD
 from jaxrl_atari.runs.run_dir import checkpoint_steps
 
 Checkpoint = Literal["best", "latest"] | int
@@ -130,15 +130,17 @@ def _client(repo_id: str) -> Iterator[Any]:
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def collect(run_dir: Path, repo_id: str, checkpoint: Checkpoint) -> dict[str, Path | bytes]:
+def repository_files(run_dir: Path, repo_id: str, checkpoint: Checkpoint) -> dict[str, Path | bytes]:
     """The contents of a repository: name -> file, or the bytes that it holds.
 
     Raises:
         UserError: not a run directory, or it has no such checkpoint, or a damaged one.
     """
     run = texts.read_run(run_dir)
-    saved = filter(checkpoint_steps, run.tables if checkpoint == "latest" else ())
-    policies = [load_policy(folder, checkpoint) for folder in list(saved) or [run_dir]]  # verifies the checkpoints
+    folders = [run_dir]
+    if checkpoint == "latest":
+        folders = list(filter(checkpoint_steps, run.tables)) or folders
+    policies = [load_policy(folder, checkpoint) for folder in folders]  # verifies the checkpoints
     checkpoints = {policy.session_dir: policy.env_steps for policy in policies}
     paths = [path for folder in (run_dir, *run.tables) for pattern in FILES for path in folder.glob(pattern)]
     videos = []
@@ -161,10 +163,12 @@ def model_card(run: texts.Run, repo_id: str, checkpoint: Checkpoint, checkpoints
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     summary = texts.trial_summary(run)
-    game, protocol = summary["game"], summary["protocol"]
+    game = summary["game"]
+    protocol = summary["protocol"]
     score = " +/- ".join(f"{summary[name]:.2f}" for name in ("score", "score_std") if summary[name] is not None)
     named = {"v5": f"ALE/{game}-v5", "classic": f"{game}NoFrameskip-v4"}
-    environment, task = named.get(protocol, f"{game} ({protocol})"), "reinforcement-learning"
+    environment = named.get(protocol, f"{game} ({protocol})")
+    task = "reinforcement-learning"
     result = EvalResult(task, environment, environment, "mean_reward", score, metric_name="return_ma")
     metadata = ModelCardData(
         library_name="jaxrl_atari",
@@ -198,7 +202,7 @@ def push(
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    files = collect(run_dir, repo_id, checkpoint)
+    files = repository_files(run_dir, repo_id, checkpoint)
     with _client(repo_id) as api:
         api.whoami()  # fails on a bad token, before anything is created
         url = api.create_repo(repo_id, private=private or None, exist_ok=True)

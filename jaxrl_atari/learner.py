@@ -26,14 +26,16 @@ class Learner:
     """
 
     acting: Any = None
-    """What an overlapped update acts with next."""
+    """The parameters that the next rollout acts with; None: the newest."""
 
     def __init__(self, config: Config, placement: Placement, num_actions: int, arrays: dict[str, Any]):
-        platform, actor_platform = network_platform(*placement.learner), network_platform(*placement.actors)
+        platform = network_platform(*placement.learner)
+        actor_platform = network_platform(*placement.actors)
         network = make_network(config.network, num_actions, platform, actor_platform)
         self._acting_network = make_network(config.network, num_actions, actor_platform, platform)
         self.compute_dtype = network.dtype
-        self._actors, self._check = placement.actors, config.devices.check
+        self._actors = placement.actors
+        self._check = config.devices.check
         self._parallel = DataParallel(placement.learner)
         self._update = compiled_update(placement.learner, network)
         self._state = self._parallel.replicate(arrays["train_state"])

@@ -45,7 +45,8 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.plots")
-    directories, output = (options.run_dir, *options.others), options.output
+    directories = (options.run_dir, *options.others)
+    output = options.output
     names = options.labels or [directory.absolute().name for directory in directories]
     count = len(directories)
     require(len(names) == len({*names}) == count, "--labels", " ".join(names), f"{count} different names")

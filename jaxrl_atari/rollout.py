@@ -58,7 +58,8 @@ class ActorState(NamedTuple):
 
 def empty_state(rollout_length: int, num_envs: int, frame_shape: tuple[int, ...], first_env: int = 0) -> ActorState:
     """The state before the first frame, of environments `first_env`, `first_env + 1`, ... of the session."""
-    per_step, dtypes = (rollout_length + 1, num_envs), (jnp.int32, jnp.int32, jnp.float32, jnp.float32)
+    per_step = (rollout_length + 1, num_envs)
+    dtypes = (jnp.int32, jnp.int32, jnp.float32, jnp.float32)
     return ActorState(
         step=jnp.zeros((), jnp.int32),
         key=jax.random.key(0, impl=KEYS),
@@ -152,13 +153,18 @@ class EnvGroup:
         first_env: int = 0,
         check: bool = False,
     ):
-        self._rules, self.first_env = rules, first_env
-        self.pool, self.device, self.rollout_length = pool, device, rollout_length
-        self._network, self._check = network, check
+        self._rules = rules
+        self.first_env = first_env
+        self.pool = pool
+        self.device = device
+        self.rollout_length = rollout_length
+        self._network = network
+        self._check = check
         self._restart(pool.reset(), EpisodeCounter(pool.num_envs))
 
     def _restart(self, step: EnvStep, episodes: EpisodeCounter) -> None:
-        self._newest, self._episodes = step, episodes
+        self._newest = step
+        self._episodes = episodes
         with jax.default_device(self.device):
             shape = self._network.layout.shape
             state = empty_state(self.rollout_length, self.pool.num_envs, shape, self.first_env)
@@ -167,13 +173,16 @@ class EnvGroup:
     def take_games(self) -> tuple[Games, Segment] | None:
         """The games in progress, between two rollouts, and the actions since the last call; None without a record."""
         record = self.pool.record
-        return record and record.take(self._newest.frame, self.pool.lives, self._episodes.in_progress)
+        if record is None:
+            return None
+        return record.take(self._newest.frame, self.pool.lives, self._episodes.in_progress)
 
     def resume(self, games: Games) -> None:
         """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`."""
         replayed = replay(self.pool, games)
         self._restart(replayed.step, replayed.episodes)
-        past, end = self._network.layout.arrange(jnp.asarray(replayed.past_frames)), self.rollout_length
+        past = self._network.layout.arrange(jnp.asarray(replayed.past_frames))
+        end = self.rollout_length
         self._state = self._state._replace(
             frames=self._state.frames.at[end : end + STACK - 1].set(past),
             steps=self._state.steps._replace(age=self._state.steps.age.at[end - 1].set(replayed.past_age)),
@@ -246,7 +255,8 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
     # The first groups of all devices take their turn together, then the second ones: devices act in lockstep. A turn is
     # a list of (group, parameters), one for each device.
     turns = [list(zip(turn, params, strict=True)) for turn in zip(*groups, strict=True)]
-    games, started = [], time.perf_counter()
+    games = []
+    started = time.perf_counter()
     for group in all_groups:
         group.begin(key)
     for t in range(length):
@@ -292,10 +302,12 @@ def make_groups(config: Config, placement: Placement, seed: int, first_step: int
         seed: of the games.
         first_step: steps that each environment made before a resume that starts new games.
     """
-    env, devices = config.env, len(placement.learner)
+    env = config.env
+    devices = len(placement.learner)
     per_device = num_groups(env, devices, placement.actors[0].platform)
     size = env.num_envs // (devices * per_device)
-    platform, learner_platform = network_platform(*placement.actors), network_platform(*placement.learner)
+    platform = network_platform(*placement.actors)
+    learner_platform = network_platform(*placement.learner)
 
     def make(learner: jax.Device, actor: jax.Device, number: int) -> EnvGroup:
         first_env = (placement.learner.index(learner) * per_device + number) * size

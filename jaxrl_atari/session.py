@@ -45,8 +45,8 @@ def run_session(
         session_dir: where metrics, events and checkpoints go; made if it does not exist.
         resume: continue from the newest sound checkpoint, if there is one.
         writers: receive the log points too, besides the writers of `config.log`; one that raises ends the session.
-        stop_requested: asked before each rollout and during the last evaluations; if true, the session writes its last
-            checkpoint and ends.
+        stop_requested: asked before each rollout and whenever an evaluation is waited for; if true, the session writes
+            its last checkpoint and ends.
         on_first_update: called after the first update.
 
     Raises:
@@ -66,7 +66,9 @@ def run_session(
 
 def train(run: "Session") -> Iterator[ReadMetrics]:
     """The loop: collect, update, log, checkpoint. After each iteration it yields what `Learner.update` returned."""
-    config, progress, learner = run.config, run.progress, run.learner
+    config = run.config
+    progress = run.progress
+    learner = run.learner
     run.evaluate_if_due()  # a stop may have left out the one that was due
     while not config.is_spent(progress.env_steps) and not run.stops():
         # With `devices.check`, implicit transfers between host and devices are forbidden once everything is compiled.
@@ -76,6 +78,7 @@ def train(run: "Session") -> Iterator[ReadMetrics]:
             actor_key, update_key = run.keys(progress.updates)
             collected = collect(run.groups, learner.acting_params(), actor_key)
             metrics = learner.update(collected.rollouts, options, update_key)
+        # From steps of the rollout to steps of the session.
         run.games += [(progress.steps + t, *game) for t, *game in collected.games]
         optimizer_steps = config.ppo.epochs * config.num_minibatches
         progress.count(collected.env_steps, collected.games, optimizer_steps, config.ppo.rollout_length)
@@ -95,7 +98,8 @@ def learning_rate(config: Config, env_steps: int) -> float:
 
 def current_options(config: Config, env_steps: int) -> PPOConfig:
     """The options of the next update, its numbers as NumPy scalars. To schedule one of them, compute it here."""
-    rate, gae_lambda = learning_rate(config, env_steps), config.resolved_gae_lambda
+    rate = learning_rate(config, env_steps)
+    gae_lambda = config.resolved_gae_lambda
     return jax.tree.map(np.float32, replace(config.ppo, learning_rate=rate, gae_lambda=gae_lambda))
 
 
@@ -178,8 +182,9 @@ class Session:
             items["acting"] = self.learner.acting
         if self.evaluator and (evaluated := self.evaluator.running()):
             items["evaluation"] = evaluated.params
-        if known := [games for group in itertools.chain(*self.groups) if (games := group.take_games())]:
-            games, segments = zip(*known, strict=True)
+        taken = [group.take_games() for group in itertools.chain(*self.groups)]
+        if all(taken):  # the back end records its games
+            games, segments = zip(*taken, strict=True)
             items["games"] = join(games)._asdict()
             if self.config.log.actions:
                 write_segment(self.session_dir, segments, self.games, self.config.ppo.rollout_length)
@@ -243,7 +248,8 @@ def prepare(
     """
     placement = place(config.devices)
     config.check_split(len(placement.learner))
-    seed, leader = config.seed + session, is_leader()  # of several processes, only the leader writes
+    seed = config.seed + session
+    leader = is_leader()  # of several processes, only the leader writes
 
     with contextlib.ExitStack() as exits:
         exits.enter_context(out_of_memory_advice(config))
@@ -258,6 +264,8 @@ def prepare(
         if leader:
             session_dir.mkdir(parents=True, exist_ok=True)
             exits.enter_context(only_writer(session_dir))
+
+        # Checkpoint and games.
         checkpoints = Checkpoints(session_dir, say)
         restored = None
         if resume:
@@ -267,6 +275,8 @@ def prepare(
         groups, game_seed = start_games(config, placement, seed, checkpoints, restored, progress, say)
         for group in itertools.chain(*groups):
             exits.callback(group.pool.close)
+
+        # Learner.
         num_actions = groups[0][0].pool.num_actions
         arrays = restored.arrays if restored else first_arrays(config, num_actions, seed, placement.home)
         progress.optimizer_steps = int(arrays["train_state"].optimizer_steps)
@@ -274,6 +284,7 @@ def prepare(
         learner = make_learner(config, placement, num_actions, arrays)
         exits.callback(learner.close)
 
+        # Logs, cut back to the checkpoint.
         running = "evaluation" in arrays  # it is started again, and its row is written anew
         evaluated = meta.get("evaluated_env_steps", progress.env_steps)
         if leader:  # only now are the logs cut back to the checkpoint: whatever is missing has been reported
@@ -289,6 +300,8 @@ def prepare(
             exits.callback(writer.close)
         read_monitor = exits.enter_context(monitor(placement.devices))
         log = SessionLog(outputs, config.log.every_env_steps, progress, read_monitor, meta)
+
+        # Evaluator.
         evaluator = None
         if leader and config.evaluation.every_env_steps:
             evaluator = Evaluator(config, seed, num_actions, placement.evaluator, session_dir, say, log.evaluation)
@@ -296,9 +309,21 @@ def prepare(
             if running:
                 evaluator.start(arrays["evaluation"], evaluated)
         run = Session(
-            config, session_dir, seed, game_seed, placement, progress, groups, learner, arrays["key"], log,
-            checkpoints if leader else None, evaluator, evaluated, stop_requested,
-        )  # fmt: skip
+            config=config,
+            session_dir=session_dir,
+            seed=seed,
+            game_seed=game_seed,
+            placement=placement,
+            progress=progress,
+            groups=groups,
+            learner=learner,
+            key=arrays["key"],
+            log=log,
+            checkpoints=checkpoints if leader else None,
+            evaluator=evaluator,
+            evaluated=evaluated,
+            stop_requested=stop_requested,
+        )
         say(f"device: {run.device_text()}")
         if restored:
             say(resume_text(meta, run.meta()))
@@ -324,7 +349,7 @@ def start_games(
             for group in itertools.chain(*groups):
                 group.resume(split(games, group.first_env, group.pool.num_envs))
             return groups, restored.meta["game_seed"]
-        except Exception as error:  # a hostile item can raise any; no action of it reaches the emulator unchecked
+        except Exception as error:  # a damaged or hostile item may raise any type; the pool checks every action
             problem = reason(error)
             for group in itertools.chain(*groups):
                 group.pool.close()

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cli.say(line)
     from jaxrl_atari.suite.trial import run_training  # after the settings, which must come before JAX starts
 
-    run_training(options.options, options.directory)
+    run_training(options.full_config, options.directory)
 
 
 if __name__ == "__main__":

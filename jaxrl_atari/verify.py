@@ -25,7 +25,7 @@ from jaxrl_atari import __version__, cli
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EpisodeCounter, make_pool
 from jaxrl_atari.envs.replay import play_again
-from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.errors import Limits, UserError, check_fields, reason
 from jaxrl_atari.runs.actions import segments
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.progress import EpisodeStatistics
@@ -50,7 +50,7 @@ class Options:
     """Play only games from this env step on."""
     end: Annotated[int | None, tyro.conf.arg(name="to")] = None
     """Play only games up to this env step. None: to the end."""
-    sample: int | None = None
+    sample: Annotated[int | None, Limits(1)] = None
     """Play only so many random pieces of the games, which takes seconds. None: all of them."""
 
 
@@ -77,7 +77,10 @@ def read_log(session_dir: Path) -> Log:
         UserError: there is none, or `env.num_envs` was changed by a resume.
         Differs: a segment is missing or damaged.
     """
-    parts, frame_crc, ends, reached = [], {}, [], 0
+    parts = []
+    frame_crc = {}
+    ends = []
+    reached = 0
     for first, _, path in segments(session_dir):
         if first != reached:
             raise Differs(f"{path}: the segment with steps {reached} to {first} before it is missing")
@@ -109,7 +112,8 @@ class Piece(NamedTuple):
 
 def pieces(log: Log) -> list[Piece]:
     """The games of a session, cut at their anchors, the longest pieces first."""
-    anchors, found = sorted((env, step, seed) for step, env, seed in log.anchors.tolist()), []
+    anchors = sorted((env, step, seed) for step, env, seed in log.anchors.tolist())
+    found = []
     for (env, step, seed), (next_env, next_step, _) in itertools.pairwise([*anchors, (-1, 0, 0)]):
         end = next_step if next_env == env else len(log.actions)
         if end > step:
@@ -123,7 +127,8 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
     Raises:
         Differs: a game has another return or length, or a frame at the end of a segment is another one.
     """
-    env, played = config.env, set()
+    env = config.env
+    played = set()
     pool = make_pool("ale", env.game_name, len(batch), seed=0, num_threads=env.num_threads, rules=env.rules)
     counter = EpisodeCounter(len(batch))
     try:
@@ -131,7 +136,8 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
         for left, step in play_again(pool, np.array([piece.seed for piece in batch]), actions):
             reached = [piece.end - n for piece, n in zip(batch, left.tolist(), strict=True)]
             for game in counter.count(step):
-                piece, at = batch[game.env], reached[game.env]
+                piece = batch[game.env]
+                at = reached[game.env]
                 if at > piece.start:  # else it has not started
                     played.add((at - 1, piece.env, game.episode_return, game.length))
             for piece, at, frame in zip(batch, reached, step.frame, strict=True):
@@ -158,11 +164,15 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
     Returns:
         The rows recomputed, all rows, and the env steps at the end of the log. Later rows are beyond it.
 
+    A column that the file lacks, as in one of an older version, is not checked.
+
     Raises:
         Differs: a row has another number of env steps or games, or another `return_mean`, `return_ma` or length; the
             log ends before the newest checkpoint.
     """
-    statistics, start, env_steps = EpisodeStatistics(), 0, 0
+    statistics = EpisodeStatistics()
+    start = 0
+    env_steps = 0
     expected: dict[int, dict[str, float]] = {}  # env steps at the end of each update -> the row
     # The step after the end of a game is an auto-reset step, which does not count; where a resume started new games
     # just then, there is none.
@@ -193,7 +203,8 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> str:
     """Verifies a session, writes verified.json if all was played, and returns a line on the result."""
     log = read_log(session_dir)
     rows, all_rows, env_steps = check_rows(session_dir, log)
-    envs, found = log.actions.shape[1], pieces(log)
+    envs = log.actions.shape[1]
+    found = pieces(log)
     last = len(log.actions) if options.end is None else options.end // envs
     chosen = [piece for piece in found if piece.end > options.start // envs and piece.start < last]
     if options.sample is not None:
@@ -215,6 +226,7 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.verify")
+    check_fields(options, "--")
     config = read_config(options.run_dir)
     chosen = [path for path in session_dirs(options.run_dir) if options.sessions in ("all", session_number(path))]
     if not chosen:

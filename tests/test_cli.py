@@ -200,7 +200,7 @@ def test_help_shows_options_with_defaults_and_descriptions(capsys, monkeypatch):
 
 def test_the_rules_of_the_protocol_are_options():
     line = "--env.life-loss-terminal false --env.clip-rewards True --env.sticky-actions 0.1 --env.noop-max None"
-    env = train.parse_options(line.split()).options.env
+    env = train.parse_options(line.split()).full_config.env
     assert (env.life_loss_terminal, env.clip_rewards, env.sticky_actions, env.noop_max) == (False, True, 0.1, None)
 
 
@@ -208,15 +208,15 @@ def test_run_dir_starts_a_run_or_continues_the_one_it_holds(tmp_path, capsys, mo
     monkeypatch.chdir(ROOT)
     line = [*QBERT, "--run-dir", str(tmp_path / "run"), "--sessions", "2"]
     options = train.parse_options(line)
-    config, run_dir = options.options, options.directory
+    config, run_dir = options.full_config, options.directory
     assert (config.name, config.sessions, run_dir) == ("qbert", 2, tmp_path / "run")
     assert not run_dir.exists()
     saved = replace(config, ppo=PPOConfig(gamma=0.5))
     write_json(make_run_dir(config, run_dir) / "config.json", describe(saved))
     again = train.parse_options(line)
-    assert (again.options, again.directory) == (saved, run_dir)
+    assert (again.full_config, again.directory) == (saved, run_dir)
     assert f"differs from {run_dir}, which keeps its own values: sessions 1 -> 2, ppo.gamma" in capsys.readouterr().out
-    assert train.parse_options(["--resume", str(run_dir), "--ppo.gamma", "0.9"]).options.ppo.gamma == 0.9
+    assert train.parse_options(["--resume", str(run_dir), "--ppo.gamma", "0.9"]).full_config.ppo.gamma == 0.9
 
 
 # --- Config files ----------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_a_config_file_may_import_its_neighbour_from_any_folder(tmp_path, monkey
         "def get_config(): return Config(seed=Mine().seed)\n"
     )
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert train.parse_options(["--config", "~/config.py"]).options.seed == 7
+    assert train.parse_options(["--config", "~/config.py"]).full_config.seed == 7
 
 
 @pytest.mark.parametrize(

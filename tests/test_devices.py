@@ -8,7 +8,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.choice import check_devices, place_session, rotate
+from jaxrl_atari.hardware.choice import choose_devices, rotate, session_gpus
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import memory_fraction
 
@@ -177,7 +177,7 @@ def test_rotate(visible, per_session, offset, expected):
 
 def places(**devices):
     config = Config(sessions=4, env=EnvConfig(), devices=DevicesConfig(**devices))
-    return [place_session(config, session)[0] for session in range(4)]
+    return [session_gpus(config, session)[0] for session in range(4)]
 
 
 def test_sessions_cycle_through_the_gpus(monkeypatch):
@@ -217,7 +217,7 @@ def test_impossible_places_are_rejected(monkeypatch):
     ],
 )
 def test_the_gpus_that_a_config_uses(options, learner, actor, evaluator, machine):
-    assert check_devices(DevicesConfig(**options))[2:5] == (learner, actor, evaluator)
+    assert choose_devices(DevicesConfig(**options))[2:5] == (learner, actor, evaluator)
     assert ("nvmlInit" in machine.calls) == (options.get("gpu") is not False)
 
 

@@ -1,10 +1,13 @@
 """Atomic writes, locks, unused names, and the git revision of a run."""
 
+import errno
 import multiprocessing
+import os
 import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -52,9 +55,34 @@ def test_a_directory_has_one_writer_at_a_time(tmp_path):
         pass
 
 
-def test_a_package_inside_another_repository_has_not_its_revision(tmp_path):
+def test_a_file_system_without_fsync_is_written_to(tmp_path, monkeypatch):
+    def fsync(descriptor):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_file(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "new"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_the_lock_of_another_user_holds():
+    code = (
+        "import os, pathlib, sys; from jaxrl_atari.runs.files import only_writer; os.setuid(54_321);"
+        "exec('with only_writer(pathlib.Path(sys.argv[1])): print(1)')"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        with only_writer(Path(folder)):
+            refused = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
+        assert "another process is training" in refused.stderr
+        assert subprocess.check_output([sys.executable, "-c", code, folder]) == b"1\n"
+
+
+@pytest.mark.parametrize("variables", [{}, {"GIT_DIR": "../.git"}])
+def test_a_package_inside_another_repository_has_not_its_revision(variables, tmp_path):
     commit = "git init -q && git -c user.name=a -c user.email=b commit -q --allow-empty -m theirs"
     subprocess.run(commit, shell=True, cwd=tmp_path, check=True)
     shutil.copytree(Path(jaxrl_atari.__file__).parent, tmp_path / "venv" / "jaxrl_atari")
     code = "from jaxrl_atari.runs.run_dir import *; print(surroundings(Config())['git_revision'])"
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path / "venv") == b"None\n"
+    environment = os.environ | variables
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path / "venv", env=environment) == b"None\n"

@@ -109,7 +109,7 @@ def test_a_push_of_the_latest_checkpoints_can_be_resumed_everywhere(server, run_
         assert load_policy(back, "latest", session=session).env_steps > BUDGET + 512
     shutil.rmtree(run_dir / "session_0" / "checkpoints")
     for chosen in ("latest", before[1]):
-        assert checkpoints(hub.collect(run_dir, "user/x", chosen)) == {f"session_1/checkpoints/{before[1]}"}
+        assert checkpoints(hub.repository_files(run_dir, "user/x", chosen)) == {f"session_1/checkpoints/{before[1]}"}
 
 
 def test_a_damaged_checkpoint_is_not_pushed(run_dir):
@@ -118,12 +118,12 @@ def test_a_damaged_checkpoint_is_not_pushed(run_dir):
     largest = max(arrays.rglob("[0-9]*"), key=lambda path: path.stat().st_size)
     content = largest.read_bytes()
     largest.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
-    fails("damaged", hub.collect, run_dir, "user/x", "best")
-    fails("checkpoints/7: no such checkpoint", hub.collect, run_dir, "user/x", 7)
+    fails("damaged", hub.repository_files, run_dir, "user/x", "best")
+    fails("checkpoints/7: no such checkpoint", hub.repository_files, run_dir, "user/x", 7)
 
 
 def card(run_dir, checkpoint="best"):
-    found = library.ModelCard(hub.collect(run_dir, "user/breakout", checkpoint)["README.md"].decode())
+    found = library.ModelCard(hub.repository_files(run_dir, "user/breakout", checkpoint)["README.md"].decode())
     return found.data.to_dict(), " ".join(found.text.split())
 
 
@@ -157,7 +157,7 @@ def test_the_card_makes_the_run_findable_and_says_what_it_is(run_dir):
     write_json(run_dir / "evaluation_2.json", honest | {"checkpoint": "best"})  # later, and not to be quoted
     quoted = "at env step 1024: mean return **2.50** over 2 sessions of 32 full games. 2 sessions: 1 and 4"
     assert quoted in card(run_dir)[1]
-    assert "evaluation.json" in hub.collect(run_dir, "user/x", "best")
+    assert "evaluation.json" in hub.repository_files(run_dir, "user/x", "best")
 
 
 def test_the_card_of_another_protocol_compares_nothing(run_dir):

@@ -272,7 +272,7 @@ def test_results(tmp_path, monkeypatch):
     file = tmp_path / "small_best.py"
     expected = dataclasses.replace(set_fields(config, best), name="small_best")
     assert load_config(file, get_config=Config) == [expected]
-    chosen = train.parse_options(["--config", str(file), "--sessions", "4"]).options
+    chosen = train.parse_options(["--config", str(file), "--sessions", "4"]).full_config
     assert (chosen.sessions, chosen.ppo) == (4, expected.ppo)
 
 

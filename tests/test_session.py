@@ -27,10 +27,10 @@ from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.runs.columns import TIME_COLUMNS
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.progress import EpisodeStatistics, Progress
+from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import (
     checkpoint_steps,
     describe,
-    is_finished,
     make_run_dir,
     read_config,
     require_same_run,
@@ -114,7 +114,7 @@ def test_sps_and_shares_of_the_time(monkeypatch):
         clock.now = max(clock.now, end) + 1.0  # acting waits for the parameters
         end = clock.now + 2.0
         progress.count(300, [], 2, 16)
-        log.after_update(lambda end=end: wait_until(end), 1e-3, 0.0, (0.75, 0.25))
+        log.after_update(lambda end=end: wait_until(end), 1e-3, (0.75, 0.25))
     log.read_newest()
     log.last_point(1e-3)
     # The last point is of one rollout, and of two updates: it waits for the newest.
@@ -250,8 +250,8 @@ def test_evaluations_play_the_parameters_of_their_moment(every, played, session_
     run_session(config, session_dir, writers=[lines])
     assert len(lines.evaluations) == played
     table = read_table(session_dir / "evaluations.csv")
-    assert [tuple(map(float, row.values())) for row in table] == lines.evaluations
-    step, games, mean, std = lines.evaluations[-1]
+    assert [{name: float(value) for name, value in row.items()} for row in table] == lines.evaluations
+    step, games, mean, std = lines.evaluations[-1].values()
     policy = load_policy(session_dir, step, CPU)
     seed = int(np.random.SeedSequence([config.seed, step]).generate_state(1)[0])
     result = run_evaluation(policy, 3, seed, num_envs=2)
@@ -460,7 +460,7 @@ def test_going_on_with_another_run_or_a_budget_that_is_passed_is_refused(options
 def test_whether_a_session_is_finished_is_known_without_starting_jax(trained):
     code = (
         "import sys, pathlib, small_training as t; from jax.extend import backend; from jax._src import xla_bridge;"
-        "from jaxrl_atari.runs.run_dir import is_finished; print(is_finished(t.TINY, pathlib.Path(sys.argv[1])));"
+        "from jaxrl_atari.runs.reading import is_finished; print(is_finished(t.TINY, pathlib.Path(sys.argv[1])));"
         "print(xla_bridge.backends_are_initialized())"
     )
     command = [sys.executable, "-c", code, trained]

@@ -21,7 +21,7 @@ from jaxrl_atari.report.suites import read_suite
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.run_dir import describe, read_config
 from jaxrl_atari.suite import __main__ as suite_command
-from jaxrl_atari.suite.suite import game_configs, write_results, write_suite_file
+from jaxrl_atari.suite.suite import SuitePlan, game_configs, write_results, write_suite_file
 
 TINY = Config(
     name="suite", sessions=2, total_env_steps=64, env=EnvConfig(num_envs=2, num_threads=1),
@@ -33,7 +33,7 @@ GAMES_OF_TINY = ("Pong", "Breakout", "Alien")
 
 def make_suite(directory, config=TINY, games=GAMES_OF_TINY):
     directory.mkdir()
-    write_suite_file(directory, config, games)
+    write_suite_file(directory, SuitePlan(config, games))
     return directory
 
 
@@ -80,12 +80,12 @@ def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
     options, before = suite_command.parse_options([])
     assert before is None
     assert len(options.games) == sum(bool(game.references) for game in GAMES.values()) > 50
-    configs = game_configs(options.options, ["qbert", "ms_pacman", "Pong"])
+    configs = game_configs(options.full_config, ["qbert", "ms_pacman", "Pong"])
     lambdas = {name: config.resolved_gae_lambda for name, config in configs.items()}
     assert lambdas == {"Qbert": 0.95, "MsPacman": 0.85, "Pong": 0.85}
     fixed, _ = suite_command.parse_options(["--games", "pong", "--ppo.gae-lambda", "0.9", "--sessions", "3"])
-    assert (fixed.games, fixed.options.sessions) == (["Pong"], 3)
-    assert game_configs(fixed.options, fixed.games)["Pong"].resolved_gae_lambda == 0.9
+    assert (fixed.games, fixed.full_config.sessions) == (["Pong"], 3)
+    assert game_configs(fixed.full_config, fixed.games)["Pong"].resolved_gae_lambda == 0.9
 
 
 @pytest.mark.parametrize(
@@ -112,17 +112,17 @@ def test_the_protocol_of_the_configs_game_holds_for_every_game(tmp_path):
         "def get_config(): return Config(env=EnvConfig(game='QbertNoFrameskip-v4'))\n"
     )
     options, _ = suite_command.parse_options(["--games", "Pong", "Alien", "--config", str(path)])
-    configs = game_configs(options.options, options.games).values()
+    configs = game_configs(options.full_config, options.games).values()
     assert {config.env.resolved_protocol for config in configs} == {"classic"}
 
 
 def test_run_dir_starts_a_suite_or_goes_on_with_the_one_it_holds(tmp_path, capsys):
     line = ["--games", "Pong", "Alien", "--run-dir", str(tmp_path / "suite"), "--config", "configs/qbert.py"]
     options, before = suite_command.parse_options(line)
-    assert (options.games, options.options.name, before) == (["Pong", "Alien"], "suite", None)
-    make_suite(tmp_path / "suite", dataclasses.replace(options.options, sessions=7), options.games)
+    assert (options.games, options.full_config.name, before) == (["Pong", "Alien"], "suite", None)
+    make_suite(tmp_path / "suite", dataclasses.replace(options.full_config, sessions=7), options.games)
     options, before = suite_command.parse_options(line)
-    assert (options.options.sessions, before.games) == (7, ["Pong", "Alien"])
+    assert (options.full_config.sessions, before.games) == (7, ["Pong", "Alien"])
     assert (
         f"configs/qbert.py differs from {tmp_path / 'suite'}, which keeps its own values: sessions 1 -> 7"
         in capsys.readouterr().out
@@ -320,8 +320,8 @@ def test_only_the_suites_own_complete_games_count(tmp_path):
     add_games(suite_dir, {"Breakout": [0.5, 1.0]})  # no game of this suite
     add_session(suite_dir, "Qbert", 0, [1.0])  # one session of two
     assert list(read_suite(suite_dir).scores()) == ["Pong"]
-    write_suite_file(suite_dir, dataclasses.replace(TINY, sessions=1), ["Pong", "Qbert"])  # was resumed with one
+    write_suite_file(suite_dir, SuitePlan(dataclasses.replace(TINY, sessions=1), ["Pong", "Qbert"]))  # resumed with one
     assert {game: len(scores) for game, scores in read_suite(suite_dir).scores().items()} == {"Pong": 1, "Qbert": 1}
-    write_suite_file(suite_dir, dataclasses.replace(TINY, total_env_steps=640), ["Pong"])  # trained longer
+    write_suite_file(suite_dir, SuitePlan(dataclasses.replace(TINY, total_env_steps=640), ["Pong"]))  # trained longer
     assert not read_suite(suite_dir).scores()
     assert results(suite_dir)[2]["Pong"]["status"] == "not complete"

@@ -71,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options, _ = parse(Options, arguments)
     check_fields(options, "--")
-    config, parts = options.options, options.parts.split(",")
+    config = options.full_config
+    parts = options.parts.split(",")
     known = f"some of {Options.parts}, with commas between them"
     require({*parts} <= PARTS.keys(), "--parts", options.parts, known)
     if options.json:

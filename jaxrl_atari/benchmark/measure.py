@@ -51,7 +51,7 @@ class Training(NamedTuple):
 def open_training(config: Config) -> Iterator[Training]:
     """Training in a temporary folder, which ends with the block; starts JAX's back end.
 
-    It comes after two iterations: from then on, nothing is compiled any more.
+    It is handed over after two iterations, when everything is compiled.
     """
     cli.say("compiling")
     log = dataclasses.replace(config.log, every_env_steps=1, graphs=False, wandb=False)
@@ -71,8 +71,10 @@ def open_training(config: Config) -> Iterator[Training]:
 
 
 def rate(work: Callable[[], float], seconds: float) -> float:
-    """What `work` returns, the amount that it has done, summed over calls for some seconds and divided by the time."""
-    amount, start, passed = 0.0, time.perf_counter(), 0.0
+    """Amount of work per second. Calls `work`, which returns the amount done, for at least `seconds`."""
+    amount = 0.0
+    start = time.perf_counter()
+    passed = 0.0
     while passed < seconds:
         amount += work()
         passed = time.perf_counter() - start
@@ -84,7 +86,8 @@ def end_to_end(training: Training, seconds: float) -> dict[str, float]:
 
     One update is under way when the clock starts and when it stops.
     """
-    progress, log_points = training.run.progress, []
+    progress = training.run.progress
+    log_points = []
 
     def iterate() -> int:
         before = progress.env_steps
@@ -101,7 +104,8 @@ def end_to_end(training: Training, seconds: float) -> dict[str, float]:
 def env(training: Training, seconds: float) -> dict[str, float]:
     """Env steps a second of the emulators alone, with random actions: the limit on this machine."""
     training.wait()
-    config, groups = training.run.config.env, list(itertools.chain(*training.run.groups))
+    config = training.run.config.env
+    groups = list(itertools.chain(*training.run.groups))
     pool = make_pool(
         config.backend, config.game_name, config.num_envs, seed=0,
         num_threads=config.num_threads * len(groups), rules=config.rules,
@@ -127,8 +131,10 @@ def acting(training: Training, seconds: float) -> dict[str, float]:
 def update(training: Training, seconds: float) -> dict[str, float]:
     """Samples a second of updates on one rollout, T x B x epochs in each."""
     training.wait()
-    learner, config = training.run.learner, training.run.config
-    rollouts, key = training.collect().rollouts, training.run.keys(0)[1]
+    learner = training.run.learner
+    config = training.run.config
+    rollouts = training.collect().rollouts
+    key = training.run.keys(0)[1]
     options = current_options(config, config.total_env_steps)  # the annealed learning rate is 0: nothing is learned
 
     def learn() -> int:

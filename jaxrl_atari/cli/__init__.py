@@ -70,11 +70,14 @@ def run(main: Callable[[], object]) -> NoReturn:
         status = 1
     except Exception as error:
         known = correctable(error)
-        if not _interrupted and known is None:
+        if _interrupted:  # an extension module that is interrupted while it is imported raises an error of its own
+            say("interrupted", sys.stderr)
+            status = INTERRUPTED
+        elif known is None:
             raise
-        # An extension module that is interrupted while it is imported raises an error of its own.
-        say("interrupted" if _interrupted else f"error: {known}", sys.stderr)
-        status = known.exit_status if known and not _interrupted else INTERRUPTED
+        else:
+            say(f"error: {known}", sys.stderr)
+            status = known.exit_status
     sys.exit(status)
 
 
@@ -133,7 +136,7 @@ class StopRequest:
     Args:
         label: stands before the line, such as `session 0`.
         quick: False for a process that others would wait for: it does not end before its first update.
-        answer: the line.
+        answer: the line that answers the first signal.
     """
 
     def __init__(
@@ -142,7 +145,9 @@ class StopRequest:
         quick: bool = True,
         answer: str = "stopping after this update, with a last checkpoint",
     ):
-        self._label, self._quick, self._answer = f"{label}  " if label else "", quick, answer
+        self._label = f"{label}  " if label else ""
+        self._quick = quick
+        self._answer = answer
         self._requested = False
         self._before: dict[int, Any] = {}
         self.training = False  # set it once an update is finished

@@ -28,7 +28,7 @@ class FromConfig:
 
     config: Path | None = None
     """Config file, such as configs/qbert.py. None: the published PPO-Atari spec."""
-    options: AllOptions = dataclasses.field(default_factory=Config)
+    full_config: AllOptions = dataclasses.field(default_factory=Config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,21 +56,23 @@ def parse(
     load: Callable[[Path | None], Sequence[Any]] = lambda path: load_config(path, get_config=Config),
     holds: Callable[[Path], bool] = lambda directory: False,
     read: Callable[[Path], Sequence[Any]] = lambda directory: (),
+    own: Sequence[str] = (),
 ) -> tuple[Options, Options]:
     """Parses a command line in two steps: where it starts from, which gives the defaults, then all options.
 
     Args:
         options: a dataclass; its docstring is the description in `--help`.
-        load: path of the config file -> the default of `options` and of the first ones that the command adds.
+        load: path of the config file -> the config and, in their order, the defaults of `own`.
         holds: whether a directory holds what the command can go on with.
-        read: such a directory -> the defaults that it keeps, likewise.
+        read: such a directory -> what it keeps, likewise.
+        own: fields of the command whose defaults `load` and `read` may give after the config.
 
     Returns:
         All options, and their defaults.
 
     Raises:
         UserError: `resume` beside `config` or `run_dir`; a file or directory cannot be used.
-        SystemExit: after `--help`, or after tyro has printed an error.
+        SystemExit: after `--help`, or after tyro or argparse has printed an error.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for path in ("config", "resume", "run_dir"):
@@ -79,13 +81,14 @@ def parse(
     start, _ = first.parse_known_args(arguments)
     if start.resume and (start.config or start.run_dir):
         raise UserError("--resume: the directory has its config already; leave --config and --run-dir out")
-    values, directory = load(start.config), start.resume or start.run_dir
+    values = load(start.config)
+    directory = start.resume or start.run_dir
     if directory and (start.resume or holds(directory)):
-        (wanted, *_), values = values, read(directory)
+        wanted = values[0]
+        values = read(directory)
         if start.config:
             say_changes(f"{start.config} differs from {directory}, which keeps its own values", wanted, values[0])
-    own = [field.name for field in dataclasses.fields(options)[len(dataclasses.fields(FromDirectory)) :]]
-    default = options(**dict(zip(("options", *own), values, strict=False)))
+    default = options(**dict(zip(("full_config", *own), values, strict=False)))
     spec = sys.modules[options.__module__].__spec__
     command = spec.name.removesuffix(".__main__") if spec else options.__module__
     return tyro.cli(options, args=arguments, default=default, prog=f"python -m {command}"), default

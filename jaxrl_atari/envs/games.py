@@ -77,7 +77,8 @@ def _rows(table: str) -> dict[str, dict[str, str]]:
 
 
 def _read_games(protocol: str) -> dict[str, Game]:
-    classic, games = _rows("classic_scores.csv"), {}
+    classic = _rows("classic_scores.csv")
+    games = {}
     for name, row in _rows("atari_games.csv").items():
         row |= classic.get(name, {})
 
@@ -112,7 +113,7 @@ def _letters(name: str) -> str:
 
 _NAME_OF = {_letters(name): name for name in GAMES}
 TWO_PLAYER_GAMES = ("combat", "joust", "mazecraze", "warlords")
-"""What nobody can play alone; they are not in the table."""
+"""Games that need two players; they are not in the table."""
 
 _SPELLINGS: dict[str, Literal["v5", "classic"] | None] = {
     r"ale/(.*)-v5": "v5",

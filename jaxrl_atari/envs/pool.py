@@ -125,7 +125,8 @@ class EnvPool:
             The step with the first frames of the new games.
         """
         raw = self._reseed(envs, seeds)
-        self.lives, self._ended = raw.lives, self._ended & ~envs
+        self.lives = raw.lives
+        self._ended = self._ended & ~envs
         return step._replace(frame=raw.frame, first=step.first | envs)
 
     def step(self, actions: np.ndarray) -> EnvStep:

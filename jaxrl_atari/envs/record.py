@@ -49,9 +49,12 @@ class GameRecord:
     """
 
     def __init__(self, game_seed: int, seeds: Sequence[int], first_env: int, anchor_steps: int, first_step: int = 0):
-        self._game_seed, self._first_env, self._interval = game_seed, first_env, anchor_steps
+        self._game_seed = game_seed
+        self._first_env = first_env
+        self._interval = anchor_steps
         self._steps = self._taken = first_step
-        self._anchor_step, self._anchor_seed = np.full(len(seeds), first_step), np.array(seeds, np.int64)
+        self._anchor_step = np.full(len(seeds), first_step)
+        self._anchor_seed = np.array(seeds, np.int64)
         self._actions: list[np.ndarray] = []  # of the newest steps
         self._new_anchors = [(first_step, first_env + i, seed) for i, seed in enumerate(seeds)]
 
@@ -78,8 +81,11 @@ class GameRecord:
         crc = np.array([zlib.crc32(each.tobytes()) for each in frame], np.uint32)
         new_anchors = np.array(self._new_anchors, np.int64).reshape(-1, 3)
         segment = Segment(self._taken, self._newest(self._steps - self._taken), new_anchors, crc)
-        actions, steps = self._newest(self._steps - int(self._anchor_step.min())), np.full(len(lives), self._steps)
-        self._taken, self._new_anchors, self._actions = self._steps, [], list(actions)  # nobody needs older ones
+        actions = self._newest(self._steps - int(self._anchor_step.min()))
+        steps = np.full(len(lives), self._steps)
+        self._taken = self._steps
+        self._new_anchors = []
+        self._actions = list(actions)  # older ones are no longer needed
         anchors = self._anchor_step.copy(), self._anchor_seed.copy()
         return Games(steps, *anchors, actions.T, frame, lives, in_progress), segment
 
@@ -90,8 +96,10 @@ class GameRecord:
     def restore(self, games: Games) -> None:
         """Continues the record of a checkpoint, whose segment is written already."""
         self._steps = self._taken = int(games.steps[0])
-        self._anchor_step, self._anchor_seed = games.anchor_step.copy(), games.anchor_seed.copy()
-        self._actions, self._new_anchors = list(games.actions.T), []
+        self._anchor_step = games.anchor_step.copy()
+        self._anchor_seed = games.anchor_seed.copy()
+        self._actions = list(games.actions.T)
+        self._new_anchors = []
 
 
 def join(parts: Sequence[Games]) -> Games:

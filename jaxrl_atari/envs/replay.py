@@ -34,7 +34,7 @@ def play_again(pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]) 
 
     Yields:
         After the start and after each step: the actions that each environment still has to take, int [n], and the
-        step. An environment that has not started, whose number is still beyond its own, plays something else.
+        step. An environment that has not started yet (more steps are left than it has actions) plays something else.
     """
     lengths = np.array(list(map(len, actions)))
     left = np.full(len(lengths), lengths.max())
@@ -56,10 +56,12 @@ def replay(pool: EnvPool, games: Games) -> Replayed:
     Raises:
         UserError: the games do not end as the checkpoint says: it is of another emulator or game, or damaged.
     """
-    record, pool.record = pool.record, None
+    record = pool.record
+    pool.record = None
     since = games.steps - games.anchor_step
     actions = [each[len(each) - n :] for each, n in zip(games.actions, since.tolist(), strict=True)]
-    episodes, newest = EpisodeCounter(pool.num_envs), deque(maxlen=PAST + 1)
+    episodes = EpisodeCounter(pool.num_envs)
+    newest = deque(maxlen=PAST + 1)
     steps = play_again(pool, games.anchor_seed, actions)
     for _, step in track(steps, "playing the games of the checkpoint again", since.max() + 1, transient=True):
         episodes.count(step)  # starts anew where a game does
@@ -68,9 +70,11 @@ def replay(pool: EnvPool, games: Games) -> Replayed:
     found = (step.frame, pool.lives, episodes.in_progress)
     if not all(map(np.array_equal, found, (games.frame, games.lives, games.in_progress))):
         raise UserError("the games do not end in the frames, lives and returns that the checkpoint has")
-    frames, age = np.zeros((PAST, *games.frame.shape), np.uint8), np.full(pool.num_envs, PAST, np.int32)
+    frames = np.zeros((PAST, *games.frame.shape), np.uint8)
+    age = np.full(pool.num_envs, PAST, np.int32)
     for place, each in enumerate(newest, start=PAST - len(newest)):
-        frames[place], age = each.frame, np.where(each.first, 0, np.minimum(age + 1, PAST))
+        frames[place] = each.frame
+        age = np.where(each.first, 0, np.minimum(age + 1, PAST))
     if record is not None:
         record.restore(games)
     pool.record = record

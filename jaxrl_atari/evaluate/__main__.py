@@ -68,18 +68,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(line)
     do_not_preallocate()  # beside a training run
     device, _ = pick_device(options.gpu, field="--gpu")
-    of_all = options.sessions == "all"
-    if of_all and options.session is not None:
+    every_session = options.sessions == "all"
+    if every_session and options.session is not None:
         raise UserError(f"--session {options.session}: --sessions all plays every session; leave one of the two out")
     if options.backend:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
-    numbers = range(read_config(options.run_dir).sessions) if of_all else [options.session]
+    numbers = range(read_config(options.run_dir).sessions) if every_session else [options.session]
     policies = [load_policy(options.run_dir, options.checkpoint, device, i, options.backend) for i in numbers]
     run_dir = policies[0].session_dir.absolute().parent  # also of `.`
     if not os.access(policies[0].session_dir, os.W_OK):
         raise UserError(f"{run_dir}: cannot be written to; the results go there, so copy the run elsewhere first")
     results = [_evaluate(policy, options, options.seed + i) for i, policy in enumerate(policies)]
-    if of_all:
+    if every_session:
         _summarise(run_dir, results, options)
     elif options.checkpoint == "best":
         say("note: the best checkpoint is an optimistic pick; to quote a score, use --sessions all --checkpoint latest")
@@ -89,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:
     """Plays one session's games; prints and returns the figures of evaluation_STEP.json, and records the video."""
-    env, session_dir = policy.config.env, policy.session_dir
+    env = policy.config.env
+    session_dir = policy.session_dir
     say(
         f"{session_dir}, checkpoint {options.checkpoint}: env step {policy.env_steps:,}\n"
         f"{env.game_name}, protocol {env.resolved_protocol}, {options.episodes} full games, "

@@ -38,8 +38,12 @@ class Evaluator:
         say: Callable[[str], None],
         write: Callable[[Row], object],
     ):
-        self._config, self._seed, self._device, self._dir = config, seed, device, session_dir
-        self._say, self._write = say, write
+        self._config = config
+        self._seed = seed
+        self._device = device
+        self._dir = session_dir
+        self._say = say
+        self._write = write
         self._network = make_network(config.network, num_actions, network_platform(device))
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "evaluator")
@@ -49,7 +53,8 @@ class Evaluator:
         """Starts an evaluation of `params`, which are copied first. None may be running."""
         snapshot = jax.tree.map(lambda x: x.copy(), jax.device_put(params, self._device))
         policy = Policy(self._config, self._network, snapshot, self._device, self._dir, env_steps)
-        options, seed = self._config.evaluation, np.random.SeedSequence([self._seed, env_steps]).generate_state(1)[0]
+        options = self._config.evaluation
+        seed = np.random.SeedSequence([self._seed, env_steps]).generate_state(1)[0]
         result = self._thread.submit(
             run_evaluation, policy, options.episodes, int(seed), options.greedy, options.num_envs,
             cancelled=self._closed.is_set,
@@ -70,7 +75,8 @@ class Evaluator:
             wait([running], timeout=0.2)
         if not running.done():
             return
-        self._running, at = None, f"evaluation at {policy.env_steps:,} env steps"
+        self._running = None
+        at = f"evaluation at {policy.env_steps:,} env steps"
         try:
             result = running.result()
         except Exception as error:  # training goes on

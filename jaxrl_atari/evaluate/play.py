@@ -47,7 +47,8 @@ def play(policy: Policy, pool: EnvPool, seed: int, greedy: bool) -> Iterator[tup
     with jax.default_device(policy.device):  # a GPU that trains has no part in an evaluation on the CPU
         key = jax.random.key(seed, impl="threefry2x32")
         key = jax.random.fold_in(key, 2**31 + 1)  # a session of that seed uses 0 to 2**31
-    step, actions = pool.reset(), None
+    step = pool.reset()
+    actions = None
     for number in itertools.count():
         yield step, actions
         with jax.default_device(policy.device):
@@ -89,7 +90,9 @@ def run_evaluation(
         logging.getLogger(__name__).warning(note, env.game_name)
     quota = np.bincount(np.arange(episodes) % num_envs)  # of each environment
     pool = make_pool(env.backend, env.game_name, len(quota), seed=seed, num_threads=env.num_threads, rules=env.rules)
-    counter, games, news_at = EpisodeCounter(len(quota)), [], time.monotonic() + SECONDS_BETWEEN_NEWS
+    counter = EpisodeCounter(len(quota))
+    games = []
+    news_at = time.monotonic() + SECONDS_BETWEEN_NEWS
     for step, _ in play(policy, pool, seed, greedy):
         if cancelled():
             raise CancelledError
@@ -125,12 +128,14 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     """
     import imageio_ffmpeg
 
-    path, env = Path(path).expanduser().absolute(), policy.config.env  # to ffmpeg, a relative a:b is a protocol
+    path = Path(path).expanduser().absolute()  # to ffmpeg, a relative a:b is a protocol
+    env = policy.config.env
     pool, screens = (
         AlePool(env.game_name, env_seeds(seed, 1), env.num_threads, env.rules, colour=colour)
         for colour in (False, True)
     )
-    counter, games = EpisodeCounter(1), []
+    counter = EpisodeCounter(1)
+    games = []
     height, width, _ = SCREEN_SHAPE
     # 4:2:0 colours are what browsers play; with the index in front they start before all is loaded.
     options = (

@@ -121,7 +121,7 @@ def load_policy(
         for error in damaged.values():
             _log.warning("%s; the one at env step %s is used", error, step)
     else:
-        step = checkpoints.best_step() or 0 if checkpoint == "best" else checkpoint
+        step = (checkpoints.best_step() or 0) if checkpoint == "best" else checkpoint
         meta = checkpoints.read_meta(step)
         arrays = checkpoints.restore(step, target(meta), part=part)
     config = config_from_dict(meta["config"])

@@ -80,7 +80,9 @@ def apply(params: Any, blocks: jax.Array, dtype: Any, chunk: int) -> tuple[jax.A
         logits float32 `[N, A]` and value float32 `[N]`.
     """
     features = _torso_in_chunks(params, blocks, dtype, chunk).astype(dtype)
-    dense, policy, value = params["dense"], params["policy"], params["value"]
+    dense = params["dense"]
+    policy = params["policy"]
+    value = params["value"]
     hidden = _dense(features, dense["kernel"]) + dense["bias"].astype(dtype)
     hidden = nn.relu(hidden).astype(jnp.float32)
     head = partial(jnp.matmul, hidden, precision="highest")  # on a GPU, float32 and not TF32
@@ -150,7 +152,8 @@ def _offsets(size: int) -> list[tuple[int, int]]:
 def _patches(x: jax.Array, size: int) -> jax.Array:
     """Every window of `[N, H, W, C]` as a row: `[N * (H-size+1) * (W-size+1), size * size * C]`."""
     _, height, width, channels = x.shape
-    h, v = height - size + 1, width - size + 1
+    h = height - size + 1
+    v = width - size + 1
     windows = [_as_uint16(x)[:, i : i + h, j : j + v] for i, j in _offsets(size)]
     return _as_bfloat16(jnp.stack(windows, axis=-2).reshape(-1, size * size * channels))
 
@@ -181,7 +184,8 @@ def _layer_backward(
     dx = _product(g.reshape(-1, outputs), w_transposed).reshape(n, h, v, size * size, -1)
     # Each input was read at every place of the window: shift the gradients back and add them.
     pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in _offsets(size)]
-    return functools.reduce(jnp.add, [jnp.pad(dx[..., place, :], pad) for place, pad in enumerate(pads)]), dw, db
+    shifted = [jnp.pad(dx[..., place, :], pad) for place, pad in enumerate(pads)]
+    return functools.reduce(jnp.add, shifted), dw, db
 
 
 # --- Layer 1 ---------------------------------------------------------------------------------------------------------
@@ -243,7 +247,9 @@ def _torso_forward(dtype: Any, loop: bool, blocks: jax.Array, *weights: jax.Arra
     out1 = _first_layer(blocks, w1, b1, dtype)
     out2 = _layer(out1, w2, b2, 2)
     out3 = _layer(out2, w3, b3, 3)
-    parts1, saved2, saved3 = jnp.array_split(_as_uint16(out1), 2 if loop else 1), _as_uint16(out2), _as_uint16(out3)
+    parts1 = jnp.array_split(_as_uint16(out1), 2 if loop else 1)
+    saved2 = _as_uint16(out2)
+    saved3 = _as_uint16(out3)
     return out3.reshape(-1, 3136).astype(jnp.float32), (blocks, w2, w3, parts1, saved2, saved3)
 
 

@@ -1,6 +1,7 @@
 """The form and the arithmetic of a network that suit a kind of device.
 
-Where CPUs alone learn and act, `fast/cpu_conv.py` computes `nature`. Everywhere else the modules of `networks.py` do.
+Where CPUs alone learn and act, or with `network.conv = "matmul"`, `fast/cpu_conv.py` computes `nature`, unless its text
+was edited. Everywhere else the modules of `networks.py` do.
 """
 
 import hashlib
@@ -67,7 +68,10 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
 
 @cache
 def _cpu_conv_computes(network: Any) -> bool:
-    """Whether `cpu_conv` was written for this text of a module. Otherwise an edit of it would do nothing on a CPU."""
+    """Whether `cpu_conv` was written for this text of a module. Otherwise an edit of it would do nothing on a CPU.
+
+    The text is compared, not outputs: an edit may change gradients alone, as a `stop_gradient` does.
+    """
     text = "".join(map(inspect.getsource, (network, heads, dense, bias_in_float32)))
     digest = hashlib.sha256(text.encode()).hexdigest()
     if digest != cpu_conv.MODULE:

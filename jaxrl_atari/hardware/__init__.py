@@ -1,1 +1,1 @@
-"""CPU, GPUs and drivers, monitoring, memory estimates, settings of the process."""
+"""CPU, GPUs and drivers, their choice, monitoring, memory, several processes, settings of the process."""

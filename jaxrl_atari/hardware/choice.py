@@ -15,7 +15,7 @@ import jax
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.gpus import Gpu, Visible, visible
+from jaxrl_atari.hardware.gpus import Gpu, Visible, forbid_gpu, visible
 from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction
 from jaxrl_atari.hardware.runtime import jax_config, use_deterministic_kernels
 
@@ -43,14 +43,14 @@ def choose_gpu(option: Any, shown: Visible, field: str) -> int | None:
     return index
 
 
-def take_learners(devices: DevicesConfig, available: Sequence[Any], kind: str) -> tuple[Any, ...]:
+def first_devices(devices: DevicesConfig, available: Sequence[Any], kind: str) -> tuple[Any, ...]:
     """The first `devices.data_parallel` of the available devices. Raises `ConfigError` if there are fewer."""
     count = len(available) if devices.data_parallel == "all" else devices.data_parallel
     require(count <= len(available), "devices.data_parallel", count, f"at most {len(available)}, {kind}")
     return tuple(available[:count])
 
 
-class Use(NamedTuple):
+class DeviceChoice(NamedTuple):
     """The GPUs that a config asks for, as indices of the visible ones; of all processes, those of this one."""
 
     gpus: tuple[Gpu, ...]  # the visible ones; none with `devices.gpu = false`: NVML is not asked
@@ -61,7 +61,7 @@ class Use(NamedTuple):
     reason: str  # for the learner's device
 
 
-def check_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Use:
+def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoice:
     """The GPUs that a config asks for.
 
     Args:
@@ -72,24 +72,25 @@ def check_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Use:
     """
     reason = f"{field} = {str(devices.gpu).lower()}"
     shown = Visible((), reason) if devices.gpu is False else visible()
-    problem, everything = shown.problem, range(len(shown.gpus))
+    problem = shown.problem
+    all_indices = range(len(shown.gpus))
     first = choose_gpu(devices.gpu, shown, field)
     actor = choose_gpu(devices.actor, shown, "devices.actor")
     evaluator = choose_gpu(devices.evaluator, shown, "devices.evaluator")
     if devices.distributed:  # learners are counted over all processes
         hint = "CUDA_VISIBLE_DEVICES chooses the GPUs of each process"
         require(type(devices.gpu) is not int, field, devices.gpu, "no index with devices.distributed", hint)
-        learner = tuple(everything)
+        learner = tuple(all_indices)
     elif first is not None:
-        learner = take_learners(devices, everything[first:], f"the GPUs from {first} on")
+        learner = first_devices(devices, all_indices[first:], f"the GPUs from {first} on")
     else:
         asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
         cpus = range(max(1, jax_config.jax_num_cpu_devices, *map(int, asked)))
-        take_learners(devices, cpus, f"the CPU devices of JAX ({problem})")
+        first_devices(devices, cpus, f"the CPU devices of JAX ({problem})")
         learner = ()
     if devices.gpu == "auto" and not learner:
         reason += f", and there is no GPU: {problem}"
-    return Use(shown.gpus, problem, learner, actor, evaluator, reason)
+    return DeviceChoice(shown.gpus, problem, learner, actor, evaluator, reason)
 
 
 # --- Rotation --------------------------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ def rotate(session: int, visible: int, per_session: int = 1, offset: int = 0) ->
     return tuple((first + i) % used for i in range(per_session))
 
 
-def place_session(config: Config, session: int) -> tuple[tuple[int, ...], str]:
+def session_gpus(config: Config, session: int) -> tuple[tuple[int, ...], str]:
     """The GPUs of session `session` of a trial, shifted by CUDA_OFFSET: their indices (none: the CPU), and why.
 
     `auto` and `true` rotate; an index does not. A session whose actor or evaluator has an index of its own sees all
@@ -115,30 +116,33 @@ def place_session(config: Config, session: int) -> tuple[tuple[int, ...], str]:
     Raises:
         ConfigError: an option asks for devices that this machine does not have, or CUDA_OFFSET is invalid.
     """
-    devices, use = config.devices, check_devices(config.devices)
-    everything, offset = tuple(range(len(use.gpus))), os.environ.get("CUDA_OFFSET", "").strip() or "0"
+    devices = config.devices
+    use = choose_devices(devices)
+    all_indices = tuple(range(len(use.gpus)))
+    offset = os.environ.get("CUDA_OFFSET", "").strip() or "0"
     require(offset.isdecimal(), "CUDA_OFFSET", offset, "a whole number from 0 on")
-    if use.learner and (devices.distributed or int in map(type, (devices.actor, devices.evaluator))):
-        return everything, f"{use.reason}, which counts all"
+    sees_all = devices.distributed or int in (type(devices.actor), type(devices.evaluator))
+    if use.learner and sees_all:
+        return all_indices, f"{use.reason}; it sees all GPUs"
     if not use.learner or type(devices.gpu) is int:
         return use.learner, use.reason
-    block = rotate(session, len(everything), len(use.learner), int(offset))
-    return block, f"{len(everything)} visible, CUDA_OFFSET {offset}"
+    block = rotate(session, len(all_indices), len(use.learner), int(offset))
+    return block, f"{len(all_indices)} visible, CUDA_OFFSET {offset}"
 
 
 # --- JAX's back end --------------------------------------------------------------------------------------------------
 
 
-def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> Use:
+def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoice:
     """Limits JAX to the devices that a session uses: the other GPUs get no context and no array.
 
     Also sets the memory fraction and the flags of `devices.deterministic`. Call before JAX starts its back end;
     afterwards JAX keeps the devices that it has.
 
     Raises:
-        ConfigError: see `check_devices`; or JAX has started on a GPU with other settings.
+        ConfigError: see `choose_devices`; or JAX has started on a GPU with other settings.
     """
-    use = check_devices(devices, field)
+    use = choose_devices(devices, field)
     apply_memory_fraction(devices)
     if devices.deterministic:
         use_deterministic_kernels()
@@ -155,12 +159,6 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> Use:
         if platforms and "cpu" not in platforms:  # where the first parameters are computed
             jax_config.update("jax_platforms", f"{platforms},cpu")
     return use
-
-
-def forbid_gpu(reason: str = "this process needs none") -> None:
-    """Keeps JAX off the GPUs: no back end starts there and no memory is taken. Call before JAX starts its back end."""
-    gpus.forbidden_because = gpus.forbidden_because or reason
-    jax_config.update("jax_platforms", "cpu")
 
 
 def start_gpus() -> list[jax.Device]:

@@ -28,7 +28,8 @@ def join_processes(devices: DevicesConfig) -> None:
         UserError: the options do not say who the others are, or process 0 cannot use its port.
     """
     limit_jax(devices)
-    coordinator, count = devices.coordinator, devices.num_processes
+    coordinator = devices.coordinator
+    count = devices.num_processes
     if coordinator is not None:
         expected = "HOST:PORT of process 0"
         require(re.fullmatch(r".+:\d+", coordinator) is not None, "devices.coordinator", coordinator, expected)

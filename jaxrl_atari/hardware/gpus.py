@@ -17,7 +17,8 @@ from jaxrl_atari.hardware.runtime import jax_config, read_cpu
 
 nvml: Any = pynvml  # its annotations say less than it returns
 SIMULATED = "JAXRL_ATARI_SIMULATED_GPUS"
-forbidden_because = ""  # set by `choice.forbid_gpu`
+NVML_FAILED = "NVML failed"
+forbidden_because = ""  # set by `forbid_gpu`
 
 
 class Gpu(NamedTuple):
@@ -37,7 +38,8 @@ class Visible(NamedTuple):
 
 def visible() -> Visible:
     """The GPUs that JAX could use in this process: those that CUDA_VISIBLE_DEVICES leaves, by index or UUID."""
-    names, platforms = os.environ.get("CUDA_VISIBLE_DEVICES"), jax_config.jax_platforms
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    platforms = jax_config.jax_platforms
     real = simulated_count() is None
     if real and forbidden_because:
         return Visible((), forbidden_because)
@@ -49,7 +51,7 @@ def visible() -> Visible:
             gpus = _named(names, gpus)
     except nvml.NVMLError as error:
         missing = error.value in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        return Visible((), "there is no NVIDIA driver" if missing else f"NVML failed: {error}")
+        return Visible((), "there is no NVIDIA driver" if missing else f"{NVML_FAILED}: {error}")
     if not gpus:
         return Visible(
             (), "this machine has no GPU" if names is None else f"CUDA_VISIBLE_DEVICES={names!r} leaves none"
@@ -98,6 +100,13 @@ def _named(names: str, gpus: list[Gpu]) -> list[Gpu]:
     return chosen
 
 
+def forbid_gpu(reason: str = "this process needs none") -> None:
+    """Keeps JAX off the GPUs: no back end starts there and no memory is taken. Call before JAX starts its back end."""
+    global forbidden_because
+    forbidden_because = forbidden_because or reason
+    jax_config.update("jax_platforms", "cpu")
+
+
 def driver_version() -> str | None:
     """Version of the NVIDIA driver, None without one."""
     with contextlib.suppress(nvml.NVMLError):
@@ -110,7 +119,7 @@ def network_platform(device: jax.Device, *others: jax.Device) -> str:
     """The platform for which `make_network` makes a network: how it computes bfloat16 decides arithmetic and chunks.
 
     "amx cpu" (it has AVX512-BF16 and AMX), "bfloat16 cpu" (AVX512-BF16 alone) or "cpu"; "gpu" (it has bfloat16 units)
-    or "old gpu" (before Ampere). Of several devices that compute one network together, an old GPU decides.
+    or "old gpu" (before Ampere). If several devices compute one network together, one old GPU decides.
     """
     gpus = [each for each in (device, *others) if each.platform == "gpu"]
     if any(float(getattr(gpu, "compute_capability", 8)) < 8 for gpu in gpus):  # another process's GPU may have none

@@ -18,7 +18,7 @@ GPU_COLUMNS = {
     "gpu_power_watts": (lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000, np.sum),
     "gpu_temperature_c": (lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU), np.max),
 }
-"""Name -> how NVML reads it of one GPU, and how it is joined over several."""
+"""Name -> how NVML reads it for one GPU, and how it is joined over several."""
 
 
 def read_gpus(names: Sequence[str]) -> list[float]:
@@ -45,7 +45,9 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
     """
     used = {device.local_hardware_id for device in devices if device.platform == "gpu"}  # as CUDA counts, and NVML
     names = [gpu.name for index, gpu in enumerate(visible().gpus) if index in used] if used else []
-    process, samples, end = psutil.Process(), [], threading.Event()
+    process = psutil.Process()
+    samples = []
+    end = threading.Event()
     process.cpu_percent()  # counts from here
 
     def sample() -> None:

@@ -17,7 +17,7 @@ from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.choice import check_devices, limit_jax, start_gpus
+from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.networks import STACK, init_params
 from jaxrl_atari.ppo import KEYS, Rollout, init_train_state, update
@@ -38,9 +38,10 @@ def print_report(config: Config, with_memory: bool) -> None:
             say(f"{package.name} {package.version}")
     do_not_preallocate()  # other processes on the GPU may need the memory
     limit_jax(DevicesConfig(data_parallel="all"))
-    found, cpu = start_gpus(), jax.devices("cpu")[0]
+    found = start_gpus()
+    cpu = jax.devices("cpu")[0]
     faults = []
-    if "failed" in problem or len(found) < len(visible):
+    if gpus.NVML_FAILED in problem or len(found) < len(visible):
         faults.append(gpus.forbidden_because or f"JAX has {len(found)} of {len(visible)} GPUs")
     for device in (*found, cpu):
         result = multiply(device)
@@ -51,7 +52,7 @@ def print_report(config: Config, with_memory: bool) -> None:
             faults.append(f"{device}: matrix product {result}")
 
     def learners(devices: DevicesConfig) -> list[jax.Device]:
-        return [found[index] for index in check_devices(devices).learner] or [cpu]
+        return [found[index] for index in choose_devices(devices).learner] or [cpu]
 
     for option in ("auto", True, False, *range(len(found))):
         try:
@@ -79,14 +80,17 @@ def multiply(device: jax.Device) -> str:
 
 def memory_report(config: Config, devices: Sequence[jax.Device]) -> str:
     """The memory of each device that learns, by XLA's analysis of the update as it is compiled for the first one."""
-    num_envs, ppo, home = config.env.num_envs // len(devices), config.ppo, devices[0]
+    num_envs = config.env.num_envs // len(devices)
+    ppo = config.ppo
+    home = devices[0]
     ppo = replace(ppo, minibatch_size=ppo.minibatch_size // len(devices), gae_lambda=config.resolved_gae_lambda)
     network = make_network(config.network, ACTIONS, gpus.network_platform(home))
     frames = (ppo.rollout_length + STACK, num_envs, *network.layout.shape)
 
     def arguments(key: jax.Array) -> tuple[Any, ...]:
         number = jnp.zeros((ppo.rollout_length, num_envs))
-        whole, mark = number.astype(int), number > 0
+        whole = number.astype(int)
+        mark = number > 0
         steps = whole, whole, number, number, number, mark, mark, number
         rollout = Rollout(jnp.zeros(frames, np.uint8), *steps, bootstrap_value=number[0])
         return init_train_state(init_params(config.network, ACTIONS, key), ppo), rollout, ppo, key
@@ -95,7 +99,8 @@ def memory_report(config: Config, devices: Sequence[jax.Device]) -> str:
         program = jax.jit(partial(update, apply=network.apply), donate_argnums=0)
     found = program.lower(*jax.eval_shape(arguments, jax.random.key(0, impl=KEYS))).compile().memory_analysis()
     assert found is not None
-    held, filled = found.argument_size_in_bytes, math.prod(frames)
+    held = found.argument_size_in_bytes
+    filled = math.prod(frames)
     working = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     return f"""
 memory of a learner device, by XLA's analysis of the compiled update:

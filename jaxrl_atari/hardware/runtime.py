@@ -69,13 +69,17 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
 
 
 def require_not_started(field: str, value: Any) -> None:
-    """Raises `ConfigError` if JAX has started on a GPU: then it is too late for an option."""
+    """Raises `ConfigError` if JAX has started on a GPU: then it is too late for an option.
+
+    JAX has no public way to ask whether it has started. It refuses this setting once it has.
+    """
     count = jax_config.jax_num_cpu_devices
     try:
-        jax_config.update("jax_num_cpu_devices", count + 1)  # JAX refuses it once it has started
+        jax_config.update("jax_num_cpu_devices", count + 1)
         jax_config.update("jax_num_cpu_devices", count)
     except RuntimeError:
-        expected, hint = "to be set before JAX starts", "train in a fresh process, or leave it out"
+        expected = "to be set before JAX starts"
+        hint = "train in a fresh process, or leave it out"
         require(jax.default_backend() == "cpu", field, value, expected, hint)
 
 
@@ -95,7 +99,7 @@ def xla_threads() -> int:
 
 
 def numeric_settings() -> dict[str, Any]:
-    """What the environment sets and changes numbers: XLA's threads, and settings that are not the defaults."""
+    """Settings that change numbers and differ from their defaults, and the number of XLA's threads."""
     settings = {name: getattr(jax_config, name) for name in NUMERIC}
     settings |= {name: os.environ.get(name) for name in ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")}
     changed = {name: value for name, value in settings.items() if value != NUMERIC.get(name)}
@@ -134,7 +138,8 @@ def _cache_compiled_programs() -> list[str]:
 
     Each number of XLA's threads has a folder of its own: programs depend on it, and JAX's cache key leaves it out.
     """
-    folder, lines = jax_config.jax_compilation_cache_dir, []  # JAX_COMPILATION_CACHE_DIR
+    folder = jax_config.jax_compilation_cache_dir  # JAX_COMPILATION_CACHE_DIR
+    lines = []
     try:
         if folder is None:
             caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -175,4 +180,4 @@ def _remove_damaged_programs(folder: Path) -> list[str]:
             except Exception:  # each library has an error of its own
                 path.unlink()
                 damaged.append(path)
-    return [f"{len(damaged)} damaged programs removed from the cache; they are compiled again"] * bool(damaged)
+    return [f"{len(damaged)} damaged programs removed from the cache; they are compiled again"] if damaged else []

@@ -101,11 +101,12 @@ def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps") -> None
 
     A score so far from the data that its line would flatten them stands only in the legend.
     """
-    (low, high), has_data = axes.get_ylim(), np.isfinite(axes.dataLim.intervaly).all()
-    if not has_data:
+    low, high = axes.get_ylim()
+    if not np.isfinite(axes.dataLim.intervaly).all():
         axes.text(0.5, 0.5, "no finished game yet", transform=axes.transAxes, ha="center", color=GREY)
     finish_axes(axes, x_label, "raw return of a full game")
-    for reference, style in (*((each, "--") for each in game.references[:1]), (game.human, "-."), (game.random, ":")):
+    first = next(iter(game.references), None)
+    for reference, style in ((first, "--"), (game.human, "-."), (game.random, ":")):
         if reference is not None:
             is_far = not 2 * low - high <= reference.score <= 2 * high - low
             label = f"{reference.source}: {score_text(reference.score)}"
@@ -144,8 +145,10 @@ def _draw_mean(axes: "Axes", run: Run, column: str, x: XAxis, **line: Any) -> No
     along, unit = X_AXES[x]
     points, values = align_sessions(list(run.tables.values()), column, along)
     known = np.isfinite(values).any(axis=0)
-    points, values = points[known] / unit, values[:, known]
-    mean, std = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
+    points = points[known] / unit
+    values = values[:, known]
+    mean = np.nanmean(values, axis=0)
+    std = np.nanstd(values, axis=0)
     axes.plot(points, mean, **line)
     axes.fill_between(points, mean - std, mean + std, color=line["color"], alpha=0.15, linewidth=0)
 

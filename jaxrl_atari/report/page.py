@@ -40,11 +40,14 @@ def write_report(directory: str | Path) -> Path:
     from jinja2 import Environment, PackageLoader
 
     directory = Path(directory)
-    kind, describe = "run", _describe_run
+    kind = "run"
+    describe = _describe_run
     if is_suite(directory):
-        kind, describe = "suite", _describe_suite
+        kind = "suite"
+        describe = _describe_suite
     elif is_search(directory):
-        kind, describe = "search", _describe_search
+        kind = "search"
+        describe = _describe_search
     environment = Environment(
         loader=PackageLoader("jaxrl_atari.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -78,7 +81,8 @@ def _is_drawn(graph: Path, runs: Iterable[Run]) -> bool:
 
 def _settings(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:
     """Config, and what a description says of software and hardware: for settings.html."""
-    protocol, usual = config.env.resolved_protocol, flat(Config().to_dict())
+    protocol = config.env.resolved_protocol
+    usual = flat(Config().to_dict())
     software = {name: description.get(name) for name in ("python", "versions", "git_revision", "hardware")}
     return {
         "config": config,
@@ -110,7 +114,9 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
 
 def _describe_suite(suite_dir: Path) -> dict[str, Any]:
     suite = read_suite(suite_dir)
-    links, graphs, written = _write_runs(suite_dir, suite.runs), suite_dir / "graphs", suite_dir / "results.json"
+    links = _write_runs(suite_dir, suite.runs)
+    graphs = suite_dir / "graphs"
+    written = suite_dir / "results.json"
     found = results(suite, read_json(written)["failures"] if written.is_file() else {})
     if suite.runs and not _is_drawn(graphs / "comparison.svg", suite.runs.values()):
         plot_comparison([*suite.runs.items()], graphs)
@@ -126,7 +132,8 @@ def _describe_suite(suite_dir: Path) -> dict[str, Any]:
 
 
 def _describe_search(search_dir: Path) -> dict[str, Any]:
-    config, description = read_config(search_dir, SEARCH_FILE), read_json(search_dir / SEARCH_FILE)
+    config = read_config(search_dir, SEARCH_FILE)
+    description = read_json(search_dir / SEARCH_FILE)
     table = search_dir / "trials.csv"
     trials = list(csv.reader(table.read_text(encoding="utf-8").splitlines())) if table.is_file() else []
     return _settings(config, description) | {

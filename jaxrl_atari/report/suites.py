@@ -56,8 +56,10 @@ class Suite(NamedTuple):
 
 def read_suite(suite_dir: Path) -> Suite:
     """Reads a suite. Raises `UserError`: it is not a suite directory, or its suite.json cannot be used."""
-    config, description = read_config(suite_dir, SUITE_FILE), read_json(suite_dir / SUITE_FILE)
-    games, runs = [game for game in description["games"] if game in GAMES], {}
+    config = read_config(suite_dir, SUITE_FILE)
+    description = read_json(suite_dir / SUITE_FILE)
+    games = [game for game in description["games"] if game in GAMES]
+    runs = {}
     for game in games:
         with contextlib.suppress(UserError):  # no log point yet
             runs[game] = read_run(suite_dir / game, config.sessions)
@@ -136,7 +138,8 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
 
 def results(suite: Suite, failures: Mapping[str, str]) -> dict[str, Any]:
     """The content of results.json: the table of games, raw scores, and their aggregates; see `game_rows`."""
-    protocol, scores = suite.config.env.resolved_protocol, suite.scores()
+    protocol = suite.config.env.resolved_protocol
+    scores = suite.scores()
     return {
         "protocol": protocol,
         "games": game_rows(suite, failures),

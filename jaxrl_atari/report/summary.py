@@ -85,7 +85,8 @@ def trial_summary(run: Run) -> dict[str, Any]:
     `complete` tells whether every session has spent its budget, `return_ma` how the score is defined, and
     `comparison_note` why there are no scores to compare with.
     """
-    config, game = run.config, run.game
+    config = run.config
+    game = run.game
     sessions: list[dict[str, Any]] = [
         {"session": path.name, "seed": config.seed + session_number(path), **session_figures(table, game)}
         for path, table in run.tables.items()
@@ -93,7 +94,8 @@ def trial_summary(run: Run) -> dict[str, Any]:
     known = {name: [each[name] for each in sessions if each[name] is not None] for name in SESSION_FIGURES}
     means = {name: float(np.mean(values)) if values else None for name, values in known.items()}
     stds = {name: float(np.std(values)) if len(values) > 1 else None for name, values in known.items()}
-    score, scores = means["final_return_ma"], known["final_return_ma"]
+    score = means["final_return_ma"]
+    scores = known["final_return_ma"]
     if len(known["strength"]) == len(sessions) > 1:
         _, returns = align_sessions(list(run.tables.values()), "return_mean")
         shared = returns[:, np.isfinite(returns).all(axis=0)]
@@ -141,7 +143,7 @@ def score_text(value: float | None) -> str:
 
 
 def interval_text(scores: Sequence[float]) -> str:
-    """How far the mean of the sessions' scores of one game can be trusted: nothing for one session, both of two."""
+    """The interval of the mean score; with two sessions, both scores; with one, nothing."""
     if (interval := score_interval(scores)) is not None:
         return f"{CONFIDENCE:.0%} interval {score_text(interval[0])} to {score_text(interval[1])}"
     return f"2 sessions: {score_text(scores[0])} and {score_text(scores[1])}" if len(scores) == 2 else ""

@@ -1,1 +1,1 @@
-"""Run directories: checkpoints, metrics, graphs, and reading them back."""
+"""Run directories: checkpoints, logs, and reading them back."""

@@ -32,7 +32,8 @@ def write_segment(session_dir: Path, parts: Sequence[Segment], games: Sequence[G
         parts: of groups of environments, in their order, with the same steps.
         games: that ended in them, with their steps in the session.
     """
-    first, steps = parts[0].first_step, len(parts[0].actions)
+    first = parts[0].first_step
+    steps = len(parts[0].actions)
     if steps == 0:  # since the checkpoint before
         return
     content = io.BytesIO()

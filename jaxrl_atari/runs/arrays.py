@@ -38,7 +38,7 @@ def to_host(arrays: Any) -> Any:
 def read_arrays(directory: Path, tree: Any, part: str) -> dict[str, np.ndarray]:
     """Path -> array, of the leaves of a saved tree whose path begins with `part`; they are read one after another.
 
-    Of several at once, when one cannot be read, orbax closes its event loop, and a traceback is printed for each other.
+    Read together, one unreadable array makes orbax close its event loop and print a traceback for each of the others.
     """
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=this_process())
     saved: Any = directory.absolute()
@@ -46,8 +46,10 @@ def read_arrays(directory: Path, tree: Any, part: str) -> dict[str, np.ndarray]:
     values: dict[str, np.ndarray] = {}
     for index, name in enumerate(_by_path(tree)):
         if name.startswith(part):
-            only = structure.unflatten([0 if place == index else ocp.PLACEHOLDER for place in range(len(leaves))])
-            values[name] = _by_path(handler.restore(saved, args=ocp.args.PyTreeRestore(only)))[name]
+            wanted: list[Any] = [ocp.PLACEHOLDER] * len(leaves)
+            wanted[index] = 0
+            restored = handler.restore(saved, args=ocp.args.PyTreeRestore(structure.unflatten(wanted)))
+            values[name] = _by_path(restored)[name]
     return values
 
 
@@ -78,4 +80,5 @@ def array_digests(arrays: Any) -> dict[str, str]:
 
 
 def digest(content: bytes) -> str:
+    """BLAKE2b of 64 bits, in hexadecimal."""
     return hashlib.blake2b(content, digest_size=8).hexdigest()

@@ -67,7 +67,9 @@ class Checkpoints:
     """
 
     def __init__(self, session_dir: Path, say: Callable[[str], object] = _log.warning):
-        self.session_dir, self.directory, self._say = session_dir, session_dir / "checkpoints", say
+        self.session_dir = session_dir
+        self.directory = session_dir / "checkpoints"
+        self._say = say
 
     def steps(self) -> list[int]:
         """Env steps of the complete checkpoints, in ascending order."""
@@ -119,7 +121,8 @@ class Checkpoints:
             Damaged: they cannot be read, or differ from their digests.
             UserError: as `read_meta`; the checkpoint holds other arrays than `target` (another network).
         """
-        path, meta = self.directory / str(step), self.read_meta(step)
+        path = self.directory / str(step)
+        meta = self.read_meta(step)
         saved = meta if item == "arrays" else meta["items"][item]
         for name, shape in array_shapes(target).items():
             if name.startswith(part) and saved["shapes"].get(name) != shape:
@@ -172,7 +175,7 @@ class Checkpoints:
     def resume(self, target: Callable[[dict[str, Any]], Any]) -> Restored | None:
         """Restores the newest sound checkpoint, if there is one, and sets the damaged ones aside.
 
-        Of several processes, each reads the one that the leader has chosen.
+        With several processes, each reads the checkpoint that the leader chose.
 
         Args:
             target: meta -> `target` of `restore`.
@@ -180,7 +183,8 @@ class Checkpoints:
         Raises:
             UserError: as `restore_newest`, where there are checkpoints.
         """
-        found, problem = None, ""
+        found = None
+        problem = ""
         if is_leader() and self.steps():
             try:
                 found = self.restore_newest(target, ("acting", "evaluation"))
@@ -209,7 +213,8 @@ class Checkpoints:
         Raises:
             UserError: it cannot be written, for example because the disk is full.
         """
-        path, host = self.directory / str(env_steps), {name: to_host(tree) for name, tree in items.items()}
+        path = self.directory / str(env_steps)
+        host = {name: to_host(tree) for name, tree in items.items()}
         described = {
             name: {"shapes": array_shapes(tree), "checksums": array_digests(host[name])} for name, tree in items.items()
         }
@@ -255,7 +260,7 @@ class Checkpoints:
         for step in set(self.steps()) - kept:
             path = self.directory / str(step)
             try:
-                with contextlib.suppress(OSError):  # of a container image, for example
+                with contextlib.suppress(OSError):  # a folder in a lower layer of a container image cannot be renamed
                     path = path.rename(self.directory / f"removed_{step}")  # a part must not look like a checkpoint
                 shutil.rmtree(path)
             except OSError as error:
@@ -291,7 +296,9 @@ def resume_text(before: dict[str, Any], now: dict[str, Any]) -> str:
         now: what the next checkpoint will have.
     """
     text = f"resumed at {before['env_steps']:,} env steps (update {before['updates']:,})"
-    names = [name for name in ("compute_dtype", "numeric_settings") if name in before]  # of an older version: not
+    names = [
+        name for name in ("compute_dtype", "numeric_settings") if name in before
+    ]  # older versions did not save them
     changed = changed_fields({name: before[name] for name in names}, {name: now[name] for name in names})
     for name, (old, new) in changed.items():
         text += f"; {name} {old} -> {new}, so numbers may differ from here on"

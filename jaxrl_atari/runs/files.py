@@ -30,7 +30,7 @@ def write_file(path: Path, content: str | bytes) -> None:
                     raise
         partial.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # of a write to an open file there is none
+        error.filename = error.filename or str(path)  # an error of a write to an open file names none
         raise
     finally:
         with contextlib.suppress(OSError):
@@ -49,7 +49,10 @@ def read_json(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: it holds something else, or is damaged.
     """
-    values = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     if not isinstance(values, dict):
         raise ValueError(f"expected a JSON object, found {type(values).__name__}")
     return values

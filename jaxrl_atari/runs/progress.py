@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 Game = Sequence[float]
-"""A finished game: step in its rollout, environment, return, and length in env steps."""
+"""A finished game: step (in its rollout; in the log of actions, in the session), environment, return, env steps."""
 
 RETURN_MA_ENV_STEPS = 1_000_000
 POINT_ENV_STEPS = 10_000

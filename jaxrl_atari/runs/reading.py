@@ -8,15 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.runs.run_dir import session_dirs, session_number
+from jaxrl_atari.runs.run_dir import checkpoint_steps, latest_text, session_dirs, session_number
 
 _log = logging.getLogger(__name__)
 
 Table = Mapping[str, np.ndarray]
 """A session's log points: column name -> float64 `[N]`."""
 
-METRICS_FILE, EVALUATIONS_FILE = "metrics.csv", "evaluations.csv"
+METRICS_FILE = "metrics.csv"
+EVALUATIONS_FILE = "evaluations.csv"
 EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std")
 
 
@@ -61,6 +63,16 @@ def read_evaluations(session_dir: Path) -> Table:
     return {name: np.array([number(row.get(name)) for row in rows]) for name in EVALUATION_COLUMNS}
 
 
+def is_finished(config: Config, session_dir: Path) -> bool:
+    """Whether a session has spent its budget and written its last evaluation. Starts no back end of JAX."""
+    latest = max(checkpoint_steps(session_dir), default=0)
+    if (session_dir / "checkpoints" / str(latest) / "evaluation").is_dir():  # it was running then
+        evaluated = latest_text(session_dir, "evaluated_env_steps")
+        if evaluated not in [row["env_steps"] for row in read_rows(session_dir / EVALUATIONS_FILE)]:
+            return False
+    return config.is_spent(latest)
+
+
 def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:
     """Session directory -> its metrics, of the sessions with a number below `count`.
 
@@ -69,7 +81,8 @@ def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:
     Raises:
         UserError: no session has readable metrics.
     """
-    tables, problems = {}, []
+    tables = {}
+    problems = []
     for session_dir in filter(lambda path: session_number(path) < count, session_dirs(run_dir)):
         try:
             tables[session_dir] = read_metrics(session_dir)

@@ -22,7 +22,9 @@ from jaxrl_atari.runs.files import read_json, unused
 from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
-CONFIG_FILE, SUITE_FILE, SEARCH_FILE = "config.json", "suite.json", "search.json"
+CONFIG_FILE = "config.json"
+SUITE_FILE = "suite.json"
+SEARCH_FILE = "search.json"
 
 
 def is_run(directory: Path) -> bool:
@@ -70,17 +72,6 @@ def latest_text(session_dir: Path, name: str) -> str:
         return ""
 
 
-def is_finished(config: Config, session_dir: Path) -> bool:
-    """Whether a session has spent its budget and written its last evaluation. Starts no back end of JAX."""
-    latest, evaluations = max(checkpoint_steps(session_dir), default=0), session_dir / "evaluations.csv"
-    if (session_dir / "checkpoints" / str(latest) / "evaluation").is_dir():  # it was running then
-        rows = evaluations.read_text().splitlines() if evaluations.is_file() else []
-        evaluated = latest_text(session_dir, "evaluated_env_steps")
-        if not any(row.startswith(f"{evaluated},") for row in rows):
-            return False
-    return config.is_spent(latest)
-
-
 def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
     """Makes the directory of a new run: `OUTPUT_DIR/NAME_TIMESTAMP`, never one that exists already.
 
@@ -111,7 +102,8 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
     Raises:
         UserError: it is not such a directory, or its file cannot be used.
     """
-    path, kind = directory / file, {SUITE_FILE: "suite", SEARCH_FILE: "search"}.get(file, "run")
+    path = directory / file
+    kind = {SUITE_FILE: "suite", SEARCH_FILE: "search"}.get(file, "run")
     if not path.is_file():
         raise UserError(f"{directory}: not a {kind} directory (it has no {file}); expected data/NAME_TIMESTAMP")
     try:
@@ -170,7 +162,8 @@ def surroundings(config: Config) -> dict[str, Any]:
 
     With `devices.gpu = false` the machine's GPUs are not among them, because nothing asks for them.
     """
-    asks, cpu = config.devices.gpu is not False, read_cpu()
+    asks = config.devices.gpu is not False
+    cpu = read_cpu()
     return {
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},

@@ -39,7 +39,10 @@ class SessionLog:
         monitor: Callable[[], Mapping[str, float]],
         meta: Mapping[str, Any],
     ):
-        self._writers, self._every, self._progress, self._monitor = writers, every_env_steps, progress, monitor
+        self._writers = writers
+        self._every = every_env_steps
+        self._progress = progress
+        self._monitor = monitor
         self._start = time.monotonic()
         self.compiling = True
         self._newest: ReadMetrics | None = None
@@ -80,7 +83,8 @@ class SessionLog:
             now = time.monotonic()
             for writer in self._writers:
                 writer.message(f"the first rollout and update took {now - self._start:.1f} s, compilation included")
-            self._start, self.compiling = now, False
+            self._start = now
+            self.compiling = False
         self._acting += acting
         for writer in self._writers:
             writer.progress(self._progress.env_steps, self.row)
@@ -93,7 +97,8 @@ class SessionLog:
         """Waits for the newest update and checks its metrics."""
         if self._newest is None:
             return
-        values, self._newest = self._newest(), None
+        values = self._newest()
+        self._newest = None
         self.require_finite(values)
         self._progress.optimizer_steps -= round(values.pop("skipped_steps", 0.0))  # `count` has counted them
         self._metrics.append(values)
@@ -107,7 +112,8 @@ class SessionLog:
             )
 
     def _write_row(self, learning_rate: float) -> None:
-        progress, before = self._progress, self.row
+        progress = self._progress
+        before = self.row
         names = self._metrics[0] if self._metrics else ()
         self.row = {
             "env_steps": progress.env_steps,

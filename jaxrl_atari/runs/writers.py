@@ -81,7 +81,7 @@ def charts(row: Row) -> dict[str, int | float]:
 
 
 def evaluation_charts(row: Row) -> dict[str, float]:
-    """What they draw of an evaluation."""
+    """What they draw for an evaluation."""
     return {f"evaluation/return_{name}": row[name] for name in ("mean", "std")}
 
 
@@ -94,7 +94,8 @@ class TerminalWriter(Writer):
     """
 
     def __init__(self, total_env_steps: int, label: str):
-        self._label, self._live = label, sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self._label = label
+        self._live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._bar = Progress(
             "{task.description}", BarColumn(20),
             refresh_per_second=2, speed_estimate_period=60.0, disable=not self._live,
@@ -103,7 +104,9 @@ class TerminalWriter(Writer):
         self._task = self._bar.tasks[0]
 
     def _line(self, row: Row) -> str:
-        task, eta, busy = self._task, self._task.time_remaining, _text(row.get("gpu_busy_percent"))
+        task = self._task
+        eta = self._task.time_remaining
+        busy = _text(row.get("gpu_busy_percent"))
         left = "-" if eta is None else timedelta(seconds=round(eta))
         line = (
             f"{self._label}  {task.percentage:5.1f}%  env_steps {task.completed:,}  return_ma"
@@ -142,7 +145,8 @@ class CsvWriter(Writer):
     def __init__(self, session_dir: Path, logged: int, evaluated: int):
         self._dir = session_dir
         for name, last in ((METRICS_FILE, logged), (EVALUATIONS_FILE, evaluated)):
-            path, content = session_dir / name, io.StringIO()
+            path = session_dir / name
+            content = io.StringIO()
             if path.is_file():
                 _write_rows(content, name, (row for row in read_rows(path) if float(row["env_steps"]) <= last))
                 write_file(path, content.getvalue())  # at no moment are the rows lost
@@ -182,7 +186,8 @@ class TensorBoardWriter(Writer):
 
         for path in session_dir.glob("events.out.tfevents.*"):
             path.unlink()
-        self._scalar, self._event = summary.scalar, event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
+        self._scalar = summary.scalar
+        self._event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
         self._events = EventsWriter(str(session_dir / "events"))
         for row in read_rows(session_dir / METRICS_FILE):
             self.write({name: number(row.get(name)) for name in COLUMNS})

@@ -41,18 +41,21 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
         UserError: a value that cannot be used, or that a search cannot change when it continues.
     """
     load = functools.partial(load_config, get_config=Config, get_search=SearchConfig)
-    options, default = parse(Options, arguments, load, is_search, read_search)
-    config, search, search_dir = options.options, options.search, options.directory
+    options, default = parse(Options, arguments, load, is_search, read_search, ["search"])
+    config = options.full_config
+    search = options.search
+    search_dir = options.directory
     check_search(config, search)
     if search_dir is not None and is_search(search_dir):
-        before, after = to_dict(default.options, default.search), to_dict(config, search)
+        before = to_dict(default.full_config, default.search)
+        after = to_dict(config, search)
         for name, (was, wanted) in changed_fields(before, after).items():
             kept = name.startswith(CHANGED_BY_RESUME)
             require(kept, name.removeprefix("config."), wanted, f"{was!r}, its value in this search")
     return config, search, search_dir
 
 
-def search(config: Config, search: SearchConfig, search_dir: Path | None = None) -> Path:
+def run_search(config: Config, search: SearchConfig, search_dir: Path | None = None) -> Path:
     """Runs a search and returns the search directory.
 
     Args:
@@ -82,7 +85,8 @@ def run_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[s
     """Runs the trials that have not ended. Whenever one ends, the results are written. Returns why trials failed."""
     from jaxrl_atari.suite.ray_items import run_items  # which imports Ray
 
-    study, failures = open_study(search_dir, search), []
+    study = open_study(search_dir, search)
+    failures = []
     for _ in range(len(study.trials), search.trials):
         study.enqueue_trial({})
     waiting = [f"trial_{trial.number}" for trial in study.trials[: search.trials] if not trial.state.is_finished()]
@@ -109,7 +113,7 @@ def run_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[s
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    search(*parse_options(arguments))
+    run_search(*parse_options(arguments))
 
 
 if __name__ == "__main__":

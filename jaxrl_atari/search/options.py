@@ -111,7 +111,8 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     Raises:
         UserError: the directory has none, or it cannot be used, as one of an earlier version.
     """
-    config, search = read_config(search_dir, SEARCH_FILE), read_json(search_dir / SEARCH_FILE)["search"]
+    config = read_config(search_dir, SEARCH_FILE)
+    search = read_json(search_dir / SEARCH_FILE)["search"]
     try:
         space = {name: json_to_distribution(json.dumps(saved)) for name, saved in search["space"].items()}
         search |= {"space": space, "resources": ResourcesConfig(**search["resources"])}

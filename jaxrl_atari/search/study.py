@@ -33,7 +33,8 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.graphs import default_style, save_figure
 from jaxrl_atari.report.summary import markdown_table, read_run, trial_summary
 from jaxrl_atari.runs.files import write_file, write_json
-from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, is_finished, session_dir
+from jaxrl_atari.runs.reading import is_finished
+from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, session_dir
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.options import SearchConfig, read_search, set_fields, space_dict
 from jaxrl_atari.suite.ray_cluster import Share
@@ -106,7 +107,8 @@ class Reporter(Writer):
     stop_requested: Callable[[], bool]  # the log point of a stop, which an uninterrupted trial lacks, does not count
 
     def write(self, row: Row) -> None:
-        env_steps, score = int(row["env_steps"]), float(row.get("return_ma", math.nan))
+        env_steps = int(row["env_steps"])
+        score = float(row.get("return_ma", math.nan))
         if self.stop_requested() or not math.isfinite(score):
             return
         self.trial.report(score, env_steps)
@@ -146,9 +148,11 @@ def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -
 
 def text(value: Any) -> str:
     """A value in a table, with six significant digits of a float."""
+    if value is None:
+        return "-"
     if isinstance(value, float):
         return f"{value:,.6g}"
-    return f"{value:,}" if type(value) is int else "-" if value is None else str(value).replace("|", "/")
+    return f"{value:,}" if type(value) is int else str(value).replace("|", "/")
 
 
 def write_results(search_dir: Path) -> str:

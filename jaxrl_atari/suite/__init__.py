@@ -1,1 +1,1 @@
-"""Suite of games: a trial for each game, and one table of all scores."""
+"""Trials and suites of games: their sessions in this process, in processes of their own, or on a Ray cluster."""

@@ -20,7 +20,7 @@ from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import is_suite, make_run_dir, require_same_run
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, check_ray
 from jaxrl_atari.suite.suite import (
-    Suite,
+    SuitePlan,
     game_configs,
     read_suite_file,
     train_on_ray,
@@ -48,7 +48,7 @@ class Options(FromDirectory):
     """With `address`: resources of each session."""
 
 
-def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Suite | None]:
+def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SuitePlan | None]:
     """Command line -> options, and the suite that goes on, if one does.
 
     Raises:
@@ -58,14 +58,17 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Suite | Non
     def load(path: Path | None) -> list[Config]:
         return [dataclasses.replace(load_config(path, get_config=Config)[0], name="suite")]
 
-    options, default = parse(Options, arguments, load, is_suite, read_suite_file)
-    suite_dir, before = options.directory, None
-    config, games = options.options, list(game_configs(options.options, options.games))
-    game, expected = default.options.env.game, "nothing; each game of a suite has its own trial"
+    options, default = parse(Options, arguments, load, is_suite, read_suite_file, ["games"])
+    suite_dir = options.directory
+    before = None
+    config = options.full_config
+    games = list(game_configs(options.full_config, options.games))
+    game = default.full_config.env.game
+    expected = "nothing; each game of a suite has its own trial"
     require(config.env.game == game, "env.game", config.env.game, expected, "choose with --games Pong Breakout")
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")
     if suite_dir is not None and is_suite(suite_dir):
-        before = Suite(default.options, default.games)
+        before = SuitePlan(default.full_config, default.games)
         require(games == before.games, "--games", " ".join(games), f"{' '.join(before.games)}, the games of the suite")
         require_same_run(config, before.config, suite_dir)
     return dataclasses.replace(options, games=games), before
@@ -74,7 +77,8 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Suite | Non
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options, before = parse_options(arguments)
-    suite, suite_dir = Suite(options.options, options.games), options.directory
+    suite = SuitePlan(options.full_config, options.games)
+    suite_dir = options.directory
     if options.address:  # raises errors before a directory is made, as the other line does
         check_ray(options.address, suite.config.devices)
     else:
@@ -86,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with only_writer(suite_dir):
         items = unfinished_sessions(suite_dir, suite)
         if suite != before or items:
-            write_suite_file(suite_dir, *suite)
+            write_suite_file(suite_dir, suite)
         say(f"suite: {suite_dir}, {counted(len(suite.games), 'game')}")
         if before is not None:
             say_changes("changed", before.config, suite.config)

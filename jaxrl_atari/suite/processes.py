@@ -56,7 +56,8 @@ class Item(NamedTuple):
 
     def say(self, line: str) -> None:
         """Prints a line after the names of the game and of the session, with which its own lines begin already."""
-        game, session = f"game {self.game}  " if self.game else "", f"session {self.session}  "
+        game = f"game {self.game}  " if self.game else ""
+        session = f"session {self.session}  "
         cli.say(game + session + line.removeprefix(session))
 
 
@@ -93,7 +94,8 @@ def run_processes(
         ValueError: called outside the main thread, where Python sets no signal handlers.
         KeyboardInterrupt: a stop was requested and passed on, and all processes have ended. A second Ctrl-C kills them.
     """
-    waiting, stopping = list(items), False
+    waiting = list(items)
+    stopping = False
     running: list[_Session] = []
     with StopRequest(quick=False, answer=STOPPING) as stop:
         try:
@@ -118,6 +120,8 @@ def run_processes(
                     if status is None:
                         continue
                     running.remove(session)
+                    if session.line:  # cut short by the end of the process
+                        session.item.say(session.line.decode(errors="replace"))
                     failure = session.failure
                     if status and not (failure or stopping):
                         failure = Failure(f"exit status {status}{KILLED if status == -signal.SIGKILL else ''}")
@@ -134,13 +138,15 @@ class _Session:
     """A session that trains in its process."""
 
     def __init__(self, item: Item, slot: int, function: Callable, environment: Mapping[str, str], captured: bool):
-        self.item, self.slot = item, slot
+        self.item = item
+        self.slot = slot
         self.failure: Failure | None = None
-        self._line = b""  # the beginning of a line
-        # This process keeps the ends that write, too: without them, `poll` would announce an end of file.
-        self._failure = _SPAWN.Pipe(duplex=False)
-        self._output = _SPAWN.Pipe(duplex=False) if captured else (None, None)
-        arguments = (function, item, environment, self._failure[1], self._output[1])
+        self.line = b""  # the beginning of a line
+        self._failures, write_failures = _SPAWN.Pipe(duplex=False)
+        self._output, write_output = _SPAWN.Pipe(duplex=False) if captured else (None, None)
+        # Kept open here, too: without a writer, `poll` would announce an end of file.
+        self._kept_open = write_failures, write_output
+        arguments = (function, item, environment, write_failures, write_output)
         self.process = _SPAWN.Process(target=_run, args=arguments, name=f"session {item.session}", daemon=True)
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the process inherits it
         try:
@@ -150,11 +156,11 @@ class _Session:
 
     def read(self) -> None:
         """Prints what the process has printed, and receives its failure."""
-        failure, output = self._failure[0], self._output[0]
-        if failure.poll():
-            self.failure = failure.recv()
+        output = self._output
+        if self._failures.poll():
+            self.failure = self._failures.recv()
         while output is not None and output.poll():
-            *lines, self._line = (self._line + os.read(output.fileno(), 1 << 16)).split(b"\n")
+            *lines, self.line = (self.line + os.read(output.fileno(), 1 << 16)).split(b"\n")
             for line in lines:
                 self.item.say(line.decode(errors="replace"))
 

@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import Limits, UserError, check_fields, reason, require
-from jaxrl_atari.hardware.choice import check_devices
+from jaxrl_atari.hardware.choice import choose_devices
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import memory_fraction
 
@@ -114,7 +114,7 @@ def check_ray(address: str, devices: DevicesConfig) -> int:
         # Ray runs what it is sent: it listens on the loopback interface only, and to those who have the token.
         os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        return len(check_devices(replace(devices, memory_fraction=None)).gpus)
+        return len(choose_devices(replace(devices, memory_fraction=None)).gpus)
     if address != "auto":
         host, _, port = address.rpartition(":")
         try:  # Ray would wait minutes for a dead address

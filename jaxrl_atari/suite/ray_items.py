@@ -40,7 +40,8 @@ class _Events(TrialProgressCallback, tune.Stopper):
 
     def __init__(self, directory: Path):
         super().__init__()
-        self.directory, self.running = directory, set[str]()
+        self.directory = directory
+        self.running = set[str]()
         self.ended: list[tuple[str, Failure | None]] = []  # and why each failed, if it did
 
     def __call__(self, trial_id: str, result: dict) -> bool:
@@ -66,7 +67,8 @@ class _Events(TrialProgressCallback, tune.Stopper):
 
 def _run_item(config: dict[str, str], directory: Path, function: Function, share: Share) -> dict[str, Any]:
     """Runs an item in its process: in a thread, which receives no signals. Returns its result for Tune."""
-    path, stop_requested = directory / config["item"] / OUTPUT_FILE, (directory / STOP_FILE).exists
+    path = directory / config["item"] / OUTPUT_FILE
+    stop_requested = (directory / STOP_FILE).exists
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         path.open("a", buffering=1, encoding="utf-8") as output,
@@ -111,7 +113,8 @@ def run_items(
     if not items:
         return
     directory = directory.absolute()
-    events, stop_file = _Events(directory), directory / STOP_FILE
+    events = _Events(directory)
+    stop_file = directory / STOP_FILE
     stop_file.unlink(missing_ok=True)  # left by a process that was killed
     # In the main thread, Ray and Tune would handle the signals. `StopRequest` comes after Ray, which takes SIGTERM.
     with cluster(address, check_ray(address, devices)) as found, ThreadPool(1) as thread:
@@ -132,7 +135,8 @@ def run_items(
                 ),
             )
             with StopRequest(quick=False, answer=STOPPING) as stop:
-                fitting, said = thread.apply_async(tuner.fit), time.monotonic()
+                fitting = thread.apply_async(tuner.fit)
+                said = time.monotonic()
                 while not fitting.ready() or events.ended:
                     fitting.wait(POLL_SECONDS)
                     if stop.requested():

@@ -1,8 +1,8 @@
-"""The games of a suite: their configs, their sessions, and the table of all scores.
+"""The games of a suite, and suite.json.
 
 SUITE_DIR/suite.json             games and config
 SUITE_DIR/<Game>/                a run directory like any other
-SUITE_DIR/results.{md,csv,json}  written when a game ends and when the suite is interrupted
+SUITE_DIR/results.{md,csv,json}  written whenever a session ends, and at the end or a stop
 """
 
 import csv
@@ -43,7 +43,7 @@ EXPLANATION = (
 )
 
 
-class Suite(NamedTuple):
+class SuitePlan(NamedTuple):
     """The content of suite.json."""
 
     config: Config
@@ -68,25 +68,26 @@ def game_configs(config: Config, games: Sequence[str]) -> dict[str, Config]:
     return configs
 
 
-def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str]) -> None:
-    """Writes suite.json, from which the suite can be run again; see `Suite`."""
-    described = describe(config, suite_dir, SUITE_FILE)
+def write_suite_file(suite_dir: Path, suite: SuitePlan) -> None:
+    """Writes suite.json, from which the suite can be run again; see `SuitePlan`."""
+    described = describe(suite.config, suite_dir, SUITE_FILE)
     del described["game"], described["gae_lambda"]  # each game has its own
-    write_json(suite_dir / SUITE_FILE, {"games": list(games)} | described)
+    write_json(suite_dir / SUITE_FILE, {"games": suite.games} | described)
 
 
-def read_suite_file(suite_dir: Path) -> Suite:
+def read_suite_file(suite_dir: Path) -> SuitePlan:
     """Reads suite.json.
 
     Raises:
         UserError: not the directory of a suite, or its suite.json cannot be used.
     """
-    config, games = read_config(suite_dir, SUITE_FILE), read_json(suite_dir / SUITE_FILE)["games"]
+    config = read_config(suite_dir, SUITE_FILE)
+    games = read_json(suite_dir / SUITE_FILE)["games"]
     game_configs(config, games)
-    return Suite(config, games)
+    return SuitePlan(config, games)
 
 
-def unfinished_sessions(suite_dir: Path, suite: Suite) -> list[Item]:
+def unfinished_sessions(suite_dir: Path, suite: SuitePlan) -> list[Item]:
     """The sessions of all games that have not spent their budget.
 
     Raises:
@@ -102,7 +103,7 @@ def unfinished_sessions(suite_dir: Path, suite: Suite) -> list[Item]:
 
 
 def train_on_ray(
-    items: Sequence[Item], suite: Suite, suite_dir: Path, address: str, resources: ResourcesConfig
+    items: Sequence[Item], suite: SuitePlan, suite_dir: Path, address: str, resources: ResourcesConfig
 ) -> Iterator[tuple[Item, Failure | None]]:
     """`trial.train_items` on a Ray cluster; see `ray_items.run_items`."""
     from jaxrl_atari.suite.ray_items import run_items  # which imports Ray
@@ -135,11 +136,14 @@ def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
     Returns:
         The content of results.md.
     """
-    suite, name = tables.read_suite(suite_dir), suite_dir.absolute().name
+    suite = tables.read_suite(suite_dir)
+    name = suite_dir.absolute().name
     for game, run in suite.runs.items():
         write_json(suite_dir / game / "trial.json", trial_summary(run))
     results = tables.results(suite, failures)
-    protocol, rows, found = results["protocol"], results["games"], results["aggregates"]
+    protocol = results["protocol"]
+    rows = results["games"]
+    found = results["aggregates"]
     results["rliable_games"] = tables.write_rliable(suite_dir, {name: tables.normalised(results["scores"], protocol)})
     write_json(suite_dir / "results.json", results)
 

@@ -18,16 +18,16 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs import THREADS
 from jaxrl_atari.errors import SessionsFailed, UserError
 from jaxrl_atari.hardware import distributed, runtime
-from jaxrl_atari.hardware.choice import place_session
+from jaxrl_atari.hardware.choice import session_gpus
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import summary_table, write_trial_summary
 from jaxrl_atari.runs.files import only_writer, write_json
+from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import (
     CONFIG_FILE,
     describe,
-    is_finished,
     is_run,
     make_run_dir,
     read_config,
@@ -62,7 +62,8 @@ def run_training(config: Config, run_dir: str | Path | None = None) -> TrainingR
     if multiprocessing.current_process().name.startswith("session "):
         raise UserError("a session's process imports this script: call run_training under if __name__ == '__main__'")
     plan_slots(config, config.sessions)  # raises errors before a run directory is made
-    run_dir, before = None if run_dir is None else Path(run_dir).expanduser(), None
+    run_dir = None if run_dir is None else Path(run_dir).expanduser()
+    before = None
     if run_dir and is_run(run_dir):
         before = read_config(run_dir)
         require_same_run(config, before, run_dir)
@@ -79,10 +80,11 @@ def run_training(config: Config, run_dir: str | Path | None = None) -> TrainingR
         distributed.wait_for_all()
         return TrainingResult(run_dir, {})
     say(f"{'resuming' if before else 'run directory:'} {run_dir}")
-    command, summary = resume_command("train", run_dir), {}
+    command = resume_command("train", run_dir)
+    summary = {}
     try:
         with only_writer(run_dir):
-            if before and not items:  # what it was trained with stays
+            if before and not items:  # keep the config it was trained with
                 kept = {"sessions": config.sessions, "total_env_steps": config.total_env_steps, "log": config.log}
                 config = dataclasses.replace(before, **kept)
             if before is None or (config != before and not items):
@@ -94,8 +96,12 @@ def run_training(config: Config, run_dir: str | Path | None = None) -> TrainingR
         for _, failure in failures:
             if failure.correctable and config.sessions == 1:
                 raise UserError(failure.reason)  # as if it had run in this process
-        with contextlib.suppress(*[UserError] if failures else []):  # no log point
+        try:
             summary = write_trial_summary(run_dir)
+        except UserError:  # no session has a log point
+            if not failures:
+                raise
+        else:
             say(f"\n{summary_table(summary)}")
             if config.log.graphs:
                 try_report(run_dir)
@@ -136,18 +142,23 @@ def train_item(item: Item, stop_requested: Callable[[], bool] = lambda: False) -
     Raises:
         UserError, KeyboardInterrupt: as `run_session`.
     """
-    config, run_dir, session, description = item[:4]
-    with StopRequest(f"session {session}", not config.devices.distributed) as stop:
+    config = item.config
+    directory = session_dir(item.run_dir, item.session)
+    with StopRequest(f"session {item.session}", not config.devices.distributed) as stop:
 
         def began() -> None:
             stop.training = True
             if distributed.is_leader():
-                write_json(run_dir / CONFIG_FILE, description)
+                write_json(item.run_dir / CONFIG_FILE, item.description)
 
         run_session(
-            config, session_dir(run_dir, session), session, resume=True, on_first_update=began,
+            config,
+            directory,
+            item.session,
+            resume=True,
+            on_first_update=began,
             stop_requested=lambda: stop.requested() or stop_requested(),
-        )  # fmt: skip
+        )
 
 
 def train_items(items: Sequence[Item]) -> Iterator[tuple[Item, Failure | None]]:
@@ -185,11 +196,14 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> tup
         ConfigError: the machine does not have the devices, or sessions that share a GPU would take more memory than it
             has.
     """
-    places = list(dict.fromkeys(place_session(config, number) for number in range(sessions)))
+    places = list(dict.fromkeys(session_gpus(config, number) for number in range(sessions)))
     parallel = min(config.trial.parallel or len(places), waiting or sessions)
-    sharing, slots = math.ceil(parallel / len(places)), []
+    sharing = math.ceil(parallel / len(places))
+    slots = []
     for indices, why in places:
-        gpus, where, environment = [visible().gpus[index] for index in indices], "CPU", {}
+        gpus = [visible().gpus[index] for index in indices]
+        where = "CPU"
+        environment = {}
         if gpus:
             where = f"GPU {','.join(map(str, indices))}"
             if type(config.devices.gpu) is not int and len(gpus) < len(visible().gpus):  # an index counts all
