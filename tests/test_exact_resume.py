@@ -52,21 +52,21 @@ def left(session_dir):
     return meta, rows, evaluations.read_text() if evaluations.exists() else None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "later"),
     [
-        pytest.param(CONFIG, {"log": {"checkpoint_every_env_steps": 200}}, marks=pytest.mark.long),
+        (CONFIG, {"log": {"checkpoint_every_env_steps": 200}}),
         (change(OVERLAP, devices={"data_parallel": 2}), {"env": {"num_threads": 3}}),
-        pytest.param(
+        (
             change(CONFIG, env={"protocol": "classic", "num_envs": 16, "max_frames": 100}, ppo={"rollout_length": 4}),
             {"env": {"num_groups": 2}},  # of 8: a policy that acts for fewer rounds some sums differently
-            marks=pytest.mark.long,
         ),
         (
             change(OVERLAP, env={"protocol": "classic"}, evaluation={"every_env_steps": 200, "episodes": 2}),
             {"log": {"checkpoint_every_env_steps": 150}},
         ),
-        pytest.param(  # stopped while an evaluation that is due waits for the one before
+        (  # stopped while an evaluation that is due waits for the one before
             change(
                 CONFIG,
                 total_env_steps=320,
@@ -74,7 +74,6 @@ def left(session_dir):
                 evaluation={"every_env_steps": 64, "episodes": 8, "num_envs": 1},
             ),
             {},
-            marks=pytest.mark.long,
         ),
     ],
     ids=["v5", "v5, overlap, two devices", "classic, groups", "classic, overlap, evaluations", "waiting evaluations"],
@@ -90,7 +89,11 @@ def test_two_stops_change_nothing(config, later, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("kills", "env_steps"), [(2, 2_000), pytest.param(20, 20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3_000)])]
+    ("kills", "env_steps"),
+    [
+        pytest.param(2, 2_000, marks=pytest.mark.long),
+        pytest.param(20, 20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3_000)]),
+    ],
 )
 def test_kills_at_random_moments_change_nothing(kills, env_steps, tmp_path, environment):
     """And every score of the run can be recomputed."""

@@ -25,6 +25,7 @@ def sizes(config, devices=1):
     return [float(size) for size in re.findall(r"([\d.]+) MiB", report)]
 
 
+@pytest.mark.long
 def test_the_update_is_measured():
     held, following, working, total = sizes(SMALL)
     rollout = 20 * 8 * 84 * 84 / 2**20  # each frame once

@@ -152,6 +152,7 @@ def test_a_session_has_the_seed_of_the_trial_plus_its_number(tmp_path):
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, found[0], found[2])))
 
 
+@pytest.mark.long
 def test_keys_do_not_depend_on_the_environment(copied, capsys):
     """JAX_DEFAULT_PRNG_IMPL names another implementation of random keys: a session trains and resumes alike."""
     code = (
@@ -251,11 +252,11 @@ def test_evaluations_play_the_parameters_of_their_moment(every, played, session_
     assert len(lines.evaluations) == played
     table = read_table(session_dir / "evaluations.csv")
     assert [{name: float(value) for name, value in row.items()} for row in table] == lines.evaluations
-    step, games, mean, std = lines.evaluations[-1].values()
+    step, games, mean, std, cut_off = lines.evaluations[-1].values()
     policy = load_policy(session_dir, step, CPU)
     seed = int(np.random.SeedSequence([config.seed, step]).generate_state(1)[0])
     result = run_evaluation(policy, 3, seed, num_envs=2)
-    assert (games, mean, std) == (3, result.mean, result.std)
+    assert (games, mean, std, cut_off) == (3, result.mean, result.std, 3), "SpaceInvaders, cut off after 32 env steps"
     assert (
         f"evaluation at {step:,} env steps: mean return {mean:,.1f} ± {std:,.1f} over 3 full" in capsys.readouterr().out
     )

@@ -82,7 +82,7 @@ class Evaluator:
         except Exception as error:  # training goes on
             self._say(f"{at} failed: {reason(error)}")
             return
-        values = policy.env_steps, len(result.games), result.mean, result.std
+        values = policy.env_steps, len(result.games), result.mean, result.std, result.cut_off
         self._write(dict(zip(EVALUATION_COLUMNS, values, strict=True)))
         self._say(
             f"{at}: mean return {result.mean:,.1f} ± {result.std:,.1f} over {len(result.games)} full games,"

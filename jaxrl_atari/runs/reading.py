@@ -19,7 +19,8 @@ Table = Mapping[str, np.ndarray]
 
 METRICS_FILE = "metrics.csv"
 EVALUATIONS_FILE = "evaluations.csv"
-EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std")
+EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std", "cut_off")
+"""Columns of evaluations.csv; `cut_off` counts the games that reached `env.max_frames`."""
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -58,7 +59,7 @@ def read_metrics(session_dir: Path) -> Table:
 
 
 def read_evaluations(session_dir: Path) -> Table:
-    """Reads a session's evaluations.csv, with the columns `env_steps`, `episodes`, `mean` and `std`: float64 `[N]`."""
+    """Reads a session's evaluations.csv, column of `EVALUATION_COLUMNS` -> float64 `[N]`."""
     rows = read_rows(session_dir / EVALUATIONS_FILE)
     return {name: np.array([number(row.get(name)) for row in rows]) for name in EVALUATION_COLUMNS}
 
