@@ -17,17 +17,17 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.options import FromConfig, parse
 from jaxrl_atari.config import DevicesConfig, GpuOption
 from jaxrl_atari.errors import check_fields, require
+from jaxrl_atari.hardware.check import print_report
 from jaxrl_atari.hardware.choice import choose_devices, first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import visible
-from jaxrl_atari.hardware.report import print_report
 from jaxrl_atari.ppo import KEYS, Shard
 
 
 class Placement(NamedTuple):
     """Which device does what in a session."""
 
-    learner: tuple[jax.Device, ...]  # of all processes
-    actors: tuple[jax.Device, ...]  # for each of this process's learner devices, the one that acts for it
+    learner: tuple[jax.Device, ...]  # in every process
+    actors: tuple[jax.Device, ...]  # of this process: the device that acts for each local learner device
     evaluator: jax.Device
     reason: str
 
@@ -56,7 +56,7 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     use = limit_jax(devices, field)
     found = start_gpus()
     cpus = jax.devices("cpu")
-    if use.gpus and not visible().gpus:  # JAX could not start on a GPU, which is forbidden now: choose again
+    if use.gpus and not visible().gpus:  # JAX failed to start on the GPUs and is now kept off them: choose again
         return place(devices, field)
     here = jax.process_index()
     own = [device for device in found if device.process_index == here]
@@ -86,7 +86,8 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
 
 def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> tuple[jax.Device, str]:
     """The device that a `gpu` option means, and why; see `place`."""
-    check_fields(options := DevicesConfig(gpu=gpu), "devices.")
+    options = DevicesConfig(gpu=gpu)
+    check_fields(options, "devices.")
     placement = place(options, field)
     return placement.home, placement.reason
 
@@ -113,9 +114,9 @@ class DataParallel:
         return len(self.devices)
 
     def compile(self, function: Callable, donate_argnums: Sequence[int] = ()) -> Callable:
-        """The function, whose last argument is a key, on all devices.
+        """Compiles a function whose last argument is a key.
 
-        On several, it is given `shard`, its part (`ppo.Shard`), as a keyword.
+        On several devices it also receives `shard` (`ppo.Shard`), this device's part of the data, as a keyword.
         """
         if len(self) == 1:
             return jax.jit(function, donate_argnums=donate_argnums)

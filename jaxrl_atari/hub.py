@@ -26,7 +26,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hardware.gpus import forbid_gpu
-from jaxrl_atari.report import summary as texts  # its functions are called in CARD
+from jaxrl_atari.report import summary as texts
 from jaxrl_atari.runs.run_dir import checkpoint_steps
 
 Checkpoint = Literal["best", "latest"] | int
@@ -52,66 +52,8 @@ STANDARD_FILES = {".gitattributes", "README.md"}
 VARIABLES = "ALL_PROXY HTTPS_PROXY HTTP_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR HF_ENDPOINT HF_TOKEN HF_HUB_OFFLINE"
 """What a connection to the Hub depends on. The names of proxies may also be in lower case."""
 
-CARD = """\
----
-{{ card_data }}
----
-{% set number = text.score_text %}{% set rules = run.config.env.rules %}
-{%- set sessions = summary.sessions | map(attribute="session") | list %}
-# PPO on {{ summary.game }}
-
-**Score {{ score or "unknown" }}** (mean of `return_ma` over {{ text.counted(summary.sessions | length, "session") }}
-{{- ", +/- std" if summary.score_std is not none }}; `return_ma` is the {{ summary.return_ma }} of the mean return of
-the last 100 full games, raw rewards). {{ text.interval_text(summary.session_scores) }}
-{% if not summary.complete %}
-The run is **not complete**: it has not spent its budget.
-{% endif %}
-Protocol: **{{ summary.protocol }}** (sticky actions {{ number(rules.sticky_actions) }}, frame skip 4, full games of all
-lives, at most {{ number(rules.max_frames) }} frames). Budget: {{ number(summary.planned_env_steps) }} env steps per
-session (1 env step = 4 emulator frames).
-
-{% if summary.references -%}
-| score to compare with | |
-|---|---:|
-{% for row in text.reference_rows(summary) -%}
-| {{ row | join(" | ") }} |
-{% endfor %}
-{%- else -%}
-Score {{ summary.comparison_note }}.
-{% endif %}
-| session | return_ma at the end | env steps | games |
-|---|---:|---:|---:|
-{% for each in summary.sessions -%}
-| {{ each.session }} | {{ number(each.final_return_ma) }} | {{ number(each.env_steps) }} | {{ number(each.episodes) }} |
-{% endfor %}
-{%- set evaluation = text.evaluations(run.path) | selectattr("checkpoint", "equalto", "latest")
-    | selectattr("sessions", "equalto", sessions) | list | last %}
-{%- if evaluation %}
-Evaluated with the latest checkpoints of all sessions, at env step {{ evaluation.env_steps | unique | join(", ") }}:
-mean return **{{ number(evaluation.mean) }}** over {{ sessions | length }} sessions of {{ evaluation.episodes }}
-full games{{ ", greedy actions" if evaluation.greedy }}. {{ text.interval_text(evaluation.session_means) }}
-{% endif %}
-{% for path in run.tables if (path / "verified.json").is_file() -%}
-{{ "Verified, with every figure recomputed from seeds and actions (`verify`): " if loop.first }}{{ path.name }}
-{{- ", " if not loop.last else "." }}
-{% endfor %}
-Checkpoints: {% for path, step in checkpoints.items() -%}
-{{ path.name }} at env step {{ number(step) }}{{ ", " if not loop.last }}
-{%- endfor %}.{% if checkpoint == "best" %} It is the best one of the best session, an optimistic pick: the scores of
-other seeds are usually lower.{% endif %}
-
-```
-python -m jaxrl_atari.hub pull {{ repo_id }} data/{{ repo_id.split('/') | last }}
-python -m jaxrl_atari.evaluate data/{{ repo_id.split('/') | last }} --video
-```
-{% if (run.path / "graphs/trial.png").is_file() %}
-![returns](graphs/trial.png)
-{% endif %}
-Trained with seeds {{ summary.sessions | map(attribute="seed") | join(", ") }},
-lambda {{ run.config.resolved_gae_lambda }} and {{ run.config.env.num_envs }} environments; config.json has all
-settings, the versions and the machine.
-"""
-"""The model card, a Jinja template. `text` is `report.summary`."""
+CARD = str(Path(texts.__file__).parent / "templates" / "card.md")
+"""The model card, a Jinja template. Its `text` is `report.summary`."""
 
 
 @contextlib.contextmanager
@@ -178,7 +120,7 @@ def model_card(run: texts.Run, repo_id: str, checkpoint: Checkpoint, checkpoints
         eval_results=[result] if score else None,
     )
     card = ModelCard.from_template(
-        metadata, template_str=CARD, run=run, summary=summary, score=score, text=texts,
+        metadata, template_path=CARD, run=run, summary=summary, score=score, text=texts,
         repo_id=repo_id, checkpoint=checkpoint, checkpoints=checkpoints,
     )  # fmt: skip
     return str(card)

@@ -176,6 +176,7 @@ class Session:
         # An update's metrics do not show what its last gradient step has done.
         self.log.require_finite({"parameter_norm": self.learner.parameter_norm()})
         if self.checkpoints is None:
+            self.games = []
             return
         items: dict[str, Any] = {"arrays": {"train_state": self.learner.state, "key": self.key}}
         if self.learner.acting is not None:

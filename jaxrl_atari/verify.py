@@ -47,9 +47,9 @@ class Options:
     sessions: Literal["all"] | int = "all"
     """All sessions, or the number of one."""
     start: Annotated[int, tyro.conf.arg(name="from")] = 0
-    """Play only games from this env step on."""
+    """Play only pieces of games that end after about this env step."""
     end: Annotated[int | None, tyro.conf.arg(name="to")] = None
-    """Play only games up to this env step. None: to the end."""
+    """Play only pieces that start before about this env step. None: to the end."""
     sample: Annotated[int | None, Limits(1)] = None
     """Play only so many random pieces of the games, which takes seconds. None: all of them."""
 
@@ -138,7 +138,7 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
             for game in counter.count(step):
                 piece = batch[game.env]
                 at = reached[game.env]
-                if at > piece.start:  # else it has not started
+                if at > piece.start:  # else it is of what was played before the piece began
                     played.add((at - 1, piece.env, game.episode_return, game.length))
             for piece, at, frame in zip(batch, reached, step.frame, strict=True):
                 # Where a piece ends with an anchor, the frame is that of the next piece.
@@ -161,10 +161,10 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
 def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
     """Recomputes the rows of metrics.csv from the games of the log.
 
+    A column that the file lacks, as in one of an older version, is not checked.
+
     Returns:
         The rows recomputed, all rows, and the env steps at the end of the log. Later rows are beyond it.
-
-    A column that the file lacks, as in one of an older version, is not checked.
 
     Raises:
         Differs: a row has another number of env steps or games, or another `return_mean`, `return_ma` or length; the

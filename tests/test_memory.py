@@ -9,8 +9,8 @@ import pytest
 
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.hardware.check import memory_report
 from jaxrl_atari.hardware.memory import out_of_memory_advice
-from jaxrl_atari.hardware.report import memory_report
 
 SMALL = Config(
     env=EnvConfig(num_envs=8),

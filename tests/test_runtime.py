@@ -31,7 +31,7 @@ def test_damaged_programs_are_removed_from_the_cache_once(tmp_path):
     first, *others = before
     (tmp_path / first).write_bytes(before[first][: len(before[first]) // 2])  # as a full disk leaves them
     (tmp_path / others[0]).write_bytes(b"")
-    assert started() == ["2 damaged programs removed from the cache; they are compiled again"]
+    assert started() == ["damaged programs removed from the cache, to be compiled again: 2"]
     assert programs().keys() == before.keys()
     assert started() == []
 

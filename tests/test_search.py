@@ -282,12 +282,12 @@ def test_a_finished_search_starts_nothing_and_one_in_which_all_fail_has_status_1
     config = Config(name="small", total_env_steps=9000, log=LogConfig(graphs=False))
     monkeypatch.setattr(ray_items, "run_items", lambda *arguments: [(item, Failure("why")) for item in arguments[2]])
     with pytest.raises(SessionsFailed, match=r"every trial failed \(2\), the last one: why") as caught:
-        command.search(config, search, tmp_path)
+        command.run_search(config, search, tmp_path)
     assert caught.value.exit_status == 1
     assert {row["status"] for row in read_csv(tmp_path / "trials.csv")} == {"failed: why"}
     for number in range(2):
         end_trial(tmp_path, search, number, [1.0])
-    assert command.search(config, search, tmp_path) == tmp_path
+    assert command.run_search(config, search, tmp_path) == tmp_path
 
 
 # --- Processes -------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def run(main: Callable[[], object]) -> NoReturn:
         if _interrupted:
             os._exit(INTERRUPTED)
         _interrupted.append(number)
-        raise KeyboardInterrupt  # Python ignores it within a callback, as of an import or of the garbage collector
+        raise KeyboardInterrupt  # Python swallows it in callbacks, as of the garbage collector
 
     _interrupted.clear()
 
@@ -82,8 +82,8 @@ def run(main: Callable[[], object]) -> NoReturn:
 
 
 def correctable(error: Exception) -> UserError | None:
-    """The `UserError` of an error that a user can correct: itself, or that of a full or read-only disk, a quota or a
-    missing permission. None for a bug."""
+    """The one-line error that a user can correct: the `UserError` itself, or one made from a full or read-only disk, an
+    exceeded quota or a missing permission. None for a bug."""
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
     return error if isinstance(error, UserError) else None
@@ -129,8 +129,8 @@ class StopRequest:
     """Turns SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 into a request to stop after the current update.
 
     The first signal is answered with a line. Before the first update, when there is nothing to save, it raises
-    KeyboardInterrupt, and so does a second Ctrl-C (SIGINT) at any time. The other signals may come any number of times:
-    a cluster sends them to every process of a job, and so does a parent to its sessions. Signals that the parent
+    KeyboardInterrupt, and so does Ctrl-C (SIGINT) after any earlier signal. The other signals may come any number of
+    times: a cluster sends them to every process of a job, and so does a parent to its sessions. Signals that the parent
     ignores stay ignored: SIGHUP, sent when the terminal closes, under `nohup`; SIGINT in a script's background (`&`).
 
     Args:

@@ -62,10 +62,10 @@ def parse(
 
     Args:
         options: a dataclass; its docstring is the description in `--help`.
-        load: path of the config file -> the config and, in their order, the defaults of `own`.
-        holds: whether a directory holds what the command can go on with.
-        read: such a directory -> what it keeps, likewise.
-        own: fields of the command whose defaults `load` and `read` may give after the config.
+        load: config file -> the config, then the defaults of `own`, in that order.
+        holds: whether a directory has something to go on with.
+        read: such a directory -> the same list, from what it holds.
+        own: further fields of `options` that `load` and `read` supply.
 
     Returns:
         All options, and their defaults.

@@ -45,7 +45,7 @@ from jax import lax
 
 from jaxrl_atari.networks import STACK
 
-MODULE = "a5428965ec227106ff283a44250e6c57c917d4ee13bbca12a94c4722656057ce"
+SOURCE_SHA256 = "a5428965ec227106ff283a44250e6c57c917d4ee13bbca12a94c4722656057ce"
 """SHA-256 of the text of the module that is computed here, with the functions that it calls (`forms.py`). After an edit
 that leaves its outputs as they are for given parameters, such as another initialisation, put the new one here."""
 
@@ -57,7 +57,7 @@ def chunk_size(platform: str, dtype: Any) -> int:
     """The largest number of samples in a chunk.
 
     On CPUs these sizes were the fastest: in bfloat16, AMX (Intel's matrix units) needs large products, and other CPUs
-    gain more from their caches. A GPU, which has not been measured, gets fewer kernels.
+    gain more from their caches. In bfloat16, a GPU, which has not been measured, gets fewer kernels.
 
     Args:
         platform: as `hardware.gpus.network_platform` names it.

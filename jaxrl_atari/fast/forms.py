@@ -49,7 +49,7 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
     """
     platforms = {platform, peer or platform}
     chosen = config.conv == "matmul" or (config.conv == "auto" and platforms <= {"cpu", *BFLOAT16_CPUS})
-    as_products = config.name == "nature" and chosen and _cpu_conv_computes(NETWORKS["nature"])
+    as_products = config.name == "nature" and chosen and _source_is_known(NETWORKS["nature"])
     in_bfloat16 = platforms == {"gpu"} or (as_products and platforms <= BFLOAT16_CPUS)
     automatic = "bfloat16" if in_bfloat16 else "float32"
     dtype = jnp.dtype(automatic if config.compute_dtype == "auto" else config.compute_dtype)
@@ -67,16 +67,17 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
 
 
 @cache
-def _cpu_conv_computes(network: Any) -> bool:
-    """Whether `cpu_conv` was written for this text of a module. Otherwise an edit of it would do nothing on a CPU.
+def _source_is_known(network: Any) -> bool:
+    """Whether the source of a module is the one that `cpu_conv` was written for. Else an edit would do nothing on a CPU.
 
-    The text is compared, not outputs: an edit may change gradients alone, as a `stop_gradient` does.
+    The text is compared, comments included, not the outputs: an edit may change gradients alone, as a `stop_gradient`
+    does. Python must have the source files.
     """
     text = "".join(map(inspect.getsource, (network, heads, dense, bias_in_float32)))
     digest = hashlib.sha256(text.encode()).hexdigest()
-    if digest != cpu_conv.MODULE:
+    if digest != cpu_conv.SOURCE_SHA256:
         logging.getLogger(__name__).warning(
-            "%s was edited: its convolutions are plain, which is slow on a CPU; see MODULE in cpu_conv.py (now %s)",
+            "%s was edited: its convolutions are plain, which is slow on a CPU; see SOURCE_SHA256 in cpu_conv (now %s)",
             network.__name__, digest,
         )  # fmt: skip
-    return digest == cpu_conv.MODULE
+    return digest == cpu_conv.SOURCE_SHA256

@@ -1,4 +1,4 @@
-"""The GPUs of a session: what the options of a config mean, the rotation of sessions over the GPUs, and JAX's start.
+"""Choice of GPUs: which ones a config asks for, how sessions rotate over them, and starting JAX on them.
 
 Only `start_gpus` starts JAX's back end.
 """
@@ -46,12 +46,12 @@ def choose_gpu(option: Any, shown: Visible, field: str) -> int | None:
 def first_devices(devices: DevicesConfig, available: Sequence[Any], kind: str) -> tuple[Any, ...]:
     """The first `devices.data_parallel` of the available devices. Raises `ConfigError` if there are fewer."""
     count = len(available) if devices.data_parallel == "all" else devices.data_parallel
-    require(count <= len(available), "devices.data_parallel", count, f"at most {len(available)}, {kind}")
+    require(count <= len(available), "devices.data_parallel", count, f"at most {len(available)} ({kind})")
     return tuple(available[:count])
 
 
 class DeviceChoice(NamedTuple):
-    """The GPUs that a config asks for, as indices of the visible ones; of all processes, those of this one."""
+    """The GPUs that a config asks for, as indices into the visible GPUs of this process."""
 
     gpus: tuple[Gpu, ...]  # the visible ones; none with `devices.gpu = false`: NVML is not asked
     problem: str  # why there are none
@@ -70,8 +70,8 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
     Raises:
         ConfigError: this machine does not have them.
     """
-    reason = f"{field} = {str(devices.gpu).lower()}"
-    shown = Visible((), reason) if devices.gpu is False else visible()
+    why = f"{field} = {str(devices.gpu).lower()}"
+    shown = Visible((), why) if devices.gpu is False else visible()
     problem = shown.problem
     all_indices = range(len(shown.gpus))
     first = choose_gpu(devices.gpu, shown, field)
@@ -89,21 +89,21 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
         first_devices(devices, cpus, f"the CPU devices of JAX ({problem})")
         learner = ()
     if devices.gpu == "auto" and not learner:
-        reason += f", and there is no GPU: {problem}"
-    return DeviceChoice(shown.gpus, problem, learner, actor, evaluator, reason)
+        why += f", and there is no GPU: {problem}"
+    return DeviceChoice(shown.gpus, problem, learner, actor, evaluator, why)
 
 
 # --- Rotation --------------------------------------------------------------------------------------------------------
 
 
-def rotate(session: int, visible: int, per_session: int = 1, offset: int = 0) -> tuple[int, ...]:
-    """The block of consecutive GPUs of a session.
+def rotate(session: int, count: int, per_session: int = 1, offset: int = 0) -> tuple[int, ...]:
+    """The block of consecutive GPUs of a session, among `count` visible ones.
 
-    With one GPU per session it is `(session + offset) % visible`. If `visible` is not a multiple of `per_session`, the
+    With one GPU per session it is `(session + offset) % count`. If `count` is not a multiple of `per_session`, the
     remaining GPUs stay idle, so that two blocks are equal or disjoint.
     """
     first = session * per_session + offset
-    used = visible - visible % per_session
+    used = count - count % per_session
     return tuple((first + i) % used for i in range(per_session))
 
 
@@ -149,7 +149,7 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoic
     if not use.gpus:
         forbid_gpu(use.problem)
     elif gpus.simulated_count() is not None:
-        with contextlib.suppress(RuntimeError):  # JAX has started: it has the devices it has
+        with contextlib.suppress(RuntimeError):  # JAX has started already and keeps its devices
             jax_config.update("jax_num_cpu_devices", len(use.gpus) + 1)
     else:
         used = {*use.learner, use.actor, use.evaluator} - {None}

@@ -15,7 +15,7 @@ import pynvml
 
 from jaxrl_atari.hardware.runtime import jax_config, read_cpu
 
-nvml: Any = pynvml  # its annotations say less than it returns
+nvml: Any = pynvml  # its type annotations are incomplete
 SIMULATED = "JAXRL_ATARI_SIMULATED_GPUS"
 NVML_FAILED = "NVML failed"
 forbidden_because = ""  # set by `forbid_gpu`

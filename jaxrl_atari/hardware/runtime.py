@@ -85,12 +85,12 @@ def require_not_started(field: str, value: Any) -> None:
 
 def use_deterministic_kernels() -> None:
     """Adds `DETERMINISTIC` to XLA_FLAGS. Raises `ConfigError` if JAX has started on a GPU, without this flag."""
-    # XLA's cache of timed choices is read before the flag is, and has it in no key.
+    # XLA reads its autotuning cache before this flag, and the cache key does not include it.
     jax_config.update("jax_persistent_cache_enable_xla_caches", "none")
     flags = os.environ.get("XLA_FLAGS", "")
     if DETERMINISTIC not in flags:
         require_not_started("devices.deterministic", True)
-        os.environ["XLA_FLAGS"] = f"{flags} {DETERMINISTIC}"  # of two values, the last counts
+        os.environ["XLA_FLAGS"] = f"{flags} {DETERMINISTIC}"  # if a flag appears twice, the last one wins
 
 
 def xla_threads() -> int:
@@ -178,6 +178,6 @@ def _remove_damaged_programs(folder: Path) -> list[str]:
             try:
                 decompress(path.read_bytes())
             except Exception:  # each library has an error of its own
-                path.unlink()
+                path.unlink(missing_ok=True)  # by another process that starts
                 damaged.append(path)
-    return [f"{len(damaged)} damaged programs removed from the cache; they are compiled again"] if damaged else []
+    return [f"damaged programs removed from the cache, to be compiled again: {len(damaged)}"] if damaged else []

@@ -1,1 +1,1 @@
-"""Reports of runs, suites and searches: one HTML file each, with everything in it."""
+"""Reading runs back: figures of merit, statistics, tables, graphs, and HTML reports."""

@@ -34,7 +34,7 @@ def write_segment(session_dir: Path, parts: Sequence[Segment], games: Sequence[G
     """
     first = parts[0].first_step
     steps = len(parts[0].actions)
-    if steps == 0:  # since the checkpoint before
+    if steps == 0:  # no step since the last checkpoint
         return
     content = io.BytesIO()
     np.savez_compressed(

@@ -152,8 +152,8 @@ class Checkpoints:
 
         Args:
             target: meta -> `target` of `restore`.
-            parameters: names of further items, with the structure of `train_state.params`; those that there are come
-                with the arrays, under these names.
+            parameters: names of further items to restore beside the arrays, where the checkpoint has them; each has the
+                structure of `train_state.params`.
             part: as in `restore`.
 
         Raises:
@@ -289,7 +289,7 @@ def games_problem(config: Config, meta: dict[str, Any]) -> str:
 
 
 def resume_text(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """A line on where a session resumes, and on what has changed of its arithmetic.
+    """One line: where a session resumes, and which arithmetic settings differ from before.
 
     Args:
         before: meta of the checkpoint that it resumes from.

@@ -135,6 +135,6 @@ class SessionLog:
             writer.write(self.row)
 
     def last_point(self, learning_rate: float) -> None:
-        """Writes what came after the last log point. A session that is resumed drops it again."""
+        """Writes a log point for the steps since the last one. A resumed session drops it."""
         if self._progress.env_steps > self._logged:
             self._write_row(learning_rate)

@@ -33,7 +33,7 @@ SAME_FOR_ALL_TRIALS = {"name", "seed", "sessions", "output_dir", "devices", "tri
 """Config fields and groups that a search cannot vary."""
 
 
-# tyro would ask for the arguments of the distributions.
+# Keeps tyro from deriving options from the distributions.
 NO_OPTION = tyro.constructors.PrimitiveConstructorSpec("*", "", lambda words: {}, lambda value: True, lambda value: [])
 
 
@@ -75,8 +75,8 @@ def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
 def check_search(config: Config, search: SearchConfig) -> None:
     """Raises `ConfigError` for a search that cannot be run.
 
-    A field that a search cannot vary, values that the config does not accept alone or together (of a range, its ends),
-    several sessions with ASHA, or a first comparison beyond the budget.
+    Namely: a field that a search cannot vary, values that the config does not accept alone or together (of a range, its
+    ends), several sessions with ASHA, or a first comparison beyond the budget.
     """
     known = {name for name in flat(config.to_dict()) if name.partition(".")[0] not in SAME_FOR_ALL_TRIALS}
     unknown = search.space.keys() - known
@@ -84,7 +84,9 @@ def check_search(config: Config, search: SearchConfig) -> None:
     hint = "configs/search_qbert.py is an example of a --config"
     require(bool(search.space) and not unknown, "search.space", unknown or {}, expected, hint)
     ends = [d.choices if isinstance(d, CategoricalDistribution) else (d.low, d.high) for d in search.space.values()]
-    for values in itertools.islice(itertools.product(*ends), 10_000):  # of more, a trial fails that has a wrong one
+    for values in itertools.islice(
+        itertools.product(*ends), 10_000
+    ):  # beyond these, a trial with unusable values fails by itself
         set_fields(config, dict(zip(search.space, values, strict=True)))
     if search.early_stopping == "asha":
         hint = "or use --search.early-stopping none"

@@ -60,7 +60,7 @@ def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optun
 
 
 def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
-    """A trial that runs: a new one samples its fields, another one keeps those it has."""
+    """Marks a trial as running and returns it. A new trial samples its fields; one that continues keeps its own."""
     journal = _open_journal(search_dir)
     trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(NAME), number)
     journal.set_trial_state_values(trial_id, TrialState.RUNNING)
@@ -169,7 +169,7 @@ def write_results(search_dir: Path) -> str:
     trials = ranked(study)
     rows: list[list[Any]] = [["trial", *search.space, "score", "env_steps", "status"]]
     for trial in trials:
-        fields = [trial.params[name] for name in search.space]
+        fields = map(trial.params.get, search.space)
         rows.append([trial.number, *fields, *reached(search_dir / f"trial_{trial.number}"), status(trial)])
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(rows)

@@ -1,8 +1,8 @@
 """Sessions in processes of their own, several at a time, each on its share of the machine.
 
 `multiprocessing` starts a fresh interpreter for each session ("spawn") and passes the session and its config on by
-pickle. Ctrl-C on a terminal reaches the parent alone, which passes every stop request on once, as SIGTERM. When the
-parent ends for any reason, its sessions write their last checkpoints and end.
+pickle. Sessions ignore Ctrl-C; the parent passes each stop request on once, as SIGTERM. When the parent ends for any
+reason, its sessions write their last checkpoints and end.
 """
 
 import contextlib
@@ -109,7 +109,7 @@ def run_processes(
                 if waiting and len(running) < parallel:
                     item = waiting.pop(0)
                     own = item.number % len(slots)
-                    slot = min(range(len(slots)), key=lambda slot: (busy[slot], slot != own))
+                    slot = min(range(len(slots)), key=lambda index: (busy[index], index != own))
                     item.say(slots[slot].text)
                     running.append(_Session(item, slot, function, slots[slot].environment, parallel > 1))
                     continue

@@ -50,7 +50,7 @@ class ResourcesConfig:
 
 
 class Share(NamedTuple):
-    """What an item has of its machine."""
+    """The share of a machine that an item gets."""
 
     gpu: float  # 0: it runs on the CPU
     cpu: int  # cores
@@ -82,7 +82,12 @@ def allot(resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], d
     owned = [(machine.get("GPU", 0.0), machine.get("CPU", 0.0)) for machine in machines]
     gpu = resources.gpu if devices.gpu and any(gpus for gpus, _ in owned) else 0.0
     cpu = max(resources.cpu, 1)
-    require(devices.gpu is not True or gpu > 0, "devices.gpu", True, "a GPU on a machine of the Ray cluster")
+    require(
+        devices.gpu is not True or gpu > 0,
+        "devices.gpu",
+        True,
+        "a GPU on a machine of the Ray cluster, and resources.gpu above 0",
+    )
     fitting = [(gpus, cores) for gpus, cores in owned if gpus >= gpu and cores >= cpu]
     if not fitting:
         found = "; ".join(f"{counted(gpus, 'GPU')} and {counted(cores, 'core')}" for gpus, cores in owned)
@@ -128,8 +133,8 @@ def check_ray(address: str, devices: DevicesConfig) -> int:
 def cluster(address: str, gpus: int) -> Iterator[str]:
     """A Ray cluster: its address. With an empty `address`, one of this machine alone, which ends with the block.
 
-    That one's parent is a process in a session of its own, so that no signal to the group of this process, as from a
-    terminal or `timeout`, reaches it. It ends when this process dies.
+    It is started by a child in a POSIX session of its own (setsid), so that no signal to the group of this process, as
+    from a terminal or `timeout`, reaches it. It ends when this process dies.
 
     Args:
         gpus: those of this machine, as `check_ray` returns them.
@@ -154,7 +159,7 @@ def cluster(address: str, gpus: int) -> Iterator[str]:
 
 
 def main() -> None:
-    """Starts Ray with so many GPUs of this machine, prints its address or why it did not start, and waits."""
+    """Starts Ray with the number of GPUs in the argument, prints its address or why it did not start, and waits."""
     import ray
 
     try:

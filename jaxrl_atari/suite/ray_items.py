@@ -31,7 +31,7 @@ STOP_FILE = "stop"  # exists once a stop is requested: the processes of items ma
 OUTPUT_FILE = "output.txt"
 SECONDS_BETWEEN_NEWS = 30
 
-Function = Callable[[Path, Share, Callable[[], bool]], object]
+RunItem = Callable[[Path, Share, Callable[[], bool]], object]
 """Runs an item to its end, or until a stop is requested: its folder, its share, whether a stop is requested."""
 
 
@@ -65,7 +65,7 @@ class _Events(TrialProgressCallback, tune.Stopper):
         self.ended.append((item, failure))
 
 
-def _run_item(config: dict[str, str], directory: Path, function: Function, share: Share) -> dict[str, Any]:
+def _run_item(config: dict[str, str], directory: Path, function: RunItem, share: Share) -> dict[str, Any]:
     """Runs an item in its process: in a thread, which receives no signals. Returns its result for Tune."""
     path = directory / config["item"] / OUTPUT_FILE
     stop_requested = (directory / STOP_FILE).exists
@@ -88,7 +88,7 @@ def run_items(
     address: str,
     directory: Path,
     items: Sequence[str],
-    function: Function,
+    function: RunItem,
     devices: DevicesConfig,
     resources: ResourcesConfig,
     progress: Callable[[str], str],
@@ -101,14 +101,15 @@ def run_items(
             output.txt there.
         function: can be imported, or is a `functools.partial` of what can.
         devices: of the config.
-        progress: how far an item is, in a line, which is printed every half minute.
+        progress: item -> one line on how far it is, printed every 30 seconds.
 
     Yields:
         Each item that has ended by itself, and why it failed, if it did.
 
     Raises:
         UserError: the cluster cannot be used, or an item needs more than a machine has.
-        KeyboardInterrupt: a stop was requested and passed on, and what ran has ended. A second Ctrl-C kills it.
+        KeyboardInterrupt: a stop was requested and passed on, and every running item has ended. A second
+            Ctrl-C kills them.
     """
     if not items:
         return
@@ -144,7 +145,8 @@ def run_items(
                         events.ended.clear()  # they may have stopped or, like the command, been sent the signal
                     if time.monotonic() > said + SECONDS_BETWEEN_NEWS:
                         said = time.monotonic()
-                        say("\n".join(map(progress, sorted(events.running))))
+                        for item in sorted(events.running):
+                            say(progress(item))
                     while events.ended:
                         yield events.ended.pop(0)
                 fitting.get()

@@ -1,4 +1,4 @@
-"""The games of a suite, and suite.json.
+"""A suite of games: suite.json, its sessions, training on Ray, and the results.
 
 SUITE_DIR/suite.json             games and config
 SUITE_DIR/<Game>/                a run directory like any other
@@ -108,21 +108,23 @@ def train_on_ray(
     """`trial.train_items` on a Ray cluster; see `ray_items.run_items`."""
     from jaxrl_atari.suite.ray_items import run_items  # which imports Ray
 
-    folders = {f"{item.game}/session_{item.session}": item for item in items}
+    by_folder = {f"{item.game}/session_{item.session}": item for item in items}
 
     def progress(folder: str) -> str:
         return f"{folder} at {max(checkpoint_steps(suite_dir / folder), default=0):,} env steps"
 
-    train = partial(_train, folders)
-    for folder, failure in run_items(address, suite_dir, [*folders], train, suite.config.devices, resources, progress):
+    train = partial(_train, by_folder)
+    for folder, failure in run_items(
+        address, suite_dir, [*by_folder], train, suite.config.devices, resources, progress
+    ):
         if failure is not None:
-            folders[folder].say(f"failed: {failure.reason}")
-        yield folders[folder], failure
+            by_folder[folder].say(f"failed: {failure.reason}")
+        yield by_folder[folder], failure
 
 
-def _train(folders: Mapping[str, Item], folder: Path, share: Share, stop_requested: Callable[[], bool]) -> None:
+def _train(by_folder: Mapping[str, Item], folder: Path, share: Share, stop_requested: Callable[[], bool]) -> None:
     """Trains the session of a folder in its process, where its run directory may have another path."""
-    item = folders["/".join(folder.parts[-2:])]
+    item = by_folder["/".join(folder.parts[-2:])]
     item = item._replace(config=share.configure(item.config), run_dir=folder.parent)
     train_item(item, stop_requested=stop_requested)
 

@@ -93,9 +93,8 @@ def run_training(config: Config, run_dir: str | Path | None = None) -> TrainingR
             for session in {*range(config.sessions)} - {item.session for item in items}:
                 say(f"session {session}  finished already")
             failures = [(item, failure) for item, failure in train_items(items) if failure]
-        for _, failure in failures:
-            if failure.correctable and config.sessions == 1:
-                raise UserError(failure.reason)  # as if it had run in this process
+        if failures and config.sessions == 1 and failures[0][1].correctable:
+            raise UserError(failures[0][1].reason)  # as if it had run in this process
         try:
             summary = write_trial_summary(run_dir)
         except UserError:  # no session has a log point
@@ -165,8 +164,8 @@ def train_items(items: Sequence[Item]) -> Iterator[tuple[Item, Failure | None]]:
     """Trains sessions: one after the other in this process, or in processes that each see their own GPUs.
 
     Yields:
-        Each session that has ended by itself, and why it failed, if it did. The only session of a trial raises its
-        error instead, if it trains in this process.
+        Each session that has ended by itself, and why it failed, if it did. In this process, the only session of a
+        trial, and any session with `devices.distributed`, raises its error instead.
     """
     if not items:
         return
@@ -175,7 +174,7 @@ def train_items(items: Sequence[Item]) -> Iterator[tuple[Item, Failure | None]]:
     if parallel > 1 or slots[0].environment or items[0].game:
         ended = run_processes(items, train_item, slots, parallel)
     else:
-        # With `devices.distributed` the followers go on with a session that fails here.
+        # A follower cannot see that the leader's session failed, and would wait for it.
         alone = config.sessions == 1 or config.devices.distributed
         train = train_item if alone else partial(attempt, train_item)
         ended = ((item, train(item)) for item in items)

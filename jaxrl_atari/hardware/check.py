@@ -69,7 +69,7 @@ def print_report(config: Config, with_memory: bool) -> None:
 
 
 def multiply(device: jax.Device) -> str:
-    """Multiplies two matrices on a device and compares the product with NumPy's: `right`, or what is not."""
+    """Multiplies two matrices on a device and compares the product with NumPy's: `right`, `wrong`, or `failed: why`."""
     matrix = np.arange(2**18, dtype=np.float32).reshape(512, 512) % 7  # whole numbers, whose sums are exact
     try:
         placed = jax.device_put(matrix, device)
@@ -79,7 +79,7 @@ def multiply(device: jax.Device) -> str:
 
 
 def memory_report(config: Config, devices: Sequence[jax.Device]) -> str:
-    """The memory of each device that learns, by XLA's analysis of the update as it is compiled for the first one."""
+    """The memory of each device that learns and acts, by XLA's analysis of the update, compiled for the first one."""
     num_envs = config.env.num_envs // len(devices)
     ppo = config.ppo
     home = devices[0]
@@ -103,7 +103,7 @@ def memory_report(config: Config, devices: Sequence[jax.Device]) -> str:
     filled = math.prod(frames)
     working = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
     return f"""
-memory of a learner device, by XLA's analysis of the compiled update:
+memory of a learner device that also acts, by XLA's analysis of the compiled update:
   parameters, optimiser, rollout {held / 2**20:10,.1f} MiB
   the next rollout               {filled / 2**20:10,.1f} MiB
   gradients and activations      {working / 2**20:10,.1f} MiB
