@@ -68,7 +68,7 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
 
 @cache
 def _source_is_known(network: Any) -> bool:
-    """Whether the source of a module is the one that `cpu_conv` was written for. Else an edit would do nothing on a CPU.
+    """Whether the source of a module is the one that `cpu_conv` was written for. Else an edit does nothing on a CPU.
 
     The text is compared, comments included, not the outputs: an edit may change gradients alone, as a `stop_gradient`
     does. Python must have the source files.
