@@ -296,9 +296,8 @@ def resume_text(before: dict[str, Any], now: dict[str, Any]) -> str:
         now: what the next checkpoint will have.
     """
     text = f"resumed at {before['env_steps']:,} env steps (update {before['updates']:,})"
-    names = [
-        name for name in ("compute_dtype", "numeric_settings") if name in before
-    ]  # older versions did not save them
+    # Older versions did not save them.
+    names = [name for name in ("compute_dtype", "numeric_settings") if name in before]
     changed = changed_fields({name: before[name] for name in names}, {name: now[name] for name in names})
     for name, (old, new) in changed.items():
         text += f"; {name} {old} -> {new}, so numbers may differ from here on"

@@ -105,7 +105,7 @@ class TerminalWriter(Writer):
 
     def _line(self, row: Row) -> str:
         task = self._task
-        eta = self._task.time_remaining
+        eta = task.time_remaining
         busy = _text(row.get("gpu_busy_percent"))
         left = "-" if eta is None else timedelta(seconds=round(eta))
         line = (

@@ -74,11 +74,15 @@ def run_training(config: Config, run_dir: str | Path | None = None) -> TrainingR
         run_dir = make_run_dir(config, run_dir)
     run_dir = Path(distributed.agree(str(run_dir)))  # the followers' is not known before
     items = unfinished(config, run_dir)
+
+    # A follower: trains with the leader, and writes nothing.
     if not leads:
         for item in items:
             train_item(item)
         distributed.wait_for_all()
         return TrainingResult(run_dir, {})
+
+    # The leader: trains, summarises, reports.
     say(f"{'resuming' if before else 'run directory:'} {run_dir}")
     command = resume_command("train", run_dir)
     summary = {}
@@ -108,6 +112,8 @@ def run_training(config: Config, run_dir: str | Path | None = None) -> TrainingR
         with contextlib.suppress(UserError):
             write_trial_summary(run_dir)
         raise KeyboardInterrupt(f"stopped; go on with {command}") from None
+
+    # What failed.
     if failures:
         reasons = "; ".join(f"session {item.session}: {failure.reason}" for item, failure in failures)
         raise SessionsFailed(
