@@ -133,7 +133,7 @@ def directories(case):
     positional = list(itertools.takewhile(lambda word: not word.startswith("--"), case.words))
     if case.module == "hub":
         return positional[1:2] if positional[0] == "push" else []
-    return positional if case.module in ("evaluate", "plots", "report") else []
+    return positional if case.module in ("evaluate", "plots", "report", "verify") else []
 
 
 @pytest.fixture
@@ -187,6 +187,7 @@ PROMISED = {
     "devices": ("configs", "memory"),
     "search": ("**/*_best.py", "finished"),
     "hub": ("**/config.json", "pushed: |pulled: "),
+    "verify": ("**/config.json", "verified: .* are equal"),
 }
 """Command -> files that it leaves, and what it prints."""
 

@@ -65,7 +65,6 @@ def run(main: Callable[[], object]) -> NoReturn:
         say(str(stop) or "interrupted", sys.stderr)
         status = INTERRUPTED
     except BrokenPipeError as error:  # `--help | head`: tyro prints the help itself
-        write("")  # what is left goes nowhere
         say(f"error: {error}", sys.stderr)
         status = 1
     except Exception as error:
@@ -78,6 +77,7 @@ def run(main: Callable[[], object]) -> NoReturn:
         else:
             say(f"error: {known}", sys.stderr)
             status = known.exit_status
+    write("")  # what a pipe or terminal that has gone away did not take goes nowhere
     sys.exit(status)
 
 

@@ -1,5 +1,6 @@
 """Writers of log points: the terminal, CSV, TensorBoard, and Weights & Biases."""
 
+import contextlib
 import csv
 import io
 import itertools
@@ -129,7 +130,8 @@ class TerminalWriter(Writer):
         say(f"{self._label}  {text}")  # above the live line: rich has redirected `sys.stdout`
 
     def close(self) -> None:
-        self._bar.stop()
+        with contextlib.suppress(OSError):  # the terminal has gone away
+            self._bar.stop()
 
 
 def _text(value: float | None, digits: int = 0) -> str:
