@@ -239,7 +239,7 @@ class Collected(NamedTuple):
     rollouts: list[Rollout]  # one for each of this process's learner devices
     env_steps: int  # of all processes; auto-reset steps do not count
     games: list[Game]  # of all processes, by step, then by environment
-    seconds: tuple[float, float]  # waiting for the emulators, and the rest
+    seconds: tuple[float, float]  # since the first actions: waiting for the emulators, and the rest
 
 
 def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: jax.Array) -> Collected:
@@ -256,7 +256,7 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
     # a list of (group, parameters), one for each device.
     turns = [list(zip(turn, params, strict=True)) for turn in zip(*groups, strict=True)]
     games = []
-    started = time.perf_counter()
+    started = 0.0
     for group in all_groups:
         group.begin(key)
     for t in range(length):
@@ -267,6 +267,8 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
                 group.choose(group_params)
             for group, _ in turn:
                 group.send()
+        if t == 0:  # the first actions have waited for the update
+            started = time.perf_counter()
     for turn in turns:
         for group, group_params in turn:
             games += group.receive(length - 1)

@@ -1,13 +1,14 @@
 """Acting against naive frame stacks of what the pool gave, on the real emulator too, and the windows of the scores."""
 
 import json
+import time
 from collections import deque
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_pools import NoisePool, Recorded
+from fake_pools import Corridor, NoisePool, Recorded
 
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.envs import make_pool
@@ -174,3 +175,23 @@ def test_every_step_and_every_environment_draws_for_itself():
     action = np.asarray(state.steps.action[:8])
     for draws in (action, action.T):
         assert len({row.tobytes() for row in draws.copy()}) == 8
+
+
+def test_the_wait_for_the_update_is_no_time_of_the_policy():
+    """The first actions come when the parameters do."""
+
+    class Waiting(EnvGroup):
+        slept = False
+
+        def send(self):
+            if not self.slept:
+                time.sleep(1.0)
+            self.slept = True
+            super().send()
+
+    network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
+    params = init_params(NetworkConfig(), Corridor.num_actions, jax.random.key(0))
+    cpu = jax.devices("cpu")[0]
+    groups = [kind(Corridor(2, seed=0), network, 2, cpu, V5) for kind in (EnvGroup, Waiting)]  # the first one compiles
+    *_, seconds = (collect([[group]], [params], jax.random.key(0)).seconds for group in groups)
+    assert sum(seconds) < 0.9
