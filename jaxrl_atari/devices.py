@@ -27,7 +27,7 @@ class Placement(NamedTuple):
     """Which device does what in a session."""
 
     learner: tuple[jax.Device, ...]  # in every process
-    actors: tuple[jax.Device, ...]  # of this process: the device that acts for each local learner device
+    actors: tuple[jax.Device, ...]  # the device that acts for each local learner device of this process
     evaluator: jax.Device
     reason: str
 

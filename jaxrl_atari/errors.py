@@ -35,6 +35,10 @@ class ConfigError(UserError, ValueError):
         super().__init__(f"{field} = {value!r}: expected {expected}" + (f"; {hint}" if hint else ""))
 
 
+class NoLogPoint(UserError):
+    """A run has no log point yet."""
+
+
 class SessionsFailed(UserError):
     """Some sessions of a trial failed; the others have finished."""
 
@@ -73,7 +77,7 @@ def check_fields(config: Any, prefix: str = "") -> None:
     NumPy's numbers become Python's.
 
     Args:
-        prefix: of the fields' names in errors, such as `ppo.`.
+        prefix: stands before the fields' names in errors, such as `ppo.`.
 
     Raises:
         ConfigError: the first field whose value does not fit.

@@ -23,10 +23,11 @@ import tyro
 from tyro.conf import Positional
 
 from jaxrl_atari import cli
+from jaxrl_atari.cli import counted
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hardware.gpus import forbid_gpu
-from jaxrl_atari.report import summary as texts
+from jaxrl_atari.report import summary
 from jaxrl_atari.runs.run_dir import checkpoint_steps
 
 Checkpoint = Literal["best", "latest"] | int
@@ -52,7 +53,7 @@ STANDARD_FILES = {".gitattributes", "README.md"}
 VARIABLES = "ALL_PROXY HTTPS_PROXY HTTP_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR HF_ENDPOINT HF_TOKEN HF_HUB_OFFLINE"
 """What a connection to the Hub depends on. The names of proxies may also be in lower case."""
 
-CARD = str(Path(texts.__file__).parent / "templates" / "card.md")
+CARD = str(Path(summary.__file__).parent / "templates" / "card.md")
 """The model card, a Jinja template. Its `text` is `report.summary`."""
 
 
@@ -76,13 +77,13 @@ def repository_files(run_dir: Path, repo_id: str, checkpoint: Checkpoint) -> dic
     """The contents of a repository: name -> file, or the bytes that it holds.
 
     Raises:
-        UserError: not a run directory, or it has no such checkpoint, or a damaged one.
+        UserError: not a run directory, or it has no such checkpoint, or damaged parameters in one.
     """
-    run = texts.read_run(run_dir)
+    run = summary.read_run(run_dir)
     folders = [run_dir]
     if checkpoint == "latest":
         folders = list(filter(checkpoint_steps, run.tables)) or folders
-    policies = [load_policy(folder, checkpoint) for folder in folders]  # verifies the checkpoints
+    policies = [load_policy(folder, checkpoint) for folder in folders]  # verifies their parameters
     checkpoints = {policy.session_dir: policy.env_steps for policy in policies}
     paths = [path for folder in (run_dir, *run.tables) for pattern in FILES for path in folder.glob(pattern)]
     videos = []
@@ -96,7 +97,7 @@ def repository_files(run_dir: Path, repo_id: str, checkpoint: Checkpoint) -> dic
     return files
 
 
-def model_card(run: texts.Run, repo_id: str, checkpoint: Checkpoint, checkpoints: dict[Path, int]) -> str:
+def model_card(run: summary.Run, repo_id: str, checkpoint: Checkpoint, checkpoints: dict[Path, int]) -> str:
     """The card of a run; it starts with the metadata that the Hub reads.
 
     Args:
@@ -104,10 +105,10 @@ def model_card(run: texts.Run, repo_id: str, checkpoint: Checkpoint, checkpoints
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    summary = texts.trial_summary(run)
-    game = summary["game"]
-    protocol = summary["protocol"]
-    score = " +/- ".join(f"{summary[name]:.2f}" for name in ("score", "score_std") if summary[name] is not None)
+    trial = summary.trial_summary(run)
+    game = trial["game"]
+    protocol = trial["protocol"]
+    score = " +/- ".join(f"{trial[name]:.2f}" for name in ("score", "score_std") if trial[name] is not None)
     named = {"v5": f"ALE/{game}-v5", "classic": f"{game}NoFrameskip-v4"}
     environment = named.get(protocol, f"{game} ({protocol})")
     task = "reinforcement-learning"
@@ -120,7 +121,7 @@ def model_card(run: texts.Run, repo_id: str, checkpoint: Checkpoint, checkpoints
         eval_results=[result] if score else None,
     )
     card = ModelCard.from_template(
-        metadata, template_path=CARD, run=run, summary=summary, score=score, text=texts,
+        metadata, template_path=CARD, run=run, summary=trial, score=score, text=summary, counted=counted,
         repo_id=repo_id, checkpoint=checkpoint, checkpoints=checkpoints,
     )  # fmt: skip
     return str(card)
@@ -140,7 +141,7 @@ def push(
         run_dir: directory of a run, such as data/NAME_TIMESTAMP
         repo_id: model repository, USER/REPO
         private: create a private repository, and refuse an existing public one
-        checkpoint: of the best session: best, or an env step; of every session: latest
+        checkpoint: best, or an env step, of the best session; latest, of every session
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 

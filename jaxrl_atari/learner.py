@@ -22,7 +22,7 @@ class Learner:
     """The train state, on one device or on several in parallel, and its update.
 
     Args:
-        arrays: of a checkpoint or of `first_arrays`. The first update consumes `train_state`.
+        arrays: arrays of a checkpoint, or `first_arrays`. The first update consumes `train_state`.
     """
 
     acting: Any = None

@@ -53,8 +53,8 @@ class NatureActorCritic(nn.Module):
     Orthogonal initialisation with the gains of OpenAI Baselines' PPO: sqrt(2), policy head 0.01, value head 1. The
     torso computes in `dtype`, the heads in float32; parameters are float32. 1,687,719 parameters with 6 actions.
 
-    On CPUs this module only makes the parameters, and `fast/cpu_conv.py` computes the outputs from them. After an edit
-    of what is computed here, a CPU computes the convolutions of this module, too, which is many times slower.
+    Where `fast/cpu_conv.py` is used, on CPUs, this module makes only the parameters; the outputs are computed there.
+    After an edit of what is computed here, a CPU computes the convolutions of this module, which is many times slower.
     """
 
     num_actions: int

@@ -138,7 +138,7 @@ class EnvGroup:
     """Environments that step together, and the policy's state for them on one device.
 
     Args:
-        rules: of the protocol; they define which rewards and terminals learning sees.
+        rules: rules of the protocol; they define which rewards and terminals learning sees.
         first_env: number of the first environment in the session.
         check: assert at every step that what acting uses lies on `device`.
     """
@@ -194,7 +194,7 @@ class EnvGroup:
         shape = (self.rollout_length, self.pool.num_envs)
         self._outcome = Outcome(*(np.zeros(shape, dtype) for dtype in (np.float32, bool, bool, np.float32)))
         self.waited_seconds = 0.0  # for the emulators, in this rollout
-        self.env_steps = 0  # of this rollout; auto-reset steps do not count
+        self.env_steps = 0  # in this rollout; auto-reset steps do not count
 
     def choose(self, params: Any) -> None:
         """Starts the policy on the newest frames.
@@ -237,8 +237,8 @@ class Collected(NamedTuple):
     """Result of `collect`."""
 
     rollouts: list[Rollout]  # one for each of this process's learner devices
-    env_steps: int  # of all processes; auto-reset steps do not count
-    games: list[Game]  # of all processes, by step, then by environment
+    env_steps: int  # over all processes; auto-reset steps do not count
+    games: list[Game]  # over all processes, by step, then by environment
     seconds: tuple[float, float]  # since the first actions: waiting for the emulators, and the rest
 
 
@@ -301,7 +301,7 @@ def make_groups(config: Config, placement: Placement, seed: int, first_step: int
     """All environments of a session, as `collect` takes them.
 
     Args:
-        seed: of the games.
+        seed: seed of the games.
         first_step: steps that each environment made before a resume that starts new games.
     """
     env = config.env

@@ -122,13 +122,13 @@ class Session:
 
     config: Config
     session_dir: Path
-    seed: int  # of this session
+    seed: int  # seed of this session
     game_seed: int
     placement: Placement
     progress: Progress
     groups: list[list[EnvGroup]]
     learner: Learner
-    key: jax.Array  # of everything that JAX draws
+    key: jax.Array  # key of everything that JAX draws
     log: SessionLog
     checkpoints: Checkpoints | None  # None in a process that is not the leader
     evaluator: Evaluator | None  # None where there are no evaluations
@@ -250,7 +250,7 @@ def prepare(
     placement = place(config.devices)
     config.check_split(len(placement.learner))
     seed = config.seed + session
-    leader = is_leader()  # of several processes, only the leader writes
+    leader = is_leader()  # only the leader of several processes writes
 
     with contextlib.ExitStack() as exits:
         exits.enter_context(out_of_memory_advice(config))
@@ -292,7 +292,7 @@ def prepare(
             if resume and restored is None:
                 set_aside_logs(session_dir, say)
             cut_segments(session_dir, progress.steps)
-            (session_dir / "verified.json").unlink(missing_ok=True)  # of what was there before
+            (session_dir / "verified.json").unlink(missing_ok=True)  # it describes what was there before
             logged = meta.get("logged_env_steps", progress.env_steps)
             last_evaluation = evaluated - 1 if running else evaluated
             outputs += make_writers(config, session_dir, logged, last_evaluation)

@@ -67,7 +67,7 @@ class Log(NamedTuple):
     anchors: np.ndarray  # int64 [k, 3]: step, environment, seed
     games: np.ndarray  # float64 [m, 4]: step, environment, return, length, in this order
     frame_crc: dict[int, np.ndarray]  # step -> uint32 [B], of the frames after so many steps
-    ends: list[int]  # of the updates, in steps
+    ends: list[int]  # ends of the updates, in steps
 
 
 def read_log(session_dir: Path) -> Log:
@@ -113,12 +113,12 @@ class Piece(NamedTuple):
 def pieces(log: Log) -> list[Piece]:
     """The games of a session, cut at their anchors, the longest pieces first."""
     anchors = sorted((env, step, seed) for step, env, seed in log.anchors.tolist())
-    found = []
+    result = []
     for (env, step, seed), (next_env, next_step, _) in itertools.pairwise([*anchors, (-1, 0, 0)]):
         end = next_step if next_env == env else len(log.actions)
         if end > step:
-            found.append(Piece(env, step, end, seed))
-    return sorted(found, key=lambda piece: piece.start - piece.end)
+            result.append(Piece(env, step, end, seed))
+    return sorted(result, key=lambda piece: piece.start - piece.end)
 
 
 def play(config: Config, log: Log, batch: list[Piece]) -> int:
@@ -192,8 +192,8 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
             raise Differs(f"{at}: metrics.csv has a row where no update ended")
         for name, value in expected[int(row["env_steps"])].items():
             text = "" if np.isnan(value) else f"{value:.9g}"
-            if (found := row.get(name, text)) != text:
-                raise Differs(f"{at}: {name} is {found}, the games give {text}")
+            if (recorded := row.get(name, text)) != text:
+                raise Differs(f"{at}: {name} is {recorded}, the games give {text}")
     if env_steps < max(checkpoint_steps(session_dir), default=0):
         raise Differs(f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints")
     return len(logged), len(rows), env_steps
@@ -204,17 +204,17 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> str:
     log = read_log(session_dir)
     rows, all_rows, env_steps = check_rows(session_dir, log)
     envs = log.actions.shape[1]
-    found = pieces(log)
+    all_pieces = pieces(log)
     last = len(log.actions) if options.end is None else options.end // envs
-    chosen = [piece for piece in found if piece.end > options.start // envs and piece.start < last]
+    chosen = [piece for piece in all_pieces if piece.end > options.start // envs and piece.start < last]
     if options.sample is not None:
         random.shuffle(chosen)
         chosen = chosen[: options.sample]
     batches = [chosen[first : first + SLOTS] for first in range(0, len(chosen), SLOTS)]
     played = sum(play(config, log, batch) for batch in track(batches, f"{session_dir.name}  playing"))
     games = f"{played:,} games"
-    if len(chosen) < len(found):
-        games = f"{len(chosen)} of {len(found)} pieces of {len(log.games):,} games"
+    if len(chosen) < len(all_pieces):
+        games = f"{len(chosen)} of {len(all_pieces)} pieces of {len(log.games):,} games"
     elif played < len(log.games):
         raise Differs(f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {games}")
     else:

@@ -5,25 +5,19 @@ a machine with a GPU, they and the tests stay on the CPU, except with `-m gpu`: 
 their memory only as it needs it, so that the processes of its tests find theirs.
 """
 
-import atexit
+import contextlib
 import os
-import shutil
 import signal
-import tempfile
+import time
 from pathlib import Path
 
 import jax
 import pytest
 from user_commands import user_environment
 
+SECONDS_KEPT = 7 * 24 * 3600
+
 jax.config.update("jax_num_cpu_devices", 8)  # not XLA_FLAGS, which the processes that tests start would inherit
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jaxrl_atari_tests_")
-    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-# JAX, imported above, has read neither.
-jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +49,23 @@ def pytest_cmdline_main(config):
         config.option.numprocesses = 0  # two workers would share a GPU, and its memory
 
 
+def keep_compiled(config):
+    """Keeps compiled programs in .pytest_cache, for this run and the next ones: most of a first run is compilation."""
+    folder = config.cache.mkdir("compiled")
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another run was faster
+            if path.stat().st_mtime < time.time() - SECONDS_KEPT:
+                path.unlink()
+    os.environ |= {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    # JAX, imported above, has read neither.
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
 def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # by a shell's `&`; the processes of tests would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    keep_compiled(config)
     if wants_gpu(config):
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         return

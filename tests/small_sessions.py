@@ -60,15 +60,33 @@ def until_stopped(item):
     raise KeyboardInterrupt
 
 
+def one_ends(item):
+    """Session 0 ends when the others train; those train until they are stopped."""
+    if item.session:
+        until_stopped(item)
+    wait_for(item.run_dir / "ready 1")
+    wait_for(item.run_dir / "ready 2")
+
+
 def main():
-    """Two sessions side by side until they are stopped: `python small_sessions.py FOLDER`."""
+    """Two sessions side by side until they are stopped: `python small_sessions.py FOLDER`.
+
+    If FOLDER has a file `full`, a third one ends first, and what comes of it cannot be written.
+    """
     import sys
 
     from jaxrl_atari import cli
     from jaxrl_atari.suite.processes import Item, Slot, run_processes
 
-    items = [Item(None, Path(sys.argv[1]), number, {}, number) for number in range(2)]
-    cli.run(lambda: list(run_processes(items, until_stopped, [Slot("here", {})], 2)))
+    folder = Path(sys.argv[1])
+    full = (folder / "full").exists()
+    items = [Item(None, folder, number, {}, number) for number in range(3 if full else 2)]
+
+    def train():
+        for _ in run_processes(items, one_ends if full else until_stopped, [Slot("here", {})], 3):
+            raise OSError(28, "No space left on device")
+
+    cli.run(train)
 
 
 if __name__ == "__main__":

@@ -99,6 +99,7 @@ def test_a_terminal_that_takes_no_more_for_now_ends_nothing():
     os.close(read)
 
 
+@pytest.mark.long
 def test_training_without_standard_streams(tmp_path):
     """What a native library logs goes to descriptor 2, whatever it is: no stop request, and no file of the run."""
     small = "--env.num-envs 2 --ppo.rollout-length 8 --ppo.minibatch-size 16 --total-env-steps 32 --log.no-graphs"

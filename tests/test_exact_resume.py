@@ -130,6 +130,7 @@ def without(item):
     return lambda meta: {"items": {name: value for name, value in meta["items"].items() if name != item}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("leave_out", "said"),
     [
@@ -149,6 +150,7 @@ def test_each_piece_of_a_checkpoint_is_needed(leave_out, said, stopped, tmp_path
     assert said is None or said in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "damage",
     [

@@ -14,8 +14,8 @@ from jaxrl_atari.errors import ConfigError
 @pytest.mark.parametrize(
     ("table", "checked"),
     [
-        ("atari_games.csv", "e769b6f909d4c4d9dcc39d630e5a92d887564d49bdaccf9e886d8a7a40d17c22"),
-        ("classic_scores.csv", "57ea489912d0865c135f7d5a90cdaab91194ceeb3e271de8778ae009ecc43fde"),
+        ("atari_games.csv", "4e1c63e2313dae6aa66f32433053819d263be09f3598bd5326ed93265e4107ea"),
+        ("classic_scores.csv", "b08996c06b1ab2635fdbc0aee12d4be93bb86a941676c801450d78fbc4cf073c"),
     ],
 )
 def test_the_tables_of_games_are_those_that_were_checked(table, checked):

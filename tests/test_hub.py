@@ -97,6 +97,7 @@ def test_a_pushed_run_is_pulled_and_plays(server, run_dir, tmp_path, monkeypatch
     assert (tmp_path / "data" / "breakout" / "replay.mp4").is_file()
 
 
+@pytest.mark.long
 def test_a_push_of_the_latest_checkpoints_can_be_resumed_everywhere(server, run_dir, tmp_path):
     push(run_dir, "user/breakout", "--checkpoint", "latest")
     pull("user/breakout", back := tmp_path / "back")

@@ -58,6 +58,7 @@ def iterate(run, times):
 # --- Compilations ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("overlap", "devices"), [("none", 1), ("update", 1), ("none", 2)])
 def test_everything_is_compiled_once(overlap, devices, tmp_path):
     config = dataclasses.replace(small(overlap=overlap), devices=DevicesConfig(gpu=False, data_parallel=devices))
@@ -171,6 +172,7 @@ def program_of_the_update(conv="auto"):
     return compiled.lower(*arguments).compile().as_text()
 
 
+@pytest.mark.long
 def test_no_convolution_in_a_loop_of_the_update():
     assert convolutions_in_loops(program_of_the_update()) == []
     assert len(convolutions_in_loops(program_of_the_update("plain"))) >= 3  # it finds them where they are

@@ -459,6 +459,7 @@ def test_devices_draw_their_parts_of_the_same_minibatches():
         assert there == set(zip(*divmod(row, 8), strict=True))
 
 
+@pytest.mark.long
 def test_jit_of_shard_map_gives_the_bits_of_pmap():
     """JAX names `jit(shard_map)` as what replaces `pmap`, which is in maintenance."""
     parallel, config = DataParallel(jax.devices("cpu")[:2]), small_config()

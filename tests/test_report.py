@@ -236,10 +236,11 @@ def test_hostile_values_are_shown_and_not_executed(tmp_path):
         assert all(source.startswith("data:") for source in page.all("img", "src"))
 
 
-def test_a_damaged_suite_is_one_line(tmp_path):
+@pytest.mark.parametrize("file", ["suite.json", "Pong/config.json"])
+def test_a_damaged_suite_is_one_line(tmp_path, file):
     suite_dir = make_suite(tmp_path / "suite")
-    (suite_dir / "suite.json").write_text("{")
-    with pytest.raises(UserError, match=r"suite\.json: cannot be used"):
+    (suite_dir / file).write_text("{")
+    with pytest.raises(UserError, match=f"{file}: cannot be used"):
         write_report(suite_dir)
 
 
@@ -257,6 +258,7 @@ def test_the_command_writes_a_page_for_each_directory(tmp_path, capsys):
     assert line.endswith(f"; python -m jaxrl_atari.report {session_dir} tries again")
 
 
+@pytest.mark.long
 def test_pages_in_a_real_browser(tmp_path):
     """Light and dark, narrow and wide: nothing requested, no complaint, no overflow, a picture with content."""
     tables = [learning_table(GAMES["Qbert"], seed, count=100) for seed in range(2)]

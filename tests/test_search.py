@@ -336,6 +336,7 @@ def wait_for_progress(process, directory, sessions=2):
     return psutil.Process(process.pid).children(recursive=True)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_search_is_interrupted_killed_and_continued(tmp_path):
     """Two trials at a time on a simulated GPU, each of two sessions."""
@@ -403,6 +404,7 @@ cluster.shutdown()
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
     """It is killed and continued; a file takes the place of the directory of a session. The nodes share a folder."""

@@ -241,6 +241,7 @@ def test_an_error_leaves_neither_threads_nor_processes(session_dir):
 # --- Evaluations -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("every", "played"), [(96, 2), (192, 1)])
 def test_evaluations_play_the_parameters_of_their_moment(every, played, session_dir, monkeypatch, capsys):
     """On a device of their own; once where the last update ends just before the budget."""
@@ -293,6 +294,7 @@ def test_a_stop_during_the_last_evaluation(session_dir):
 # --- Resuming --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_larger_budget(copied, capsys):
     before = read_table(copied / "metrics.csv")
     at = latest_meta(copied)["env_steps"]

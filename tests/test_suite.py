@@ -76,16 +76,19 @@ def results(suite_dir, failures=None):
 # --- The command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
-    options, before = suite_command.parse_options([])
+def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_gets_its_lambda():
+    _, suite, before = suite_command.parse_options([])
     assert before is None
-    assert len(options.games) == sum(bool(game.references) for game in GAMES.values()) > 50
-    configs = game_configs(options.full_config, ["qbert", "ms_pacman", "Pong"])
+    assert suite.games == [name for name, game in GAMES.items() if game.references]
+    _, classic, _ = suite_command.parse_options(["--env.protocol", "classic"])
+    assert len(suite.games) == len(classic.games) == 57
+    assert {*classic.games} - {*suite.games} == {"MontezumaRevenge", "Pitfall", "PrivateEye", "Venture"}
+    configs = game_configs(suite.config, ["qbert", "ms_pacman", "Pong"])
     lambdas = {name: config.resolved_gae_lambda for name, config in configs.items()}
     assert lambdas == {"Qbert": 0.95, "MsPacman": 0.85, "Pong": 0.85}
-    fixed, _ = suite_command.parse_options(["--games", "pong", "--ppo.gae-lambda", "0.9", "--sessions", "3"])
-    assert (fixed.games, fixed.full_config.sessions) == (["Pong"], 3)
-    assert game_configs(fixed.full_config, fixed.games)["Pong"].resolved_gae_lambda == 0.9
+    _, fixed, _ = suite_command.parse_options(["--games", "pong", "--ppo.gae-lambda", "0.9", "--sessions", "3"])
+    assert (fixed.games, fixed.config.sessions) == (["Pong"], 3)
+    assert game_configs(*fixed)["Pong"].resolved_gae_lambda == 0.9
 
 
 @pytest.mark.parametrize(
@@ -93,6 +96,7 @@ def test_the_default_games_have_a_reference_score_and_each_gets_its_lambda():
     [
         (["--games", "Pong", "pong"], "each game once"),
         (["--games"], "at least one game"),
+        (["--env.protocol", "machado"], "at least one game, or no --games under a protocol with reference scores"),
         (["--games", "PongNoFrameskip-v4"], "expected Pong; a suite has one protocol: choose it with --env.protocol"),
         (["--env.game", "Pong"], "choose with --games"),
         (["--games", "Pong", "--devices.distributed"], "devices.distributed = True: expected false in a suite"),
@@ -111,18 +115,18 @@ def test_the_protocol_of_the_configs_game_holds_for_every_game(tmp_path):
         "from jaxrl_atari.config import Config, EnvConfig\n"
         "def get_config(): return Config(env=EnvConfig(game='QbertNoFrameskip-v4'))\n"
     )
-    options, _ = suite_command.parse_options(["--games", "Pong", "Alien", "--config", str(path)])
-    configs = game_configs(options.full_config, options.games).values()
+    _, suite, _ = suite_command.parse_options(["--games", "Pong", "Alien", "--config", str(path)])
+    configs = game_configs(*suite).values()
     assert {config.env.resolved_protocol for config in configs} == {"classic"}
 
 
 def test_run_dir_starts_a_suite_or_goes_on_with_the_one_it_holds(tmp_path, capsys):
     line = ["--games", "Pong", "Alien", "--run-dir", str(tmp_path / "suite"), "--config", "configs/qbert.py"]
-    options, before = suite_command.parse_options(line)
-    assert (options.games, options.full_config.name, before) == (["Pong", "Alien"], "suite", None)
-    make_suite(tmp_path / "suite", dataclasses.replace(options.full_config, sessions=7), options.games)
-    options, before = suite_command.parse_options(line)
-    assert (options.full_config.sessions, before.games) == (7, ["Pong", "Alien"])
+    _, suite, before = suite_command.parse_options(line)
+    assert (suite.games, suite.config.name, before) == (["Pong", "Alien"], "suite", None)
+    make_suite(tmp_path / "suite", dataclasses.replace(suite.config, sessions=7), suite.games)
+    _, suite, before = suite_command.parse_options(line)
+    assert (suite.config.sessions, before.games) == (7, ["Pong", "Alien"])
     assert (
         f"configs/qbert.py differs from {tmp_path / 'suite'}, which keeps its own values: sessions 1 -> 7"
         in capsys.readouterr().out
@@ -201,6 +205,7 @@ def test_games_train_in_processes_and_one_that_fails_does_not_stop_the_others(tm
     assert len({len(line) for line in lines}) == 1, "the columns are aligned"
 
 
+@pytest.mark.long
 def test_a_stopped_suite_says_how_to_go_on_and_how_far_it_came(tmp_path):
     suite_dir = make_suite(tmp_path / "suite", dataclasses.replace(TINY, total_env_steps=1_000_000), ["Pong"])
     command = [sys.executable, "-m", "jaxrl_atari.suite", "--resume", str(suite_dir)]

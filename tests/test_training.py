@@ -145,6 +145,7 @@ def test_overlap_acts_with_the_parameters_before_the_running_update(open_run, mo
     assert not np.array_equal(*learned[:2])
 
 
+@pytest.mark.long
 def test_overlap_is_reproducible_on_any_devices_and_its_first_update_is_the_strict_one(one_device, trained):
     params, metrics, _ = trained(OVERLAP)
     assert_equal(params, trained(OVERLAP)[0])
@@ -255,6 +256,7 @@ def test_groups_on_a_device(num_envs, devices, platform, groups):
     assert num_groups(EnvConfig(num_envs=num_envs), devices, platform) == groups
 
 
+@pytest.mark.long
 def test_optimizer_steps_leave_out_the_epochs_that_target_kl_skips(open_run):
     run = open_run(change(SMALL, ppo={"target_kl": 0.0}), 2)
     run.log.read_newest()

@@ -81,6 +81,7 @@ def replace_in(path, column, text):
 SEGMENT = 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tamper", "found"),
     [
@@ -113,6 +114,7 @@ def test_what_was_changed_is_found(tamper, found, run_dir, capsys):
     assert not (session_dir / "verified.json").exists(), "it is not verified any more"
 
 
+@pytest.mark.long
 def test_new_games_and_other_rollouts_after_a_resume(tmp_path, capsys):
     """Every game has ended just before the resume: no auto-reset step follows."""
     config = change(CONFIG, total_env_steps=256, env={"max_frames": 128})

@@ -1,1 +1,1 @@
-"""Speed of training and of its parts, measured; comparisons with other programs."""
+"""Speed of training and of its parts, measured and compared between values of a config field."""

@@ -54,7 +54,7 @@ def open_training(config: Config) -> Iterator[Training]:
     It is handed over after two iterations, when everything is compiled.
     """
     cli.say("compiling")
-    log = dataclasses.replace(config.log, every_env_steps=1, graphs=False, wandb=False)
+    log = dataclasses.replace(config.log, every_env_steps=1, wandb=False)
     config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # so that it never ends by itself
     with (
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
@@ -160,7 +160,7 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
     """Times `parts`, some of `PARTS`, in this process, and shows its progress; starts JAX's back end.
 
     Args:
-        seconds: of each part in each repeat, at the least; a part ends with the iteration that it is in.
+        seconds: least time of each part in each repeat; a part ends with the iteration that it is in.
 
     Returns:
         JSON values: `figures`, name -> summary over the repeats; `peak_rss_gib`, of training; `start_seconds`, with

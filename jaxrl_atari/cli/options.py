@@ -88,7 +88,7 @@ def parse(
         values = read(directory)
         if start.config:
             say_changes(f"{start.config} differs from {directory}, which keeps its own values", wanted, values[0])
-    default = options(**dict(zip(("full_config", *own), values, strict=False)))
+    default = options(**dict(zip(("full_config", *own), values, strict=True)))
     spec = sys.modules[options.__module__].__spec__
     command = spec.name.removesuffix(".__main__") if spec else options.__module__
     return tyro.cli(options, args=arguments, default=default, prog=f"python -m {command}"), default

@@ -63,7 +63,7 @@ def make_pool(
         num_threads: emulation threads; 0: those of the variable `THREADS`, else one per core.
         anchor_steps, first_step: keep a record of the games (`record.GameRecord`). 0: no record. `envpool`, which
             cannot start a game from a seed, has none.
-        rules: of the protocol. `life_loss_terminal` and `clip_rewards` concern learning: the pool ignores them.
+        rules: rules of the protocol. `life_loss_terminal` and `clip_rewards` concern learning: the pool ignores them.
 
     Raises:
         UserError: envpool is asked for and not installed, or the game's ROM cannot be read.

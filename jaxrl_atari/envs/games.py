@@ -5,8 +5,7 @@
 - `gae_lambda`, `slm_lab_ppo_10m`: lambda tuned per game and the score reached with it, published by SLM Lab
   for PPO on ALE v5 (sticky actions) after 1e7 env steps, as `return_ma` averaged over sessions.
 - `slm_lab_tutorial_10m`: the score of the same experiment in SLM Lab's tutorial, one month earlier (docs/parity.md).
-- `random_v5_mean`, `random_v5_std`: mean and standard deviation of the return of uniformly random play under
-  the v5 protocol.
+- `random_v5_mean`: mean return of uniformly random play under the v5 protocol.
 - `dqn_random`, `dqn_human`: the random agent and the human tester that define human-normalised scores, as in DQN Zoo
   (github.com/google-deepmind/dqn_zoo).
 
@@ -15,7 +14,7 @@
 - `cleanrl_10m`, `cleanrl_10m_std`: CleanRL's `ppo_atari_envpool_xla_jax`, mean and std over 3 seeds.
 - `baselines_ppo2_10m`, `baselines_ppo2_10m_std`: OpenAI Baselines' ppo2, likewise.
 - `slm_lab_v4_10m`: SLM Lab v4's PPO, 4 sessions, of 4 games.
-- `random_classic_mean`, `random_classic_std`: uniformly random play, 30 full games each (benchmarks/random_play.py).
+- `random_classic_mean`: uniformly random play, 30 full games each (benchmarks/random_play.py).
 
 Scores are raw returns of full games. DQN Zoo's scores define human-normalised scores under both protocols, as in the
 literature.

@@ -67,7 +67,8 @@ class EnvPool:
 
     Args:
         envs: the emulators; they have a method `send(actions)`.
-        record: of the games; without one, every game but the first starts from what the emulator's random state is.
+        record: record of the games; without one, every game but the first starts from the emulator's random
+            state as it is.
     """
 
     def __init__(self, envs: Any, num_envs: int, num_actions: int, record: GameRecord | None = None):

@@ -55,7 +55,7 @@ class GameRecord:
         self._steps = self._taken = first_step
         self._anchor_step = np.full(len(seeds), first_step)
         self._anchor_seed = np.array(seeds, np.int64)
-        self._actions: list[np.ndarray] = []  # of the newest steps
+        self._actions: list[np.ndarray] = []  # actions of the newest steps
         self._new_anchors = [(first_step, first_env + i, seed) for i, seed in enumerate(seeds)]
 
     def sent(self, actions: np.ndarray) -> None:

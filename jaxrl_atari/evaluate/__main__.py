@@ -64,13 +64,13 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.evaluate")
+    every_session = options.sessions == "all"
+    if every_session and options.session is not None:
+        raise UserError(f"--session {options.session}: --sessions all plays every session; leave one of the two out")
     for line in runtime.configure():
         say(line)
     do_not_preallocate()  # beside a training run
     device, _ = pick_device(options.gpu, field="--gpu")
-    every_session = options.sessions == "all"
-    if every_session and options.session is not None:
-        raise UserError(f"--session {options.session}: --sessions all plays every session; leave one of the two out")
     if options.backend:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
     numbers = range(read_config(options.run_dir).sessions) if every_session else [options.session]

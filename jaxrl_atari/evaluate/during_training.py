@@ -23,7 +23,7 @@ class Evaluator:
     """Plays full games with a snapshot of the parameters, on a device of its own, one evaluation at a time.
 
     Args:
-        seed: of the session; each evaluation plays other games.
+        seed: seed of the session; each evaluation plays other games.
         say: receives lines for the user.
         write: receives each result, a row of evaluations.csv.
     """

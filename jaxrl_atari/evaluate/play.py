@@ -21,8 +21,8 @@ from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
 
 SECONDS_BETWEEN_NEWS = 30
-FPS = 15  # of videos: 60 emulator frames a second, 4 of them an env step: real speed
-SCALE = 3  # of videos: 160x210 -> 480x630 pixels; both even, as H.264 with 4:2:0 colours needs
+FPS = 15  # videos: 60 emulator frames a second, 4 of them an env step: real speed
+SCALE = 3  # videos: 160x210 -> 480x630 pixels; both even, as H.264 with 4:2:0 colours needs
 
 WAIT_FOR_FIRE = (
     "BasicMath Bowling Breakout Casino Crossbow DonkeyKong DoubleDunk Gopher Hangman HumanCannonball Kaboom Pitfall"
@@ -36,7 +36,7 @@ class EvaluationResult(NamedTuple):
 
     games: tuple[Episode, ...]  # in the order in which they ended
     returns: np.ndarray  # float64 [episodes]
-    mean: float  # of the returns
+    mean: float  # mean return
     std: float  # population standard deviation of the returns over these games
     cut_off: int  # games that reached `env.max_frames`; their returns count all the same
 
@@ -73,7 +73,7 @@ def run_evaluation(
 
     Args:
         episodes: number of games in all.
-        seed: of the games and the actions. The same seed, `num_envs` and device give the same games.
+        seed: seed of games and actions. The same seed, `num_envs` and device give the same games.
         greedy: take the most probable action instead of sampling.
         num_envs: games played at once.
         say: receives a line for each game as it ends, and every 30 seconds one on those that have not ended.
@@ -88,7 +88,7 @@ def run_evaluation(
     if greedy and env.game_name in WAIT_FOR_FIRE.split():
         note = "greedy play can stand still: %s may wait for FIRE, as after a lost life"
         logging.getLogger(__name__).warning(note, env.game_name)
-    quota = np.bincount(np.arange(episodes) % num_envs)  # of each environment
+    quota = np.bincount(np.arange(episodes) % num_envs)  # games of each environment
     pool = make_pool(env.backend, env.game_name, len(quota), seed=seed, num_threads=env.num_threads, rules=env.rules)
     counter = EpisodeCounter(len(quota))
     games = []

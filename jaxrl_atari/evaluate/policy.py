@@ -18,7 +18,7 @@ from jaxrl_atari.fast.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.runs.checkpoints import Checkpoints
-from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config
+from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dir
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Policy:
     params: Any
     device: jax.Device
     session_dir: Path
-    env_steps: int  # of training: the checkpoint's step
+    env_steps: int  # env steps of training at the checkpoint
 
     def act(self, frames: np.ndarray | jax.Array, key: jax.Array, greedy: bool = False) -> np.ndarray:
         """Chooses an action for each frame stack.
@@ -72,10 +72,10 @@ def find_session(run_dir: str | Path, session: int | None = None) -> Path:
     """
     path = Path(run_dir).expanduser()
     if session is not None:
-        return path / f"session_{session}"
+        return session_dir(path, session)
     if (path / "checkpoints").is_dir():
         return path
-    sessions = [path / f"session_{number}" for number in range(read_config(path).sessions)]
+    sessions = [session_dir(path, number) for number in range(read_config(path).sessions)]
     return max(filter(checkpoint_steps, sessions), key=_best_score, default=sessions[0])
 
 
@@ -101,7 +101,7 @@ def load_policy(
             newer, damaged ones), or an env step.
         device: where to act; None: the first GPU, or the CPU if there is none.
         session: see `find_session`.
-        backend: of its games; None: that of training. Their emulators differ, and so may scores.
+        backend: emulator pool; None: that of training. Their emulators differ, and so may scores.
 
     Raises:
         UserError: no run directory, no such checkpoint, or a damaged one.

@@ -45,7 +45,7 @@ from jax import lax
 
 from jaxrl_atari.networks import STACK
 
-SOURCE_SHA256 = "a5428965ec227106ff283a44250e6c57c917d4ee13bbca12a94c4722656057ce"
+SOURCE_SHA256 = "a33a47e21efeaa80877163bde3d654a970a700b0fcb480c1d101849247c4e742"
 """SHA-256 of the text of the module that is computed here, with the functions that it calls (`forms.py`). After an edit
 that leaves its outputs as they are for given parameters, such as another initialisation, put the new one here."""
 
@@ -60,7 +60,7 @@ def chunk_size(platform: str, dtype: Any) -> int:
     gain more from their caches. In bfloat16, a GPU, which has not been measured, gets fewer kernels.
 
     Args:
-        platform: as `hardware.gpus.network_platform` names it.
+        platform: platform as `hardware.gpus.network_platform` names it.
     """
     if jnp.dtype(dtype) == jnp.float32:
         return 32
@@ -71,9 +71,9 @@ def apply(params: Any, blocks: jax.Array, dtype: Any, chunk: int) -> tuple[jax.A
     """Policy and value of blocked frame stacks.
 
     Args:
-        params: of `networks.NatureActorCritic`.
+        params: parameters of `networks.NatureActorCritic`.
         blocks: uint8 `[N, 21, 21, 64]`; a channel is (frame, row, column) of a block.
-        dtype: of the torso's arithmetic, float32 or bfloat16. The heads compute in float32.
+        dtype: type of the torso's arithmetic, float32 or bfloat16. The heads compute in float32.
         chunk: `chunk_size`.
 
     Returns:

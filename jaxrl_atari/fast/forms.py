@@ -29,7 +29,7 @@ class Network(NamedTuple):
     apply: Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]  # params, stacks -> logits [N, A], value [N]
     layout: FrameLayout  # the form of the frames in `stacks`, uint8 [N, H, W, 4 * C]
     acting_params: Callable[[Any], Any]  # params -> params that `apply` reads faster, with the same outputs
-    dtype: Any  # of the torso's arithmetic
+    dtype: Any  # type of the torso's arithmetic
 
 
 @cache

@@ -22,14 +22,14 @@ from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.networks import STACK, init_params
 from jaxrl_atari.ppo import KEYS, Rollout, init_train_state, update
 
-ACTIONS = 18  # of the games that have most
+ACTIONS = 18  # the most that a game has
 
 
 def print_report(config: Config, with_memory: bool) -> None:
     """Prints the report. Exits with status 1 if the driver or a device fails.
 
     Args:
-        with_memory: report also what training with the config needs.
+        with_memory: report also what training with the config needs, unless there is a fault.
     """
     visible, problem = gpus.visible()
     say(f"NVIDIA driver {gpus.driver_version() or 'none'}")
@@ -38,12 +38,12 @@ def print_report(config: Config, with_memory: bool) -> None:
             say(f"{package.name} {package.version}")
     do_not_preallocate()  # other processes on the GPU may need the memory
     limit_jax(DevicesConfig(data_parallel="all"))
-    found = start_gpus()
+    gpu_devices = start_gpus()
     cpu = jax.devices("cpu")[0]
     faults = []
-    if gpus.NVML_FAILED in problem or len(found) < len(visible):
-        faults.append(gpus.forbidden_because or f"JAX has {len(found)} of {len(visible)} GPUs")
-    for device in (*found, cpu):
+    if gpus.NVML_FAILED in problem or len(gpu_devices) < len(visible):
+        faults.append(gpus.forbidden_because or f"JAX has {len(gpu_devices)} of {len(visible)} GPUs")
+    for device in (*gpu_devices, cpu):
         result = multiply(device)
         limit = (device.memory_stats() or {}).get("bytes_limit")
         memory = f"; JAX may take {limit / 2**30:.1f} GiB" if limit else ""
@@ -52,15 +52,15 @@ def print_report(config: Config, with_memory: bool) -> None:
             faults.append(f"{device}: matrix product {result}")
 
     def learners(devices: DevicesConfig) -> list[jax.Device]:
-        return [found[index] for index in choose_devices(devices).learner] or [cpu]
+        return [gpu_devices[index] for index in choose_devices(devices).learner] or [cpu]
 
-    for option in ("auto", True, False, *range(len(found))):
+    for option in ("auto", True, False, *range(len(gpu_devices))):
         try:
             choice = learners(DevicesConfig(gpu=option))[0]
         except UserError:
             choice = "an error"
         say(f"devices.gpu = {str(option).lower():6}{choice}")
-    if with_memory:
+    if with_memory and not faults:
         say(memory_report(config, learners(config.devices)))
     problems = dict.fromkeys(filter(None, [problem, *faults]))
     say("\n".join(f"problem: {text}" for text in problems) or "no problem found")
@@ -97,11 +97,11 @@ def memory_report(config: Config, devices: Sequence[jax.Device]) -> str:
 
     with jax.default_device(home):
         program = jax.jit(partial(update, apply=network.apply), donate_argnums=0)
-    found = program.lower(*jax.eval_shape(arguments, jax.random.key(0, impl=KEYS))).compile().memory_analysis()
-    assert found is not None
-    held = found.argument_size_in_bytes
+    memory = program.lower(*jax.eval_shape(arguments, jax.random.key(0, impl=KEYS))).compile().memory_analysis()
+    assert memory is not None
+    held = memory.argument_size_in_bytes
     filled = math.prod(frames)
-    working = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    working = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return f"""
 memory of a learner device that also acts, by XLA's analysis of the compiled update:
   parameters, optimiser, rollout {held / 2**20:10,.1f} MiB

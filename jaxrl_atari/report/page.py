@@ -16,19 +16,19 @@ from jaxrl_atari import __version__
 from jaxrl_atari.cli import counted, say
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.report import summary as texts
+from jaxrl_atari.errors import NoLogPoint, UserError, reason
+from jaxrl_atari.report import summary
 from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import aggregate_rows, read_suite, results, text_rows
 from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.runs.files import read_json, write_file
-from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_search, is_suite, latest_text, read_config
+from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_run, is_search, is_suite, latest_text, read_config
 
 REPORT_FILE = "report.html"
 
 
-def write_report(directory: str | Path) -> Path:
+def write_report(directory: Path) -> Path:
     """Writes report.html into the directory of a run, a suite or a search; returns its path.
 
     The runs of a suite or a search get theirs first; one without a log point gets none. Graphs of runs and suites that
@@ -39,7 +39,6 @@ def write_report(directory: str | Path) -> Path:
     """
     from jinja2 import Environment, PackageLoader
 
-    directory = Path(directory)
     kind = "run"
     describe = _describe_run
     if is_suite(directory):
@@ -52,20 +51,21 @@ def write_report(directory: str | Path) -> Path:
         loader=PackageLoader("jaxrl_atari.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["base64"] = lambda file: base64.b64encode(file.read_bytes()).decode()
-    environment.globals |= {"text": texts, "counted": counted, "version": __version__}
+    environment.globals |= {"text": summary, "counted": counted, "version": __version__}
     page = environment.get_template(f"{kind}.html")
     values = {"name": directory.absolute().name, "written": time.strftime("%Y-%m-%d %H:%M")}
     try:
         content = page.render(values | describe(directory))
     except UserError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError) as error:  # of a file that is damaged or not ours
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # a file is damaged or not ours
         raise UserError(f"{directory}: its files cannot be used ({reason(error)}); restore them from a copy") from error
-    write_file(path := directory / REPORT_FILE, content)
+    path = directory / REPORT_FILE
+    write_file(path, content)
     return path
 
 
-def try_report(directory: str | Path) -> None:
+def try_report(directory: Path) -> None:
     """`write_report` at the end of a command, which must not fail for it. Prints the path, or why there is none."""
     try:
         say(str(write_report(directory)))
@@ -105,7 +105,9 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
         "run": run,
         "summary": trial_summary(run),
         "graphs": graphs,
-        "evaluations": [found for directory in (run_dir, *run.tables) for found in texts.evaluations(directory)],
+        "evaluations": [
+            evaluation for directory in (run_dir, *run.tables) for evaluation in summary.evaluations(directory)
+        ],
         "verified": {path: read_json(file) for path, file in verified.items() if file.is_file()},
         "video": max(videos, key=lambda path: path.stat().st_mtime, default=None),
         "devices": {session_dir.name: latest_text(session_dir, "device") for session_dir in run.tables},
@@ -117,15 +119,15 @@ def _describe_suite(suite_dir: Path) -> dict[str, Any]:
     links = _write_runs(suite_dir, suite.runs)
     graphs = suite_dir / "graphs"
     written = suite_dir / "results.json"
-    found = results(suite, read_json(written)["failures"] if written.is_file() else {})
+    table = results(suite, read_json(written)["failures"] if written.is_file() else {})
     if suite.runs and not _is_drawn(graphs / "comparison.svg", suite.runs.values()):
         plot_comparison([*suite.runs.items()], graphs)
-        if found["aggregates"]:
-            plot_profiles({suite_dir.absolute().name: found["aggregates"]}, graphs)
+        if table["aggregates"]:
+            plot_profiles({suite_dir.absolute().name: table["aggregates"]}, graphs)
     return _settings(suite.config, suite.description) | {
-        "games": text_rows(found["games"]),
+        "games": text_rows(table["games"]),
         "links": links,
-        "aggregates": aggregate_rows(found["aggregates"], "complete games"),
+        "aggregates": aggregate_rows(table["aggregates"], "complete games"),
         "intervals": INTERVALS,
         "graphs": filter(Path.is_file, (graphs / "suites.svg", graphs / "comparison.svg")),
     }
@@ -147,8 +149,8 @@ def _describe_search(search_dir: Path) -> dict[str, Any]:
 def _write_runs(directory: Path, names: Iterable[str]) -> set[str]:
     """Writes the reports of runs in a directory; returns the names of those that have a log point."""
     written = set()
-    for name in names:
-        with contextlib.suppress(UserError):
+    for name in filter(lambda name: is_run(directory / name), names):
+        with contextlib.suppress(NoLogPoint):
             write_report(directory / name)
             written.add(name)
     return written

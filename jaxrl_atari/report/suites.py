@@ -10,13 +10,13 @@ import numpy as np
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, comparable
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import NoLogPoint, UserError
 from jaxrl_atari.report.graphs import plot_profiles
 from jaxrl_atari.report.metrics import human_normalised, reference_normalised
 from jaxrl_atari.report.statistics import FIGURES, INTERVALS, Scores, aggregate, probability_of_improvement
 from jaxrl_atari.report.summary import Run, markdown_table, read_run, score_text, trial_summary
 from jaxrl_atari.runs.files import read_json, write_file, write_json
-from jaxrl_atari.runs.run_dir import SUITE_FILE, read_config
+from jaxrl_atari.runs.run_dir import SUITE_FILE, is_run, read_config
 
 NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
 
@@ -51,28 +51,28 @@ class Suite(NamedTuple):
         """Game -> raw final scores of its sessions, of the complete games in which every session has one."""
         complete = {game: run for game, run in self.runs.items() if run.is_complete(self.config)}
         scores = {game: trial_summary(run)["session_scores"] for game, run in complete.items()}
-        return {game: found for game, found in scores.items() if len(found) == len(self.runs[game].tables)}
+        return {game: values for game, values in scores.items() if len(values) == len(self.runs[game].tables)}
 
 
 def read_suite(suite_dir: Path) -> Suite:
-    """Reads a suite. Raises `UserError`: it is not a suite directory, or its suite.json cannot be used."""
+    """Reads a suite. Raises `UserError`: it is not a suite directory, or suite.json or a config.json cannot be used."""
     config = read_config(suite_dir, SUITE_FILE)
     description = read_json(suite_dir / SUITE_FILE)
     games = [game for game in description["games"] if game in GAMES]
     runs = {}
-    for game in games:
-        with contextlib.suppress(UserError):  # no log point yet
+    for game in filter(lambda game: is_run(suite_dir / game), games):
+        with contextlib.suppress(NoLogPoint):
             runs[game] = read_run(suite_dir / game, config.sessions)
     return Suite(suite_dir, config, description, games, runs)
 
 
 def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]]:
     """Name of a normalisation -> game -> normalised scores, of the games that have the scores to compare with."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    kinds: dict[str, dict[str, np.ndarray]] = {}
     for kind, normalise in NORMALISATIONS.items():
         values = {game: normalise(np.array(scores[game]), comparable(game, protocol)) for game in scores}
-        found[kind] = {game: value for game, value in values.items() if value is not None}
-    return found
+        kinds[kind] = {game: value for game, value in values.items() if value is not None}
+    return kinds
 
 
 def aggregates(scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
@@ -164,9 +164,9 @@ def estimate_text(value: float, interval: Sequence[float] | None) -> str:
 def aggregate_rows(results: Mapping[str, Mapping[str, Any]], heading: str) -> list[list[str]]:
     """Table of `aggregates`: its header, and a row for each name."""
     rows = [[heading, "games", *(title for title, _ in FIGURES.values())]]
-    for name, found in results.items():
-        cells = [estimate_text(found[figure], found[f"{figure}_interval"]) for figure in FIGURES]
-        rows.append([name, str(found["games"]), *cells])
+    for name, figures in results.items():
+        cells = [estimate_text(figures[figure], figures[f"{figure}_interval"]) for figure in FIGURES]
+        rows.append([name, str(figures["games"]), *cells])
     return rows
 
 
@@ -188,7 +188,7 @@ def compare_suites(suites: Mapping[str, Suite], output: Path) -> str:
         raise UserError(f"{where}: not compared: {protocol} and {more[0]} are different protocols")
     raw = {name: suite.scores() for name, suite in suites.items()}
     shared = sorted(set.intersection(*map(set, raw.values())))
-    scores = {name: normalised({game: found[game] for game in shared}, protocol) for name, found in raw.items()}
+    scores = {name: normalised({game: values[game] for game in shared}, protocol) for name, values in raw.items()}
     described = {name: aggregates(kinds) for name, kinds in scores.items()}
     if not described[first]:
         raise UserError(f"{where}: no game that is complete in every suite has a score to compare with; wait for one")
@@ -200,8 +200,8 @@ def compare_suites(suites: Mapping[str, Suite], output: Path) -> str:
         chances = {other: probability_of_improvement(scores[first][kind], scores[other][kind]) for other in others}
         compared[kind] = {"suites": results, "probability_of_improvement": chances}
         lines += ["", markdown_table(aggregate_rows(results, kind)), ""]
-        for other, found in chances.items():
-            lines.append(f"Probability of improvement of {first} over {other}: {estimate_text(*found)}.")
+        for other, chance in chances.items():
+            lines.append(f"Probability of improvement of {first} over {other}: {estimate_text(*chance)}.")
     text = "\n".join([*lines, "", INTERVALS, ""])
     plot_profiles(described, output)
     compared["rliable_games"] = write_rliable(output, scores)

@@ -55,7 +55,7 @@ class Run(NamedTuple):
         return (config or self.config).is_complete([table["env_steps"][-1] for table in self.tables.values()])
 
 
-def read_run(run_dir: str | Path, sessions: int | None = None) -> Run:
+def read_run(run_dir: Path, sessions: int | None = None) -> Run:
     """Reads a run.
 
     Args:
@@ -64,15 +64,14 @@ def read_run(run_dir: str | Path, sessions: int | None = None) -> Run:
     Raises:
         UserError: it has no readable config, or no session with metrics.
     """
-    path = Path(run_dir)
-    config = read_config(path)
-    return Run(path, config, read_sessions(path, sessions or config.sessions), read_json(path / CONFIG_FILE))
+    config = read_config(run_dir)
+    return Run(run_dir, config, read_sessions(run_dir, sessions or config.sessions), read_json(run_dir / CONFIG_FILE))
 
 
-def write_trial_summary(run_dir: str | Path) -> dict[str, Any]:
+def write_trial_summary(run_dir: Path) -> dict[str, Any]:
     """Writes the summary of a run to `run_dir/trial.json` and returns it. Raises `UserError` as `read_run`."""
     summary = trial_summary(read_run(run_dir))
-    write_json(Path(run_dir) / "trial.json", summary)
+    write_json(run_dir / "trial.json", summary)
     return summary
 
 

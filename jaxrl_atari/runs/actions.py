@@ -29,7 +29,7 @@ def write_segment(session_dir: Path, parts: Sequence[Segment], games: Sequence[G
     """Writes the newest steps, before the checkpoint that ends with them.
 
     Args:
-        parts: of groups of environments, in their order, with the same steps.
+        parts: logs of groups of environments, in their order, with the same steps.
         games: that ended in them, with their steps in the session.
     """
     first = parts[0].first_step

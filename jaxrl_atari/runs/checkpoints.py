@@ -1,4 +1,5 @@
-"""Checkpoints of a session, written and read by orbax. The latest two and the best stay on disk.
+"""Checkpoints of a session, written and read by orbax. The latest two and the best stay on disk; while
+a damaged one may be the best, all do.
 
 SESSION_DIR/checkpoints/<env_steps>/arrays   train state and key of the learner
 SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, and shapes and digests of every array
@@ -134,8 +135,8 @@ class Checkpoints:
             values = read_arrays(path / item, target or dict.fromkeys(saved["shapes"], 0), part)
         except Exception as error:  # orbax can raise any type for a damaged file
             raise Damaged(f"{path}: damaged: {item} cannot be read ({reason(error)})") from error
-        for name, found in array_digests(values).items():
-            if found != saved["checksums"][name]:
+        for name, present in array_digests(values).items():
+            if present != saved["checksums"][name]:
                 raise Damaged(f"{path}: damaged: {name} differs from its digest")
         if target is None:
             return values
@@ -154,7 +155,7 @@ class Checkpoints:
             target: meta -> `target` of `restore`.
             parameters: names of further items to restore beside the arrays, where the checkpoint has them; each has the
                 structure of `train_state.params`.
-            part: as in `restore`.
+            part: part of the arrays, as in `restore`.
 
         Raises:
             UserError: as `restore`; there is no checkpoint, or every one is damaged.
@@ -183,22 +184,22 @@ class Checkpoints:
         Raises:
             UserError: as `restore_newest`, where there are checkpoints.
         """
-        found = None
+        restored = None
         problem = ""
         if is_leader() and self.steps():
             try:
-                found = self.restore_newest(target, ("acting", "evaluation"))
+                restored = self.restore_newest(target, ("acting", "evaluation"))
             except UserError as error:
                 problem = str(error)[:1_000]
         if problem := agree(problem):
             raise UserError(problem)
-        step = int(agree(str(found.step if found else -1)))
+        step = int(agree(str(restored.step if restored else -1)))
         if not is_leader() and step >= 0:
             meta = self.read_meta(step)
-            found = Restored(step, self.restore(step, target(meta)), meta, {})
-        for damaged, error in found.damaged.items() if found else ():
+            restored = Restored(step, self.restore(step, target(meta)), meta, {})
+        for damaged, error in restored.damaged.items() if restored else ():
             self._say(f"{error}; it is now {self.set_aside(damaged)}")
-        return found
+        return restored
 
     # --- Writing ---
 
@@ -284,8 +285,8 @@ def games_problem(config: Config, meta: dict[str, Any]) -> str:
     if "games" not in meta.get("items", {}):
         return "the checkpoint has none: the back end ale records them, in a single process"
     changed = changed_fields(meta["config"], config.to_dict())
-    found = {name: changed[name] for name in ("env.num_envs", "env.backend") if name in changed}
-    return ", ".join(f"{name} {before} -> {now}" for name, (before, now) in found.items())
+    fields = {name: changed[name] for name in ("env.num_envs", "env.backend") if name in changed}
+    return ", ".join(f"{name} {before} -> {now}" for name, (before, now) in fields.items())
 
 
 def resume_text(before: dict[str, Any], now: dict[str, Any]) -> str:

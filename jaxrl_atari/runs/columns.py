@@ -6,7 +6,7 @@ from typing import NamedTuple
 class Column(NamedTuple):
     """One column of a log point."""
 
-    group: str  # of graphs in TensorBoard and Weights & Biases
+    group: str  # group of graphs in TensorBoard and Weights & Biases
     unit: str
     definition: str
 

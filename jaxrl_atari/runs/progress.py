@@ -30,7 +30,7 @@ class EpisodeStatistics:
 
     def __init__(self) -> None:
         self.episodes = 0
-        self.returns: deque[float] = deque(maxlen=100)  # of the last 100 finished games
+        self.returns: deque[float] = deque(maxlen=100)  # returns of the last 100 finished games
         self.lengths: deque[float] = deque(maxlen=100)
         self.points: deque[tuple[int, float]] = deque()  # env steps and return_mean
 
@@ -82,7 +82,7 @@ class EpisodeStatistics:
         self.returns.extend(values["returns"])
         self.lengths.extend(values["lengths"])
         points = values["points"]
-        if points and isinstance(points[0], float):  # of an earlier version: means of the last log points
+        if points and isinstance(points[0], float):  # an earlier version's: means of the last log points
             points = [(env_steps - POINT_ENV_STEPS * i, mean) for i, mean in enumerate(points[::-1])][::-1]
         self.points.extend((steps, mean) for steps, mean in points)
 
@@ -91,14 +91,14 @@ class Progress:
     """How far a session has come.
 
     Args:
-        meta: of the checkpoint that the session resumes from.
+        meta: meta of the checkpoint that the session resumes from.
     """
 
     def __init__(self, meta: dict[str, Any] | None = None):
         meta = meta or {}
         self.env_steps: int = meta.get("env_steps", 0)
         self.updates: int = meta.get("updates", 0)
-        self.steps = 0  # of each environment, auto-reset steps included
+        self.steps = 0  # steps of each environment, auto-reset steps included
         self.optimizer_steps = 0
         self.earlier_seconds: float = meta.get("wall_seconds", 0.0)
         self.statistics = EpisodeStatistics()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import NoLogPoint
 from jaxrl_atari.runs.run_dir import checkpoint_steps, latest_text, session_dirs, session_number
 
 _log = logging.getLogger(__name__)
@@ -49,12 +49,12 @@ def read_metrics(session_dir: Path) -> Table:
     Empty cells are NaN.
 
     Raises:
-        UserError: the file is missing or has no row.
+        NoLogPoint: the file is missing or has no row.
     """
     path = session_dir / METRICS_FILE
     rows = read_rows(path)
     if not rows:
-        raise UserError(f"{path}: holds no log point; wait for the first one, or remove the session")
+        raise NoLogPoint(f"{path}: holds no log point; wait for the first one, or remove the session")
     return {name: np.array([number(row.get(name)) for row in rows]) for name in rows[0] if name}
 
 
@@ -80,17 +80,17 @@ def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:
     Sessions without readable metrics are left out with a warning.
 
     Raises:
-        UserError: no session has readable metrics.
+        NoLogPoint: no session has readable metrics.
     """
     tables = {}
     problems = []
     for session_dir in filter(lambda path: session_number(path) < count, session_dirs(run_dir)):
         try:
             tables[session_dir] = read_metrics(session_dir)
-        except UserError as error:
+        except NoLogPoint as error:
             problems.append(str(error))
     if not tables:
-        raise UserError(problems[0] if problems else f"{run_dir}: holds no session_0; expected a run directory")
+        raise NoLogPoint(problems[0] if problems else f"{run_dir}: holds no session_0; expected a run directory")
     for problem in problems:
         _log.warning("left out: %s", problem)
     return tables

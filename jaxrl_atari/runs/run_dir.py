@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import time
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,7 @@ def _version(package: str) -> str | None:
         return None
 
 
+@cache
 def _git_revision() -> str | None:
     """The commit of this package's own checkout, with `+` where files differ from it; None if it is not in a checkout.
 

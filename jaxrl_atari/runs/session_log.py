@@ -28,7 +28,7 @@ class SessionLog:
 
     Args:
         monitor: the machine's figures for a log point.
-        meta: of the checkpoint that the session resumes from.
+        meta: meta of the checkpoint that the session resumes from.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class SessionLog:
         """Writes a log point where one is due.
 
         Args:
-            metrics: of an update that may still be running; they are read at the next call.
-            learning_rate: of the next update.
+            metrics: metrics of an update that may still be running; they are read at the next call.
+            learning_rate: learning rate of the next update.
             acting: seconds of the rollout that went to waiting for the emulators, and to the policy.
         """
         self.read_newest()

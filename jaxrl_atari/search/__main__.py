@@ -18,7 +18,7 @@ from jaxrl_atari.errors import SessionsFailed, require
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import score_text
 from jaxrl_atari.runs.files import only_writer, write_json
-from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_search, make_run_dir
+from jaxrl_atari.runs.run_dir import SEARCH_FILE, describe, is_search, make_run_dir
 from jaxrl_atari.search import SearchConfig
 from jaxrl_atari.search.options import check_search, read_search, to_dict
 from jaxrl_atari.search.study import open_study, open_trial, reached, run_trial, status, write_results
@@ -70,7 +70,7 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None = N
     if search_dir is None or not is_search(search_dir):
         search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"), search_dir)
     with only_writer(search_dir):
-        write_json(search_dir / SEARCH_FILE, to_dict(config, search))
+        write_json(search_dir / SEARCH_FILE, describe(config, search_dir, SEARCH_FILE) | to_dict(config, search))
         say(f"search directory: {search_dir}")
         failures = run_trials(config, search, search_dir)
         say("\n" + write_results(search_dir))

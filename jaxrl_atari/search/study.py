@@ -72,7 +72,7 @@ def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
 
 
 def status(trial: FrozenTrial) -> str:
-    """`finished`, `stopped` by ASHA, `failed: why` or `unfinished`."""
+    """`finished`, `stopped` by ASHA, `failed: why` or `unfinished`. `finished` without a score: no game ended."""
     if trial.state.is_finished():
         return "stopped" if "stopped" in trial.user_attrs else "finished"
     failure = trial.user_attrs.get("failure")
@@ -123,7 +123,7 @@ def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -
 
     config, search = read_search(run_dir.parent)
     trial = open_trial(run_dir.parent, search, int(run_dir.name.removeprefix("trial_")))
-    trial.set_user_attr("failure", "")  # of an earlier end
+    trial.set_user_attr("failure", "")  # clears that of an earlier end
     print(trial.params)
     config = share.configure(set_fields(config, trial.params))
     write_json(run_dir / CONFIG_FILE, describe(config, run_dir))

@@ -8,12 +8,12 @@ python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import counted, resume_command, say
 from jaxrl_atari.cli.options import FromDirectory, load_config, parse, say_changes
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import SessionsFailed, require
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.runs.files import only_writer
@@ -30,8 +30,6 @@ from jaxrl_atari.suite.suite import (
 )
 from jaxrl_atari.suite.trial import plan_slots, train_items
 
-SCORED = [name for name, game in GAMES.items() if game.references]
-
 
 @dataclasses.dataclass(frozen=True)
 class Options(FromDirectory):
@@ -40,44 +38,43 @@ class Options(FromDirectory):
     ppo.gae_lambda is the value tuned for each game unless it is given.
     """
 
-    games: list[str] = dataclasses.field(default_factory=SCORED.copy)
-    """Games to train; by default all with a reference score."""
+    games: list[str] | None = None
+    """Games to train; None: all with a reference score under the protocol."""
     address: str = ""
     """Ray cluster that trains the sessions: its address, or `auto`. Empty: this machine, without Ray."""
     resources: ResourcesConfig = dataclasses.field(default_factory=ResourcesConfig)
     """With `address`: resources of each session."""
 
 
-def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SuitePlan | None]:
-    """Command line -> options, and the suite that goes on, if one does.
+def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SuitePlan, SuitePlan | None]:
+    """Command line -> options, the suite, and the one that goes on, if one does.
 
     Raises:
         UserError: a value that cannot be used.
     """
 
-    def load(path: Path | None) -> list[Config]:
-        return [dataclasses.replace(load_config(path, get_config=Config)[0], name="suite")]
+    def load(path: Path | None) -> list[Any]:
+        return [dataclasses.replace(load_config(path, get_config=Config)[0], name="suite"), None]
 
     options, default = parse(Options, arguments, load, is_suite, read_suite_file, ["games"])
     suite_dir = options.directory
     before = None
     config = options.full_config
-    games = list(game_configs(options.full_config, options.games))
+    games = list(game_configs(config, options.games))
     game = default.full_config.env.game
     expected = "nothing; each game of a suite has its own trial"
     require(config.env.game == game, "env.game", config.env.game, expected, "choose with --games Pong Breakout")
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")
     if suite_dir is not None and is_suite(suite_dir):
-        before = SuitePlan(default.full_config, default.games)
+        before = read_suite_file(suite_dir)
         require(games == before.games, "--games", " ".join(games), f"{' '.join(before.games)}, the games of the suite")
         require_same_run(config, before.config, suite_dir)
-    return dataclasses.replace(options, games=games), before
+    return options, SuitePlan(config, games), before
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    options, before = parse_options(arguments)
-    suite = SuitePlan(options.full_config, options.games)
+    options, suite, before = parse_options(arguments)
     suite_dir = options.directory
     if options.address:  # raises errors before a directory is made, as the other line does
         check_ray(options.address, suite.config.devices)

@@ -2,7 +2,7 @@
 
 `multiprocessing` starts a fresh interpreter for each session ("spawn") and passes the session and its config on by
 pickle. Sessions ignore Ctrl-C; the parent passes each stop request on once, as SIGTERM. When the parent ends for any
-reason, its sessions write their last checkpoints and end.
+other reason than a second Ctrl-C, its sessions write their last checkpoints and end.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class Item(NamedTuple):
     session: int
     description: dict[str, Any]  # config.json of the run, once the session trains
     number: int  # among all sessions of the trial or suite: chooses the devices
-    game: str = ""  # of a suite
+    game: str = ""  # game of a suite
 
     def say(self, line: str) -> None:
         """Prints a line after the names of the game and of the session, with which its own lines begin already."""
@@ -127,9 +127,10 @@ def run_processes(
                         failure = Failure(f"exit status {status}{KILLED if status == -signal.SIGKILL else ''}")
                     if failure or status == 0:
                         yield session.item, failure
-        finally:
+        except KeyboardInterrupt:
             for session in running:
                 session.process.kill()
+            raise
     if stopping:
         raise KeyboardInterrupt
 

@@ -67,7 +67,7 @@ class Share(NamedTuple):
             fraction = memory_fraction(config.devices, int(1 / min(self.gpu, 1)), memory)
             devices = replace(config.devices, memory_fraction=fraction)
         env = replace(config.env, num_threads=config.env.num_threads or self.cpu)
-        return replace(config, devices=devices, env=env, log=replace(config.log, graphs=False))
+        return replace(config, devices=devices, env=env)
 
 
 def allot(resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], devices: DevicesConfig) -> Share:
@@ -90,19 +90,16 @@ def allot(resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], d
     )
     fitting = [(gpus, cores) for gpus, cores in owned if gpus >= gpu and cores >= cpu]
     if not fitting:
-        found = "; ".join(f"{counted(gpus, 'GPU')} and {counted(cores, 'core')}" for gpus, cores in owned)
+        there = "; ".join(f"{counted(gpus, 'GPU')} and {counted(cores, 'core')}" for gpus, cores in owned)
         raise UserError(
-            f"resources: expected a machine with {counted(gpu, 'GPU')} and {counted(cpu, 'core')}; found {found}"
+            f"resources: expected a machine with {counted(gpu, 'GPU')} and {counted(cpu, 'core')}; found {there}"
         )
     equal = min(int(cores * gpu / gpus) for gpus, cores in fitting) if gpu else 1
     return Share(gpu, resources.cpu or max(equal, 1))
 
 
-def check_ray(address: str, devices: DevicesConfig) -> int:
+def check_ray(address: str, devices: DevicesConfig) -> None:
     """Checks that items can be run, and sets Ray's environment.
-
-    Returns:
-        The number of GPUs that they may use of this machine; 0 with an `address`.
 
     Raises:
         UserError: Ray is not installed, or there is no cluster at `address`.
@@ -119,25 +116,24 @@ def check_ray(address: str, devices: DevicesConfig) -> int:
         # Ray runs what it is sent: it listens on the loopback interface only, and to those who have the token.
         os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        return len(choose_devices(replace(devices, memory_fraction=None)).gpus)
-    if address != "auto":
+        choose_devices(replace(devices, memory_fraction=None))
+    elif address != "auto":
         host, _, port = address.rpartition(":")
         try:  # Ray would wait minutes for a dead address
             socket.create_connection((host, int(port)), timeout=10).close()
         except (OSError, ValueError) as error:
             raise UserError(f"address {address}: {reason(error)}; expected HOST:PORT of a `ray start`") from error
-    return 0
 
 
 @contextlib.contextmanager
-def cluster(address: str, gpus: int) -> Iterator[str]:
+def cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
     """A Ray cluster: its address. With an empty `address`, one of this machine alone, which ends with the block.
 
     It is started by a child in a POSIX session of its own (setsid), so that no signal to the group of this process, as
     from a terminal or `timeout`, reaches it. It ends when this process dies.
 
     Args:
-        gpus: those of this machine, as `check_ray` returns them.
+        devices: devices of the config.
 
     Raises:
         UserError: Ray does not start.
@@ -145,15 +141,16 @@ def cluster(address: str, gpus: int) -> Iterator[str]:
     if address:
         yield address
         return
-    command = [sys.executable, "-m", "jaxrl_atari.suite.ray_cluster", str(gpus)]
+    gpus = choose_devices(replace(devices, memory_fraction=None)).gpus
+    command = [sys.executable, "-m", "jaxrl_atari.suite.ray_cluster", str(len(gpus))]
     pipe = subprocess.PIPE
     head = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         assert head.stdout is not None
-        found = head.stdout.readline().decode().strip()
-        if not found[:1].isdecimal():
-            raise UserError(f"Ray did not start: {found}")
-        yield found
+        first_line = head.stdout.readline().decode().strip()
+        if not first_line[:1].isdecimal():
+            raise UserError(f"Ray did not start: {first_line}")
+        yield first_line
     finally:
         head.communicate()  # closes its input, and waits for its end
 

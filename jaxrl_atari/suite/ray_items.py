@@ -22,7 +22,7 @@ from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.suite.processes import STOPPING, Failure, attempt
-from jaxrl_atari.suite.ray_cluster import ResourcesConfig, Share, allot, check_ray, cluster
+from jaxrl_atari.suite.ray_cluster import ResourcesConfig, Share, allot, cluster
 
 POLL_SECONDS = 0.2
 KILLED = "its process was killed, by hand or for lack of memory, or did not start"
@@ -96,11 +96,11 @@ def run_items(
     """Runs items, each in a process of its own, with as many at a time as there is room for.
 
     Args:
-        address: of the cluster, whose machines share `directory`. Empty: this machine alone.
+        address: address of the cluster, whose machines share `directory`. Empty: this machine alone.
         items: folders of the items below `directory`, such as `trial_3` or `Pong/session_0`. Their output goes to
             output.txt there.
         function: can be imported, or is a `functools.partial` of what can.
-        devices: of the config.
+        devices: devices of the config.
         progress: item -> one line on how far it is, printed every 30 seconds.
 
     Yields:
@@ -118,7 +118,7 @@ def run_items(
     stop_file = directory / STOP_FILE
     stop_file.unlink(missing_ok=True)  # left by a process that was killed
     # In the main thread, Ray and Tune would handle the signals. `StopRequest` comes after Ray, which takes SIGTERM.
-    with cluster(address, check_ray(address, devices)) as found, ThreadPool(1) as thread:
+    with cluster(address, devices) as found, ThreadPool(1) as thread:
         try:
             try:
                 thread.apply(ray.init, (found,), {"log_to_driver": False, "logging_level": logging.CRITICAL})

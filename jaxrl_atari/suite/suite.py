@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs.games import parse_game
+from jaxrl_atari.envs.games import GAMES, comparable, parse_game
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import require
-from jaxrl_atari.report import suites as tables
+from jaxrl_atari.report import suites
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.summary import markdown_table, trial_summary
 from jaxrl_atari.runs.files import read_json, write_file, write_json
@@ -50,21 +50,26 @@ class SuitePlan(NamedTuple):
     games: list[str]
 
 
-def game_configs(config: Config, games: Sequence[str]) -> dict[str, Config]:
+def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Config]:
     """ALE's name of each game -> config of its trial, under the protocol that the config, or the name of its game, has.
+
+    Args:
+        games: None for all with a reference score under that protocol.
 
     Raises:
         ConfigError: an unknown game, a game named twice, or no game.
     """
     configs: dict[str, Config] = {}
     protocol = parse_game(config.env.game)[1] or config.env.protocol
+    if games is None:
+        games = [name for name in GAMES if comparable(name, config.env.resolved_protocol).references]
     for game in games:
         name, named = parse_game(game)
         require(name not in configs, "games", game, "each game once")
         require(named is None, "games", game, name, "a suite has one protocol: choose it with --env.protocol")
         env = dataclasses.replace(config.env, game=name, protocol=protocol)
         configs[name] = dataclasses.replace(config, name=name, env=env)
-    require(bool(configs), "games", "", "at least one game", "leave --games out for all with a reference score")
+    require(bool(configs), "games", "", "at least one game, or no --games under a protocol with reference scores")
     return configs
 
 
@@ -123,7 +128,7 @@ def train_on_ray(
 
 
 def _train(by_folder: Mapping[str, Item], folder: Path, share: Share, stop_requested: Callable[[], bool]) -> None:
-    """Trains the session of a folder in its process, where its run directory may have another path."""
+    """Trains the session of a folder in its process, whose working directory is another one."""
     item = by_folder["/".join(folder.parts[-2:])]
     item = item._replace(config=share.configure(item.config), run_dir=folder.parent)
     train_item(item, stop_requested=stop_requested)
@@ -138,29 +143,29 @@ def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
     Returns:
         The content of results.md.
     """
-    suite = tables.read_suite(suite_dir)
+    suite = suites.read_suite(suite_dir)
     name = suite_dir.absolute().name
     for game, run in suite.runs.items():
         write_json(suite_dir / game / "trial.json", trial_summary(run))
-    results = tables.results(suite, failures)
+    results = suites.results(suite, failures)
     protocol = results["protocol"]
     rows = results["games"]
-    found = results["aggregates"]
-    results["rliable_games"] = tables.write_rliable(suite_dir, {name: tables.normalised(results["scores"], protocol)})
+    aggregates = results["aggregates"]
+    results["rliable_games"] = suites.write_rliable(suite_dir, {name: suites.normalised(results["scores"], protocol)})
     write_json(suite_dir / "results.json", results)
 
-    writer = csv.DictWriter(file := io.StringIO(), tables.COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(file := io.StringIO(), suites.COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_file(suite_dir / "results.csv", file.getvalue())
     count = f"{counted(len(rows), 'game')}, {counted(suite.config.sessions, 'session')}"
     parts = [
         f"# {name}: {count} of {suite.config.total_env_steps:,} env steps each",
-        markdown_table(tables.text_rows(rows)),
+        markdown_table(suites.text_rows(rows)),
         f"Protocol {protocol}. {EXPLANATION}",
     ]
-    if found:
-        parts += [markdown_table(tables.aggregate_rows(found, "over the complete games")), INTERVALS]
+    if aggregates:
+        parts += [markdown_table(suites.aggregate_rows(aggregates, "over the complete games")), INTERVALS]
     else:
         parts.append(f"No aggregates: {comparison_note(protocol) or 'no complete game has a score to compare with'}.")
     text = "\n\n".join(parts) + "\n"

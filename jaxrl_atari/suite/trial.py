@@ -194,7 +194,7 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> tup
     """The devices that sessions take in turn, and how many of them train at a time.
 
     Args:
-        sessions: of the trial or suite.
+        sessions: number of sessions in the trial or suite.
         waiting: sessions that remain to be trained. None: all.
 
     Raises:

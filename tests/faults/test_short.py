@@ -122,6 +122,16 @@ def test_sessions_end_with_a_killed_parent(family, tmp_path):
     assert saved(tmp_path), "each child ended by itself"
 
 
+def test_sessions_save_when_their_parent_fails(family, tmp_path):
+    """As it does when the disk is full, and it cannot write the results of a session that has ended."""
+    (tmp_path / "full").touch()
+    parent, _ = family()
+    _, errors = parent.communicate(timeout=60)
+    assert parent.returncode == 2
+    assert "No space left on device" in errors
+    assert sorted(path.name for path in tmp_path.glob("saved *")) == ["saved 1", "saved 2"]
+
+
 def test_two_writers_to_a_pipe_that_nobody_reads(family, tmp_path):
     """As `| head -1`: both sessions write on, and a signal still reaches them through their parent."""
     read, write = os.pipe()
