@@ -25,14 +25,7 @@ if TYPE_CHECKING:
     from jaxrl_atari.evaluate.policy import Policy, load_policy
     from jaxrl_atari.suite.trial import TrainingResult, run_training
 
-_CONFIGS = "Config DevicesConfig EnvConfig EvaluationConfig LogConfig NetworkConfig PPOConfig TrialConfig"
-_HOMES = {
-    **dict.fromkeys(_CONFIGS.split(), "config"),
-    **dict.fromkeys(("ConfigError", "UserError"), "errors"),
-    **dict.fromkeys(("EvaluationResult", "record_video", "run_evaluation"), "evaluate.play"),
-    **dict.fromkeys(("Policy", "load_policy"), "evaluate.policy"),
-    **dict.fromkeys(("TrainingResult", "run_training"), "suite.trial"),
-}
+_HOMES = ("config", "errors", "evaluate.policy", "evaluate.play", "suite.trial")  # light ones first
 __all__ = [
     "Config",
     "ConfigError",
@@ -59,6 +52,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    modules = (import_module(f"{__name__}.{home}") for home in _HOMES)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))

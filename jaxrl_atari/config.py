@@ -267,8 +267,8 @@ class Config:
     def __post_init__(self) -> None:
         check_fields(self)
         env = self.env
-        rules = self.env.rules
-        named = parse_game(self.env.game)[1]
+        rules = env.rules
+        named = parse_game(env.game)[1]
         is_named = Path(self.name).name == self.name and self.name not in ("", "..")
         require(is_named, "name", self.name, "a plain file name")
         last_seed = self.seed + self.sessions

@@ -36,11 +36,6 @@ class Placement(NamedTuple):
         """The learner's first device in this process."""
         return next(d for d in self.learner if d.process_index == jax.process_index())
 
-    @property
-    def devices(self) -> list[jax.Device]:
-        """All devices that learn or act."""
-        return sorted({*self.learner, *self.actors}, key=str)
-
 
 def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     """The devices of a session. Starts JAX's back end, on these devices alone.
@@ -84,12 +79,11 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     return Placement(learner, actors, evaluator, use.reason)
 
 
-def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> tuple[jax.Device, str]:
-    """The device that a `gpu` option means, and why; see `place`."""
+def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
+    """The device that a `gpu` option means; see `place`."""
     options = DevicesConfig(gpu=gpu)
     check_fields(options, "devices.")
-    placement = place(options, field)
-    return placement.home, placement.reason
+    return place(options, field).home
 
 
 # --- Data parallel -----------------------------------------------------------------------------------------------
@@ -126,7 +120,7 @@ class DataParallel:
             shard = Shard(lax.axis_index(AXIS), len(self), partial(lax.psum, axis_name=AXIS))
             return function(*others, jax.random.wrap_key_data(key_data, impl=KEYS), shard=shard)
 
-        return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=tuple(donate_argnums))
+        return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=donate_argnums)
 
     def assemble(self, shards: Sequence[Any]) -> Any:
         """A tree of arrays from one tree per local device; each is moved to its device if it is elsewhere.

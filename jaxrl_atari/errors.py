@@ -51,7 +51,7 @@ def reason(error: BaseException) -> str:
     return " ".join(text.split())
 
 
-def require(holds: bool, field: str, value: Any, expected: str, hint: str = "") -> None:
+def require(holds: object, field: str, value: Any, expected: str, hint: str = "") -> None:
     """Raises `ConfigError` with the other arguments unless `holds`."""
     if not holds:
         raise ConfigError(field, value, expected, hint)

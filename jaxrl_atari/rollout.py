@@ -179,13 +179,13 @@ class EnvGroup:
 
     def resume(self, games: Games) -> None:
         """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`."""
-        replayed = replay(self.pool, games)
-        self._restart(replayed.step, replayed.episodes)
-        past = self._network.layout.arrange(jnp.asarray(replayed.past_frames))
+        step, past_frames, past_age, episodes = replay(self.pool, games)
+        self._restart(step, episodes)
+        past = self._network.layout.arrange(jnp.asarray(past_frames))
         end = self.rollout_length
         self._state = self._state._replace(
             frames=self._state.frames.at[end : end + STACK - 1].set(past),
-            steps=self._state.steps._replace(age=self._state.steps.age.at[end - 1].set(replayed.past_age)),
+            steps=self._state.steps._replace(age=self._state.steps.age.at[end - 1].set(past_age)),
         )
 
     def begin(self, key: jax.Array) -> None:

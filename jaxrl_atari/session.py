@@ -299,7 +299,7 @@ def prepare(
             outputs += writers
         for writer in outputs:
             exits.callback(writer.close)
-        read_monitor = exits.enter_context(monitor(placement.devices))
+        read_monitor = exits.enter_context(monitor([*placement.learner, *placement.actors]))
         log = SessionLog(outputs, config.log.every_env_steps, progress, read_monitor, meta)
 
         # Evaluator.

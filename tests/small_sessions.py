@@ -52,7 +52,7 @@ def until_stopped(item):
         if (item.run_dir / "deaf").exists():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (item.run_dir / f"ready {item.session}").touch()
-        while not stop.requested():
+        while not stop.requested:
             time.sleep(0.02)
             cli.say("a line")
         time.sleep(1)

@@ -77,13 +77,13 @@ def test_simulated_gpus_follow_cuda_visible_devices(monkeypatch):
 
 PICK = """
 import sys
-from jaxrl_atari.devices import pick_device, place
+from jaxrl_atari.devices import place
 from jaxrl_atari.config import DevicesConfig, parse_word
 place(DevicesConfig(data_parallel="all"))  # starts JAX on all GPUs
 for text in sys.argv[1:]:
     try:
-        device, reason = pick_device(parse_word(text), "--gpu")
-        print(device.platform, device, reason, sep="|")
+        found = place(DevicesConfig(gpu=parse_word(text)), "--gpu")
+        print(found.home.platform, found.home, found.reason, sep="|")
     except Exception as error:
         print(type(error).__name__, error, sep="|")
 """
@@ -104,9 +104,9 @@ def test_gpu_option_with_two_gpus():
 def test_gpu_option_without_a_gpu(monkeypatch):
     monkeypatch.setenv(gpus.SIMULATED, "2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    device, reason = pick_device("auto")
-    assert device.platform == "cpu"
-    assert reason == "devices.gpu = auto, and there is no GPU: CUDA_VISIBLE_DEVICES='-1' leaves none"
+    found = place(DevicesConfig())
+    assert found.home.platform == "cpu"
+    assert found.reason == "devices.gpu = auto, and there is no GPU: CUDA_VISIBLE_DEVICES='-1' leaves none"
     for gpu in (True, 0):
         with pytest.raises(
             ConfigError, match=r"visible: none; CUDA_VISIBLE_DEVICES='-1' leaves none.*use auto or false"
@@ -145,7 +145,7 @@ def test_gpu_option_on_a_real_gpu():
 FALSE = """
 import os, jax
 from jaxrl_atari.devices import pick_device
-print(pick_device(False)[0].platform, jax.default_backend())
+print(pick_device(False).platform, jax.default_backend())
 opened = {os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")}
 print(any(name.startswith("/dev/nvidia") for name in opened))
 """

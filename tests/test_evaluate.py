@@ -8,13 +8,16 @@ import shutil
 import subprocess
 from collections import Counter
 from importlib.util import find_spec
+from io import BytesIO
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
+from PIL import Image
 from sample_runs import flip_bit
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from jaxrl_atari import load_policy, record_video, run_evaluation, run_training
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
@@ -38,7 +41,7 @@ def train(run_dir):
         env=EnvConfig(game="Qbert", num_envs=4, num_threads=1, max_frames=240),
         ppo=PPOConfig(rollout_length=64, minibatch_size=64, epochs=1),
         devices=DevicesConfig(gpu=False),
-        log=LogConfig(every_env_steps=256, checkpoint_every_env_steps=256, graphs=False, tensorboard=False),
+        log=LogConfig(every_env_steps=256, checkpoint_every_env_steps=256, graphs=False),
     )
     return run_training(config, run_dir).run_dir
 
@@ -287,6 +290,9 @@ def test_a_session(own_run, capsys):
     assert "3 of 3 games cut off at env.max_frames" in out
     assert "optimistic" not in out
     assert len(read_video(session_dir / f"video_{step}.mp4")[1]) == 61
+    (image,) = EventAccumulator(str(session_dir / "video")).Reload().Images("game")
+    animation = Image.open(BytesIO(image.encoded_image_string))
+    assert (image.step, animation.size, animation.n_frames) == (step, (160, 210), 61)
     assert not (own_run / "report.html").exists()
 
     (own_run / "report.html").touch()  # it is brought up to date

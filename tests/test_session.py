@@ -102,7 +102,7 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir, capsys)
 
 def test_sps_and_shares_of_the_time(monkeypatch):
     """On a clock of its own: acting takes 1 s, of which 0.75 s wait for the emulators, and the update 2 s."""
-    clock, lines, progress, end = SimpleNamespace(now=0.0), Lines(), Progress(), 0.0
+    clock, lines, progress, end = SimpleNamespace(now=0.0), Lines(), Progress({}), 0.0
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     log = SessionLog([lines], 600, progress, dict, {})
 
@@ -178,7 +178,7 @@ def test_a_signal_stops_after_the_update_with_a_last_checkpoint(session_dir):
                 signal.raise_signal(signal.SIGTERM)
 
     with StopRequest(quick=False) as stop, pytest.raises(KeyboardInterrupt):
-        run_session(TINY, session_dir, writers=[Signal()], stop_requested=stop.requested)
+        run_session(TINY, session_dir, writers=[Signal()], stop_requested=lambda: stop.requested)
     meta = latest_meta(session_dir)
     assert (meta["updates"], meta["score"]) == (3, None)
     assert str(meta["env_steps"]) == read_table(session_dir / "metrics.csv")[-1]["env_steps"]

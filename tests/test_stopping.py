@@ -13,9 +13,9 @@ def test_any_signal_requests_a_stop_and_a_second_ctrl_c_ends_at_once(number):
     """A cluster may send the others any number of times."""
     before = signal.getsignal(number)
     with StopRequest(quick=False) as stop:
-        assert not stop.requested()
+        assert not stop.requested
         signal.raise_signal(number)
-        assert stop.requested()
+        assert stop.requested
         for again in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
             signal.raise_signal(again)
         with pytest.raises(KeyboardInterrupt):
@@ -29,7 +29,7 @@ def test_a_signal_that_the_parent_ignores_stays_ignored():
     try:
         with StopRequest() as stop:
             signal.raise_signal(signal.SIGINT)
-            assert not stop.requested()
+            assert not stop.requested
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -44,7 +44,7 @@ def main():
         stop.training = {training}
         print("compiling", flush=True)
         end = time.monotonic() + 30
-        while not stop.requested():
+        while not stop.requested:
             hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)  # as in a compiled function, Python handles no signals
             assert time.monotonic() < end
     raise KeyboardInterrupt("stopped; go on with a command")
@@ -86,7 +86,7 @@ with StopRequest(quick=False) as stop:
     signal.raise_signal(signal.SIGHUP)  # shell and kernel may both send it
     if how == "closed":
         cli.say("nobody reads this")
-    sys.exit(10 if stop.requested() else 11)
+    sys.exit(10 if stop.requested else 11)
 """
 
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import small_sessions
+from small_training import Lines, read_table
 from user_commands import ROOT
 
 from jaxrl_atari import ConfigError, UserError, run_training
@@ -28,6 +29,10 @@ TINY = Config(
 )  # fmt: skip
 
 
+SEEN = Lines()
+"""What a caller of `run_training` receives."""
+
+
 def read(path):
     return json.loads(path.read_text())
 
@@ -41,7 +46,7 @@ def trained(tmp_path_factory):
     """A finished run of two sessions."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-        result = run_training(TINY, "~/run")
+        result = run_training(TINY, "~/run", [SEEN])
         assert result.run_dir == tmp_path_factory.getbasetemp() / os.environ["HOME"] / "run"
     return result
 
@@ -55,6 +60,8 @@ def test_a_trial_returns_its_summary(trained):
     assert (summary["complete"], len(summary["sessions"])) == (True, 2)
     metas = [Checkpoints(run_dir / f"session_{i}").read_meta(32) for i in (0, 1)]
     assert [meta["seed"] for meta in metas] == [0, 1]
+    logged = [row["env_steps"] for session in (0, 1) for row in read_table(run_dir / f"session_{session}/metrics.csv")]
+    assert [str(row["env_steps"]) for row in SEEN.rows] == logged == ["16", "32", "16", "32"]
 
 
 def test_a_finished_run_keeps_what_it_was_trained_with(trained, capsys):

@@ -103,6 +103,8 @@ def test_every_reader_of_tensorboard_sees_what_the_tables_have(killed):
         runs[name] = [np.transpose(table).tolist() for table in tables]
         events = EventAccumulator(str(killed / name)).Reload()
         assert [[[event.step, event.value] for event in events.Scalars(tag)] for tag in tags] == runs[name]
+        (options,) = events.Tensors("config/text_summary")
+        assert b"| ppo.learning_rate | 0.00025 |" in options.tensor_proto.string_val[0]
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(killed), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         address = next(match[1] for line in server.stderr if (match := re.search(r"(http://\S+)", line)))
@@ -121,8 +123,8 @@ def test_every_reader_of_tensorboard_sees_what_the_tables_have(killed):
 
 def test_a_full_disk_is_an_error_at_once(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for writer in (CsvWriter(tmp_path, 0, 0), TensorBoardWriter(tmp_path)):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
+    for writer in (CsvWriter(tmp_path, 0, 0), TensorBoardWriter(Config(), tmp_path)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
         with pytest.raises(OSError, match="File too large"):
             [writer.write(row(env_steps)) for env_steps in range(1_000)]
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -105,10 +105,10 @@ def env(training: Training, seconds: float) -> dict[str, float]:
     """Env steps a second of the emulators alone, with random actions: the limit on this machine."""
     training.wait()
     config = training.run.config.env
-    groups = list(itertools.chain(*training.run.groups))
+    groups = sum(map(len, training.run.groups))
     pool = make_pool(
         config.backend, config.game_name, config.num_envs, seed=0,
-        num_threads=config.num_threads * len(groups), rules=config.rules,
+        num_threads=config.num_threads * groups, rules=config.rules,
     )  # fmt: skip
     with contextlib.closing(pool):
         pool.reset()

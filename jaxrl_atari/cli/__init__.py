@@ -23,7 +23,7 @@ CLEAR_LINE = "\r\x1b[K"
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals of a `StopRequest`."""
 
-DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
+OUTSIDE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPIPE}  # EPIPE: `--help | head`
 
 _interrupted: list[int] = []  # signals that the running command has received, outside of a `StopRequest`
 
@@ -64,9 +64,6 @@ def run(main: Callable[[], object]) -> NoReturn:
     except KeyboardInterrupt as stop:
         say(str(stop) or "interrupted", sys.stderr)
         status = INTERRUPTED
-    except BrokenPipeError as error:  # `--help | head`: tyro prints the help itself
-        say(f"error: {error}", sys.stderr)
-        status = 1
     except Exception as error:
         known = correctable(error)
         if _interrupted:  # an extension module that is interrupted while it is imported raises an error of its own
@@ -83,8 +80,8 @@ def run(main: Callable[[], object]) -> NoReturn:
 
 def correctable(error: Exception) -> UserError | None:
     """The one-line error that a user can correct: the `UserError` itself, or one made from a full or read-only disk, an
-    exceeded quota or a missing permission. None for a bug."""
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+    exceeded quota, a missing permission or a closed pipe. None for a bug."""
+    if isinstance(error, OSError) and error.errno in OUTSIDE_ERRORS:
         return UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
     return error if isinstance(error, UserError) else None
 
@@ -148,13 +145,9 @@ class StopRequest:
         self._label = f"{label}  " if label else ""
         self._quick = quick
         self._answer = answer
-        self._requested = False
+        self.requested = False  # whether a signal has asked for a stop
         self._before: dict[int, Any] = {}
         self.training = False  # set it once an update is finished
-
-    def requested(self) -> bool:
-        """Whether a signal has asked for a stop."""
-        return self._requested
 
     def __enter__(self):
         if _interrupted:  # a signal that came within a callback; see `run`
@@ -166,11 +159,11 @@ class StopRequest:
         return self
 
     def _handle(self, number: int, frame: Any) -> None:
-        if number == signal.SIGINT and self._requested:
+        if number == signal.SIGINT and self.requested:
             raise KeyboardInterrupt
-        if self._requested:
+        if self.requested:
             return
-        self._requested = True
+        self.requested = True
         ends = self._quick and not self.training
         answer = "interrupted before the first update: there is nothing to save" if ends else self._answer
         with contextlib.suppress(OSError):  # a closed terminal. Not `print`, which fails within another `print`

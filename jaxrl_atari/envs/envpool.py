@@ -1,6 +1,5 @@
 """The `envpool` back end: envpool's Atari games."""
 
-import importlib
 import importlib.util
 import sys
 import tempfile

@@ -24,7 +24,6 @@ import csv
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import resources
 from typing import Literal, NamedTuple
 
@@ -42,8 +41,7 @@ class Reference(NamedTuple):
     std: float | None = None  # over seeds
 
 
-@dataclass(frozen=True)
-class Game:
+class Game(NamedTuple):
     """A game and its scores of one protocol. None means unknown; scores are raw returns of full games."""
 
     name: str  # ALE's CamelCase name

@@ -48,7 +48,7 @@ class GameRecord:
         first_step: steps that each environment has made before these games, which a resumed session starts anew.
     """
 
-    def __init__(self, game_seed: int, seeds: Sequence[int], first_env: int, anchor_steps: int, first_step: int = 0):
+    def __init__(self, game_seed: int, seeds: Sequence[int], first_env: int, anchor_steps: int, first_step: int):
         self._game_seed = game_seed
         self._first_env = first_env
         self._interval = anchor_steps

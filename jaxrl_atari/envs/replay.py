@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from rich.progress import track
@@ -13,15 +12,6 @@ from jaxrl_atari.errors import UserError
 
 PAST = 3
 """Frames before the newest one that a stack can hold."""
-
-
-class Replayed(NamedTuple):
-    """Where the games of a pool stand after a replay."""
-
-    step: EnvStep  # the newest
-    past_frames: np.ndarray  # uint8 [3, n, 84, 84], the frames before it, the oldest first
-    past_age: np.ndarray  # int32 [n], age of the frame before it: earlier frames of the same game, at most 3
-    episodes: EpisodeCounter
 
 
 def play_again(pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, EnvStep]]:
@@ -50,8 +40,12 @@ def play_again(pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]) 
         left = left - 1
 
 
-def replay(pool: EnvPool, games: Games) -> Replayed:
+def replay(pool: EnvPool, games: Games) -> tuple[EnvStep, np.ndarray, np.ndarray, EpisodeCounter]:
     """Plays the games of a checkpoint again in a new pool, with a progress bar, and continues their record in it.
+
+    Returns:
+        The newest step; the frames before it, uint8 [3, n, 84, 84], the oldest first; the age of the last of these,
+        int32 [n] (earlier frames of the same game, at most 3); and the counter of the games in progress.
 
     Raises:
         UserError: the games do not end as the checkpoint says: it is of another emulator or game, or damaged.
@@ -78,4 +72,4 @@ def replay(pool: EnvPool, games: Games) -> Replayed:
     if record is not None:
         record.restore(games)
     pool.record = record
-    return Replayed(step, frames, age, episodes)
+    return step, frames, age, episodes

@@ -31,6 +31,7 @@ from jaxrl_atari.report.statistics import score_interval
 from jaxrl_atari.report.summary import interval_text
 from jaxrl_atari.runs.files import unused, write_json
 from jaxrl_atari.runs.run_dir import read_config
+from jaxrl_atari.runs.writers import add_to_tensorboard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Options:
     episodes: int = 32
     """Full games to play."""
     video: bool = False
-    """Also record one more game, to video_STEP.mp4 in the session's directory (or video_STEP_2.mp4, ...)."""
+    """Also record one more game, to video_STEP.mp4 in the session's directory (or video_STEP_2.mp4, ...), and to
+    TensorBoard."""
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
     session: int | None = None
@@ -70,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for line in runtime.configure():
         say(line)
     do_not_preallocate()  # beside a training run
-    device, _ = pick_device(options.gpu, field="--gpu")
+    device = pick_device(options.gpu, field="--gpu")
     if options.backend:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
     numbers = range(read_config(options.run_dir).sessions) if every_session else [options.session]
@@ -129,6 +131,8 @@ def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:
     if options.video:
         path = unused(session_dir / f"video_{policy.env_steps}.mp4")
         game = record_video(policy, path, seed, options.greedy)
+        if policy.config.log.tensorboard:
+            add_to_tensorboard(path, policy.env_steps)
         say(f"written: {path} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
     return figures
 

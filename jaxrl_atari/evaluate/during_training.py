@@ -66,7 +66,7 @@ class Evaluator:
         self.settle(lambda: True)
         return self._running and self._running[0]
 
-    def settle(self, stop_requested: Callable[[], bool] = lambda: False) -> None:
+    def settle(self, stop_requested: Callable[[], bool]) -> None:
         """Waits for the running evaluation, if there is one, and writes its result; leaves it on a stop request."""
         if self._running is None:
             return

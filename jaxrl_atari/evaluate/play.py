@@ -143,7 +143,7 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
         f" -vf scale={SCALE * width}:{SCALE * height}:flags=neighbor"
         " -an -c:v libx264 -pix_fmt yuv420p -movflags +faststart -f mp4"
     )
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options.split(), str(path)]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options.split(), path]
     # Not `imageio_ffmpeg.write_frames`, which forks in a way that can deadlock a process of JAX.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         assert ffmpeg.stdin

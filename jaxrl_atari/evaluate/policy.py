@@ -60,7 +60,7 @@ class Policy:
         return jax.device_get(choose_actions(self.network, self.params, frames, key, greedy))
 
 
-def find_session(run_dir: str | Path, session: int | None = None) -> Path:
+def find_session(run_dir: str | Path, session: int | None) -> Path:
     """The directory of a session.
 
     Args:
@@ -110,7 +110,7 @@ def load_policy(
     checkpoints = Checkpoints(session_dir)
     if not checkpoints.steps():
         raise UserError(f"{session_dir}: holds no checkpoint; wait for the session's first one")
-    home = device or pick_device("auto")[0]
+    home = device or pick_device("auto")
 
     def target(meta: dict[str, Any]) -> Any:
         return abstract_arrays(config_from_dict(meta["config"]), meta["num_actions"], home)

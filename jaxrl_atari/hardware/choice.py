@@ -96,7 +96,7 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
 # --- Rotation --------------------------------------------------------------------------------------------------------
 
 
-def rotate(session: int, count: int, per_session: int = 1, offset: int = 0) -> tuple[int, ...]:
+def rotate(session: int, count: int, per_session: int, offset: int) -> tuple[int, ...]:
     """The block of consecutive GPUs of a session, among `count` visible ones.
 
     With one GPU per session it is `(session + offset) % count`. If `count` is not a multiple of `per_session`, the

@@ -32,7 +32,7 @@ def join_processes(devices: DevicesConfig) -> None:
     count = devices.num_processes
     if coordinator is not None:
         expected = "HOST:PORT of process 0"
-        require(re.fullmatch(r".+:\d+", coordinator) is not None, "devices.coordinator", coordinator, expected)
+        require(re.fullmatch(r".+:\d+", coordinator), "devices.coordinator", coordinator, expected)
         if devices.process_index == 0:  # without a free port, JAX crashes when the process ends
             try:
                 socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()

@@ -115,16 +115,17 @@ def driver_version() -> str | None:
     return None
 
 
-def network_platform(device: jax.Device, *others: jax.Device) -> str:
+def network_platform(*devices: jax.Device) -> str:
     """The platform for which `make_network` makes a network: how it computes bfloat16 decides arithmetic and chunks.
 
     "amx cpu" (it has AVX512-BF16 and AMX), "bfloat16 cpu" (AVX512-BF16 alone) or "cpu"; "gpu" (it has bfloat16 units)
     or "old gpu" (before Ampere). If several devices compute one network together, one old GPU decides.
     """
-    gpus = [each for each in (device, *others) if each.platform == "gpu"]
+    gpus = [device for device in devices if device.platform == "gpu"]
     if any(float(getattr(gpu, "compute_capability", 8)) < 8 for gpu in gpus):  # another process's GPU may have none
         return "old gpu"
     sets = read_cpu().instruction_sets
-    if device.platform != "cpu" or "BF16" not in sets:
-        return device.platform
+    platform = devices[0].platform
+    if platform != "cpu" or "BF16" not in sets:
+        return platform
     return "amx cpu" if "AMX" in sets else "bfloat16 cpu"

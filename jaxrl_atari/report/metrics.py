@@ -149,7 +149,7 @@ def align_sessions(tables: Sequence[Table], column: str, along: str = "env_steps
     less than one interval, which bridges a last log point slightly before the grid's.
     """
     grid = max((table[along] for table in tables), key=lambda points: points[-1])
-    interval = float(np.median(np.diff(grid))) if grid.size > 1 else grid[-1]
+    interval = np.median(np.diff(grid)) if grid.size > 1 else grid[-1]
     values = np.full((len(tables), grid.size), np.nan)
     for row, table in zip(values, tables, strict=True):
         known = np.isfinite(table[column])

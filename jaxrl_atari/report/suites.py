@@ -143,7 +143,7 @@ def results(suite: Suite, failures: Mapping[str, str]) -> dict[str, Any]:
     return {
         "protocol": protocol,
         "games": game_rows(suite, failures),
-        "failures": dict(failures),
+        "failures": failures,
         "scores": scores,
         "aggregates": aggregates(normalised(scores, protocol)),
     }

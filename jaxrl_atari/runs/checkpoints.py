@@ -165,7 +165,7 @@ class Checkpoints:
             try:
                 meta = self.read_meta(step)
                 arrays = self.restore(step, target(meta), part=part)
-                for name in meta.get("items", {}).keys() & set(parameters):
+                for name in meta.get("items", {}).keys() & parameters:
                     arrays[name] = self.restore(step, arrays["train_state"].params, name)
                 return Restored(step, arrays, meta, damaged)
             except Damaged as error:
@@ -227,8 +227,7 @@ class Checkpoints:
             "score": None if score is None or math.isnan(score) else score,
         }  # fmt: skip
         meta["checksum"] = meta_digest(meta)
-        arguments: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in host.items()}
-        arguments["meta"] = ocp.args.JsonSave(meta)
+        arguments = {name: ocp.args.StandardSave(tree) for name, tree in host.items()}
         # One folder an array: in one database for all of them (OCDBT), TensorStore 0.1.86 leaks memory at every save.
         alone = this_process()
         handlers: dict[str, Any] = {
@@ -244,7 +243,7 @@ class Checkpoints:
             if path.is_dir():
                 return
             ocp.Checkpointer(handler, multiprocessing_options=alone).save(
-                path.absolute(), args=ocp.args.Composite(**arguments)
+                path.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonSave(meta))
             )
         except Exception as error:  # orbax and the file system raise many types
             raise UserError(

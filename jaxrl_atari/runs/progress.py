@@ -91,11 +91,10 @@ class Progress:
     """How far a session has come.
 
     Args:
-        meta: meta of the checkpoint that the session resumes from.
+        meta: meta of the checkpoint that the session resumes from; empty for a new session.
     """
 
-    def __init__(self, meta: dict[str, Any] | None = None):
-        meta = meta or {}
+    def __init__(self, meta: dict[str, Any]):
         self.env_steps: int = meta.get("env_steps", 0)
         self.updates: int = meta.get("updates", 0)
         self.steps = 0  # steps of each environment, auto-reset steps included

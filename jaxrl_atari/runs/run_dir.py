@@ -50,8 +50,8 @@ def session_dir(run_dir: Path, session: int) -> Path:
 
 def session_dirs(run_dir: Path) -> list[Path]:
     """The directories `session_<i>` of a run, ordered by i."""
-    found = (path for path in run_dir.glob("session_*") if path.name.removeprefix("session_").isdecimal())
-    return sorted(filter(Path.is_dir, found), key=session_number)
+    found = (path for path in run_dir.glob("session_*/") if path.name.removeprefix("session_").isdecimal())
+    return sorted(found, key=session_number)
 
 
 def session_number(session_dir: Path) -> int:

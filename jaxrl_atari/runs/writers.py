@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +18,7 @@ from typing import Any, Protocol, TextIO
 from rich.progress import BarColumn, Progress
 
 from jaxrl_atari.cli import say
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import unused, write_file
@@ -58,7 +59,7 @@ def make_writers(config: Config, session_dir: Path, logged: int, evaluated: int)
     """
     writers: list[Writer] = [CsvWriter(session_dir, logged, evaluated)]
     if config.log.tensorboard:
-        writers.append(TensorBoardWriter(session_dir))
+        writers.append(TensorBoardWriter(config, session_dir))
     if config.log.wandb:
         writers.append(WandbWriter(config, session_dir))
     return writers
@@ -168,7 +169,7 @@ class CsvWriter(Writer):
 def _write_rows(file: TextIO, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes rows of metrics.csv or evaluations.csv, after the header in an empty file."""
     columns = COLUMNS if name == METRICS_FILE else EVALUATION_COLUMNS
-    table = csv.DictWriter(file, list(columns), extrasaction="ignore", lineterminator="\n")
+    table = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
     if file.tell() == 0:
         table.writeheader()
     table.writerows(rows)
@@ -181,7 +182,7 @@ class TensorBoardWriter(Writer):
     with a traceback of its own; `EventsWriter` raises the error here.
     """
 
-    def __init__(self, session_dir: Path):
+    def __init__(self, config: Config, session_dir: Path):
         from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2
@@ -191,6 +192,8 @@ class TensorBoardWriter(Writer):
         self._scalar = summary.scalar
         self._event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
         self._events = EventsWriter(str(session_dir / "events"))
+        options = "\n".join(f"| {name} | {value} |" for name, value in flat(config.to_dict()).items())
+        self._add(0, summary.text("config", f"| option | value |\n|---|---|\n{options}"))
         for row in read_rows(session_dir / METRICS_FILE):
             self.write({name: number(row.get(name)) for name in COLUMNS})
         for row in read_rows(session_dir / EVALUATIONS_FILE):
@@ -209,6 +212,20 @@ class TensorBoardWriter(Writer):
 
     def close(self) -> None:
         self._events.close()
+
+
+def add_to_tensorboard(video: Path, env_steps: int) -> None:
+    """Shows a video in TensorBoard as a small animated GIF, as a run beside that of its session."""
+    import imageio_ffmpeg
+    from tensorboardX import SummaryWriter
+    from tensorboardX.summary import Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", video, "-vf", "scale=160:-1", "-f", "gif", "-"]
+    gif = subprocess.run(command, capture_output=True, check=True).stdout
+    image = Summary.Image(encoded_image_string=gif)
+    with SummaryWriter(str(video.parent / "video")) as writer:
+        summary = Summary(value=[Summary.Value(tag="game", image=image)])
+        writer.file_writer.add_summary(summary, env_steps)  # pyright: ignore[reportOptionalMemberAccess]
 
 
 class WandbWriter(Writer):

@@ -55,7 +55,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
     return config, search, search_dir
 
 
-def run_search(config: Config, search: SearchConfig, search_dir: Path | None = None) -> Path:
+def run_search(config: Config, search: SearchConfig, search_dir: Path | None) -> Path:
     """Runs a search and returns the search directory.
 
     Args:

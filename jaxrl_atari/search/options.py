@@ -82,7 +82,7 @@ def check_search(config: Config, search: SearchConfig) -> None:
     unknown = search.space.keys() - known
     expected = "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials"
     hint = "configs/search_qbert.py is an example of a --config"
-    require(bool(search.space) and not unknown, "search.space", unknown or {}, expected, hint)
+    require(search.space and not unknown, "search.space", unknown or {}, expected, hint)
     ends = [d.choices if isinstance(d, CategoricalDistribution) else (d.low, d.high) for d in search.space.values()]
     for values in itertools.islice(
         itertools.product(*ends), 10_000

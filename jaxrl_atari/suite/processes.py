@@ -61,6 +61,10 @@ class Item(NamedTuple):
         cli.say(game + session + line.removeprefix(session))
 
 
+Ended = Iterator[tuple[Item, Failure | None]]
+"""Each session that has ended by itself, and why it failed, if it did."""
+
+
 def attempt(function: Callable, *arguments: Any) -> Failure | None:
     """Calls a function and returns why it failed, if it did. The traceback of a bug is printed."""
     try:
@@ -78,7 +82,7 @@ def run_processes(
     function: Callable,
     slots: Sequence[Slot],
     parallel: int,
-) -> Iterator[tuple[Item, Failure | None]]:
+) -> Ended:
     """Trains each session in a process of its own, on one of the least busy slots: if possible number `item.number`.
 
     Output is printed line by line after the session's label; a process that is alone has the terminal.
@@ -100,7 +104,7 @@ def run_processes(
     with StopRequest(quick=False, answer=STOPPING) as stop:
         try:
             while running or waiting:
-                if stop.requested() and not stopping:
+                if stop.requested and not stopping:
                     stopping = True
                     waiting.clear()
                     for session in running:

@@ -116,7 +116,7 @@ def check_ray(address: str, devices: DevicesConfig) -> None:
         # Ray runs what it is sent: it listens on the loopback interface only, and to those who have the token.
         os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        choose_devices(replace(devices, memory_fraction=None))
+        choose_devices(devices)
     elif address != "auto":
         host, _, port = address.rpartition(":")
         try:  # Ray would wait minutes for a dead address
@@ -141,7 +141,7 @@ def cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
     if address:
         yield address
         return
-    gpus = choose_devices(replace(devices, memory_fraction=None)).gpus
+    gpus = choose_devices(devices).gpus
     command = [sys.executable, "-m", "jaxrl_atari.suite.ray_cluster", str(len(gpus))]
     pipe = subprocess.PIPE
     head = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)

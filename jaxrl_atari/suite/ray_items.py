@@ -140,7 +140,7 @@ def run_items(
                 said = time.monotonic()
                 while not fitting.ready() or events.ended:
                     fitting.wait(POLL_SECONDS)
-                    if stop.requested():
+                    if stop.requested:
                         stop_file.touch()
                         events.ended.clear()  # they may have stopped or, like the command, been sent the signal
                     if time.monotonic() > said + SECONDS_BETWEEN_NEWS:
@@ -154,5 +154,5 @@ def run_items(
             ray.shutdown()
             stop_file.unlink(missing_ok=True)
             shutil.rmtree(directory / "ray", ignore_errors=True)
-    if stop.requested():
+    if stop.requested:
         raise KeyboardInterrupt

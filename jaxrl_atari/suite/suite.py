@@ -8,7 +8,7 @@ SUITE_DIR/results.{md,csv,json}  written whenever a session ends, and at the end
 import csv
 import dataclasses
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from jaxrl_atari.runs.run_dir import (
     read_config,
     require_same_run,
 )
-from jaxrl_atari.suite.processes import Failure, Item
+from jaxrl_atari.suite.processes import Ended, Item
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, Share
 from jaxrl_atari.suite.trial import train_item, unfinished
 
@@ -69,7 +69,7 @@ def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Confi
         require(named is None, "games", game, name, "a suite has one protocol: choose it with --env.protocol")
         env = dataclasses.replace(config.env, game=name, protocol=protocol)
         configs[name] = dataclasses.replace(config, name=name, env=env)
-    require(bool(configs), "games", "", "at least one game, or no --games under a protocol with reference scores")
+    require(configs, "games", "", "at least one game, or no --games under a protocol with reference scores")
     return configs
 
 
@@ -109,7 +109,7 @@ def unfinished_sessions(suite_dir: Path, suite: SuitePlan) -> list[Item]:
 
 def train_on_ray(
     items: Sequence[Item], suite: SuitePlan, suite_dir: Path, address: str, resources: ResourcesConfig
-) -> Iterator[tuple[Item, Failure | None]]:
+) -> Ended:
     """`trial.train_items` on a Ray cluster; see `ray_items.run_items`."""
     from jaxrl_atari.suite.ray_items import run_items  # which imports Ray
 

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import math
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,8 +34,9 @@ from jaxrl_atari.runs.run_dir import (
     require_same_run,
     session_dir,
 )
+from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.session import run_session
-from jaxrl_atari.suite.processes import Failure, Item, Slot, attempt, run_processes
+from jaxrl_atari.suite.processes import Ended, Item, Slot, attempt, run_processes
 
 
 class TrainingResult(NamedTuple):
@@ -45,13 +46,15 @@ class TrainingResult(NamedTuple):
     summary: dict[str, Any]  # the content of trial.json; empty in the followers of `devices.distributed`
 
 
-def run_training(config: Config, run_dir: str | Path | None = None) -> TrainingResult:
+def run_training(config: Config, run_dir: str | Path | None = None, writers: Sequence[Writer] = ()) -> TrainingResult:
     """Runs a trial, prints its summary, and draws its graphs and its report.
 
     With `devices.distributed` every process calls it; process 0 writes.
 
     Args:
         run_dir: where to train: a run in it is resumed. None: a new run directory.
+        writers: receive the log points of each session, besides the writers of `config.log`. Sessions that have
+            processes of their own get copies, by pickle.
 
     Raises:
         UserError: `run_dir` holds a run of another game, protocol or seed, or one that has come further than a lowered
@@ -96,7 +99,7 @@ def run_training(config: Config, run_dir: str | Path | None = None) -> TrainingR
             say_changes("changed", before or config, config)
             for session in {*range(config.sessions)} - {item.session for item in items}:
                 say(f"session {session}  finished already")
-            failures = [(item, failure) for item, failure in train_items(items) if failure]
+            failures = [(item, failure) for item, failure in train_items(items, writers) if failure]
         if failures and config.sessions == 1 and failures[0][1].correctable:
             raise UserError(failures[0][1].reason)  # as if it had run in this process
         try:
@@ -138,10 +141,11 @@ def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "") ->
     ]
 
 
-def train_item(item: Item, stop_requested: Callable[[], bool] = lambda: False) -> None:
+def train_item(item: Item, writers: Sequence[Writer] = (), stop_requested: Callable[[], bool] = lambda: False) -> None:
     """Trains a session from its newest checkpoint, if it has one. config.json of the run is written once it trains.
 
     Args:
+        writers: see `run_training`.
         stop_requested: another way to stop it than a signal.
 
     Raises:
@@ -161,13 +165,17 @@ def train_item(item: Item, stop_requested: Callable[[], bool] = lambda: False) -
             directory,
             item.session,
             resume=True,
+            writers=writers,
             on_first_update=began,
-            stop_requested=lambda: stop.requested() or stop_requested(),
+            stop_requested=lambda: stop.requested or stop_requested(),
         )
 
 
-def train_items(items: Sequence[Item]) -> Iterator[tuple[Item, Failure | None]]:
+def train_items(items: Sequence[Item], writers: Sequence[Writer] = ()) -> Ended:
     """Trains sessions: one after the other in this process, or in processes that each see their own GPUs.
+
+    Args:
+        writers: see `run_training`.
 
     Yields:
         Each session that has ended by itself, and why it failed, if it did. In this process, the only session of a
@@ -176,14 +184,14 @@ def train_items(items: Sequence[Item]) -> Iterator[tuple[Item, Failure | None]]:
     if not items:
         return
     config = items[0].config
+    train = partial(train_item, writers=writers)
     slots, parallel = plan_slots(config, 1 + max(item.number for item in items), len(items))
     if parallel > 1 or slots[0].environment or items[0].game:
-        ended = run_processes(items, train_item, slots, parallel)
+        ended = run_processes(items, train, slots, parallel)
     else:
         # A follower cannot see that the leader's session failed, and would wait for it.
         alone = config.sessions == 1 or config.devices.distributed
-        train = train_item if alone else partial(attempt, train_item)
-        ended = ((item, train(item)) for item in items)
+        ended = ((item, train(item) if alone else attempt(train, item)) for item in items)
     for item, failure in ended:
         if failure is not None:
             item.say(f"failed: {failure.reason}")
