@@ -255,8 +255,8 @@ def test_a_killed_save_keeps_the_previous_checkpoints(session, environment):
 
 
 @contextlib.contextmanager
-def small_disk(folder):
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+def small_disk(folder, limit="size=1m"):
+    mount = ["mount", "-t", "tmpfs", "-o", limit, "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("only root may mount a small disk")
     try:
@@ -279,6 +279,20 @@ def test_a_full_disk_ends_a_save_at_once_and_nothing_is_lost(tmp_path, environme
         assert "No space left on device" in line
         assert_same(newest(tmp_path).arrays, small_arrays(20))
         save(Checkpoints(tmp_path), 40, 1.0)  # the rest of the failed one makes room
+
+
+@pytest.mark.parametrize("free", range(4))
+def test_where_no_further_file_or_folder_can_be_made_a_save_ends_at_once(tmp_path, environment, free):
+    """Orbax's threads must not wait for a folder that never comes: Python would wait for them."""
+    with small_disk(tmp_path, "nr_inodes=200"):
+        save(Checkpoints(tmp_path), 20, 1.0)
+        while os.statvfs(tmp_path).f_favail > free:
+            (tmp_path / str(os.statvfs(tmp_path).f_favail)).touch()
+        with start_save(tmp_path, 10, environment) as process:
+            _, errors = process.communicate(timeout=100)
+        assert process.returncode == 2, errors
+        assert "checkpoints/30: the checkpoint could not be written (" in one_error_line(errors)
+        assert_same(newest(tmp_path).arrays, small_arrays(20))
 
 
 @contextlib.contextmanager

@@ -234,7 +234,9 @@ class Checkpoints:
             name: ocp.StandardCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone) for name in items
         }
         handlers["meta"] = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
-        options = ocp.CompositeOptions(multiprocessing_options=alone)
+        # For a folder that cannot be made in the background, threads would wait 5 minutes, and Python for these.
+        at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+        options = ocp.CompositeOptions(multiprocessing_options=alone, async_options=at_once)
         handler = ocp.CompositeCheckpointHandler(composite_options=options, **handlers)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
