@@ -40,7 +40,7 @@ class NoLogPoint(UserError):
 
 
 class SessionsFailed(UserError):
-    """Some sessions of a trial failed; the others have finished."""
+    """Sessions or trials failed; what they wrote is kept."""
 
     exit_status = 1
 

@@ -173,7 +173,7 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
     statistics = EpisodeStatistics()
     start = 0
     env_steps = 0
-    expected: dict[int, dict[str, float]] = {}  # env steps at the end of each update -> the row
+    expected: dict[float, dict[str, float]] = {}  # env steps at the end of each update -> the row
     # The step after the end of a game is an auto-reset step, which does not count; where a resume started new games
     # just then, there is none.
     anchors = set(map(tuple, log.anchors[:, :2].tolist()))
@@ -185,12 +185,12 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
         statistics.count(ended.tolist(), env_steps)
         expected[env_steps] = statistics.to_row()
     rows = read_rows(session_dir / METRICS_FILE)
-    logged = [row for row in rows if int(row["env_steps"]) <= env_steps]
+    logged = [row for row in rows if float(row["env_steps"]) <= env_steps]
     for row in logged:
         at = f"{session_dir}, {row['env_steps']} env steps"
-        if int(row["env_steps"]) not in expected:
+        if float(row["env_steps"]) not in expected:
             raise Differs(f"{at}: metrics.csv has a row where no update ended")
-        for name, value in expected[int(row["env_steps"])].items():
+        for name, value in expected[float(row["env_steps"])].items():
             text = "" if np.isnan(value) else f"{value:.9g}"
             if (recorded := row.get(name, text)) != text:
                 raise Differs(f"{at}: {name} is {recorded}, the games give {text}")

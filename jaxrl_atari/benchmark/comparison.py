@@ -84,7 +84,7 @@ def compare(sides: Sides, pairs: Sequence[tuple[str, str]], repeats: int) -> dic
         JSON values: `sides` (name -> summary of its rate, and its runs) and `ratios` ("a / b" -> summary, one ratio
         for each round).
     """
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+    runs = {name: [] for name in sides}
     for turn in range(repeats):
         for name in sides if turn % 2 == 0 else reversed(sides):
             runs[name].append(found := sides[name]())

@@ -166,7 +166,7 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         JSON values: `figures`, name -> summary over the repeats; `peak_rss_gib`, of training; `start_seconds`, with
         compilation, until the first repeat; `devices`, with the arithmetic.
     """
-    figures: defaultdict[str, list[float]] = defaultdict(list)
+    figures = defaultdict(list)
     started = time.perf_counter()
     with open_training(config) as training:
         seconds_to_start = time.perf_counter() - started

@@ -75,6 +75,8 @@ def run(main: Callable[[], object]) -> NoReturn:
             say(f"error: {known}", sys.stderr)
             status = known.exit_status
     write("")  # what a pipe or terminal that has gone away did not take goes nowhere
+    if status == INTERRUPTED:
+        os._exit(status)  # Python's end would crash while XLA runs a computation whose start was interrupted
     sys.exit(status)
 
 

@@ -174,10 +174,12 @@ def _remove_damaged_programs(folder: Path) -> list[str]:
     checked.touch()
     damaged = []
     for path in folder.glob("*-cache"):
-        if path.stat().st_mtime >= since:
+        with contextlib.suppress(FileNotFoundError):  # removed by another process that starts
+            if path.stat().st_mtime < since:
+                continue
             try:
                 decompress(path.read_bytes())
             except Exception:  # each library has an error of its own
-                path.unlink(missing_ok=True)  # by another process that starts
+                path.unlink()
                 damaged.append(path)
     return [f"damaged programs removed from the cache, to be compiled again: {len(damaged)}"] if damaged else []

@@ -127,7 +127,7 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
     grid = figure.add_gridspec(1 + rows, 3, height_ratios=[1.8] + rows * [1])
     axes = figure.add_subplot(grid[0, :])
     axes.plot(env_steps, table["return_mean"], **strong, linewidth=0.9, alpha=0.35, label=RETURN_MEAN)
-    axes.plot(env_steps, table["return_ma"], **strong, linewidth=2.2, label=f"return_ma ({run.return_ma})")
+    axes.plot(env_steps, table["return_ma"], **strong, linewidth=2.2, label=f"return_ma ({run.return_ma_definition})")
     if (found := read_evaluations(session_dir))["mean"].size:
         style: dict[str, Any] = {"fmt": "o", "color": COLOURS[1], "clip_on": False, "label": "evaluation (± 1 std)"}
         axes.errorbar(found["env_steps"], found["mean"], found["std"], **style)
@@ -174,7 +174,7 @@ def plot_comparison(
     Args:
         runs: each with the name that stands in the legend.
     """
-    panels: dict[str, list[tuple[str, Run]]] = {}
+    panels = {}
     for name, run in runs:
         panels.setdefault(f"{run.game.name}, protocol {run.protocol}", []).append((name, run))
     columns = min(len(panels), 3)

@@ -58,7 +58,7 @@ def write_report(directory: Path) -> Path:
         content = page.render(values | describe(directory))
     except UserError:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError) as error:  # a file is damaged or not ours
+    except (ValueError, LookupError, TypeError) as error:  # a file is damaged or not ours
         raise UserError(f"{directory}: its files cannot be used ({reason(error)}); restore them from a copy") from error
     path = directory / REPORT_FILE
     write_file(path, content)
@@ -74,9 +74,9 @@ def try_report(directory: Path) -> None:
 
 
 def _is_drawn(graph: Path, runs: Iterable[Run]) -> bool:
-    """Whether a graph is there and as new as the metrics of all sessions."""
-    metrics = [session_dir / "metrics.csv" for run in runs for session_dir in run.tables]
-    return graph.is_file() and all(graph.stat().st_mtime >= file.stat().st_mtime for file in metrics)
+    """Whether a graph is there and as new as the metrics and evaluations of all sessions."""
+    tables = [file for run in runs for session_dir in run.tables for file in session_dir.glob("*.csv")]
+    return graph.is_file() and all(graph.stat().st_mtime >= file.stat().st_mtime for file in tables)
 
 
 def _settings(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,14 +122,14 @@ def _describe_suite(suite_dir: Path) -> dict[str, Any]:
     table = results(suite, read_json(written)["failures"] if written.is_file() else {})
     if suite.runs and not _is_drawn(graphs / "comparison.svg", suite.runs.values()):
         plot_comparison([*suite.runs.items()], graphs)
-        if table["aggregates"]:
-            plot_profiles({suite_dir.absolute().name: table["aggregates"]}, graphs)
+    if table["aggregates"]:
+        plot_profiles({suite_dir.absolute().name: table["aggregates"]}, graphs)
     return _settings(suite.config, suite.description) | {
         "games": text_rows(table["games"]),
         "links": links,
         "aggregates": aggregate_rows(table["aggregates"], "complete games"),
         "intervals": INTERVALS,
-        "graphs": filter(Path.is_file, (graphs / "suites.svg", graphs / "comparison.svg")),
+        "graphs": [graphs / "suites.svg"] * bool(table["aggregates"]) + [graphs / "comparison.svg"] * bool(suite.runs),
     }
 
 

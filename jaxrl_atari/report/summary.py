@@ -45,7 +45,7 @@ class Run(NamedTuple):
         return comparable(self.config.env.game_name, self.protocol)
 
     @property
-    def return_ma(self) -> str:
+    def return_ma_definition(self) -> str:
         """The definition of the run's `return_ma`, which was another one in older versions."""
         by_env_steps = self.description.get("return_ma_env_steps")
         return "mean over the last 1M env steps" if by_env_steps else "mean of the last 100 log points"
@@ -104,7 +104,7 @@ def trial_summary(run: Run) -> dict[str, Any]:
         "game": game.name,
         "protocol": run.protocol,
         "comparison_note": comparison_note(run.protocol),
-        "return_ma": run.return_ma,
+        "return_ma": run.return_ma_definition,
         "seed": config.seed,
         "planned_sessions": config.sessions,
         "planned_env_steps": config.total_env_steps,

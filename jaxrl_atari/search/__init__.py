@@ -3,12 +3,13 @@
 A config file for a search imports what it needs from here; the distributions are Optuna's.
 """
 
-from jaxrl_atari.errors import UserError
+import sys
 
 try:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 except ImportError as error:
-    raise UserError("search mode needs Optuna and Ray: pip install 'jaxrl_atari[search]'") from error
+    print("error: search mode needs Optuna and Ray: pip install 'jaxrl_atari[search]'", file=sys.stderr)
+    raise SystemExit(2) from error  # `python -m` imports this before the command runs
 
 from jaxrl_atari.search.options import SearchConfig
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig

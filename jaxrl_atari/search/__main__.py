@@ -22,7 +22,7 @@ from jaxrl_atari.runs.run_dir import SEARCH_FILE, describe, is_search, make_run_
 from jaxrl_atari.search import SearchConfig
 from jaxrl_atari.search.options import check_search, read_search, to_dict
 from jaxrl_atari.search.study import open_study, open_trial, reached, run_trial, status, write_results
-from jaxrl_atari.suite.ray_cluster import check_ray
+from jaxrl_atari.suite.ray_cluster import set_up_ray
 
 CHANGED_BY_RESUME = ("search.trials", "search.address", "search.resources")
 
@@ -66,7 +66,7 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
         SessionsFailed: every trial failed; the results are written.
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
-    check_ray(search.address, config.devices)  # raises errors before anything is created
+    set_up_ray(search.address, config.devices)  # raises errors before anything is created
     if search_dir is None or not is_search(search_dir):
         search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"), search_dir)
     with only_writer(search_dir):

@@ -84,9 +84,8 @@ def check_search(config: Config, search: SearchConfig) -> None:
     hint = "configs/search_qbert.py is an example of a --config"
     require(search.space and not unknown, "search.space", unknown or {}, expected, hint)
     ends = [d.choices if isinstance(d, CategoricalDistribution) else (d.low, d.high) for d in search.space.values()]
-    for values in itertools.islice(
-        itertools.product(*ends), 10_000
-    ):  # beyond these, a trial with unusable values fails by itself
+    combinations = itertools.islice(itertools.product(*ends), 10_000)  # a trial beyond these fails by itself
+    for values in combinations:
         set_fields(config, dict(zip(search.space, values, strict=True)))
     if search.early_stopping == "asha":
         hint = "or use --search.early-stopping none"

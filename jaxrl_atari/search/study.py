@@ -92,7 +92,7 @@ def reached(run_dir: Path) -> tuple[float | None, int]:
     """The score of a trial so far, None before its first finished game, and its env steps: means over its sessions."""
     try:
         summary = trial_summary(read_run(run_dir))
-    except UserError:  # no log point
+    except UserError:  # not begun, or no log point
         return None, 0
     return summary["score"], round(summary["mean"]["env_steps"])
 
@@ -130,7 +130,7 @@ def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -
     reporter = Reporter(trial, config, "stopped" in trial.user_attrs, stop_requested)
     for session in range(config.sessions):
         directory = session_dir(run_dir, session)
-        if not is_finished(config, directory):
+        if not (reporter.stopped or is_finished(config, directory)):
             try:
                 run_session(
                     config, directory, session, resume=True, writers=[reporter] if session == 0 else [],
@@ -146,7 +146,7 @@ def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -
 # Results.
 
 
-def text(value: Any) -> str:
+def cell_text(value: Any) -> str:
     """A value in a table, with six significant digits of a float."""
     if value is None:
         return "-"
@@ -174,7 +174,7 @@ def write_results(search_dir: Path) -> str:
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(rows)
     write_file(search_dir / "trials.csv", file.getvalue())
-    table = markdown_table([list(map(text, row)) for row in rows])
+    table = markdown_table([list(map(cell_text, row)) for row in rows])
     write_file(search_dir / "trials.md", f"{table}\n")
     if trials and trials[0].value is not None:
         chosen = replace(set_fields(config, trials[0].params), name=f"{config.name}_best")

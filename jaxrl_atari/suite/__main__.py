@@ -18,7 +18,7 @@ from jaxrl_atari.errors import SessionsFailed, require
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import is_suite, make_run_dir, require_same_run
-from jaxrl_atari.suite.ray_cluster import ResourcesConfig, check_ray
+from jaxrl_atari.suite.ray_cluster import ResourcesConfig, set_up_ray
 from jaxrl_atari.suite.suite import (
     SuitePlan,
     game_configs,
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options, suite, before = parse_options(arguments)
     suite_dir = options.directory
     if options.address:  # raises errors before a directory is made, as the other line does
-        check_ray(options.address, suite.config.devices)
+        set_up_ray(options.address, suite.config.devices)
     else:
         plan_slots(suite.config, suite.config.sessions * len(suite.games))
     if suite_dir is None or before is None:

@@ -82,12 +82,8 @@ def allot(resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], d
     owned = [(machine.get("GPU", 0.0), machine.get("CPU", 0.0)) for machine in machines]
     gpu = resources.gpu if devices.gpu and any(gpus for gpus, _ in owned) else 0.0
     cpu = max(resources.cpu, 1)
-    require(
-        devices.gpu is not True or gpu > 0,
-        "devices.gpu",
-        True,
-        "a GPU on a machine of the Ray cluster, and resources.gpu above 0",
-    )
+    expected = "a GPU on a machine of the Ray cluster, and resources.gpu above 0"
+    require(devices.gpu is not True or gpu > 0, "devices.gpu", True, expected)
     fitting = [(gpus, cores) for gpus, cores in owned if gpus >= gpu and cores >= cpu]
     if not fitting:
         there = "; ".join(f"{counted(gpus, 'GPU')} and {counted(cores, 'core')}" for gpus, cores in owned)
@@ -98,8 +94,8 @@ def allot(resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], d
     return Share(gpu, resources.cpu or max(equal, 1))
 
 
-def check_ray(address: str, devices: DevicesConfig) -> None:
-    """Checks that items can be run, and sets Ray's environment.
+def set_up_ray(address: str, devices: DevicesConfig) -> None:
+    """Sets Ray's environment, after checking that items can be run.
 
     Raises:
         UserError: Ray is not installed, or there is no cluster at `address`.

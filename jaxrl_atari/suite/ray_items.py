@@ -1,6 +1,6 @@
 """Items of work on a Ray cluster, each in a process of its own; Ray Tune is the scheduler.
 
-Import it after `ray_cluster.check_ray`, which sets Ray's environment.
+Import it after `ray_cluster.set_up_ray`, which sets Ray's environment.
 """
 
 import contextlib
