@@ -7,6 +7,7 @@ every return and length, and recomputes every row of metrics.csv from them. docs
 it cannot show.
 """
 
+import contextlib
 import dataclasses
 import io
 import itertools
@@ -173,7 +174,7 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
     statistics = EpisodeStatistics()
     start = 0
     env_steps = 0
-    expected: dict[float, dict[str, float]] = {}  # env steps at the end of each update -> the row
+    expected = {}  # env steps at the end of each update -> the row
     # The step after the end of a game is an auto-reset step, which does not count; where a resume started new games
     # just then, there is none.
     anchors = set(map(tuple, log.anchors[:, :2].tolist()))
@@ -211,7 +212,9 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> str:
         random.shuffle(chosen)
         chosen = chosen[: options.sample]
     batches = [chosen[first : first + SLOTS] for first in range(0, len(chosen), SLOTS)]
-    played = sum(play(config, log, batch) for batch in track(batches, f"{session_dir.name}  playing"))
+    # Closed here: collected in the thread that draws it, rich's line would wait for itself.
+    with contextlib.closing(track(batches, f"{session_dir.name}  playing")) as shown:  # pyright: ignore
+        played = sum(play(config, log, batch) for batch in shown)
     games = f"{played:,} games"
     if len(chosen) < len(all_pieces):
         games = f"{len(chosen)} of {len(all_pieces)} pieces of {len(log.games):,} games"

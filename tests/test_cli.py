@@ -320,3 +320,9 @@ def test_search_without_its_extra_is_one_line(environment):
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: search mode needs Optuna and Ray: pip install 'jaxrl_atari[search]'\n"
+
+
+def test_an_interruption_is_one_line_with_status_130():
+    code = "import signal; from jaxrl_atari import cli; cli.run(lambda: signal.raise_signal(signal.SIGINT))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

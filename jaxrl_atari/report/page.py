@@ -117,19 +117,22 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
 def _describe_suite(suite_dir: Path) -> dict[str, Any]:
     suite = read_suite(suite_dir)
     links = _write_runs(suite_dir, suite.runs)
-    graphs = suite_dir / "graphs"
+    directory = suite_dir / "graphs"
+    graphs = []
     written = suite_dir / "results.json"
     table = results(suite, read_json(written)["failures"] if written.is_file() else {})
-    if suite.runs and not _is_drawn(graphs / "comparison.svg", suite.runs.values()):
-        plot_comparison([*suite.runs.items()], graphs)
     if table["aggregates"]:
-        plot_profiles({suite_dir.absolute().name: table["aggregates"]}, graphs)
+        graphs += plot_profiles({suite_dir.absolute().name: table["aggregates"]}, directory)[1:]
+    if suite.runs:
+        graphs.append(comparison := directory / "comparison.svg")
+        if not _is_drawn(comparison, suite.runs.values()):
+            plot_comparison([*suite.runs.items()], directory)
     return _settings(suite.config, suite.description) | {
         "games": text_rows(table["games"]),
         "links": links,
         "aggregates": aggregate_rows(table["aggregates"], "complete games"),
         "intervals": INTERVALS,
-        "graphs": [graphs / "suites.svg"] * bool(table["aggregates"]) + [graphs / "comparison.svg"] * bool(suite.runs),
+        "graphs": graphs,
     }
 
 

@@ -68,7 +68,7 @@ def read_suite(suite_dir: Path) -> Suite:
 
 def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]]:
     """Name of a normalisation -> game -> normalised scores, of the games that have the scores to compare with."""
-    kinds: dict[str, dict[str, np.ndarray]] = {}
+    kinds = {}
     for kind, normalise in NORMALISATIONS.items():
         values = {game: normalise(np.array(scores[game]), comparable(game, protocol)) for game in scores}
         kinds[kind] = {game: value for game, value in values.items() if value is not None}
@@ -93,7 +93,7 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -
     """
     columns = {}
     for kind in NORMALISATIONS:
-        arrays: dict[str, Any] = {}
+        arrays = {}
         for name, scores in suites.items():
             columns[kind] = sorted(scores[kind])
             arrays[name] = np.array([scores[kind][game] for game in columns[kind]]).T

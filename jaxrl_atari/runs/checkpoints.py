@@ -1,5 +1,5 @@
-"""Checkpoints of a session, written and read by orbax. The latest two and the best stay on disk; while
-a damaged one may be the best, all do.
+"""Checkpoints of a session, written and read by orbax. The latest two and the best stay on disk. None
+is removed while a damaged one may be the best.
 
 SESSION_DIR/checkpoints/<env_steps>/arrays   train state and key of the learner
 SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, and shapes and digests of every array

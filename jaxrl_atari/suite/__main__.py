@@ -66,7 +66,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SuitePlan, 
     require(config.env.game == game, "env.game", config.env.game, expected, "choose with --games Pong Breakout")
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")
     if suite_dir is not None and is_suite(suite_dir):
-        before = read_suite_file(suite_dir)
+        before = SuitePlan(default.full_config, default.games or [])
         require(games == before.games, "--games", " ".join(games), f"{' '.join(before.games)}, the games of the suite")
         require_same_run(config, before.config, suite_dir)
     return options, SuitePlan(config, games), before
