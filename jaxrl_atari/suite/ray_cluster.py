@@ -95,7 +95,7 @@ def allot(resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], d
 
 
 def set_up_ray(address: str, devices: DevicesConfig) -> None:
-    """Sets Ray's environment, after checking that items can be run.
+    """Sets Ray's environment, and checks that items can be run.
 
     Raises:
         UserError: Ray is not installed, or there is no cluster at `address`.
