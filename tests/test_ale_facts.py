@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 
+pytestmark = pytest.mark.long
 games = pytest.mark.parametrize("game", ["breakout", "qbert", "tetris"])
 ENVS = 3
 MIDDLE = np.arange(ENVS) == 1

@@ -250,6 +250,7 @@ def read_video(path):
     return decoded.stderr.decode(), np.frombuffer(decoded.stdout, np.uint8).reshape(-1, 630, 480, 3)
 
 
+@pytest.mark.long
 def test_video_shows_the_game(policy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     game = record_video(

@@ -83,6 +83,7 @@ def test_everything_is_compiled_once(overlap, devices, tmp_path):
 # --- Transfers -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_transfers_of_an_iteration(tmp_path, monkeypatch):
     """NumPy arrays that go to the device, by shapes in a call, and arrays that come back, in the steady state."""
     there, back = Counter(), Counter()

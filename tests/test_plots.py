@@ -154,6 +154,7 @@ def test_the_first_log_points_can_be_drawn(tmp_path, returns, game):
 # The command.
 
 
+@pytest.mark.long
 def test_the_command_in_a_notebook_and_under_a_users_settings(tmp_path):
     """A notebook exports its backend, and a matplotlibrc may hold anything: the files are the same."""
     (tmp_path / "matplotlibrc").write_text("font.size: 30\ntext.usetex: True\nlines.linewidth: 9\n")

@@ -20,6 +20,7 @@ from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.reading import read_metrics
 from jaxrl_atari.runs.run_dir import describe, read_config
 
+pytestmark = pytest.mark.long
 CONFIG = Config(name="fuzzed", env=EnvConfig(game="Qbert"))
 ELSEWHERE = "../../elsewhere"
 DEEP = b"[" * 100_000

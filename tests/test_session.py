@@ -191,6 +191,7 @@ def test_a_stop_before_the_first_update_leaves_no_checkpoint(session_dir):
     assert not checkpoint_steps(session_dir)
 
 
+@pytest.mark.long
 def test_a_second_process_is_refused_and_disturbs_nothing(session_dir):
     held = []
 
@@ -205,6 +206,7 @@ def test_a_second_process_is_refused_and_disturbs_nothing(session_dir):
     run_session(TINY, session_dir, resume=True)  # free again
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", ["none", "update"])
 def test_what_is_not_finite_is_not_saved(overlap, session_dir, monkeypatch):
     options = session.current_options
@@ -277,6 +279,7 @@ def test_training_goes_on_when_an_evaluation_fails(session_dir, monkeypatch, cap
     assert config.is_spent(latest_meta(session_dir)["env_steps"])
 
 
+@pytest.mark.long
 def test_a_stop_during_the_last_evaluation(session_dir):
     """A thousand games would take hours. The budget is spent, but the session was interrupted: a resume plays them."""
     config = change(TINY, evaluation={"every_env_steps": 192, "episodes": 1_000})
@@ -320,6 +323,7 @@ def flip_all(step_dir, item):
             flip_bit(path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("item", ["arrays", "acting", "meta"])
 def test_a_damaged_checkpoint_is_passed_over(item, copied, capsys):
     before, last = checkpoint_steps(copied)[-2:]
@@ -351,6 +355,7 @@ def as_of_an_earlier_version(session_dir):
     shutil.rmtree(session_dir / "actions")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("prepare_it", "options", "problem"),
     [
@@ -377,6 +382,7 @@ def test_where_games_cannot_go_on_new_ones_are_started(prepare_it, options, prob
     assert read_table(copied / "metrics.csv")[: len(logged) - 1] == logged[:-1]
 
 
+@pytest.mark.long
 def test_a_session_that_resumes_and_stops_at_once_is_as_it_was(copied, capsys):
     edit_meta(copied, checkpoint_steps(copied)[-1], items={})  # with new games, of which none has made a step
     before = contents(copied)
@@ -401,6 +407,7 @@ def test_a_resume_that_cannot_be_changes_nothing(copied):
     assert contents(copied) == before
 
 
+@pytest.mark.long
 def test_without_a_checkpoint_a_session_starts_anew_and_sets_its_logs_aside(copied, capsys):
     before = [(copied / name).read_bytes() for name in ("metrics.csv", "evaluations.csv")]
     shutil.rmtree(copied / "checkpoints")

@@ -95,6 +95,7 @@ def one_device(trained):
 # --- One result ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_same_bits_with_any_number_of_emulator_threads(one_device, trained):
     assert_equal(one_device[0], trained(change(SMALL, env={"num_threads": 5}))[0])
     other = trained(change(SMALL, seed=1))[0]
@@ -111,6 +112,7 @@ def test_the_split_over_devices_changes_nothing(one_device, trained, devices):
         assert metrics[0][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
 
+@pytest.mark.long
 def test_groups_and_devices_together_change_nothing(one_device, open_run):
     run = open_run(change(SMALL, env={"num_groups": 2}, devices=TWO), 3)
     first, second = jax.device_get(run.learner.acting_params())
@@ -176,6 +178,7 @@ def test_a_failure_on_either_side_of_the_overlap_is_raised_and_nothing_hangs(sid
 # --- Placement -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_acting_on_another_device_than_learning(one_device, open_run, monkeypatch):
     elsewhere = jax.devices("cpu")[3]
     monkeypatch.setattr(session, "place", lambda config: place(config)._replace(actors=(elsewhere,)))

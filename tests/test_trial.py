@@ -144,6 +144,7 @@ def test_two_sessions_on_two_gpus(tmp_path):
     assert read(run_dir / "trial.json")["complete"]
 
 
+@pytest.mark.long
 def test_the_only_session_fails_alike_in_a_process_of_its_own(tmp_path):
     """Where it uses one of several GPUs: the exit status does not depend on the number of GPUs."""
     (tmp_path / "run" / "session_0").mkdir(parents=True)
@@ -189,6 +190,7 @@ def run(folder, function, sessions, slots=1, parallel=2):
     return {item.session: failure for item, failure in run_processes(items, function, places, parallel)}
 
 
+@pytest.mark.long
 def test_each_failure_is_named_and_the_others_finish(tmp_path, capfd):
     ended = run(tmp_path, small_sessions.fail, 5, parallel=3)
     assert ended == {
@@ -212,6 +214,7 @@ def test_a_free_gpu_takes_the_next_session(tmp_path):
     assert notes[2:] == ["B ended 1", "B began 2", "B ended 2", "A ended 0"]
 
 
+@pytest.mark.long
 def test_no_more_sessions_share_a_gpu_than_run_at_a_time(tmp_path):
     ended = run(tmp_path, small_sessions.take_turns, 4, parallel=2)
     running = most = 0

@@ -147,7 +147,7 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
         hint = f"{bare} is a two-player game"
     elif close := difflib.get_close_matches(_letters(bare), _NAME_OF):  # the closest one first
         game = _NAME_OF[close[0]]
-        hint = f"did you mean {game}, ALE/{game}-v5 (sticky actions) or {game}NoFrameskip-v4 (classic, none)?"
+        hint = f"did you mean {game}, ALE/{game}-v5 (sticky actions) or {game}NoFrameskip-v4 (no sticky actions)?"
     raise ConfigError("env.game", name, f"one of ALE's {len(GAMES)} games for one player", hint)
 
 

@@ -45,7 +45,7 @@ class Options:
     episodes: int = 32
     """Full games to play."""
     video: bool = False
-    """Also record one more game, to video_STEP.mp4 in the session's directory (or video_STEP_2.mp4, ...), and to
+    """Also record a game of that seed, to video_STEP.mp4 in the session's directory (or video_STEP_2.mp4, ...), and to
     TensorBoard."""
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""

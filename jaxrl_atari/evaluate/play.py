@@ -83,7 +83,7 @@ def run_evaluation(
         CancelledError: `cancelled()` was true.
         ConfigError: a number that is not possible.
     """
-    check_fields(EvaluationConfig(episodes=episodes, num_envs=num_envs), "evaluation.")
+    check_fields(EvaluationConfig(episodes=episodes, num_envs=num_envs))
     env = policy.config.env
     if greedy and env.game_name in WAIT_FOR_FIRE.split():
         note = "greedy play can stand still: %s may wait for FIRE, as after a lost life"

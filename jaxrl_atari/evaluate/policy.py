@@ -36,7 +36,7 @@ class Policy:
 
     config: Config
     network: Network
-    params: Any
+    params: Any = dataclasses.field(repr=False)
     device: jax.Device
     session_dir: Path
     env_steps: int  # env steps of training at the checkpoint
@@ -109,7 +109,7 @@ def load_policy(
     session_dir = find_session(run_dir, session)
     checkpoints = Checkpoints(session_dir)
     if not checkpoints.steps():
-        raise UserError(f"{session_dir}: holds no checkpoint; wait for the session's first one")
+        raise UserError(f"{session_dir}: holds no checkpoint; the session does not exist or has not written its first one")
     home = device or pick_device("auto")
 
     def target(meta: dict[str, Any]) -> Any:

@@ -180,7 +180,8 @@ def plot_comparison(
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
     figure = new_figure(title or "return_ma", 7 * columns, 5.5 * rows)
-    figure.supxlabel("mean ± 1 std over sessions", fontsize="medium")
+    if any(len(run.tables) > 1 for _, run in runs):
+        figure.supxlabel("mean ± 1 std over sessions", fontsize="medium")
     for index, (panel, trials) in enumerate(sorted(panels.items()), 1):
         axes = figure.add_subplot(rows, columns, index)
         if len(trials) == 1:

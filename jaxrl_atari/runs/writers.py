@@ -99,7 +99,7 @@ class TerminalWriter(Writer):
         self._label = label
         self._live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._bar = Progress(
-            "{task.description}", BarColumn(20),
+            "{task.description}", BarColumn(None),
             refresh_per_second=2, speed_estimate_period=60.0, disable=not self._live,
         )  # fmt: skip
         self._bar.add_task(label, total=total_env_steps)

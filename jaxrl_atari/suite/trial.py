@@ -93,7 +93,9 @@ def run_training(config: Config, run_dir: str | Path | None = None, writers: Seq
         with only_writer(run_dir):
             if before and not items:  # keep the config it was trained with
                 kept = {"sessions": config.sessions, "total_env_steps": config.total_env_steps, "log": config.log}
+                wanted = config
                 config = dataclasses.replace(before, **kept)
+                say_changes("the run has finished, and keeps its own values", wanted, config)
             if before is None or (config != before and not items):
                 write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
             say_changes("changed", before or config, config)
