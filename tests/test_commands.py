@@ -2,8 +2,8 @@
 
     python -m pytest -n 0 -m slow tests/test_commands.py
 
-Each one runs in a folder of its own that has `configs` and the run directories of the line, copies of tiny ones. CI
-runs a quick line of each command that needs no extra (`train` makes the run that the others read); the rest are slow.
+Each one runs in a folder of its own that has `configs` and the run directories of the line, copies of tiny ones. A
+quick line of some commands (`train` makes the run that they read) is `long`, which CI runs; the rest are slow.
 A line with an error on its page has to end in that error.
 """
 
@@ -49,6 +49,7 @@ QUICK = {
     "suite --games Pnog",
 }
 """The lines that CI runs."""
+MARKS = {True: pytest.mark.long, False: pytest.mark.slow}
 LIKE_ANOTHER = re.compile(r"--compare (?!cpu,gpu|network\.conv)")
 """Comparisons that differ from another line in the field alone; `test_docs.py` checks their values."""
 ONCE = {case: name for name, case in reversed(CASES.items()) if not LIKE_ANOTHER.search(" ".join(case.words))}
@@ -233,7 +234,7 @@ def pattern(message):
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=name, marks=() if line(case) in QUICK else pytest.mark.slow) for case, name in ONCE.items()],
+    [pytest.param(case, id=name, marks=MARKS[line(case) in QUICK]) for case, name in ONCE.items()],
 )  # fmt: skip
 def test_the_command_runs(case, prepare, request):
     if names := missing(case):

@@ -120,6 +120,7 @@ def test_each_environment_plays_a_fixed_number_of_games(policy):
     assert Counter(game.env for game in run_evaluation(policy, episodes=5, num_envs=2).games) == {0: 3, 1: 2}
 
 
+@pytest.mark.long
 def test_same_seed_same_games_whatever_the_default_kind_of_keys(policy):
     first, other = (run_evaluation(policy, episodes=3, num_envs=3, seed=seed).games for seed in (1, 2))
     with jax.default_prng_impl("rbg"):

@@ -17,11 +17,11 @@ from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report.statistics import FIGURES
-from jaxrl_atari.report.suites import read_suite
+from jaxrl_atari.report.suites import read_suite, write_results
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.run_dir import describe, read_config
 from jaxrl_atari.suite import __main__ as suite_command
-from jaxrl_atari.suite.suite import SuitePlan, game_configs, write_results, write_suite_file
+from jaxrl_atari.suite.suite import SuitePlan, game_configs, write_suite_file
 
 TINY = Config(
     name="suite", sessions=2, total_env_steps=64, env=EnvConfig(num_envs=2, num_threads=1),

@@ -72,7 +72,8 @@ def test_a_finished_run_keeps_what_it_was_trained_with(trained, capsys):
     assert before == {path: path.read_bytes() for path in before}
     fewer = dataclasses.replace(TINY, sessions=1, ppo=dataclasses.replace(TINY.ppo, gae_lambda=0.5))
     assert run_training(fewer, run_dir).summary["planned_sessions"] == 1
-    assert "changed: sessions 2 -> 1\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "has finished, and keeps its own values: ppo.gae_lambda 0.5 -> None\nchanged: sessions 2 -> 1\n" in said
     assert description(run_dir)["config"] == dataclasses.replace(TINY, sessions=1).to_dict()
     assert [entry["changed"] for entry in description(run_dir)["resumed"]] == [{"sessions": [2, 1]}]
 

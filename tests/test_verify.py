@@ -22,8 +22,8 @@ def status(capsys, *arguments):
     threads = set(threading.enumerate())
     with pytest.raises(SystemExit) as end:
         cli.run(lambda: verify.main(list(map(str, arguments))))
-    for thread in set(threading.enumerate()) - threads:  # one that still draws would wait for itself if it were collected there
-        thread.join(timeout=10)
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(timeout=10)  # one that still draws would wait for itself if it were collected there
         assert not thread.is_alive(), thread
     output = capsys.readouterr()
     return end.value.code, (output.err or output.out).splitlines()[-1]

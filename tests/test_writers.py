@@ -167,10 +167,11 @@ def drive(writer):
     writer.close()
 
 
-def test_a_terminal_shows_a_live_line_from_the_start_to_the_end(monkeypatch):
+@pytest.mark.parametrize(("columns", "rest"), [("130", "  return_mean -  episodes 3 ━+"), ("80", "  re… ")])
+def test_a_terminal_shows_a_live_line_from_the_start_to_the_end(monkeypatch, columns, rest):
     master, slave = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "130")
+    monkeypatch.setenv("COLUMNS", columns)
     rich.reconfigure()  # it reads COLUMNS once
     with os.fdopen(slave, "w") as terminal, redirect_stdout(terminal):
         drive(TerminalWriter(1_000, "session 0"))
@@ -181,7 +182,7 @@ def test_a_terminal_shows_a_live_line_from_the_start_to_the_end(monkeypatch):
     os.close(master)
     lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", shown.decode()))
     assert "session 0  a message" in lines
-    figures = r"return_ma 99.5  sps [\d,]+  eta 0:00:00  return_mean -  episodes 3 ━{20}"
+    figures = rf"return_ma 99.5  sps [\d,]+  eta 0:00:00{rest}"
     assert re.fullmatch(rf"session 0  100.0%  env_steps 1,000  {figures}", lines[-2])
     assert len(lines) < 20, "it is drawn twice a second"
 

@@ -109,7 +109,7 @@ def load_policy(
     session_dir = find_session(run_dir, session)
     checkpoints = Checkpoints(session_dir)
     if not checkpoints.steps():
-        raise UserError(f"{session_dir}: holds no checkpoint; the session does not exist or has not written its first one")
+        raise UserError(f"{session_dir}: holds no checkpoint; there is no such session, or it has written none yet")
     home = device or pick_device("auto")
 
     def target(meta: dict[str, Any]) -> Any:

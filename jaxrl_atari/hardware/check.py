@@ -32,7 +32,8 @@ def print_report(config: Config, with_memory: bool) -> None:
         with_memory: report also what training with the config needs, unless there is a fault.
     """
     visible, problem = gpus.visible()
-    say(f"NVIDIA driver {gpus.driver_version() or 'none'}")
+    if version := gpus.driver_version():
+        say(f"NVIDIA driver {version}")
     for package in importlib.metadata.distributions():
         if package.name.startswith(("jax", "nvidia-")):
             say(f"{package.name} {package.version}")

@@ -1,6 +1,7 @@
-"""Suites: the table of games, aggregates over games, comparisons, and scores as rliable's dictionary."""
+"""Suites: the table of games, aggregates over games, results.{md,csv,json}, comparisons, and rliable's dictionary."""
 
 import contextlib
+import csv
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, comparable
+from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import NoLogPoint, UserError
 from jaxrl_atari.report.graphs import plot_profiles
 from jaxrl_atari.report.metrics import human_normalised, reference_normalised
@@ -37,6 +40,14 @@ COLUMNS = {
 }
 """Columns of the table of games: name in results.csv -> title in results.md and in the report."""
 
+EXPLANATION = (
+    "ours: `return_ma` at the end, mean and standard deviation over sessions, and the 95% interval of the mean (from 3 "
+    "sessions on). reference: PPO after 10,000,000 env steps of the same protocol. ratio: (ours - random) / (reference "
+    "- random), which is meaningful for negative scores too. human-normalised: (ours - random) / (human - random), "
+    "with the random and human scores of DQN Zoo. hours: training time, mean over sessions. env steps: mean over the "
+    "sessions so far. A game in which a session has no score is left out of the statistics over games."
+)
+
 
 class Suite(NamedTuple):
     """A suite directory and what it holds."""
@@ -46,12 +57,15 @@ class Suite(NamedTuple):
     description: dict[str, Any]  # the content of suite.json
     games: list[str]  # without those that ALE does not have
     runs: dict[str, Run]  # game -> its run, of the games that have a log point
+    summaries: dict[str, dict[str, Any]]  # game -> the `trial_summary` of its run
 
     def scores(self) -> dict[str, list[float]]:
         """Game -> raw final scores of its sessions, of the complete games in which every session has one."""
-        complete = {game: run for game, run in self.runs.items() if run.is_complete(self.config)}
-        scores = {game: trial_summary(run)["session_scores"] for game, run in complete.items()}
-        return {game: values for game, values in scores.items() if len(values) == len(self.runs[game].tables)}
+        return {
+            game: scores
+            for game, run in self.runs.items()
+            if run.is_complete(self.config) and len(scores := self.summaries[game]["session_scores"]) == len(run.tables)
+        }
 
 
 def read_suite(suite_dir: Path) -> Suite:
@@ -63,7 +77,8 @@ def read_suite(suite_dir: Path) -> Suite:
     for game in filter(lambda game: is_run(suite_dir / game), games):
         with contextlib.suppress(NoLogPoint):
             runs[game] = read_run(suite_dir / game, config.sessions)
-    return Suite(suite_dir, config, description, games, runs)
+    summaries = {game: trial_summary(run) for game, run in runs.items()}
+    return Suite(suite_dir, config, description, games, runs, summaries)
 
 
 def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]]:
@@ -118,7 +133,7 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
         row["reference_score"] = references[0].score if references else None
         if game in suite.runs:
             run = suite.runs[game]
-            summary = trial_summary(run)
+            summary = suite.summaries[game]
             row |= {name: summary[name] for name in COLUMNS if name in summary}
             row["score_low"], row["score_high"] = summary["score_interval"] or (None, None)
             row |= {
@@ -168,6 +183,44 @@ def aggregate_rows(results: Mapping[str, Mapping[str, Any]], heading: str) -> li
         cells = [estimate_text(figures[figure], figures[f"{figure}_interval"]) for figure in FIGURES]
         rows.append([name, str(figures["games"]), *cells])
     return rows
+
+
+def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
+    """Writes results.md, results.csv, results.json and the scores in rliable's form, and trial.json of each game.
+
+    Args:
+        failures: game -> why it failed.
+
+    Returns:
+        The content of results.md.
+    """
+    suite = read_suite(suite_dir)
+    name = suite_dir.absolute().name
+    for game, summary in suite.summaries.items():
+        write_json(suite_dir / game / "trial.json", summary)
+    found = results(suite, failures)
+    protocol = found["protocol"]
+    rows = found["games"]
+    found["rliable_games"] = write_rliable(suite_dir, {name: normalised(found["scores"], protocol)})
+    write_json(suite_dir / "results.json", found)
+
+    writer = csv.DictWriter(file := io.StringIO(), COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_file(suite_dir / "results.csv", file.getvalue())
+    count = f"{counted(len(rows), 'game')}, {counted(suite.config.sessions, 'session')}"
+    parts = [
+        f"# {name}: {count} of {suite.config.total_env_steps:,} env steps each",
+        markdown_table(text_rows(rows)),
+        f"Protocol {protocol}. {EXPLANATION}",
+    ]
+    if found["aggregates"]:
+        parts += [markdown_table(aggregate_rows(found["aggregates"], "over the complete games")), INTERVALS]
+    else:
+        parts.append(f"No aggregates: {comparison_note(protocol) or 'no complete game has a score to compare with'}.")
+    text = "\n\n".join(parts) + "\n"
+    write_file(suite_dir / "results.md", text)
+    return text
 
 
 # Comparison.

@@ -16,6 +16,7 @@ from jaxrl_atari.cli.options import FromDirectory, load_config, parse, say_chang
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import SessionsFailed, require
 from jaxrl_atari.report.page import try_report
+from jaxrl_atari.report.suites import write_results
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import is_suite, make_run_dir, require_same_run
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, set_up_ray
@@ -25,7 +26,6 @@ from jaxrl_atari.suite.suite import (
     read_suite_file,
     train_on_ray,
     unfinished_sessions,
-    write_results,
     write_suite_file,
 )
 from jaxrl_atari.suite.trial import plan_slots, train_items

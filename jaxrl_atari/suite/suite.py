@@ -1,27 +1,20 @@
-"""A suite of games: suite.json, its sessions, training on Ray, and the results.
+"""A suite of games: suite.json, its sessions, and training on Ray.
 
 SUITE_DIR/suite.json             games and config
 SUITE_DIR/<Game>/                a run directory like any other
 SUITE_DIR/results.{md,csv,json}  written whenever a session ends, and at the end or a stop
 """
 
-import csv
 import dataclasses
-import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, comparable, parse_game
-from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import require
-from jaxrl_atari.report import suites
-from jaxrl_atari.report.statistics import INTERVALS
-from jaxrl_atari.report.summary import markdown_table, trial_summary
-from jaxrl_atari.runs.files import read_json, write_file, write_json
+from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.run_dir import (
     SUITE_FILE,
     checkpoint_steps,
@@ -33,14 +26,6 @@ from jaxrl_atari.runs.run_dir import (
 from jaxrl_atari.suite.processes import Ended, Item
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, Share
 from jaxrl_atari.suite.trial import train_item, unfinished
-
-EXPLANATION = (
-    "ours: `return_ma` at the end, mean and standard deviation over sessions, and the 95% interval of the mean (from 3 "
-    "sessions on). reference: PPO after 10,000,000 env steps of the same protocol. ratio: (ours - random) / (reference "
-    "- random), which is meaningful for negative scores too. human-normalised: (ours - random) / (human - random), "
-    "with the random and human scores of DQN Zoo. hours: training time, mean over sessions. env steps: mean over the "
-    "sessions so far. A game in which a session has no score is left out of the statistics over games."
-)
 
 
 class SuitePlan(NamedTuple):
@@ -132,42 +117,3 @@ def _train(by_folder: Mapping[str, Item], folder: Path, share: Share, stop_reque
     item = by_folder["/".join(folder.parts[-2:])]
     item = item._replace(config=share.configure(item.config), run_dir=folder.parent)
     train_item(item, stop_requested=stop_requested)
-
-
-def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
-    """Writes results.md, results.csv, results.json and the scores in rliable's form, and trial.json of each game.
-
-    Args:
-        failures: game -> why it failed.
-
-    Returns:
-        The content of results.md.
-    """
-    suite = suites.read_suite(suite_dir)
-    name = suite_dir.absolute().name
-    for game, run in suite.runs.items():
-        write_json(suite_dir / game / "trial.json", trial_summary(run))
-    results = suites.results(suite, failures)
-    protocol = results["protocol"]
-    rows = results["games"]
-    aggregates = results["aggregates"]
-    results["rliable_games"] = suites.write_rliable(suite_dir, {name: suites.normalised(results["scores"], protocol)})
-    write_json(suite_dir / "results.json", results)
-
-    writer = csv.DictWriter(file := io.StringIO(), suites.COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_file(suite_dir / "results.csv", file.getvalue())
-    count = f"{counted(len(rows), 'game')}, {counted(suite.config.sessions, 'session')}"
-    parts = [
-        f"# {name}: {count} of {suite.config.total_env_steps:,} env steps each",
-        markdown_table(suites.text_rows(rows)),
-        f"Protocol {protocol}. {EXPLANATION}",
-    ]
-    if aggregates:
-        parts += [markdown_table(suites.aggregate_rows(aggregates, "over the complete games")), INTERVALS]
-    else:
-        parts.append(f"No aggregates: {comparison_note(protocol) or 'no complete game has a score to compare with'}.")
-    text = "\n\n".join(parts) + "\n"
-    write_file(suite_dir / "results.md", text)
-    return text
