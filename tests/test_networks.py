@@ -164,12 +164,12 @@ def products(chunk, dtype="float32"):
 def outputs_and_gradients(apply, name, n):
     """Of `n` stacks, the gradients of a loss that depends on every output with a different weight."""
 
-    def loss(params):
-        logits, value = outputs = apply(params, random_stacks(n))
+    def loss(params, stacks):
+        logits, value = outputs = apply(params, stacks)
         weights = jnp.linspace(-1, 2, logits.size).reshape(logits.shape)
         return (jax.nn.log_softmax(logits) * weights).mean() + (value**2).mean(), outputs
 
-    gradients, outputs = jax.jit(jax.grad(loss, has_aux=True))(perturbed(first_params(name)))
+    gradients, outputs = jax.jit(jax.grad(loss, has_aux=True))(perturbed(first_params(name)), random_stacks(n))
     return outputs, gradients
 
 
