@@ -35,6 +35,8 @@ def fail(item):
 def take_turns(item):
     """Notes the slot and how many others train; session 0 ends last of all that have begun beside it."""
     note(item, f"{os.environ['SLOT']} began")
+    (item.run_dir / f"began {item.session}").touch()
+    wait_for(item.run_dir / "began 0")
     time.sleep(0.3)
     if item.session == 0:
         wait_for(item.run_dir / "2")

@@ -95,6 +95,7 @@ def test_the_published_space_is_shipped():
         ({}, "search.space"),
         ({"ppo.gae_lamda": FloatDistribution(0.7, 0.9)}, "{'ppo.gae_lamda'}: expected fields of the config"),
         ({"ppo": CHOICES}, "'ppo'"),
+        ({"ppo.gae_lambda": [0.9, 0.95]}, "{'ppo.gae_lambda'}: expected fields of the config"),
         ({"devices.gpu": CategoricalDistribution((0, 1))}, "devices.gpu"),
         ({"seed": IntDistribution(0, 3)}, "may differ between trials"),
         ({"ppo.gae_lambda": FloatDistribution(0.9, 1.1)}, "ppo.gae_lambda = 1.1: expected a number from 0 to 1"),
@@ -270,7 +271,7 @@ def test_results(tmp_path, monkeypatch):
         assert "ff0000" not in (tmp_path / f"graphs/{name}.svg").read_text()
 
     file = tmp_path / "small_best.py"
-    expected = dataclasses.replace(set_fields(config, best), name="small_best")
+    expected = dataclasses.replace(set_fields(config, best), name="small_best", seed=1)
     assert load_config(file, get_config=Config) == [expected]
     chosen = train.parse_options(["--config", str(file), "--sessions", "4"]).full_config
     assert (chosen.sessions, chosen.ppo) == (4, expected.ppo)

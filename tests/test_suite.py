@@ -18,7 +18,7 @@ from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report.statistics import FIGURES
 from jaxrl_atari.report.suites import read_suite, write_results
-from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.run_dir import describe, read_config
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite.suite import SuitePlan, game_configs, write_suite_file
@@ -242,7 +242,7 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
     }  # fmt: skip
     assert {name: float(rows["Breakout"][name]) for name in expected} == pytest.approx(expected)
     assert [rows[name]["status"] for name in GAMES_OF_TINY] == [
-        "failed: out of memory / buy more", "complete", "waiting",
+        "failed: out of memory | buy more", "complete", "waiting",
     ]  # fmt: skip
     assert (rows["Alien"]["score"], rows["Pong"]["sessions"]) == ("", "1")
     assert float(rows["Alien"]["reference_score"]) == GAMES["Alien"].references[0].score
@@ -252,6 +252,14 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
         assert (aggregates["games"], aggregates["median"]) == (1, pytest.approx(value))
         assert aggregates["median_interval"][0] < value < aggregates["median_interval"][1]
     assert "| Breakout | 0.70 | 2 | 64 | 12 | 2 |" in text
+    assert " failed: out of memory / buy more |" in text
+
+
+def test_the_summary_of_a_game_is_that_of_its_run_where_the_suite_has_fewer_sessions(tmp_path):
+    fewer = make_suite(tmp_path / "suite", dataclasses.replace(TINY, sessions=1))
+    results(add_games(fewer, BETTER))
+    summary = read_json(fewer / "Pong" / "trial.json")
+    assert (len(summary["sessions"]), summary["planned_sessions"], summary["complete"]) == (2, 2, True)
 
 
 def test_the_scores_are_written_also_as_rliables_dictionary(tmp_path):

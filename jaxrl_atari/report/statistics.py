@@ -25,7 +25,6 @@ Scores = Mapping[str, ArrayLike]
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-PROFILE_POINTS = 50
 
 INTERVALS = (
     f"In parentheses: {CONFIDENCE:.0%} intervals of the stratified bootstrap over sessions (Agarwal et al. 2021); (-) "
@@ -117,7 +116,7 @@ def aggregate(scores: Scores) -> dict[str, Any]:
     for name, (_, figure) in FIGURES.items():
         summary[name], summary[f"{name}_interval"] = estimate(figure, scores)
     summary["profile"] = []
-    for threshold in np.linspace(0, max(1.0, *map(np.max, scores.values())), PROFILE_POINTS + 1).tolist():
+    for threshold in np.linspace(0, max(1.0, *map(np.max, scores.values())), 51).tolist():
         share, interval = estimate(partial(share_above, threshold=threshold), scores)
         summary["profile"].append([threshold, share, *(interval or (None, None))])
     return summary

@@ -17,7 +17,7 @@ from jaxrl_atari.errors import NoLogPoint, UserError
 from jaxrl_atari.report.graphs import plot_profiles
 from jaxrl_atari.report.metrics import human_normalised, reference_normalised
 from jaxrl_atari.report.statistics import FIGURES, INTERVALS, Scores, aggregate, probability_of_improvement
-from jaxrl_atari.report.summary import Run, markdown_table, read_run, score_text, trial_summary
+from jaxrl_atari.report.summary import Run, markdown_table, read_run, score_text, trial_summary, write_trial_summary
 from jaxrl_atari.runs.files import read_json, write_file, write_json
 from jaxrl_atari.runs.run_dir import SUITE_FILE, is_run, read_config
 
@@ -146,7 +146,7 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
             if all((session_dir / "verified.json").is_file() for session_dir in run.tables):
                 row["status"] += ", verified"
         if game in failures and not row["status"].startswith("complete"):
-            row["status"] = f"failed: {failures[game].replace('|', '/')}"
+            row["status"] = f"failed: {failures[game]}"
         rows.append(row)
     return rows
 
@@ -196,8 +196,8 @@ def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
     """
     suite = read_suite(suite_dir)
     name = suite_dir.absolute().name
-    for game, summary in suite.summaries.items():
-        write_json(suite_dir / game / "trial.json", summary)
+    for game in suite.runs:
+        write_trial_summary(suite_dir / game)
     found = results(suite, failures)
     protocol = found["protocol"]
     rows = found["games"]
@@ -249,10 +249,10 @@ def compare_suites(suites: Mapping[str, Suite], output: Path) -> str:
     lines = [f"# {' and '.join(suites)}, protocol {protocol}", ""]
     lines += [f"- {name}: {suite.config.total_env_steps:,} env steps a session" for name, suite in suites.items()]
     for kind in described[first]:
-        results = {name: kinds[kind] for name, kinds in described.items()}
+        figures = {name: kinds[kind] for name, kinds in described.items()}
         chances = {other: probability_of_improvement(scores[first][kind], scores[other][kind]) for other in others}
-        compared[kind] = {"suites": results, "probability_of_improvement": chances}
-        lines += ["", markdown_table(aggregate_rows(results, kind)), ""]
+        compared[kind] = {"suites": figures, "probability_of_improvement": chances}
+        lines += ["", markdown_table(aggregate_rows(figures, kind)), ""]
         for other, chance in chances.items():
             lines.append(f"Probability of improvement of {first} over {other}: {estimate_text(*chance)}.")
     text = "\n".join([*lines, "", INTERVALS, ""])

@@ -182,7 +182,7 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     lines = []
     for name, *cells in (rows[0], rule, *rows[1:]):
         padded = [name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]
-        lines.append(f"| {' | '.join(padded)} |")
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in padded)} |")
     return "\n".join(lines)
 
 

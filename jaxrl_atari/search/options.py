@@ -79,8 +79,11 @@ def check_search(config: Config, search: SearchConfig) -> None:
     ends), several sessions with ASHA, or a first comparison beyond the budget.
     """
     known = {name for name in flat(config.to_dict()) if name.partition(".")[0] not in SAME_FOR_ALL_TRIALS}
-    unknown = search.space.keys() - known
-    expected = "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials"
+    unknown = {name for name, d in search.space.items() if name not in known or not isinstance(d, Distribution)}
+    expected = (
+        "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials, each with"
+        " a distribution of Optuna"
+    )
     hint = "configs/search_qbert.py is an example of a --config"
     require(search.space and not unknown, "search.space", unknown or {}, expected, hint)
     ends = [d.choices if isinstance(d, CategoricalDistribution) else (d.low, d.high) for d in search.space.values()]

@@ -1,4 +1,4 @@
-"""The trials of a search, in an Optuna study that is its only record: one trial in its process, and the results.
+"""The trials of a search, in an Optuna study: one trial in its process, and the results.
 
 SEARCH_DIR/search.json           config and search options
 SEARCH_DIR/journal.log           the study: fields, log points and end of every trial
@@ -16,7 +16,7 @@ import math
 import pprint
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,10 @@ def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optun
 
 
 def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
-    """Marks a trial as running and returns it. A new trial samples its fields; one that continues keeps its own."""
+    """Marks a trial as running and returns it. A new trial samples its fields; one that continues keeps its own.
+
+    The command calls it too, so that a trial whose process has died has its fields.
+    """
     journal = _open_journal(search_dir)
     trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(NAME), number)
     journal.set_trial_state_values(trial_id, TrialState.RUNNING)
@@ -152,7 +155,7 @@ def cell_text(value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:,.6g}"
-    return f"{value:,}" if type(value) is int else str(value).replace("|", "/")
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def write_results(search_dir: Path) -> str:
@@ -177,10 +180,11 @@ def write_results(search_dir: Path) -> str:
     table = markdown_table([list(map(cell_text, row)) for row in rows])
     write_file(search_dir / "trials.md", f"{table}\n")
     if trials and trials[0].value is not None:
-        chosen = replace(set_fields(config, trials[0].params), name=f"{config.name}_best")
+        other = {"name": f"{config.name}_best", "seed": config.seed + config.sessions}  # a seed of no trial
+        chosen = set_fields(config, trials[0].params | other)
         origin = f"trial {rows[1][0]}: {dict(zip(*rows[:2], strict=True))}"
         write_file(search_dir / f"{chosen.name}.py", config_file(chosen, origin))
-    if len(trials) > 1 and trials[1].value is not None:
+    if config.log.graphs and len(trials) > 1 and trials[1].value is not None:
         draw_graphs(study, search_dir / "graphs")
     return table
 

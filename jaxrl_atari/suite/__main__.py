@@ -18,7 +18,7 @@ from jaxrl_atari.errors import SessionsFailed, require
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.suites import write_results
 from jaxrl_atari.runs.files import only_writer
-from jaxrl_atari.runs.run_dir import is_suite, make_run_dir, require_same_run
+from jaxrl_atari.runs.run_dir import is_suite, make_run_dir
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, set_up_ray
 from jaxrl_atari.suite.suite import (
     SuitePlan,
@@ -68,7 +68,6 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SuitePlan, 
     if suite_dir is not None and is_suite(suite_dir):
         before = SuitePlan(default.full_config, default.games or [])
         require(games == before.games, "--games", " ".join(games), f"{' '.join(before.games)}, the games of the suite")
-        require_same_run(config, before.config, suite_dir)
     return options, SuitePlan(config, games), before
 
 

@@ -50,7 +50,7 @@ class Item(NamedTuple):
     config: Config
     run_dir: Path
     session: int
-    description: dict[str, Any]  # config.json of the run, once the session trains
+    description: dict[str, Any]  # config.json of the run, of the command's machine
     number: int  # among all sessions of the trial or suite: chooses the devices
     game: str = ""  # game of a suite
 

@@ -21,10 +21,9 @@ from jaxrl_atari.cli import StopRequest, counted, say
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware import runtime
-from jaxrl_atari.suite.processes import STOPPING, Failure, attempt
+from jaxrl_atari.suite.processes import POLL_SECONDS, STOPPING, Failure, attempt
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, Share, allot, cluster
 
-POLL_SECONDS = 0.2
 KILLED = "its process was killed, by hand or for lack of memory, or did not start"
 
 STOP_FILE = "stop"  # exists once a stop is requested: the processes of items may be on other machines

@@ -29,7 +29,7 @@ from jaxrl_atari.suite.trial import train_item, unfinished
 
 
 class SuitePlan(NamedTuple):
-    """The content of suite.json."""
+    """Config and games of a suite."""
 
     config: Config
     games: list[str]

@@ -96,7 +96,7 @@ def run_training(config: Config, run_dir: str | Path | None = None, writers: Seq
                 wanted = config
                 config = dataclasses.replace(before, **kept)
                 say_changes("the run has finished, and keeps its own values", wanted, config)
-            if before is None or (config != before and not items):
+            if before is None or (not items and config != before):
                 write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
             say_changes("changed", before or config, config)
             for session in {*range(config.sessions)} - {item.session for item in items}:
