@@ -23,7 +23,7 @@ from jaxrl_atari.runs.run_dir import SUITE_FILE, is_run, read_config
 
 NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
 
-COLUMNS = {
+GAME_COLUMNS = {
     "game": "game",
     "gae_lambda": "λ",
     "sessions": "sessions",
@@ -121,7 +121,7 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -
 
 
 def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The table of games: a row of `COLUMNS` for each game, with None where there is no value.
+    """The table of games: a row of `GAME_COLUMNS` for each game, with None where there is no value.
 
     Args:
         failures: game -> why it failed.
@@ -129,12 +129,12 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
     rows = []
     for game in suite.games:
         references = comparable(game, suite.config.env.resolved_protocol).references
-        row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"game": game, "sessions": 0, "status": "waiting"}
+        row: dict[str, Any] = dict.fromkeys(GAME_COLUMNS) | {"game": game, "sessions": 0, "status": "waiting"}
         row["reference_score"] = references[0].score if references else None
         if game in suite.runs:
             run = suite.runs[game]
             summary = suite.summaries[game]
-            row |= {name: summary[name] for name in COLUMNS if name in summary}
+            row |= {name: summary[name] for name in GAME_COLUMNS if name in summary}
             row["score_low"], row["score_high"] = summary["score_interval"] or (None, None)
             row |= {
                 "gae_lambda": run.config.resolved_gae_lambda,
@@ -167,7 +167,7 @@ def results(suite: Suite, failures: Mapping[str, str]) -> dict[str, Any]:
 def text_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """`game_rows` as text: the header, and the cells of each row."""
     cells = ([value if isinstance(value, str) else score_text(value) for value in row.values()] for row in rows)
-    return [[*COLUMNS.values()], *cells]
+    return [[*GAME_COLUMNS.values()], *cells]
 
 
 def estimate_text(value: float, interval: Sequence[float] | None) -> str:
@@ -204,7 +204,7 @@ def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
     found["rliable_games"] = write_rliable(suite_dir, {name: normalised(found["scores"], protocol)})
     write_json(suite_dir / "results.json", found)
 
-    writer = csv.DictWriter(file := io.StringIO(), COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(file := io.StringIO(), GAME_COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_file(suite_dir / "results.csv", file.getvalue())
