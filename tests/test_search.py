@@ -36,7 +36,7 @@ from jaxrl_atari.search import (
 )
 from jaxrl_atari.search import __main__ as command
 from jaxrl_atari.search.options import check_search, read_search, set_fields, to_dict
-from jaxrl_atari.search.study import Reporter, open_study, open_trial, write_results
+from jaxrl_atari.search.study import Reporter, draw_graphs, open_study, open_trial, write_results
 from jaxrl_atari.suite import ray_items
 from jaxrl_atari.suite.processes import Failure
 from jaxrl_atari.suite.ray_cluster import Share, allot
@@ -257,6 +257,7 @@ def test_results(tmp_path, monkeypatch):
     end_trial(tmp_path, search, 3, [], TrialState.RUNNING)
     monkeypatch.setitem(matplotlib.rcParams, "figure.facecolor", "red")
     write_results(tmp_path)
+    draw_graphs(open_study(tmp_path, search), tmp_path / "graphs")
     assert pyplot.get_fignums() == []
 
     rows = read_csv(tmp_path / "trials.csv")

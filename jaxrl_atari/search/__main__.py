@@ -21,7 +21,7 @@ from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, describe, is_search, make_run_dir
 from jaxrl_atari.search import SearchConfig
 from jaxrl_atari.search.options import check_search, read_search, to_dict
-from jaxrl_atari.search.study import open_study, open_trial, reached, run_trial, status, write_results
+from jaxrl_atari.search.study import draw_graphs, open_study, open_trial, reached, run_trial, status, write_results
 from jaxrl_atari.suite.ray_cluster import set_up_ray
 
 CHANGED_BY_RESUME = ("search.trials", "search.address", "search.resources")
@@ -75,6 +75,7 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
         failures = run_trials(config, search, search_dir)
         say("\n" + write_results(search_dir))
     if config.log.graphs:
+        draw_graphs(open_study(search_dir, search), search_dir / "graphs")
         try_report(search_dir)
     if len(failures) == search.trials:
         raise SessionsFailed(f"every trial failed ({search.trials}), the last one: {failures[-1]}")

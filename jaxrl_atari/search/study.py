@@ -159,7 +159,7 @@ def cell_text(value: Any) -> str:
 
 
 def write_results(search_dir: Path) -> str:
-    """Writes trials.csv, trials.md, graphs/ and, once a trial has a score, NAME_best.py.
+    """Writes trials.csv, trials.md and, once a trial has a score, NAME_best.py.
 
     Returns:
         The table as text.
@@ -168,8 +168,7 @@ def write_results(search_dir: Path) -> str:
         UserError: the directory is not a search directory, or it cannot be written to.
     """
     config, search = read_search(search_dir)
-    study = open_study(search_dir, search)
-    trials = ranked(study)
+    trials = ranked(open_study(search_dir, search))
     rows: list[list[Any]] = [["trial", *search.space, "score", "env_steps", "status"]]
     for trial in trials:
         fields = map(trial.params.get, search.space)
@@ -184,8 +183,6 @@ def write_results(search_dir: Path) -> str:
         chosen = set_fields(config, trials[0].params | other)
         origin = f"trial {rows[1][0]}: {dict(zip(*rows[:2], strict=True))}"
         write_file(search_dir / f"{chosen.name}.py", config_file(chosen, origin))
-    if config.log.graphs and len(trials) > 1 and trials[1].value is not None:
-        draw_graphs(study, search_dir / "graphs")
     return table
 
 
@@ -205,7 +202,12 @@ def get_config() -> Config:
 
 
 def draw_graphs(study: optuna.Study, directory: Path) -> None:
-    """Draws Optuna's graphs, as PNG and SVG: curves, fields (a panel for each), parallel, and importances."""
+    """Draws Optuna's graphs, as PNG and SVG: curves, fields (a panel for each), parallel, and importances.
+
+    They need two trials with a score.
+    """
+    if sum(trial.value is not None for trial in study.trials) < 2:
+        return
     with default_style(), warnings.catch_warnings():
         from matplotlib import pyplot
         from optuna.visualization import matplotlib as graphs
