@@ -125,6 +125,7 @@ def test_only_devices_spreads_work():
     assert spreading == {"devices"}
 
 
+@pytest.mark.long
 def test_at_most_eight_calls_lie_between_the_command_and_the_loss(monkeypatch, tmp_path):
     def planted(*_):
         raise ArithmeticError

@@ -166,7 +166,8 @@ def test_a_value_that_the_config_cannot_have_is_refused_before_anything_is_measu
     assert "round 1" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("overlap", ["none", pytest.param("update", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("overlap", ["none", "update"])
 def test_the_whole_command(overlap, capsys):
     lines, result = run(capsys, "--repeats", 2, "--seconds", 0.05, "--overlap", overlap)
     progress = [line for line in lines if line.startswith("repeat 2 of 2")]

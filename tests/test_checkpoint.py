@@ -138,6 +138,7 @@ def test_devices_of_any_number_restore_what_others_saved(tmp_path):
 # --- Damage ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax's own, of a damaged .zarray
 def test_a_flipped_bit_is_never_silent(session):
     step_dir, found = session / "checkpoints" / "20", set()

@@ -266,6 +266,7 @@ def report(run, *options, **variables):
     return run("-m", "jaxrl_atari.devices", *options, **variables)
 
 
+@pytest.mark.long
 def test_report_of_the_devices():
     options = ("--config", "configs/qbert.py", "--env.num-envs", "128", "--devices.gpu", "1")
     result = report(python, *options, JAXRL_ATARI_SIMULATED_GPUS="2")

@@ -260,6 +260,7 @@ def test_golden_frames(backend, name):
     assert hashlib.sha256(frames.tobytes()).hexdigest()[:16] == GOLDEN[backend, name]
 
 
+@pytest.mark.long
 @both
 def test_the_step_after_the_end_starts_a_game_and_ignores_its_action(backend):
     def games(other_actions_when):

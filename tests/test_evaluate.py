@@ -278,6 +278,7 @@ def test_video_that_cannot_be_written(policy, tmp_path):
 # --- The command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_session(own_run, capsys):
     command, step = [str(own_run), *QUICK, "3", "--session", "1"], steps_of(own_run / "session_1")[-1]
     main([*command, "--checkpoint", "latest", "--greedy", "--video", "--seed", "4"])

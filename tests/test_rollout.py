@@ -132,6 +132,7 @@ class Part(NoisePool):
         return self._each[i].integers(0, 256, (84, 84), dtype=np.uint8)
 
 
+@pytest.mark.long
 def test_groups_and_devices_play_what_one_group_plays():
     """Environments 0 and 1, 2 and 3, ... in two groups on each of two devices: as all eight in one."""
     whole, _, together = play([Part(range(8))])

@@ -17,6 +17,7 @@ jax.jit(lambda x: 3 * x + 1)(2.0), jax.jit(lambda x, y: x - y)(2.0, 1.0)
 """
 
 
+@pytest.mark.long
 def test_damaged_programs_are_removed_from_the_cache_once(tmp_path):
     def started():
         result = python("-c", COMPILE, JAX_COMPILATION_CACHE_DIR=str(tmp_path))

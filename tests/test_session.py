@@ -225,6 +225,7 @@ def test_what_is_not_finite_is_not_saved(overlap, session_dir, monkeypatch):
             run.save(None)
 
 
+@pytest.mark.long
 def test_an_error_leaves_neither_threads_nor_processes(session_dir):
     class Failing(Lines):
         def write(self, row):

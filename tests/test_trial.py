@@ -96,6 +96,7 @@ def test_a_resume_as_another_run_is_refused_and_writes_nothing(change, message, 
         run_training(TINY, trained.run_dir / "session_0")
 
 
+@pytest.mark.long
 def test_a_failed_session_does_not_stop_the_others_and_a_resume_runs_it(tmp_path, capsys):
     config, run_dir = dataclasses.replace(TINY, sessions=3), tmp_path / "run"
     run_training(dataclasses.replace(TINY, sessions=1), run_dir)
@@ -207,6 +208,7 @@ def test_each_failure_is_named_and_the_others_finish(tmp_path, capfd):
     assert "game Pong  session 2  ValueError: a bug" in lines
 
 
+@pytest.mark.long
 def test_a_free_gpu_takes_the_next_session(tmp_path):
     """Session 0 trains until 2 has: 2 would be next on A, but B is free first."""
     assert list(run(tmp_path, small_sessions.take_turns, 3, slots=2).values()) == [None] * 3

@@ -14,6 +14,7 @@ from jaxrl_atari.runs.actions import segments
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.session import run_session
 
+pytestmark = pytest.mark.long
 CONFIG = change(TINY, total_env_steps=1_024, env={"num_envs": 4, "max_frames": 200, "anchor_steps": 60})
 
 
@@ -86,7 +87,6 @@ def replace_in(path, column, text):
 SEGMENT = 3
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("tamper", "found"),
     [
@@ -119,7 +119,6 @@ def test_what_was_changed_is_found(tamper, found, run_dir, capsys):
     assert not (session_dir / "verified.json").exists(), "it is not verified any more"
 
 
-@pytest.mark.long
 def test_new_games_and_other_rollouts_after_a_resume(tmp_path, capsys):
     """Every game has ended just before the resume: no auto-reset step follows."""
     config = change(CONFIG, total_env_steps=256, env={"max_frames": 128})
