@@ -119,6 +119,12 @@ def test_a_space_that_cannot_be_used_is_an_error_that_names_the_field(space, wor
     assert words in str(caught.value)
 
 
+def test_a_seed_that_the_config_of_the_best_trial_could_not_have_is_refused_before_anything_runs():
+    check_search(Config(seed=2**31 - 2), SearchConfig(space=SPACE))
+    with pytest.raises(ConfigError, match="seed"):
+        check_search(Config(seed=2**31 - 1), SearchConfig(space=SPACE))
+
+
 def test_a_search_is_saved_and_read_again(tmp_path):
     space = {
         **SPACE,

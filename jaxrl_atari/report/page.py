@@ -81,13 +81,11 @@ def _is_drawn(graph: Path, runs: Iterable[Run]) -> bool:
 
 def _settings(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:
     """Config, and what a description says of software and hardware: for settings.html."""
-    protocol = config.env.resolved_protocol
     usual = flat(Config().to_dict())
     software = {name: description.get(name) for name in ("python", "versions", "git_revision", "hardware")}
     return {
         "config": config,
-        "protocol": protocol,
-        "comparison_note": comparison_note(protocol),
+        "comparison_note": comparison_note(config.env.resolved_protocol),
         "options": [(name, value, usual[name]) for name, value in flat(config.to_dict()).items()],
         "software": flat(software),
         "resumed": description.get("resumed", ()),
@@ -99,7 +97,6 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
     graphs = [run_dir / "graphs" / "trial.svg", *(path / "graphs" / "session.svg" for path in run.tables)]
     if not all(_is_drawn(graph, [run]) for graph in graphs):
         plot_run(run)
-    verified = {path: path / "verified.json" for path in run.tables}
     videos = [*run_dir.glob("session_*/video_*.mp4"), *run_dir.glob("replay.mp4")]
     return _settings(run.config, run.description) | {
         "run": run,
@@ -108,7 +105,7 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
         "evaluations": [
             evaluation for directory in (run_dir, *run.tables) for evaluation in summary.evaluations(directory)
         ],
-        "verified": {path: read_json(file) for path, file in verified.items() if file.is_file()},
+        "verified": {path: read_json(file) for path in run.tables if (file := path / "verified.json").is_file()},
         "video": max(videos, key=lambda path: path.stat().st_mtime, default=None),
         "devices": {session_dir.name: latest_text(session_dir, "device") for session_dir in run.tables},
     }

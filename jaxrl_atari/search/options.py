@@ -88,8 +88,9 @@ def check_search(config: Config, search: SearchConfig) -> None:
     require(search.space and not unknown, "search.space", unknown or {}, expected, hint)
     ends = [d.choices if isinstance(d, CategoricalDistribution) else (d.low, d.high) for d in search.space.values()]
     combinations = itertools.islice(itertools.product(*ends), 10_000)  # a trial beyond these fails by itself
+    best = {"seed": config.seed + config.sessions}  # of the config that is written for the best trial
     for values in combinations:
-        set_fields(config, dict(zip(search.space, values, strict=True)))
+        set_fields(config, dict(zip(search.space, values, strict=True)) | best)
     if search.early_stopping == "asha":
         hint = "or use --search.early-stopping none"
         require(config.sessions == 1, "sessions", config.sessions, "1 where ASHA compares trials", hint)
