@@ -70,7 +70,8 @@ def end_trial(folder, search, number, scores, state=TrialState.COMPLETE, **notes
         trial.report(scores[-1], 100 * len(scores))
         (folder / f"trial_{number}/session_0/checkpoints").mkdir()
     if state.is_finished():
-        trial.study.tell(trial, float(np.mean(scores)) if scores else None, state)
+        score = float(np.mean(scores)) if state == TrialState.COMPLETE else None
+        trial.study.tell(trial, score, state)
     return trial.params
 
 
@@ -98,6 +99,7 @@ def test_the_published_space_is_shipped():
         ({"ppo.gae_lambda": [0.9, 0.95]}, "{'ppo.gae_lambda'}: expected fields of the config"),
         ({"devices.gpu": CategoricalDistribution((0, 1))}, "devices.gpu"),
         ({"seed": IntDistribution(0, 3)}, "may differ between trials"),
+        ({"env.game": CategoricalDistribution(("Pong", "Qbert"))}, "may differ between trials"),
         ({"ppo.gae_lambda": FloatDistribution(0.9, 1.1)}, "ppo.gae_lambda = 1.1: expected a number from 0 to 1"),
         ({"ppo.epochs": FloatDistribution(1, 4)}, "ppo.epochs = 1.0: expected a whole number"),
         ({"ppo.epochs": IntDistribution(0, 4)}, "ppo.epochs = 0"),
@@ -130,7 +132,7 @@ def test_a_search_is_saved_and_read_again(tmp_path):
         **SPACE,
         "ppo.epochs": IntDistribution(1, 8),
         "ppo.target_kl": CategoricalDistribution((None, 0.1)),
-        "env.game": CategoricalDistribution(("Pong", "Qbert")),
+        "network.name": CategoricalDistribution(("nature", "impala")),
     }
     search = new_search(tmp_path, space=space, resources=ResourcesConfig(gpu=0.25))
     check_search(Config(), dataclasses.replace(search, grace_env_steps=500_000))
@@ -213,14 +215,18 @@ def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
     config = Config(total_env_steps=9000)
 
     def stopped(number, *points):
-        reporter = Reporter(open_trial(tmp_path, search, number), config, False, lambda: False)  # another process
+        trial = open_trial(tmp_path, search, number)
+        reporter = Reporter(trial, config, False, lambda: False)  # another process
         for env_steps, score in points:
             reporter.write({"env_steps": env_steps, "return_ma": score})
+        state = open_study(tmp_path, search).trials[number].state
+        assert reporter.stopped == (state == TrialState.PRUNED)
         return reporter.stopped
 
     for number, score in enumerate((10.0, 20.0, 30.0, 40.0)):
         assert not stopped(number, (500, 0.0), (1000, score))
-    assert stopped(4, (1000, 25.0))  # the better half continues
+    assert stopped(4, (1000, 25.0), (1100, 99.0))  # the better half continues; the last point comes after the stop
+    assert open_study(tmp_path, search).trials[4].value == 25.0
     assert not stopped(5, (900, 0.0), (1000, math.nan), (1100, 35.0))
     assert stopped(5, (2100, 1.0)) is False  # the only one at the second comparison
     assert not stopped(2, (8900, 0.0))  # its budget is spent
@@ -256,8 +262,10 @@ def test_results(tmp_path, monkeypatch):
     from matplotlib import pyplot
 
     config = Config(name="small", total_env_steps=9000, env=EnvConfig(num_envs=8), ppo=PPOConfig(epochs=2))
-    search = new_search(tmp_path, config, space={**SPACE, "env.game": CategoricalDistribution(("Pong", "Qbert"))})
-    end_trial(tmp_path, search, 0, [1.0, 50.0], stopped=True)
+    search = new_search(
+        tmp_path, config, space={**SPACE, "network.name": CategoricalDistribution(("nature", "impala"))}
+    )
+    end_trial(tmp_path, search, 0, [1.0, 50.0], TrialState.PRUNED)
     best = end_trial(tmp_path, search, 1, [2.0, 5.0, 12.5])
     end_trial(tmp_path, search, 2, [3.0], TrialState.RUNNING, failure="the loss | is nan")
     end_trial(tmp_path, search, 3, [], TrialState.RUNNING)
@@ -293,9 +301,16 @@ def test_a_finished_search_starts_nothing_and_one_in_which_all_fail_has_status_1
         command.run_search(config, search, tmp_path)
     assert caught.value.exit_status == 1
     assert {row["status"] for row in read_csv(tmp_path / "trials.csv")} == {"failed: why"}
-    for number in range(2):
-        end_trial(tmp_path, search, number, [1.0])
-    assert command.run_search(config, search, tmp_path) == tmp_path
+
+    def ends_before_its_process_dies(*arguments):
+        for number, item in enumerate(arguments[2]):
+            end_trial(tmp_path, search, number, [1.0])
+            yield item, Failure("killed")
+
+    monkeypatch.setattr(ray_items, "run_items", ends_before_its_process_dies)
+    for _ in range(2):
+        assert command.run_search(config, search, tmp_path) == tmp_path
+        assert {row["status"] for row in read_csv(tmp_path / "trials.csv")} == {"finished"}
 
 
 # --- Processes -------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import sys
 
 try:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-except ImportError as error:
-    print("error: search mode needs Optuna and Ray: pip install 'jaxrl_atari[search]'", file=sys.stderr)
+except ModuleNotFoundError as error:
+    print(f"error: {error}; search mode needs Optuna and Ray: pip install 'jaxrl_atari[search]'", file=sys.stderr)
     raise SystemExit(2) from error  # `python -m` imports this before the command runs
 
 from jaxrl_atari.search.options import SearchConfig

@@ -48,8 +48,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
     check_search(config, search)
     if search_dir is not None and is_search(search_dir):
         before = to_dict(default.full_config, default.search)
-        after = to_dict(config, search)
-        for name, (was, wanted) in changed_fields(before, after).items():
+        for name, (was, wanted) in changed_fields(before, to_dict(config, search)).items():
             kept = name.startswith(CHANGED_BY_RESUME)
             require(kept, name.removeprefix("config."), wanted, f"{was!r}, its value in this search")
     return config, search, search_dir
@@ -101,7 +100,7 @@ def run_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[s
             search.address, search_dir, waiting, run_trial, config.devices, search.resources, progress
         ):
             number = int(item.removeprefix("trial_"))
-            if failure is not None:
+            if failure is not None and not study.trials[number].state.is_finished():
                 open_trial(search_dir, search, number).set_user_attr("failure", failure.reason)
                 failures.append(failure.reason)
             say(f"{progress(item)}: {status(study.trials[number])}")

@@ -29,8 +29,11 @@ from jaxrl_atari.suite.ray_cluster import ResourcesConfig
 
 Distribution = FloatDistribution | IntDistribution | CategoricalDistribution
 
-SAME_FOR_ALL_TRIALS = {"name", "seed", "sessions", "output_dir", "devices", "trial", "evaluation", "log"}
-"""Config fields and groups that a search cannot vary."""
+SAME_FOR_ALL_TRIALS = (
+    "name", "seed", "sessions", "total_env_steps", "output_dir", "env.game", "env.protocol",
+    "devices.", "trial.", "evaluation.", "log.",
+)  # fmt: skip
+"""How the names of fields that a search cannot vary begin."""
 
 
 # Keeps tyro from deriving options from the distributions.
@@ -78,25 +81,23 @@ def check_search(config: Config, search: SearchConfig) -> None:
     Namely: a field that a search cannot vary, values that the config does not accept alone or together (of a range, its
     ends), several sessions with ASHA, or a first comparison beyond the budget.
     """
-    known = {name for name in flat(config.to_dict()) if name.partition(".")[0] not in SAME_FOR_ALL_TRIALS}
+    known = {name for name in flat(config.to_dict()) if not name.startswith(SAME_FOR_ALL_TRIALS)}
     unknown = {name for name, d in search.space.items() if name not in known or not isinstance(d, Distribution)}
-    expected = (
+    require(
+        search.space and not unknown, "search.space", unknown or {},
         "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials, each with"
-        " a distribution of Optuna"
-    )
-    hint = "configs/search_qbert.py is an example of a --config"
-    require(search.space and not unknown, "search.space", unknown or {}, expected, hint)
+        " a distribution of Optuna", "configs/search_qbert.py is an example of a --config",
+    )  # fmt: skip
     ends = [d.choices if isinstance(d, CategoricalDistribution) else (d.low, d.high) for d in search.space.values()]
-    combinations = itertools.islice(itertools.product(*ends), 10_000)  # a trial beyond these fails by itself
     best = {"seed": config.seed + config.sessions}  # of the config that is written for the best trial
-    for values in combinations:
+    for values in itertools.islice(itertools.product(*ends), 10_000):  # a trial beyond these fails by itself
         set_fields(config, dict(zip(search.space, values, strict=True)) | best)
     if search.early_stopping == "asha":
         hint = "or use --search.early-stopping none"
         require(config.sessions == 1, "sessions", config.sessions, "1 where ASHA compares trials", hint)
         expected = f"less than total_env_steps = {config.total_env_steps:,}"
-        fits = search.grace_env_steps < config.total_env_steps
-        require(fits, "search.grace_env_steps", search.grace_env_steps, expected, hint)
+        grace = search.grace_env_steps
+        require(grace < config.total_env_steps, "search.grace_env_steps", grace, expected, hint)
 
 
 def space_dict(search: SearchConfig) -> dict[str, Any]:
@@ -106,8 +107,7 @@ def space_dict(search: SearchConfig) -> dict[str, Any]:
 
 def to_dict(config: Config, search: SearchConfig) -> dict[str, Any]:
     """Config and search options as nested dicts of JSON values."""
-    values = dataclasses.asdict(dataclasses.replace(search, space={})) | {"space": space_dict(search)}
-    return {"config": config.to_dict(), "search": values}
+    return {"config": config.to_dict(), "search": dataclasses.asdict(search) | {"space": space_dict(search)}}
 
 
 def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:

@@ -6,8 +6,8 @@ SEARCH_DIR/trial_<i>/            a run directory like any other: config.json, se
 SEARCH_DIR/trial_<i>/output.txt  output of the trial
 SEARCH_DIR/trials.csv, ...       results: the table of the trials, graphs, and the best trial's config for `train`
 
-A trial is WAITING until it starts, RUNNING until its budget is spent or ASHA stops it, and then COMPLETE or, if none of
-its games has ended, FAIL. What ASHA compared is in the study too.
+A trial is WAITING until it starts, then RUNNING. It ends as PRUNED if ASHA stops it; with its budget spent it is
+COMPLETE or, if none of its games has ended, FAIL. What ASHA compared is in the study too.
 """
 
 import csv
@@ -68,16 +68,16 @@ def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(NAME), number)
     journal.set_trial_state_values(trial_id, TrialState.RUNNING)
     trial = Trial(open_study(search_dir, search, number), trial_id)
-    suggest = {"Float": trial.suggest_float, "Int": trial.suggest_int, "Categorical": trial.suggest_categorical}
     for name, distribution in space_dict(search).items():
-        suggest[distribution["name"].removesuffix("Distribution")](name, **distribution["attributes"])
+        kind = distribution["name"].removesuffix("Distribution").lower()
+        getattr(trial, f"suggest_{kind}")(name, **distribution["attributes"])  # suggest_float, _int or _categorical
     return trial
 
 
 def status(trial: FrozenTrial) -> str:
     """`finished`, `stopped` by ASHA, `failed: why` or `unfinished`. `finished` without a score: no game ended."""
     if trial.state.is_finished():
-        return "stopped" if "stopped" in trial.user_attrs else "finished"
+        return "stopped" if trial.state == TrialState.PRUNED else "finished"
     failure = trial.user_attrs.get("failure")
     return f"failed: {failure}" if failure else "unfinished"
 
@@ -88,7 +88,7 @@ def ranked(study: optuna.Study) -> list[FrozenTrial]:
     Trials that ASHA stopped were worse than others at the same env steps, though perhaps not in the end.
     """
     started = [trial for trial in study.trials if trial.params]
-    return sorted(started, key=lambda trial: (trial.value is None, "stopped" in trial.user_attrs, -(trial.value or 0)))
+    return sorted(started, key=lambda trial: (trial.value is None, status(trial) == "stopped", -(trial.value or 0)))
 
 
 def reached(run_dir: Path) -> tuple[float | None, int]:
@@ -102,7 +102,7 @@ def reached(run_dir: Path) -> tuple[float | None, int]:
 
 @dataclass
 class Reporter(Writer):
-    """Reports log points to the study, whose pruner may then stop the trial."""
+    """Reports log points to the study, whose pruner may then stop the trial: it ends with the score of that point."""
 
     trial: Trial
     config: Config
@@ -112,16 +112,20 @@ class Reporter(Writer):
     def write(self, row: Row) -> None:
         env_steps = int(row["env_steps"])
         score = float(row.get("return_ma", math.nan))
-        if self.stop_requested() or not math.isfinite(score):
+        if self.stopped or self.stop_requested() or not math.isfinite(score):
             return
         self.trial.report(score, env_steps)
         if not self.config.is_spent(env_steps) and self.trial.should_prune():
             self.stopped = True
-            self.trial.set_user_attr("stopped", True)
+            self.trial.study.tell(self.trial, state=TrialState.PRUNED)
 
 
 def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -> None:
-    """Trains the trial SEARCH_DIR/trial_<number> to its end, or until a stop is requested."""
+    """Trains the trial SEARCH_DIR/trial_<number> to its end.
+
+    Raises:
+        KeyboardInterrupt: ASHA or a request has stopped it; its last checkpoint is written.
+    """
     from jaxrl_atari.session import run_session  # the command itself does not train
 
     config, search = read_search(run_dir.parent)
@@ -130,18 +134,14 @@ def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -
     print(trial.params)
     config = share.configure(set_fields(config, trial.params))
     write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
-    reporter = Reporter(trial, config, "stopped" in trial.user_attrs, stop_requested)
+    reporter = Reporter(trial, config, False, stop_requested)
     for session in range(config.sessions):
         directory = session_dir(run_dir, session)
-        if not (reporter.stopped or is_finished(config, directory)):
-            try:
-                run_session(
-                    config, directory, session, resume=True, writers=[reporter] if session == 0 else [],
-                    stop_requested=lambda: reporter.stopped or stop_requested(),
-                )  # fmt: skip
-            except KeyboardInterrupt:
-                if not reporter.stopped:
-                    return
+        if not is_finished(config, directory):
+            run_session(
+                config, directory, session, resume=True, writers=[reporter] if session == 0 else [],
+                stop_requested=lambda: reporter.stopped or stop_requested(),
+            )  # fmt: skip
     score, _ = reached(run_dir)
     trial.study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
 
@@ -179,8 +179,8 @@ def write_results(search_dir: Path) -> str:
     table = markdown_table([list(map(cell_text, row)) for row in rows])
     write_file(search_dir / "trials.md", f"{table}\n")
     if trials and trials[0].value is not None:
-        other = {"name": f"{config.name}_best", "seed": config.seed + config.sessions}  # a seed of no trial
-        chosen = set_fields(config, trials[0].params | other)
+        new_seed = config.seed + config.sessions  # of no trial
+        chosen = set_fields(config, trials[0].params | {"name": f"{config.name}_best", "seed": new_seed})
         origin = f"trial {rows[1][0]}: {dict(zip(*rows[:2], strict=True))}"
         write_file(search_dir / f"{chosen.name}.py", config_file(chosen, origin))
     return table
@@ -204,10 +204,15 @@ def get_config() -> Config:
 def draw_graphs(study: optuna.Study, directory: Path) -> None:
     """Draws Optuna's graphs, as PNG and SVG: curves, fields (a panel for each), parallel, and importances.
 
-    They need two trials with a score.
+    They need two trials with a score. That of a stopped trial is the one that it was stopped at.
     """
-    if sum(trial.value is not None for trial in study.trials) < 2:
+    trials = study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED])
+    if len(trials) < 2:
         return
+    for trial in trials:
+        trial.state = TrialState.COMPLETE  # Optuna would leave out pruned trials, which with ASHA are most of them
+    drawn = optuna.create_study(direction="maximize")
+    drawn.add_trials(trials)
     with default_style(), warnings.catch_warnings():
         from matplotlib import pyplot
         from optuna.visualization import matplotlib as graphs
@@ -222,7 +227,7 @@ def draw_graphs(study: optuna.Study, directory: Path) -> None:
         pyplot.switch_backend("agg")
         pyplot.rcParams["text.parse_math"] = True  # in the numbers along a logarithmic axis
         for name, draw in drawings.items():
-            axes = draw(study)
+            axes = draw(drawn)
             if name == "curves":
                 axes.set(title="return_ma of each trial", xlabel="env steps", ylabel="return_ma")
             for panel in pyplot.gcf().axes:
