@@ -36,7 +36,7 @@ from jaxrl_atari.search import (
 )
 from jaxrl_atari.search import __main__ as command
 from jaxrl_atari.search.options import check_search, read_search, set_fields, to_dict
-from jaxrl_atari.search.study import Reporter, draw_graphs, open_study, open_trial, write_results
+from jaxrl_atari.search.study import Reporter, draw_graphs, open_study, open_trial, run_trial, write_results
 from jaxrl_atari.suite import ray_items
 from jaxrl_atari.suite.processes import Failure
 from jaxrl_atari.suite.ray_cluster import Share, allot
@@ -215,8 +215,7 @@ def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
     config = Config(total_env_steps=9000)
 
     def stopped(number, *points):
-        trial = open_trial(tmp_path, search, number)
-        reporter = Reporter(trial, config, False, lambda: False)  # another process
+        reporter = Reporter(open_trial(tmp_path, search, number), config, lambda: False)  # another process
         for env_steps, score in points:
             reporter.write({"env_steps": env_steps, "return_ma": score})
         state = open_study(tmp_path, search).trials[number].state
@@ -230,6 +229,23 @@ def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
     assert not stopped(5, (900, 0.0), (1000, math.nan), (1100, 35.0))
     assert stopped(5, (2100, 1.0)) is False  # the only one at the second comparison
     assert not stopped(2, (8900, 0.0))  # its budget is spent
+
+
+def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
+    (tmp_path / "tiny.py").write_text(TINY)
+    (config,) = load_config(tmp_path / "tiny.py", get_config=Config)
+    search = new_search(tmp_path, dataclasses.replace(config, sessions=1), grace_env_steps=200, reduction=2, trials=3)
+    for number in range(2):  # two trials beyond its reach
+        reporter = Reporter(open_trial(tmp_path, search, number), config, lambda: False)
+        reporter.write({"env_steps": 200, "return_ma": 1e6 + number})
+    (tmp_path / "trial_2").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(tmp_path / "trial_2", Share(0, 1), lambda: False)
+    write_results(tmp_path)
+    row = next(row for row in read_csv(tmp_path / "trials.csv") if row["trial"] == "2")
+    assert row["status"] == "stopped"
+    assert 200 <= int(row["env_steps"]) == checkpoint_steps(tmp_path / "trial_2/session_0")[-1] < 2000
+    assert open_study(tmp_path, search).trials[2].value == pytest.approx(float(row["score"]))
 
 
 @pytest.mark.parametrize(("gpu", "share"), [(1.0, None), (0.5, 0.45), (0.25, 0.225), (0.125, 0.1125), (0.0, None)])

@@ -7,7 +7,8 @@ SEARCH_DIR/trial_<i>/output.txt  output of the trial
 SEARCH_DIR/trials.csv, ...       results: the table of the trials, graphs, and the best trial's config for `train`
 
 A trial is WAITING until it starts, then RUNNING. It ends as PRUNED if ASHA stops it; with its budget spent it is
-COMPLETE or, if none of its games has ended, FAIL. What ASHA compared is in the study too.
+COMPLETE or, if none of its games has ended, FAIL. Optuna never reopens a trial, so one that failed with an error stays
+RUNNING, with the attribute `failure`: it can run again.
 """
 
 import csv
@@ -106,8 +107,8 @@ class Reporter(Writer):
 
     trial: Trial
     config: Config
-    stopped: bool
     stop_requested: Callable[[], bool]  # the log point of a stop, which an uninterrupted trial lacks, does not count
+    stopped: bool = False
 
     def write(self, row: Row) -> None:
         env_steps = int(row["env_steps"])
@@ -134,7 +135,7 @@ def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -
     print(trial.params)
     config = share.configure(set_fields(config, trial.params))
     write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
-    reporter = Reporter(trial, config, False, stop_requested)
+    reporter = Reporter(trial, config, stop_requested)
     for session in range(config.sessions):
         directory = session_dir(run_dir, session)
         if not is_finished(config, directory):
