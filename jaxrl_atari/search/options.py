@@ -33,7 +33,7 @@ SAME_FOR_ALL_TRIALS = (
     "name", "seed", "sessions", "total_env_steps", "output_dir", "env.game", "env.protocol",
     "devices.", "trial.", "evaluation.", "log.",
 )  # fmt: skip
-"""How the names of fields that a search cannot vary begin."""
+"""Fields and groups that a search cannot vary, as the beginnings of their dotted names."""
 
 
 # Keeps tyro from deriving options from the distributions.

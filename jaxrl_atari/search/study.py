@@ -63,7 +63,7 @@ def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optun
 def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     """Marks a trial as running and returns it. A new trial samples its fields; one that continues keeps its own.
 
-    The command calls it too, so that a trial whose process has died has its fields.
+    The command calls it too: a trial whose process died before it sampled has fields all the same.
     """
     journal = _open_journal(search_dir)
     trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(NAME), number)
