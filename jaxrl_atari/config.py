@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from jaxrl_atari.envs.games import GAMES, parse_game
+from jaxrl_atari.envs.games import default_gae_lambda, parse_game
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules, protocol_text
 from jaxrl_atari.errors import Limits, UserError, check_fields, require
 
@@ -97,20 +97,20 @@ class EnvConfig:
         return parse_game(self.game)[0]
 
     @property
-    def _protocol_name(self) -> str:
-        """The protocol chosen, else the one that the game's name implies, else v5."""
+    def protocol_name(self) -> str:
+        """The name of the protocol chosen, else the one that the game's name implies, else v5."""
         return self.protocol if self.protocol != "auto" else parse_game(self.game)[1] or "v5"
 
     @property
     def rules(self) -> Rules:
         """The rules in force: the protocol's, with those that an option overrides."""
         chosen = {name: value for name in Rules._fields if (value := getattr(self, name)) is not None}
-        return PROTOCOLS[self._protocol_name]._replace(**chosen)
+        return PROTOCOLS[self.protocol_name]._replace(**chosen)
 
     @property
     def resolved_protocol(self) -> str:
         """The protocol in force as text: its name, and the rules that differ from it (`protocol_text`)."""
-        return protocol_text(self._protocol_name, self.rules)
+        return protocol_text(self.protocol_name, self.rules)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,8 @@ class PPOConfig:
     gamma: Annotated[float, Limits(0.0, 1.0), TRACED] = 0.99
     """Discount per env step."""
     gae_lambda: Annotated[float | None, Limits(0.0, 1.0), TRACED] = None
-    """Lambda of generalised advantage estimation. None: the value tuned for the game, else 0.95."""
+    """Lambda of generalised advantage estimation. None: under `classic` 0.95, that of its references; else the value
+    that SLM Lab tuned for the game under `v5`, or 0.95."""
     clip_epsilon: Annotated[float, Limits(1e-6, 10.0), TRACED] = 0.1
     """Clip range of the probability ratio and of the value."""
     entropy_coef: Annotated[float, Limits(0.0, 10.0), TRACED] = 0.01
@@ -318,9 +319,9 @@ class Config:
 
     @property
     def resolved_gae_lambda(self) -> float:
-        """The lambda in force: the one chosen, else the one tuned for the game."""
+        """The lambda in force: the one chosen, else that of the protocol and the game (`games.default_gae_lambda`)."""
         chosen = self.ppo.gae_lambda
-        return GAMES[self.env.game_name].gae_lambda if chosen is None else chosen
+        return default_gae_lambda(self.env.game_name, self.env.protocol_name) if chosen is None else chosen
 
     def is_spent(self, env_steps: float) -> bool:
         """True once another rollout would end farther from the budget than `env_steps` is."""

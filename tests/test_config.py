@@ -32,11 +32,20 @@ def test_the_defaults_are_the_published_spec():
     assert (config.rollout_size, config.num_minibatches) == (2048, 8)
 
 
-@pytest.mark.parametrize(("game", "gae_lambda"), [("Breakout", 0.7), ("ms_pacman", 0.85), ("Tetris", 0.95)])
-def test_lambda_is_the_tuned_one_unless_set(game, gae_lambda):
+@pytest.mark.parametrize(
+    ("game", "gae_lambda"),
+    [("Breakout", 0.7), ("ms_pacman", 0.85), ("Tetris", 0.95), ("BreakoutNoFrameskip-v4", 0.95), ("ALE/Pong-v5", 0.85)],
+)
+def test_lambda_is_the_tuned_one_or_that_of_the_references_of_classic_unless_set(game, gae_lambda):
     config = Config(env=EnvConfig(game=game))
     assert config.resolved_gae_lambda == gae_lambda
     assert replace(config, ppo=PPOConfig(gae_lambda=0.5)).resolved_gae_lambda == 0.5
+
+
+@pytest.mark.parametrize("rules", [{}, {"noop_max": 1}])
+def test_the_lambda_of_classic_holds_where_a_rule_of_it_is_another(rules):
+    assert Config(env=EnvConfig(game="Breakout", protocol="classic", **rules)).resolved_gae_lambda == 0.95
+    assert Config(env=EnvConfig(game="Breakout", protocol="machado")).resolved_gae_lambda == 0.7
 
 
 def test_the_named_protocols():

@@ -13,6 +13,7 @@ from jaxrl_atari.report.metrics import session_figures
 from jaxrl_atari.report.summary import (
     interval_text,
     read_run,
+    reference_rows,
     score_text,
     summary_table,
     trial_summary,
@@ -188,6 +189,19 @@ def test_classic_runs_have_the_references_of_their_protocol(tmp_path):
     ratio = (15 - random.score) / (first["score"] - random.score)
     assert summary["reference_normalised_score"] == pytest.approx(ratio)
     assert random.score == pytest.approx(-20.5, abs=0.5)
+    rows = [f"{source}: {score}" for source, score in reference_rows(summary)]
+    assert rows[0] == "this run (classic, 400 env steps, λ 0.95): 15"
+    assert rows[1].startswith("CleanRL's PPO (classic, 10M env steps, λ 0.95): 20.39")
+    assert rows[3] == "SLM Lab v4's PPO (classic, 10M env steps, λ 0.70): 20.58"
+    assert set(rows) <= set(summary_table(summary).splitlines())
+
+
+def test_a_run_of_an_earlier_version_keeps_its_lambda(tmp_path):
+    """Under `classic` it was the one tuned under `v5`: Pong's 0.85."""
+    run_dir = describe(write_run(tmp_path / "run", [table([10.0])], game="PongNoFrameskip-v4"), gae_lambda=0.85)
+    run = read_run(run_dir)
+    assert trial_summary(run)["gae_lambda"] == run.config.ppo.gae_lambda == 0.85
+    assert read_run(describe(run_dir, gae_lambda=0.95)).config.ppo.gae_lambda is None
 
 
 @pytest.mark.parametrize("rules", [{"protocol": "machado"}, {"protocol": "v5", "noop_max": 1}])

@@ -9,11 +9,12 @@
 - `dqn_random`, `dqn_human`: the random agent and the human tester that define human-normalised scores, as in DQN Zoo
   (github.com/google-deepmind/dqn_zoo).
 
-`classic_scores.csv` has the scores under `classic` of the 57 games that have any, after 1e7 env steps with lambda 0.95:
+`classic_scores.csv` has the scores under `classic` of the 63 games that have any, after 1e7 env steps:
 
-- `cleanrl_10m`, `cleanrl_10m_std`: CleanRL's `ppo_atari_envpool_xla_jax`, mean and std over 3 seeds.
+- `cleanrl_10m`, `cleanrl_10m_std`: CleanRL's `ppo_atari_envpool_xla_jax`, lambda 0.95, mean and std over 3 seeds.
 - `baselines_ppo2_10m`, `baselines_ppo2_10m_std`: OpenAI Baselines' ppo2, likewise.
-- `slm_lab_v4_10m`: SLM Lab v4's PPO, 4 sessions, of 4 games.
+- `slm_lab_v4_10m`: SLM Lab v4's PPO, lambda 0.70, 4 sessions of each of 62 games: BENCHMARK.md at 790b2653, the table
+  of pull request 427. Its spec (`slm_lab/spec/benchmark/ppo/ppo_atari.json` at c4720807) has lambda 0.70 for all games.
 - `random_classic_mean`: uniformly random play, 30 full games each (benchmarks/random_play.py).
 
 Scores are raw returns of full games. DQN Zoo's scores define human-normalised scores under both protocols, as in the
@@ -30,7 +31,8 @@ from typing import Literal, NamedTuple
 from jaxrl_atari.errors import ConfigError
 
 DEFAULT_GAE_LAMBDA = 0.95
-"""Lambda for games without a tuned value: the most frequent tuned value, and PPO's usual one."""
+"""Lambda for games without a tuned value: the most frequent tuned value, and PPO's usual one. Under `classic`, the
+lambda of every game: that of the references which normalise scores there."""
 
 
 class Reference(NamedTuple):
@@ -45,7 +47,7 @@ class Game(NamedTuple):
     """A game and its scores of one protocol. None means unknown; scores are raw returns of full games."""
 
     name: str  # ALE's CamelCase name
-    gae_lambda: float  # tuned, else DEFAULT_GAE_LAMBDA
+    gae_lambda: float  # of a run that chooses none: under v5 the tuned one; else DEFAULT_GAE_LAMBDA
     references: tuple[Reference, ...] = ()  # PPO, 1e7 env steps; the first one normalises scores
     random: Reference | None = None  # uniformly random play
     human: Reference | None = None  # as in DQN Zoo
@@ -57,15 +59,26 @@ class Game(NamedTuple):
         return [*self.references, *filter(None, (self.human, self.random))]
 
 
+class _Source(NamedTuple):
+    """A column of scores."""
+
+    column: str
+    name: str
+    gae_lambda: float | None  # None: the one tuned for the game
+
+
 SOURCES = {
-    "v5": {"slm_lab_ppo_10m": "SLM Lab's PPO", "slm_lab_tutorial_10m": "SLM Lab's tutorial"},
-    "classic": {
-        "cleanrl_10m": "CleanRL's PPO",
-        "baselines_ppo2_10m": "OpenAI Baselines' ppo2",
-        "slm_lab_v4_10m": "SLM Lab v4's PPO",
-    },
+    "v5": (
+        _Source("slm_lab_ppo_10m", "SLM Lab's PPO", None),
+        _Source("slm_lab_tutorial_10m", "SLM Lab's tutorial", None),
+    ),
+    "classic": (
+        _Source("cleanrl_10m", "CleanRL's PPO", 0.95),
+        _Source("baselines_ppo2_10m", "OpenAI Baselines' ppo2", 0.95),
+        _Source("slm_lab_v4_10m", "SLM Lab v4's PPO", 0.70),
+    ),
 }
-"""Protocol -> columns of its references, the one that normalises scores first, and their sources."""
+"""Protocol -> its references, the one that normalises scores first."""
 
 
 def _rows(table: str) -> dict[str, dict[str, str]]:
@@ -83,12 +96,14 @@ def _read_games(protocol: str) -> dict[str, Game]:
             std = row.get(f"{column}_std")
             return Reference(source, float(row[column]), float(std) if std else None) if row.get(column) else None
 
-        gae_lambda = float(row["gae_lambda"] or DEFAULT_GAE_LAMBDA)
-        trained = f"{protocol}, 10M env steps, λ {gae_lambda if protocol == 'v5' else 0.95:.2f}"
-        references = (score(f"{source} ({trained})", column) for column, source in SOURCES[protocol].items())
+        tuned = float(row["gae_lambda"] or DEFAULT_GAE_LAMBDA)
+        references = (
+            score(f"{name} ({protocol}, 10M env steps, λ {fixed or tuned:.2f})", column)
+            for column, name, fixed in SOURCES[protocol]
+        )
         games[name] = Game(
             name=name,
-            gae_lambda=gae_lambda,
+            gae_lambda=DEFAULT_GAE_LAMBDA if protocol == "classic" else tuned,
             references=tuple(filter(None, references)),
             random=score(f"random play ({protocol})", f"random_{protocol}_mean"),
             human=score("human tester (DQN Zoo)", "dqn_human"),
@@ -154,3 +169,16 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
 def comparable(name: str, protocol: str) -> Game:
     """A game with the scores that a score under `protocol`, a `protocol_text`, may be compared with, if any."""
     return _SCORES[protocol][name] if protocol in _SCORES else Game(name, GAMES[name].gae_lambda)
+
+
+def default_gae_lambda(name: str, protocol: str) -> float:
+    """Lambda of a run that chooses none.
+
+    Under `classic` it is that of CleanRL's and Baselines' scores, 0.95. Else it is the one that SLM Lab tuned for the
+    game under `v5`; 0.95 where there is none.
+
+    Args:
+        name: ALE's CamelCase name of the game.
+        protocol: the name of the protocol, without rules that differ.
+    """
+    return _SCORES["classic" if protocol == "classic" else "v5"][name].gae_lambda

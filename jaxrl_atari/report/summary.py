@@ -103,6 +103,7 @@ def trial_summary(run: Run) -> dict[str, Any]:
         "name": config.name,
         "game": game.name,
         "protocol": run.protocol,
+        "gae_lambda": config.resolved_gae_lambda,
         "comparison_note": comparison_note(run.protocol),
         "return_ma": run.return_ma_definition,
         "seed": config.seed,
@@ -149,8 +150,15 @@ def interval_text(scores: Sequence[float]) -> str:
 
 
 def reference_rows(summary: dict[str, Any]) -> list[list[str]]:
-    """Rows of the scores to compare with, source and score, then of the score that they normalise."""
-    rows = [
+    """Rows of the scores to compare with, source and score, below the run's own; then of the score that they normalise.
+
+    Each has its protocol, env steps and lambda, so that a difference in one of them stands beside the scores.
+    """
+    if not summary["references"]:
+        return []
+    settings = f"{summary['protocol']}, {summary['planned_env_steps']:,} env steps, λ {summary['gae_lambda']:.2f}"
+    rows = [[f"this run ({settings})", score_text(summary["score"])]]
+    rows += [
         [each["source"], score_text(each["score"]) + (f" ± {score_text(each['std'])}" if each["std"] else "")]
         for each in summary["references"]
     ]

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import time
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -108,7 +109,13 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
     if not path.is_file():
         raise UserError(f"{directory}: not a {kind} directory (it has no {file}); expected data/NAME_TIMESTAMP")
     try:
-        return config_from_dict(read_json(path)["config"])
+        described = read_json(path)
+        config = config_from_dict(described["config"])
+        stored = described.get("gae_lambda")
+        if config.ppo.gae_lambda is None and stored not in (None, config.resolved_gae_lambda):
+            # Begun by an earlier version, in which a run under `classic` had the lambda tuned under `v5`.
+            return replace(config, ppo=replace(config.ppo, gae_lambda=stored))
+        return config
     except (ValueError, KeyError, TypeError, UserError) as error:
         raise UserError(f"{path}: cannot be used ({type(error).__name__}: {error}); restore it from a copy") from error
 
