@@ -65,7 +65,8 @@ def keep_compiled(config):
 def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # by a shell's `&`; the processes of tests would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    keep_compiled(config)
+    if config.pluginmanager.has_plugin("cacheprovider"):
+        keep_compiled(config)
     if wants_gpu(config):
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         return
