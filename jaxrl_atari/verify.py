@@ -27,6 +27,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EpisodeCounter, make_pool
 from jaxrl_atari.envs.replay import play_again
 from jaxrl_atari.errors import Limits, UserError, check_fields, reason
+from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.runs.actions import segments
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.progress import EpisodeStatistics
@@ -40,7 +41,7 @@ GAME = "a game that ends at step {:.0f} of environment {:.0f} with return {:g} a
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(WithImports):
     """Recomputes the scores of a run from its seeds and actions alone."""
 
     run_dir: tyro.conf.Positional[Path]
@@ -229,6 +230,7 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.verify")
+    import_named(options.imports)
     check_fields(options, "--")
     config = read_config(options.run_dir)
     chosen = [path for path in session_dirs(options.run_dir) if options.sessions in ("all", session_number(path))]

@@ -14,6 +14,7 @@ import tyro
 from jaxrl_atari.cli import say
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.imports import WithImports, hand_on, import_first, registered
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -23,7 +24,7 @@ AllOptions = Annotated[Config, tyro.conf.arg(name="")]
 
 
 @dataclasses.dataclass(frozen=True)
-class FromConfig:
+class FromConfig(WithImports):
     """Options of a command that starts from a config file; it adds its own."""
 
     config: Path | None = None
@@ -74,6 +75,7 @@ def parse(
         UserError: `resume` beside `config` or `run_dir`; a file or directory cannot be used.
         SystemExit: after `--help`, or after tyro or argparse has printed an error.
     """
+    import_first(arguments)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for path in ("config", "resume", "run_dir"):
         spellings = f"--{path.replace('_', '-')}", f"--{path}"  # as tyro takes them
@@ -112,8 +114,11 @@ def load_config(path: Path | None, **functions: type) -> list[Any]:
     if found is None:
         raise UserError(f"--config {path}: no such file; expected a Python file that defines {', '.join(functions)}")
     sys.path.insert(0, str(found.absolute().parent))
+    before = registered()
     try:
         scope = runpy.run_path(str(found), run_name=f"config_{path.stem}")
+        if registered() != before:  # the processes of sessions need it, too
+            hand_on(str(found.absolute()), imported=True)
         for name in functions:
             if name not in scope:
                 raise UserError(f"--config {path}: the file does not define the function {name}")

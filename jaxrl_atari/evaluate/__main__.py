@@ -26,6 +26,7 @@ from jaxrl_atari.evaluate.play import record_video, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.memory import do_not_preallocate
+from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.report.page import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
 from jaxrl_atari.report.summary import interval_text
@@ -35,7 +36,7 @@ from jaxrl_atari.runs.writers import add_to_tensorboard
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(WithImports):
     """Plays full games with a checkpoint and reports their raw scores."""
 
     run_dir: tyro.conf.Positional[Path]
@@ -66,6 +67,7 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.evaluate")
+    import_named(options.imports)
     every_session = options.sessions == "all"
     if every_session and options.session is not None:
         raise UserError(f"--session {options.session}: --sessions all plays every session; leave one of the two out")

@@ -1,0 +1,115 @@
+"""`--import`: what a command line names is imported, before its other options are read and in every process."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from sample_runs import table, write_run
+
+from jaxrl_atari import imports
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.imports import IMPORTS, hand_on, import_first, import_inherited, import_named
+from jaxrl_atari.verify import main as verify
+
+MARK = "import builtins, beside_it\nbuiltins.named = getattr(builtins, 'named', 0) + beside_it.ONE\n"
+
+
+@pytest.fixture
+def user_file(tmp_path, monkeypatch):
+    """A file that counts how often it is run, as the attribute `named` of builtins, and a module beside it."""
+    monkeypatch.setenv(IMPORTS, "[]")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("builtins.named", 0, raising=False)
+    (tmp_path / "beside_it.py").write_text("ONE = 1\n")
+    path = tmp_path / "user_file_of_the_test.py"
+    path.write_text(MARK)
+    yield path
+    for module in ("beside_it", path.stem):
+        sys.modules.pop(module, None)
+
+
+def count():
+    import builtins
+
+    return builtins.named  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_file_is_run_once(user_file):
+    import_named([str(user_file)])
+    import_named([str(user_file)])
+    import_inherited()
+    assert count() == 1
+    assert sys.modules[user_file.stem].__file__ == str(user_file)
+
+
+def test_a_module_is_imported_by_its_name(user_file, monkeypatch):
+    monkeypatch.syspath_prepend(user_file.parent)
+    import_named([user_file.stem])
+    assert count() == 1
+
+
+def test_both_are_imported_in_processes(user_file):
+    import_named([str(user_file), "colorsys"])
+    code = (
+        "import builtins, sys; from jaxrl_atari.imports import import_inherited; import_inherited();"
+        "print(builtins.named, 'colorsys' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["1", "True"]
+
+
+def test_what_this_process_has_run_is_for_others_alone(user_file, monkeypatch):
+    hand_on(str(user_file), imported=True)
+    import_inherited()
+    assert count() == 0
+    monkeypatch.setattr(imports, "_imported", set())  # another process
+    import_inherited()
+    assert count() == 1
+
+
+def test_a_file_with_the_name_of_an_installed_module(user_file):
+    path = user_file.with_name("colorsys.py")
+    path.write_text(MARK)
+    import_named([str(path)])
+    assert count() == 1
+    import colorsys
+
+    assert colorsys.__file__ != str(path)
+
+
+def test_a_command_line_is_read_before_it_is_parsed(user_file):
+    import_first(["--env.game", "X", "--import", str(user_file), "--import=colorsys", "--seed"])
+    assert count() == 1
+    assert json.loads(os.environ[IMPORTS]) == [str(user_file), "colorsys"]
+    import_first(["--import"])  # the command's parser complains
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("no_such_module", None, "--import no_such_module: ModuleNotFoundError"),
+        ("gone.py", None, "gone.py: no such file"),
+        ("raises.py", "\n1 / 0\n", "raises.py, line 2); expected a module"),
+        ("raises.py", "raise SystemExit(1)", "SystemExit: 1"),
+        ("folder/data.txt", "x", "data.txt: expected a Python file"),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line(user_file, name, text, expected):
+    path = user_file.parent / name
+    if text is not None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    with pytest.raises(UserError) as error:
+        import_named([name if name == "no_such_module" else str(path)])
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_verify_takes_it(user_file, tmp_path):
+    run_dir = tmp_path / "run"
+    write_run(run_dir, [table([1.0, 2.0])])
+    with pytest.raises(UserError, match="has no log of actions"):
+        verify([str(run_dir), "--import", str(user_file)])
+    assert count() == 1
