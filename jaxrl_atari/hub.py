@@ -2,11 +2,13 @@
 
     python -m jaxrl_atari.hub push RUN_DIR user/repo [--private] [--checkpoint best|latest|STEP]
     python -m jaxrl_atari.hub pull user/repo [DIR]
+    python -m jaxrl_atari.hub pack RUN_DIR DIR [--checkpoint best|STEP] [--rounded]
 
-A repository has the layout of a run directory: config, metrics, evaluations and graphs, and one checkpoint of the best
-session; with `--checkpoint latest`, the latest one of every session. It also has a model card (README.md) and the
-newest video of these sessions (replay.mp4). `pull` turns it into a run directory, for `evaluate`, `plots` and, with
-the latest checkpoints, `train --resume`. HF_TOKEN and HF_ENDPOINT are respected.
+A repository has the layout of a run directory: config, metrics, evaluations and graphs, and the parameters of one
+checkpoint of the best session; with `--checkpoint latest`, the whole latest checkpoint of every session. It also has a
+model card (README.md) and the newest video of these sessions (replay.mp4). `pull` turns it into a run directory, for
+`evaluate`, `verify`, `plots` and, with the latest checkpoints, `train --resume`. `pack` writes what a push has to
+a folder, without the Hub. HF_TOKEN and HF_ENDPOINT are respected.
 """
 
 import contextlib
@@ -25,9 +27,11 @@ from tyro.conf import Positional
 from jaxrl_atari import cli
 from jaxrl_atari.cli import counted
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware.gpus import forbid_gpu
 from jaxrl_atari.report import summary
+from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.run_dir import checkpoint_steps
 
 Checkpoint = Literal["best", "latest"] | int
@@ -57,9 +61,15 @@ CARD = str(Path(summary.__file__).parent / "templates" / "card.md")
 """The model card, a Jinja template. Its `text` is `report.summary`."""
 
 
+def _require_library() -> None:
+    if find_spec("huggingface_hub") is None:
+        raise UserError("huggingface_hub is not installed; pip install 'jaxrl_atari[hub]'")
+
+
 @contextlib.contextmanager
 def _client(repo_id: str) -> Iterator[Any]:
     """Gives the library's client. Errors inside the block become a `UserError`, which names the variables in force."""
+    _require_library()
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
@@ -73,8 +83,37 @@ def _client(repo_id: str) -> Iterator[Any]:
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def repository_files(run_dir: Path, repo_id: str, checkpoint: Checkpoint) -> dict[str, Path | bytes]:
+def left_out(checkpoint: Checkpoint) -> str:
+    """What a checkpoint lacks in a repository: one line; empty if nothing."""
+    if checkpoint == "latest":
+        return ""
+    return (
+        "left out: the optimiser state, the random key and the games in progress, so a copy can be played and verified"
+        " but not resumed; --checkpoint latest pushes everything"
+    )
+
+
+def parameter_files(policy: Policy, rounded: bool = False) -> dict[str, bytes]:
+    """The files of a policy's checkpoint with the parameters alone: name in the session's directory -> content.
+
+    Args:
+        rounded: see `Checkpoints.save_parameters`.
+    """
+    meta = Checkpoints(policy.session_dir).read_meta(policy.env_steps)
+    with tempfile.TemporaryDirectory() as folder:
+        Checkpoints(Path(folder)).save_parameters(policy.params, meta, rounded)
+        written = [path for path in Path(folder).rglob("*") if path.is_file()]
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in written}
+
+
+def repository_files(
+    run_dir: Path, repo_id: str, checkpoint: Checkpoint, rounded: bool = False, card: bool = True
+) -> dict[str, Path | bytes]:
     """The contents of a repository: name -> file, or the bytes that it holds.
+
+    Args:
+        rounded: see `Checkpoints.save_parameters`.
+        card: with the model card.
 
     Raises:
         UserError: not a run directory, or it has no such checkpoint, or damaged parameters in one.
@@ -87,10 +126,16 @@ def repository_files(run_dir: Path, repo_id: str, checkpoint: Checkpoint) -> dic
     checkpoints = {policy.session_dir: policy.env_steps for policy in policies}
     paths = [path for folder in (run_dir, *run.tables) for pattern in FILES for path in folder.glob(pattern)]
     videos = []
-    for session_dir, step in checkpoints.items():
-        paths += filter(Path.is_file, (session_dir / "checkpoints" / str(step)).rglob("*"))
+    files: dict[str, Path | bytes] = {}
+    for policy in policies:
+        session_dir = policy.session_dir
         videos += session_dir.glob("video_*.mp4")
-    files = {"README.md": model_card(run, repo_id, checkpoint, checkpoints).encode()}
+        if checkpoint == "latest":
+            paths += filter(Path.is_file, (session_dir / "checkpoints" / str(policy.env_steps)).rglob("*"))
+        else:
+            files |= {f"{session_dir.name}/{name}": each for name, each in parameter_files(policy, rounded).items()}
+    if card:
+        files["README.md"] = model_card(run, repo_id, checkpoint, checkpoints).encode()
     files |= {path.relative_to(run_dir).as_posix(): path for path in paths}
     if videos:
         files["replay.mp4"] = max(videos, key=os.path.getmtime)  # the Hub shows a video of this name
@@ -143,6 +188,7 @@ def push(
         private: create a private repository, and refuse an existing public one
         checkpoint: best, or an env step, of the best session; latest, of every session
     """
+    _require_library()
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     files = repository_files(run_dir, repo_id, checkpoint)
@@ -163,7 +209,33 @@ def push(
             [*added, *map(CommitOperationDelete, others - files.keys())],
             commit_message=f"{run_dir.resolve().name}, checkpoint {checkpoint}",
         )
-    cli.say(f"pushed: {url}")
+    cli.say("\n".join(filter(None, (left_out(checkpoint), f"pushed: {url}"))))
+
+
+def pack(
+    run_dir: Positional[Path],
+    directory: Positional[Path],
+    checkpoint: Literal["best"] | int = "best",
+    rounded: bool = False,
+) -> None:
+    """Writes the files of a push, without a model card, to a new folder: a run to pass on by other ways than the Hub.
+
+    Args:
+        run_dir: directory of a run, such as data/NAME_TIMESTAMP
+        directory: new or empty directory
+        checkpoint: best, or an env step, of the best session
+        rounded: halve the parameters of a run that computed in bfloat16: the largest kernel is rounded to it. Other
+            arithmetic then computes with the rounded one
+    """
+    if directory.is_file() or any(directory.glob("*")):
+        raise UserError(f"{directory}: exists already; choose another directory, or remove it")
+    files = repository_files(run_dir, "", checkpoint, rounded, card=False)
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content if isinstance(content, bytes) else content.read_bytes())
+    size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    cli.say(f"{left_out(checkpoint).partition(';')[0]}\npacked: {directory} ({size / 1e6:.1f} MB)")
 
 
 def pull(repo_id: Positional[str], directory: Positional[Path | None] = None) -> None:
@@ -190,10 +262,9 @@ def pull(repo_id: Positional[str], directory: Positional[Path | None] = None) ->
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    if find_spec("huggingface_hub") is None:
-        raise UserError("huggingface_hub is not installed; pip install 'jaxrl_atari[hub]'")
     forbid_gpu()  # orbax starts JAX's back end to read a checkpoint; a GPU may be training
-    tyro.extras.subcommand_cli_from_dict({"push": push, "pull": pull}, prog="python -m jaxrl_atari.hub", args=arguments)
+    commands = {"push": push, "pull": pull, "pack": pack}
+    tyro.extras.subcommand_cli_from_dict(commands, prog="python -m jaxrl_atari.hub", args=arguments)
 
 
 if __name__ == "__main__":

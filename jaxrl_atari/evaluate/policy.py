@@ -17,7 +17,7 @@ from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays
-from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
 from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dir
 
 _log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def load_policy(
     def target(meta: dict[str, Any]) -> Any:
         return abstract_arrays(config_from_dict(meta["config"]), meta["num_actions"], home)
 
-    part = "train_state/params/"
+    part = PARAMETERS
     if checkpoint == "latest":
         step, arrays, meta, damaged = checkpoints.restore_newest(target, part=part)
         for error in damaged.values():

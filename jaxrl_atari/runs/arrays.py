@@ -42,14 +42,15 @@ def read_arrays(directory: Path, tree: Any, part: str) -> dict[str, np.ndarray]:
     """
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=this_process())
     saved: Any = directory.absolute()
-    leaves, structure = jax.tree.flatten(tree)
+    # The saved structure, and not that of `tree`: empty parts of a state may come and go.
+    skeleton = jax.tree.map(lambda _: ocp.PLACEHOLDER, handler.metadata(saved).tree)
+    names = list(_by_path(skeleton))
     values: dict[str, np.ndarray] = {}
-    for index, name in enumerate(_by_path(tree)):
+    for name in _by_path(tree):
         if name.startswith(part):
-            wanted: list[Any] = [ocp.PLACEHOLDER] * len(leaves)
-            wanted[index] = 0
-            restored = handler.restore(saved, args=ocp.args.PyTreeRestore(structure.unflatten(wanted)))
-            values[name] = _by_path(restored)[name]
+            wanted = [0 if each == name else ocp.PLACEHOLDER for each in names]
+            item = jax.tree.structure(skeleton).unflatten(wanted)
+            values[name] = _by_path(handler.restore(saved, args=ocp.args.PyTreeRestore(item)))[name]
     return values
 
 

@@ -74,6 +74,20 @@ def latest_text(session_dir: Path, name: str) -> str:
         return ""
 
 
+def require_resumable(run_dir: Path) -> None:
+    """Refuses a run to pass on, whose checkpoints hold the parameters alone.
+
+    Raises:
+        UserError: it is one.
+    """
+    for path in session_dirs(run_dir):
+        if latest_text(path, "parameters_only") == "True":
+            raise UserError(
+                f"{run_dir}: holds the parameters alone, without the optimiser state: it can be played and not"
+                " resumed; resume the run that it was copied from, or start a new one"
+            )
+
+
 def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
     """Makes the directory of a new run: `OUTPUT_DIR/NAME_TIMESTAMP`, never one that exists already.
 

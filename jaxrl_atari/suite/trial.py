@@ -31,6 +31,7 @@ from jaxrl_atari.runs.run_dir import (
     is_run,
     make_run_dir,
     read_config,
+    require_resumable,
     require_same_run,
     session_dir,
 )
@@ -69,6 +70,7 @@ def run_training(config: Config, run_dir: str | Path | None = None, writers: Seq
     before = None
     if run_dir and is_run(run_dir):
         before = read_config(run_dir)
+        require_resumable(run_dir)
         require_same_run(config, before, run_dir)
     if config.devices.distributed:
         distributed.join_processes(config.devices)
