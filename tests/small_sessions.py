@@ -1,4 +1,4 @@
-"""What the process of a session calls in tests, in place of training: functions of the item."""
+"""What the process of a session calls in tests, in place of training: see `launch.Train`."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ def wait_for(path):
         time.sleep(0.02)
 
 
-def fail(item):
+def fail(item, *, on_first_update):
     """Each session in its own way; the first and the last one do not."""
     from jaxrl_atari.errors import ConfigError
 
@@ -32,25 +32,26 @@ def fail(item):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def take_turns(item):
+def take_turns(item, *, on_first_update):
     """Notes the slot and how many others train; session 0 ends last of all that have begun beside it."""
     note(item, f"{os.environ['SLOT']} began")
-    (item.run_dir / f"began {item.session}").touch()
-    wait_for(item.run_dir / "began 0")
     time.sleep(0.3)
+    note(item, f"{os.environ['SLOT']} compiled")
+    on_first_update()
     if item.session == 0:
         wait_for(item.run_dir / "2")
     (item.run_dir / str(item.session)).touch()
     note(item, f"{os.environ['SLOT']} ended")
 
 
-def until_stopped(item):
+def until_stopped(item, *, on_first_update):
     """Trains until it is asked to stop, which takes a second; `deaf` to everything, if there is such a file."""
     from jaxrl_atari import cli
     from jaxrl_atari.cli import StopRequest
 
     with StopRequest(f"session {item.session}") as stop:
         stop.training = True
+        on_first_update()
         if (item.run_dir / "deaf").exists():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (item.run_dir / f"ready {item.session}").touch()
@@ -62,10 +63,11 @@ def until_stopped(item):
     raise KeyboardInterrupt
 
 
-def one_ends(item):
+def one_ends(item, *, on_first_update):
     """Session 0 ends when the others train; those train until they are stopped."""
     if item.session:
-        until_stopped(item)
+        until_stopped(item, on_first_update=on_first_update)
+    on_first_update()
     wait_for(item.run_dir / "ready 1")
     wait_for(item.run_dir / "ready 2")
 
@@ -78,15 +80,18 @@ def main():
     import sys
 
     from jaxrl_atari import cli
-    from jaxrl_atari.suite.processes import Item, Slot, run_processes
+    from jaxrl_atari.suite.launch import Item, Slot
+    from jaxrl_atari.suite.processes import run_processes
 
     folder = Path(sys.argv[1])
     full = (folder / "full").exists()
     items = [Item(None, folder, number, {}, number) for number in range(3 if full else 2)]
 
+    def on_end(item, failure):
+        raise OSError(28, "No space left on device")
+
     def train():
-        for _ in run_processes(items, one_ends if full else until_stopped, [Slot("here", {})], 3):
-            raise OSError(28, "No space left on device")
+        run_processes(items, one_ends if full else until_stopped, on_end, slots=[Slot("here", {})], parallel=3)
 
     cli.run(train)
 

@@ -24,7 +24,7 @@ from optuna.trial import TrialState
 from jaxrl_atari import train
 from jaxrl_atari.cli.options import load_config
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
-from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.run_dir import checkpoint_steps
 from jaxrl_atari.search import (
@@ -36,9 +36,15 @@ from jaxrl_atari.search import (
 )
 from jaxrl_atari.search import __main__ as command
 from jaxrl_atari.search.options import check_search, read_search, set_fields, to_dict
-from jaxrl_atari.search.study import Reporter, draw_graphs, open_study, open_trial, run_trial, write_results
-from jaxrl_atari.suite import ray_items
-from jaxrl_atari.suite.processes import Failure
+from jaxrl_atari.search.study import (
+    Reporter,
+    draw_graphs,
+    open_study,
+    open_trial,
+    run_trial,
+    save_results,
+    search_results,
+)
 from jaxrl_atari.suite.ray_cluster import Share, allot
 
 # Ray forks to start its processes, and these run other programs at once: JAX's warning is not for them.
@@ -58,6 +64,10 @@ def new_search(folder, config=None, **options):
     for _ in range(search.trials):
         study.enqueue_trial({})
     return search
+
+
+def write_results(folder):
+    save_results(folder, search_results(folder))
 
 
 def end_trial(folder, search, number, scores, state=TrialState.COMPLETE, **notes):
@@ -308,25 +318,36 @@ def test_results(tmp_path, monkeypatch):
     assert (chosen.sessions, chosen.ppo) == (4, expected.ppo)
 
 
-def test_a_finished_search_starts_nothing_and_one_in_which_all_fail_has_status_1(tmp_path, monkeypatch):
-    """A stand-in for Ray."""
+def test_a_finished_search_starts_nothing_and_is_shown_where_it_cannot_be_saved(tmp_path, capsys):
     search = new_search(tmp_path, trials=2)
     config = Config(name="small", total_env_steps=9000, log=LogConfig(graphs=False))
-    monkeypatch.setattr(ray_items, "run_items", lambda *arguments: [(item, Failure("why")) for item in arguments[2]])
-    with pytest.raises(SessionsFailed, match=r"every trial failed \(2\), the last one: why") as caught:
-        command.run_search(config, search, tmp_path)
-    assert caught.value.exit_status == 1
-    assert {row["status"] for row in read_csv(tmp_path / "trials.csv")} == {"failed: why"}
+    for number in range(2):
+        end_trial(tmp_path, search, number, [1.0 + number])
+    assert command.run_search(config, search, tmp_path) == tmp_path
+    assert [row["status"] for row in read_csv(tmp_path / "trials.csv")] == ["finished"] * 2
+    said = capsys.readouterr().out
+    (tmp_path / "trials.md").unlink()
+    (tmp_path / "trials.md").mkdir()
+    command.run_search(config, search, tmp_path)
+    again = capsys.readouterr().out
+    assert again.startswith(said)
+    assert re.search(r"results are not saved: .*trials\.md.*--resume .* tries again$", again.removeprefix(said).strip())
 
-    def ends_before_its_process_dies(*arguments):
-        for number, item in enumerate(arguments[2]):
-            end_trial(tmp_path, search, number, [1.0])
-            yield item, Failure("killed")
 
-    monkeypatch.setattr(ray_items, "run_items", ends_before_its_process_dies)
-    for _ in range(2):
-        assert command.run_search(config, search, tmp_path) == tmp_path
-        assert {row["status"] for row in read_csv(tmp_path / "trials.csv")} == {"finished"}
+def test_a_trial_without_a_finished_game_has_one_status(tmp_path):
+    """In Optuna's journal and in the table. It has spent its budget, so it does not run again."""
+    (tmp_path / "tiny.py").write_text(TINY)
+    (config,) = load_config(tmp_path / "tiny.py", get_config=Config)
+    config = dataclasses.replace(config, total_env_steps=64, sessions=1)  # games last 100 env steps
+    search = new_search(tmp_path, config, trials=1)
+    (tmp_path / "trial_0").mkdir()
+    run_trial(tmp_path / "trial_0", Share(0, 1), lambda: False)
+    write_results(tmp_path)
+    (trial,) = open_study(tmp_path, search).trials
+    (row,) = read_csv(tmp_path / "trials.csv")
+    assert (trial.state, row["status"]) == (TrialState.FAIL, f"failed: {trial.user_attrs['failure']}")
+    assert row["status"] == "failed: no game ended within the budget"
+    assert not (tmp_path / "tiny_best.py").exists()
 
 
 # --- Processes -------------------------------------------------------------------------------------------------------
@@ -417,6 +438,24 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path):
     assert json.loads((best / "config.json").read_text())["config"]["devices"]["memory_fraction"] == 0.45
     assert (search_dir / "report.html").exists()
     assert load_config(search_dir / "tiny_best.py", get_config=Config)[0].sessions == 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_search_in_which_all_trials_fail_has_status_1(tmp_path):
+    """Files take the places of their directories."""
+    (tmp_path / "tiny.py").write_text(TINY)
+    search_dir = tmp_path / "search"
+    search_dir.mkdir()
+    (config,) = load_config(tmp_path / "tiny.py", get_config=Config)
+    new_search(search_dir, config, space={"ppo.gae_lambda": FloatDistribution(0.7, 0.98)}, trials=2)
+    for number in range(2):
+        (search_dir / f"trial_{number}").write_text("in the way")
+    process = start("-m", "jaxrl_atari.search", "--resume", search_dir, "--log.no-graphs")
+    output, _ = process.communicate(timeout=250)
+    assert process.returncode == 1, output
+    assert re.search(r"^error: every trial failed \(2\), the last one: FileExistsError: ", output, re.M), output
+    assert {row["status"][:24] for row in read_csv(search_dir / "trials.csv")} == {"failed: FileExistsError:"}
 
 
 def test_why_ray_did_not_start_is_one_true_line(tmp_path):

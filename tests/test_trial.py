@@ -19,7 +19,8 @@ from jaxrl_atari.hardware.gpus import SIMULATED
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
-from jaxrl_atari.suite.processes import Failure, Item, Slot, run_processes
+from jaxrl_atari.suite.launch import Failure, Item, Slot
+from jaxrl_atari.suite.processes import run_processes
 from jaxrl_atari.suite.trial import plan_slots
 
 TINY = Config(
@@ -185,11 +186,22 @@ def test_sessions_take_the_gpus_in_turn(fields, parallel, environments, monkeypa
     assert shown == environments
 
 
-def run(folder, function, sessions, slots=1, parallel=2):
-    """The failures of sessions that call a function of `small_sessions`."""
-    items = [Item(None, folder, number, {}, number, game="Pong") for number in range(sessions)]
+def run(folder, function, sessions, slots=1, parallel=2, programs=None):
+    """The failures of sessions that call a function of `small_sessions`, in the order in which they end."""
+    programs = programs or [0] * sessions
+    items = [
+        Item(None, folder, number, {}, number, game="Pong", program=programs[number]) for number in range(sessions)
+    ]
     places = [Slot(f"on {name}", {"SLOT": name}) for name in "AB"[:slots]]
-    return {item.session: failure for item, failure in run_processes(items, function, places, parallel)}
+    ended = {}
+    run_processes(
+        items,
+        function,
+        lambda item, failure: ended.update({item.session: failure}),
+        slots=places,
+        parallel=parallel,
+    )
+    return ended
 
 
 @pytest.mark.long
@@ -209,12 +221,25 @@ def test_each_failure_is_named_and_the_others_finish(tmp_path, capfd):
 
 
 @pytest.mark.long
-def test_a_free_gpu_takes_the_next_session(tmp_path):
+def test_the_first_session_compiles_and_a_free_gpu_takes_the_next_one(tmp_path, capfd):
     """Session 0 trains until 2 has: 2 would be next on A, but B is free first."""
     assert list(run(tmp_path, small_sessions.take_turns, 3, slots=2).values()) == [None] * 3
+    assert (tmp_path / "notes").read_text().splitlines() == [
+        "A began 0", "A compiled 0", "B began 1", "B compiled 1", "B ended 1", "B began 2", "B compiled 2",
+        "B ended 2", "A ended 0",
+    ]  # fmt: skip
+    said = capfd.readouterr().out
+    assert "game Pong  session 0  compiles first; 2 sessions with the same programs will read them\n" in said
+
+
+@pytest.mark.long
+def test_a_session_with_other_programs_does_not_wait(tmp_path):
+    run(tmp_path, small_sessions.take_turns, 3, slots=2, parallel=3, programs=[7, 7, 8])
     notes = (tmp_path / "notes").read_text().splitlines()
-    assert {*notes[:2]} == {"A began 0", "B began 1"}
-    assert notes[2:] == ["B ended 1", "B began 2", "B ended 2", "A ended 0"]
+    assert notes.index("A compiled 0") < min(
+        notes.index(f"{slot} began 1") for slot in "AB" if f"{slot} began 1" in notes
+    )
+    assert notes.index("B began 2") < notes.index("A ended 0")
 
 
 @pytest.mark.long
@@ -222,6 +247,6 @@ def test_no_more_sessions_share_a_gpu_than_run_at_a_time(tmp_path):
     ended = run(tmp_path, small_sessions.take_turns, 4, parallel=2)
     running = most = 0
     for line in (tmp_path / "notes").read_text().splitlines():
-        running += 1 if "began" in line else -1
+        running += {"began": 1, "compiled": 0, "ended": -1}[line.split()[1]]
         most = max(most, running)
     assert (most, len(ended)) == (2, 4)

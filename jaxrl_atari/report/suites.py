@@ -185,32 +185,30 @@ def aggregate_rows(results: Mapping[str, Mapping[str, Any]], heading: str) -> li
     return rows
 
 
-def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
-    """Writes results.md, results.csv, results.json and the scores in rliable's form, and trial.json of each game.
+class SuiteResults(NamedTuple):
+    """The results of a suite."""
+
+    suite: Suite
+    values: dict[str, Any]  # see `results`
+    text: str  # the content of results.md
+
+
+def suite_results(suite_dir: Path, failures: Mapping[str, str]) -> SuiteResults:
+    """Reads the results of a suite; writes nothing.
 
     Args:
         failures: game -> why it failed.
 
-    Returns:
-        The content of results.md.
+    Raises:
+        UserError: as `read_suite`.
     """
     suite = read_suite(suite_dir)
-    name = suite_dir.absolute().name
-    for game in suite.runs:
-        write_trial_summary(suite_dir / game)
     found = results(suite, failures)
     protocol = found["protocol"]
     rows = found["games"]
-    found["rliable_games"] = write_rliable(suite_dir, {name: normalised(found["scores"], protocol)})
-    write_json(suite_dir / "results.json", found)
-
-    writer = csv.DictWriter(file := io.StringIO(), GAME_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_file(suite_dir / "results.csv", file.getvalue())
     count = f"{counted(len(rows), 'game')}, {counted(suite.config.sessions, 'session')}"
     parts = [
-        f"# {name}: {count} of {suite.config.total_env_steps:,} env steps each",
+        f"# {suite_dir.absolute().name}: {count} of {suite.config.total_env_steps:,} env steps each",
         markdown_table(text_rows(rows)),
         f"Protocol {protocol}. {EXPLANATION}",
     ]
@@ -218,9 +216,30 @@ def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
         parts += [markdown_table(aggregate_rows(found["aggregates"], "over the complete games")), INTERVALS]
     else:
         parts.append(f"No aggregates: {comparison_note(protocol) or 'no complete game has a score to compare with'}.")
-    text = "\n\n".join(parts) + "\n"
-    write_file(suite_dir / "results.md", text)
-    return text
+    return SuiteResults(suite, found, "\n\n".join(parts) + "\n")
+
+
+def save_results(found: SuiteResults) -> None:
+    """Writes results.md, results.csv, results.json and the scores in rliable's form, and trial.json of each game."""
+    suite_dir = found.suite.path
+    values = found.values
+    for game in found.suite.runs:
+        write_trial_summary(suite_dir / game)
+    scores = normalised(values["scores"], values["protocol"])
+    rliable_games = write_rliable(suite_dir, {suite_dir.absolute().name: scores})
+    write_json(suite_dir / "results.json", values | {"rliable_games": rliable_games})
+    writer = csv.DictWriter(file := io.StringIO(), GAME_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(values["games"])
+    write_file(suite_dir / "results.csv", file.getvalue())
+    write_file(suite_dir / "results.md", found.text)
+
+
+def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
+    """Saves the results of a suite, and returns the content of results.md; see `suite_results`, `save_results`."""
+    found = suite_results(suite_dir, failures)
+    save_results(found)
+    return found.text
 
 
 # Comparison.

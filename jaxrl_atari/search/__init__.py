@@ -5,10 +5,12 @@ A config file for a search imports what it needs from here; the distributions ar
 
 import sys
 
+from jaxrl_atari.cli import say
+
 try:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 except ModuleNotFoundError as error:
-    print(f"error: {error}; search mode needs Optuna and Ray: pip install 'jaxrl_atari[search]'", file=sys.stderr)
+    say(f"error: {error}; search mode needs Optuna and Ray: pip install 'jaxrl_atari[search]'", sys.stderr)
     raise SystemExit(2) from error  # `python -m` imports this before the command runs
 
 from jaxrl_atari.search.options import SearchConfig

@@ -14,17 +14,31 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli import resume_command, say
 from jaxrl_atari.cli.options import FromDirectory, load_config, parse
 from jaxrl_atari.config import Config, changed_fields
-from jaxrl_atari.errors import SessionsFailed, require
+from jaxrl_atari.errors import SessionsFailed, reason, require
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import score_text
 from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, describe, is_search, make_run_dir
 from jaxrl_atari.search import SearchConfig
 from jaxrl_atari.search.options import check_search, read_search, to_dict
-from jaxrl_atari.search.study import draw_graphs, open_study, open_trial, reached, run_trial, status, write_results
+from jaxrl_atari.search.study import (
+    FAILURE,
+    SearchResults,
+    draw_graphs,
+    has_failed,
+    open_study,
+    open_trial,
+    reached,
+    run_trial,
+    save_results,
+    search_results,
+    status,
+)
+from jaxrl_atari.suite.launch import Failure
 from jaxrl_atari.suite.ray_cluster import set_up_ray
 
 CHANGED_BY_RESUME = ("search.trials", "search.address", "search.resources")
+"""Options and groups that may differ when a search continues, as the beginnings of their names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +72,8 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
     """Runs a search and returns the search directory.
 
     Args:
+        config: the options that all trials have, besides the searched fields.
+        search: the options of the search.
         search_dir: where to run: a search in it is continued. None: a new search directory.
 
     Raises:
@@ -71,44 +87,68 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
     with only_writer(search_dir):
         write_json(search_dir / SEARCH_FILE, describe(config, search_dir, SEARCH_FILE) | to_dict(config, search))
         say(f"search directory: {search_dir}")
-        failures = run_trials(config, search, search_dir)
-        say("\n" + write_results(search_dir))
+        failures = run_waiting_trials(config, search, search_dir)
+        results = search_results(search_dir)
+        say(f"\n{results.text}")
+        try_to_save(search_dir, results)
     if config.log.graphs:
-        draw_graphs(open_study(search_dir, search), search_dir / "graphs")
+        try_to_draw(search_dir, search)
         try_report(search_dir)
     if len(failures) == search.trials:
         raise SessionsFailed(f"every trial failed ({search.trials}), the last one: {failures[-1]}")
     return search_dir
 
 
-def run_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[str]:
+def run_waiting_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[str]:
     """Runs the trials that have not ended. Whenever one ends, the results are written. Returns why trials failed."""
-    from jaxrl_atari.suite.ray_items import run_items  # which imports Ray
+    from jaxrl_atari.search.ray_trials import run_trials, trial_dir  # which imports Ray
 
     study = open_study(search_dir, search)
-    failures = []
+    failures: list[str] = []
     for _ in range(len(study.trials), search.trials):
         study.enqueue_trial({})
-    waiting = [f"trial_{trial.number}" for trial in study.trials[: search.trials] if not trial.state.is_finished()]
+    waiting = [trial.number for trial in study.trials[: search.trials] if not trial.state.is_finished()]
 
-    def progress(item: str) -> str:
-        score, env_steps = reached(search_dir / item)
-        return f"{item} at {env_steps:,} env steps, return_ma {score_text(score)}"
+    def progress(number: int) -> str:
+        directory = trial_dir(search_dir, number)
+        score, env_steps = reached(directory)
+        return f"{directory.name} at {env_steps:,} env steps, return_ma {score_text(score)}"
+
+    def on_end(number: int, failure: Failure | None) -> None:
+        if failure is not None and not study.trials[number].state.is_finished():
+            open_trial(search_dir, search, number).set_user_attr(FAILURE, failure.reason)
+        ended = study.trials[number]
+        if has_failed(ended):
+            failures.append(ended.user_attrs[FAILURE])
+        say(f"{progress(number)}: {status(ended)}")
+        try_to_save(search_dir, search_results(search_dir))
 
     try:
-        for item, failure in run_items(
-            search.address, search_dir, waiting, run_trial, config.devices, search.resources, progress
-        ):
-            number = int(item.removeprefix("trial_"))
-            if failure is not None and not study.trials[number].state.is_finished():
-                open_trial(search_dir, search, number).set_user_attr("failure", failure.reason)
-                failures.append(failure.reason)
-            say(f"{progress(item)}: {status(study.trials[number])}")
-            write_results(search_dir)
+        run_trials(
+            waiting, run_trial, on_end,
+            search_dir=search_dir, address=search.address, devices=config.devices, resources=search.resources,
+            progress=progress,
+        )  # fmt: skip
     except KeyboardInterrupt:
-        write_results(search_dir)
+        try_to_save(search_dir, search_results(search_dir))
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('search', search_dir)}") from None
     return failures
+
+
+def try_to_save(search_dir: Path, results: SearchResults) -> None:
+    """Saves results, or says why they could not be saved: the study, from which they are made, has them."""
+    try:
+        save_results(search_dir, results)
+    except OSError as error:
+        say(f"results are not saved: {reason(error)}; {resume_command('search', search_dir)} tries again")
+
+
+def try_to_draw(search_dir: Path, search: SearchConfig) -> None:
+    """Draws the graphs of a search, or says why they could not be saved."""
+    try:
+        draw_graphs(open_study(search_dir, search), search_dir / "graphs")
+    except OSError as error:
+        say(f"graphs are not saved: {reason(error)}; {resume_command('search', search_dir)} tries again")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

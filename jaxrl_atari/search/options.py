@@ -1,4 +1,4 @@
-"""Options of a search and its space, checked before it starts, and search.json, which holds them.
+"""Options of a search, its space, and search.json, which holds both. They are checked before the search starts.
 
 A config file for `python -m jaxrl_atari.search` defines `get_search()` beside `get_config()`. It returns a
 `SearchConfig`, whose `space` maps the dotted names of config fields to Optuna's distributions.
@@ -36,8 +36,8 @@ SAME_FOR_ALL_TRIALS = (
 """Fields and groups that a search cannot vary, as the beginnings of their dotted names."""
 
 
-# Keeps tyro from deriving options from the distributions.
 NO_OPTION = tyro.constructors.PrimitiveConstructorSpec("*", "", lambda words: {}, lambda value: True, lambda value: [])
+"""Keeps tyro from deriving options from the distributions."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,15 @@ class SearchConfig:
 
 
 def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
-    """Returns `config` with fields replaced by dotted name, all at once, and validated."""
+    """Returns a config in which fields have other values.
+
+    Args:
+        config: the config.
+        fields: dotted name -> value. All are replaced at once.
+
+    Raises:
+        ConfigError: a value, or a combination of values, that the config does not accept.
+    """
     values = config.to_dict()
     for name, value in fields.items():
         group, _, leaf = name.rpartition(".")
@@ -76,22 +84,33 @@ def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
 
 
 def check_search(config: Config, search: SearchConfig) -> None:
-    """Raises `ConfigError` for a search that cannot be run.
+    """Checks that a search can be run.
 
-    Namely: a field that a search cannot vary, values that the config does not accept alone or together (of a range, its
-    ends), several sessions with ASHA, or a first comparison beyond the budget.
+    Raises:
+        ConfigError: a field that a search cannot vary; values that the config does not accept, alone or together (of a
+            range, only the ends are tried); several sessions with ASHA; or a first comparison beyond the budget.
     """
     known = {name for name in flat(config.to_dict()) if not name.startswith(SAME_FOR_ALL_TRIALS)}
-    unknown = {name for name, d in search.space.items() if name not in known or not isinstance(d, Distribution)}
+    unknown = {
+        name
+        for name, distribution in search.space.items()
+        if name not in known or not isinstance(distribution, Distribution)
+    }
     require(
         search.space and not unknown, "search.space", unknown or {},
         "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials, each with"
         " a distribution of Optuna", "configs/search_qbert.py is an example of a --config",
     )  # fmt: skip
-    ends = [d.choices if isinstance(d, CategoricalDistribution) else (d.low, d.high) for d in search.space.values()]
-    best = {"seed": config.seed + config.sessions}  # of the config that is written for the best trial
+    ends = [
+        distribution.choices
+        if isinstance(distribution, CategoricalDistribution)
+        else (distribution.low, distribution.high)
+        for distribution in search.space.values()
+    ]
     for values in itertools.islice(itertools.product(*ends), 10_000):  # a trial beyond these fails by itself
-        set_fields(config, dict(zip(search.space, values, strict=True)) | best)
+        fields: dict[str, Any] = dict(zip(search.space, values, strict=True))
+        fields["seed"] = config.seed + config.sessions  # of the config that is written for the best trial
+        set_fields(config, fields)
     if search.early_stopping == "asha":
         hint = "or use --search.early-stopping none"
         require(config.sessions == 1, "sessions", config.sessions, "1 where ASHA compares trials", hint)
@@ -101,12 +120,12 @@ def check_search(config: Config, search: SearchConfig) -> None:
 
 
 def space_dict(search: SearchConfig) -> dict[str, Any]:
-    """The distributions as JSON values: their classes and arguments."""
+    """The distributions of a search as JSON values: the class and the arguments of each."""
     return {name: json.loads(distribution_to_json(distribution)) for name, distribution in search.space.items()}
 
 
 def to_dict(config: Config, search: SearchConfig) -> dict[str, Any]:
-    """Config and search options as nested dicts of JSON values."""
+    """The config and the options of a search as nested dicts of JSON values."""
     return {"config": config.to_dict(), "search": dataclasses.asdict(search) | {"space": space_dict(search)}}
 
 
@@ -114,7 +133,7 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     """Reads search.json, which holds what `to_dict` returns.
 
     Raises:
-        UserError: the directory has none, or it cannot be used, as one of an earlier version.
+        UserError: the directory has no search.json, or one that cannot be used, such as that of an earlier version.
     """
     config = read_config(search_dir, SEARCH_FILE)
     search = read_json(search_dir / SEARCH_FILE)["search"]

@@ -6,9 +6,9 @@ SEARCH_DIR/trial_<i>/            a run directory like any other: config.json, se
 SEARCH_DIR/trial_<i>/output.txt  output of the trial
 SEARCH_DIR/trials.csv, ...       results: the table of the trials, graphs, and the best trial's config for `train`
 
-A trial is WAITING until it starts, then RUNNING. It ends as PRUNED if ASHA stops it; with its budget spent it is
+A trial is WAITING until it starts, then RUNNING. It ends as PRUNED if ASHA stops it. With its budget spent it is
 COMPLETE or, if none of its games has ended, FAIL. Optuna never reopens a trial, so one that failed with an error stays
-RUNNING, with the attribute `failure`: it can run again.
+RUNNING: it can run again. The attribute `failure` says why a trial failed, in either case.
 """
 
 import csv
@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import optuna
@@ -29,6 +29,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from jaxrl_atari.cli import say
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.graphs import default_style, save_figure
@@ -41,15 +42,23 @@ from jaxrl_atari.search.options import SearchConfig, read_search, set_fields, sp
 from jaxrl_atari.suite.ray_cluster import Share
 
 NAME = "search"
+"""Name of the study."""
+
+FAILURE = "failure"
+"""Attribute of a trial in the study: why it failed. Empty if it has not."""
+
+NO_GAME = "no game ended within the budget"
+"""Failure of a trial that has spent its budget and has no score."""
 
 
 def _open_journal(search_dir: Path) -> JournalStorage:
+    """The file in which Optuna keeps the study. It allows several processes at a time."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return JournalStorage(JournalFileBackend(str(search_dir / "journal.log")))
 
 
 def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optuna.Study:
-    """The study of a search, a new one if it has none, with the sampler of trial `number`."""
+    """Opens the study of a search, or makes it. Its sampler is seeded for trial `number`."""
     # Neighbouring integers would give nearly equal samples.
     seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
     asha = search.early_stopping == "asha"
@@ -63,7 +72,7 @@ def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optun
 def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     """Marks a trial as running and returns it. A new trial samples its fields; one that continues keeps its own.
 
-    The command calls it too: a trial whose process died before it sampled has fields all the same.
+    The command calls this too, for a trial whose process died: that trial has fields even if it had not sampled them.
     """
     journal = _open_journal(search_dir)
     trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(NAME), number)
@@ -75,25 +84,39 @@ def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     return trial
 
 
+def has_failed(trial: FrozenTrial) -> bool:
+    """Whether a trial ended with an error, or without a finished game."""
+    return trial.state == TrialState.FAIL or bool(not trial.state.is_finished() and trial.user_attrs.get(FAILURE))
+
+
 def status(trial: FrozenTrial) -> str:
-    """`finished`, `stopped` by ASHA, `failed: why` or `unfinished`. `finished` without a score: no game ended."""
-    if trial.state.is_finished():
-        return "stopped" if trial.state == TrialState.PRUNED else "finished"
-    failure = trial.user_attrs.get("failure")
-    return f"failed: {failure}" if failure else "unfinished"
+    """`finished`, `stopped` by ASHA, `failed: why` or `unfinished`."""
+    if has_failed(trial):
+        return f"failed: {trial.user_attrs.get(FAILURE) or NO_GAME}"
+    if trial.state == TrialState.PRUNED:
+        return "stopped"
+    return "finished" if trial.state == TrialState.COMPLETE else "unfinished"
 
 
 def ranked(study: optuna.Study) -> list[FrozenTrial]:
-    """The trials that have started, best first: finished ones with a score, stopped ones, then the others.
+    """The trials that have started, best first: finished ones, then stopped ones, then those without a score.
 
-    Trials that ASHA stopped were worse than others at the same env steps, though perhaps not in the end.
+    Stopped ones come second because they were worse than others at the same env steps, whatever their score.
     """
-    started = [trial for trial in study.trials if trial.params]
-    return sorted(started, key=lambda trial: (trial.value is None, status(trial) == "stopped", -(trial.value or 0)))
+
+    def key(trial: FrozenTrial) -> tuple[bool, bool, float]:
+        has_score = trial.value is not None
+        return not has_score, trial.state == TrialState.PRUNED, -trial.value if has_score else 0.0
+
+    return sorted((trial for trial in study.trials if trial.params), key=key)
 
 
 def reached(run_dir: Path) -> tuple[float | None, int]:
-    """The score of a trial so far, None before its first finished game, and its env steps: means over its sessions."""
+    """How far a trial has come, as means over its sessions.
+
+    Returns:
+        Its score, which is None before its first finished game, and its env steps.
+    """
     try:
         summary = trial_summary(read_run(run_dir))
     except UserError:  # not begun, or no log point
@@ -103,12 +126,16 @@ def reached(run_dir: Path) -> tuple[float | None, int]:
 
 @dataclass
 class Reporter(Writer):
-    """Reports log points to the study, whose pruner may then stop the trial: it ends with the score of that point."""
+    """Reports log points to the study, whose pruner may then stop the trial.
+
+    A stopped trial is told to the study at once, with the score of that log point. The log point that a stop request
+    causes is not reported, because an uninterrupted trial would not have it.
+    """
 
     trial: Trial
     config: Config
-    stop_requested: Callable[[], bool]  # the log point of a stop, which an uninterrupted trial lacks, does not count
-    stopped: bool = False
+    stop_requested: Callable[[], bool]
+    stopped: bool = False  # by the pruner
 
     def write(self, row: Row) -> None:
         env_steps = int(row["env_steps"])
@@ -122,7 +149,11 @@ class Reporter(Writer):
 
 
 def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -> None:
-    """Trains the trial SEARCH_DIR/trial_<number> to its end.
+    """Trains the trial of a directory SEARCH_DIR/trial_<number> to its end.
+
+    Args:
+        share: its share of a machine.
+        stop_requested: whether a stop has been requested.
 
     Raises:
         KeyboardInterrupt: ASHA or a request has stopped it; its last checkpoint is written.
@@ -131,8 +162,8 @@ def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -
 
     config, search = read_search(run_dir.parent)
     trial = open_trial(run_dir.parent, search, int(run_dir.name.removeprefix("trial_")))
-    trial.set_user_attr("failure", "")  # clears that of an earlier end
-    print(trial.params)
+    trial.set_user_attr(FAILURE, "")  # clears that of an earlier end
+    say(str(trial.params))
     config = share.configure(set_fields(config, trial.params))
     write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
     reporter = Reporter(trial, config, stop_requested)
@@ -144,10 +175,22 @@ def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -
                 stop_requested=lambda: reporter.stopped or stop_requested(),
             )  # fmt: skip
     score, _ = reached(run_dir)
-    trial.study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
+    if score is None:
+        trial.set_user_attr(FAILURE, NO_GAME)
+        trial.study.tell(trial, state=TrialState.FAIL)
+    else:
+        trial.study.tell(trial, score, TrialState.COMPLETE)
 
 
-# Results.
+# --- Results ---------------------------------------------------------------------------------------------------------
+
+
+class SearchResults(NamedTuple):
+    """The results of a search."""
+
+    rows: list[list[Any]]  # of trials.csv: the header, then a row for each trial, best first
+    text: str  # the table, with numbers as people write them
+    best: Config | None  # config of a run that confirms the best trial; None before a trial has a score
 
 
 def cell_text(value: Any) -> str:
@@ -159,36 +202,45 @@ def cell_text(value: Any) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
-def write_results(search_dir: Path) -> str:
-    """Writes trials.csv, trials.md and, once a trial has a score, NAME_best.py.
-
-    Returns:
-        The table as text.
+def search_results(search_dir: Path) -> SearchResults:
+    """Reads the results of a search; writes nothing.
 
     Raises:
-        UserError: the directory is not a search directory, or it cannot be written to.
+        UserError: the directory is not a search directory.
     """
     config, search = read_search(search_dir)
     trials = ranked(open_study(search_dir, search))
     rows: list[list[Any]] = [["trial", *search.space, "score", "env_steps", "status"]]
     for trial in trials:
-        fields = map(trial.params.get, search.space)
-        rows.append([trial.number, *fields, *reached(search_dir / f"trial_{trial.number}"), status(trial)])
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
-    write_file(search_dir / "trials.csv", file.getvalue())
-    table = markdown_table([list(map(cell_text, row)) for row in rows])
-    write_file(search_dir / "trials.md", f"{table}\n")
+        fields = [trial.params.get(name) for name in search.space]
+        score, env_steps = reached(search_dir / f"trial_{trial.number}")
+        rows.append([trial.number, *fields, score, env_steps, status(trial)])
+    table = markdown_table([[cell_text(value) for value in row] for row in rows])
+    best = None
     if trials and trials[0].value is not None:
         new_seed = config.seed + config.sessions  # of no trial
-        chosen = set_fields(config, trials[0].params | {"name": f"{config.name}_best", "seed": new_seed})
-        origin = f"trial {rows[1][0]}: {dict(zip(*rows[:2], strict=True))}"
-        write_file(search_dir / f"{chosen.name}.py", config_file(chosen, origin))
-    return table
+        best = set_fields(config, trials[0].params | {"name": f"{config.name}_best", "seed": new_seed})
+    return SearchResults(rows, table, best)
+
+
+def save_results(search_dir: Path, results: SearchResults) -> None:
+    """Writes trials.csv, trials.md and, once a trial has a score, NAME_best.py."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(results.rows)
+    write_file(search_dir / "trials.csv", file.getvalue())
+    write_file(search_dir / "trials.md", f"{results.text}\n")
+    if results.best is not None:
+        header, first, *_ = results.rows
+        values = ", ".join(f"{name} {cell_text(value)}" for name, value in zip(header, first, strict=True))
+        write_file(search_dir / f"{results.best.name}.py", config_file(results.best, values))
 
 
 def config_file(config: Config, origin: str) -> str:
-    """The text of a config file for a run that confirms the score of the best trial."""
+    """The text of a config file for a run that confirms the score of the best trial.
+
+    Args:
+        origin: says which trial it was.
+    """
     return f'''"""{origin}
 
     python -m jaxrl_atari.train --config SEARCH_DIR/{config.name}.py --sessions 4
@@ -205,7 +257,7 @@ def get_config() -> Config:
 def draw_graphs(study: optuna.Study, directory: Path) -> None:
     """Draws Optuna's graphs, as PNG and SVG: curves, fields (a panel for each), parallel, and importances.
 
-    They need two trials with a score. That of a stopped trial is the one that it was stopped at.
+    Nothing is drawn before two trials have a score. A stopped trial has the score that it was stopped at.
     """
     trials = study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED])
     if len(trials) < 2:

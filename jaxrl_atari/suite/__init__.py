@@ -1,1 +1,1 @@
-"""Trials and suites of games: their sessions in this process, in processes of their own, or on a Ray cluster."""
+"""Trials, suites of games and sweeps: sessions in this process, in processes of their own, or on a Ray cluster."""

@@ -7,6 +7,7 @@ python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,15 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli import counted, resume_command, say
 from jaxrl_atari.cli.options import FromDirectory, load_config, parse, say_changes
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import SessionsFailed, require
+from jaxrl_atari.errors import SessionsFailed, reason, require
 from jaxrl_atari.report.page import try_report
-from jaxrl_atari.report.suites import write_results
+from jaxrl_atari.report.suites import SuiteResults, save_results, suite_results
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import is_suite, make_run_dir
+from jaxrl_atari.suite.launch import Failure, Item, Launcher, Train
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, set_up_ray
-from jaxrl_atari.suite.suite import (
-    SuitePlan,
-    game_configs,
-    read_suite_file,
-    train_on_ray,
-    unfinished_sessions,
-    write_suite_file,
-)
-from jaxrl_atari.suite.trial import plan_slots, train_items
+from jaxrl_atari.suite.suite import SuitePlan, game_configs, read_suite_file, unfinished_sessions, write_suite_file
+from jaxrl_atari.suite.trial import choose_launcher, plan_slots, train_item
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,27 +88,50 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for game in suite.games:
             if game not in {item.game for item in items}:
                 say(f"game {game}  finished already")
-        if options.address:
-            ended = train_on_ray(items, suite, suite_dir, options.address, options.resources)
-        else:
-            ended = train_items(items)
+
+        def on_end(item: Item, failure: Failure | None) -> None:
+            if failure is not None:
+                item.say(f"failed: {failure.reason}")
+                failures[item.game] = f"session {item.session}: {failure.reason}"
+            try_to_save(suite_results(suite_dir, failures))
+
         try:
-            for item, failure in ended:
-                if failure is not None:
-                    failures[item.game] = f"session {item.session}: {failure.reason}"
-                write_results(suite_dir, failures)
+            if items:
+                launch, train = choose_suite_launcher(items, options, suite_dir)
+                launch(items, train, on_end)
         except KeyboardInterrupt:
+            try_to_save(suite_results(suite_dir, failures))
             raise KeyboardInterrupt(f"stopped; go on with {command}") from None
-        finally:
-            text = write_results(suite_dir, failures)
-        say(f"\n{text}")
+        found = suite_results(suite_dir, failures)
+        say(f"\n{found.text}")
+        try_to_save(found)
         if suite.config.log.graphs:
             try_report(suite_dir)
     if failures:
-        reasons = "; ".join(f"{game}: {reason}" for game, reason in failures.items())
+        reasons = "; ".join(f"{game}: {why}" for game, why in failures.items())
         raise SessionsFailed(
             f"{len(failures)} of {counted(len(suite.games), 'game')} failed ({reasons}); {command} runs what is missing"
         )
+
+
+def choose_suite_launcher(items: Sequence[Item], options: Options, suite_dir: Path) -> tuple[Launcher, Train]:
+    """The launcher of sessions, on a Ray cluster or on this machine, and the function that trains each of them."""
+    if not options.address:
+        return choose_launcher(items)
+    from jaxrl_atari.suite.ray_tasks import run_on_ray  # which imports Ray
+
+    devices = items[0].config.devices
+    resources = options.resources
+    launch = partial(run_on_ray, directory=suite_dir, address=options.address, devices=devices, resources=resources)
+    return launch, train_item
+
+
+def try_to_save(found: SuiteResults) -> None:
+    """Saves results, or says why they could not be saved: the next session to end, or a resume, tries again."""
+    try:
+        save_results(found)
+    except OSError as error:
+        say(f"results are not saved: {reason(error)}")
 
 
 if __name__ == "__main__":

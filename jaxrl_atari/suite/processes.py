@@ -12,87 +12,74 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli import StopRequest
-from jaxrl_atari.config import Config
-from jaxrl_atari.errors import reason
+from jaxrl_atari.cli import StopRequest, counted
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware import runtime
+from jaxrl_atari.suite.launch import POLL_SECONDS, STOPPING, Failure, Item, OnEnd, Slot, Train, attempt
 
-POLL_SECONDS = 0.1
-STOPPING = "stopping: each session that has trained writes a last checkpoint (Ctrl-C again: stop at once)"
 KILLED = " (killed; does the machine have too little memory?)"
+COMPILED = "compiled"
+"""What the process of a session sends after the first update. It also sends its `Failure`."""
+
 _SPAWN = multiprocessing.get_context("spawn")
 
 
-class Failure(NamedTuple):
-    """Why a session failed, in one line, and whether that is a `UserError`."""
-
-    reason: str
-    correctable: bool = False
+def in_session_process() -> bool:
+    """Whether this is the process of a session."""
+    return multiprocessing.current_process().name.startswith("session ")
 
 
-class Slot(NamedTuple):
-    """Devices for one session, or for several that share them."""
+def check_processes(train: Train) -> None:
+    """Checks that this process can start processes that train.
 
-    text: str
-    environment: Mapping[str, str]  # variables of its processes, besides those of this one
-
-
-class Item(NamedTuple):
-    """A session to be trained. It can be sent to another process or machine."""
-
-    config: Config
-    run_dir: Path
-    session: int
-    description: dict[str, Any]  # config.json of the run, of the command's machine
-    number: int  # among all sessions of the trial or suite: chooses the devices
-    game: str = ""  # game of a suite
-
-    def say(self, line: str) -> None:
-        """Prints a line after the names of the game and of the session, with which its own lines begin already."""
-        game = f"game {self.game}  " if self.game else ""
-        session = f"session {self.session}  "
-        cli.say(game + session + line.removeprefix(session))
-
-
-Ended = Iterator[tuple[Item, Failure | None]]
-"""Each session that has ended by itself, and why it failed, if it did."""
-
-
-def attempt(function: Callable, *arguments: Any) -> Failure | None:
-    """Calls a function and returns why it failed, if it did. The traceback of a bug is printed."""
+    Raises:
+        UserError: it is the worker of a pool, another thread than the main one, or a script from standard input; or
+            what `train` holds, such as a writer, cannot be sent to another process.
+    """
+    why = "sessions that run side by side, or use one of several GPUs, are processes of their own"
+    if multiprocessing.current_process().daemon:
+        raise UserError(
+            f"{why}: this is a daemonic process, such as a worker of multiprocessing.Pool, and may start none; call"
+            " run_training in the main process"
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError(f"{why}: only the main thread can pass signals on to them; call run_training there")
+    main: Any = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if main.__spec__ is None and file is not None and not Path(file).is_file():
+        raise UserError(
+            f"{why}, and import the script again: it comes from {file}, where they cannot read it; save it as a file"
+        )
+    hint = "give writers and stop as functions and classes of a module, without open files"
     try:
-        function(*arguments)
-    except Exception as error:
-        known = cli.correctable(error)
-        if known is None:
-            traceback.print_exception(error)
-        return Failure(reason(known or error), known is not None)
-    return None
+        pickled = bytes(ForkingPickler.dumps(train))
+    except Exception as error:  # pickle has several, and an object may raise its own
+        raise UserError(
+            f"{why}: they get copies by pickle, and this cannot be copied: {reason(error)}; {hint}"
+        ) from error
+    if file is None and b"__main__" in pickled:
+        raise UserError(f"{why}: a name of this notebook or command line does not exist in them; {hint}")
 
 
-def run_processes(
-    items: Sequence[Item],
-    function: Callable,
-    slots: Sequence[Slot],
-    parallel: int,
-) -> Ended:
+def run_processes(items: Sequence[Item], train: Train, on_end: OnEnd, *, slots: Sequence[Slot], parallel: int) -> None:
     """Trains each session in a process of its own, on one of the least busy slots: if possible number `item.number`.
 
-    Output is printed line by line after the session's label; a process that is alone has the terminal.
+    Where several sessions run the same compiled programs, the first one compiles them while the others wait; these
+    read them from the cache of compiled programs. Output is printed line by line after the session's name; a process
+    that is alone has the terminal.
 
     Args:
-        function: importable by its name. The process calls it with the item.
+        items, train, on_end: see `Launcher`. `train` can be pickled.
+        slots: the devices.
         parallel: processes at a time. At most `ceil(parallel / len(slots))` share a slot.
-
-    Yields:
-        Each session that has ended by itself, and why it failed, if it did.
 
     Raises:
         ValueError: called outside the main thread, where Python sets no signal handlers.
@@ -100,58 +87,80 @@ def run_processes(
     """
     waiting = list(items)
     stopping = False
-    running: list[_Session] = []
+    running: list[_Process] = []
+    compiled: set[int] = set()  # programs
     with StopRequest(quick=False, answer=STOPPING) as stop:
         try:
             while running or waiting:
                 if stop.requested and not stopping:
                     stopping = True
                     waiting.clear()
-                    for session in running:
-                        session.process.terminate()
-                busy = Counter(session.slot for session in running)
-                if waiting and len(running) < parallel:
-                    item = waiting.pop(0)
-                    own = item.number % len(slots)
-                    slot = min(range(len(slots)), key=lambda index: (busy[index], index != own))
+                    for process in running:
+                        process.process.terminate()
+                compiling = {process.item.program for process in running} - compiled
+                item = next((item for item in waiting if item.program not in compiling), None)
+                if item is not None and len(running) < parallel:
+                    waiting.remove(item)
+                    slot = _least_busy(item, running, len(slots))
                     item.say(slots[slot].text)
-                    running.append(_Session(item, slot, function, slots[slot].environment, parallel > 1))
+                    followers = sum(item.program == other.program for other in waiting)
+                    if parallel > 1 and followers and item.program not in compiled:
+                        item.say(
+                            f"compiles first; {counted(followers, 'session')} with the same programs will read them"
+                        )
+                    running.append(_Process(item, slot, train, slots[slot].environment, parallel > 1))
                     continue
                 time.sleep(POLL_SECONDS)
-                for session in list(running):
-                    status = session.process.exitcode  # before reading: whatever it has said is there
-                    session.read()
+                for process in list(running):
+                    status = process.process.exitcode  # before reading: whatever it has said is there
+                    process.read()
+                    if process.has_compiled:
+                        compiled.add(process.item.program)
                     if status is None:
                         continue
-                    running.remove(session)
-                    if session.line:  # cut short by the end of the process
-                        session.item.say(session.line.decode(errors="replace"))
-                    failure = session.failure
+                    running.remove(process)
+                    if process.line:  # cut short by the end of the process
+                        process.item.say(process.line.decode(errors="replace"))
+                    failure = process.failure
                     if status and not (failure or stopping):
                         failure = Failure(f"exit status {status}{KILLED if status == -signal.SIGKILL else ''}")
                     if failure or status == 0:
-                        yield session.item, failure
+                        on_end(process.item, failure)
         except KeyboardInterrupt:
-            for session in running:
-                session.process.kill()
+            for process in running:
+                process.process.kill()
             raise
     if stopping:
         raise KeyboardInterrupt
 
 
-class _Session:
-    """A session that trains in its process."""
+def _least_busy(item: Item, running: Sequence["_Process"], slots: int) -> int:
+    """The slot on which the fewest sessions train; of several, the item's own."""
+    busy = Counter(process.slot for process in running)
+    own = item.number % slots
+    return min(range(slots), key=lambda slot: (busy[slot], slot != own))
 
-    def __init__(self, item: Item, slot: int, function: Callable, environment: Mapping[str, str], captured: bool):
+
+class _Process:
+    """The process of a session, with what it has printed and sent.
+
+    Args:
+        slot: index of its slot.
+        environment: variables of its slot.
+        captured: its output is read here, not printed by itself.
+    """
+
+    def __init__(self, item: Item, slot: int, train: Train, environment: Mapping[str, str], captured: bool):
         self.item = item
         self.slot = slot
         self.failure: Failure | None = None
+        self.has_compiled = False
         self.line = b""  # the beginning of a line
-        self._failures, write_failures = _SPAWN.Pipe(duplex=False)
+        self._messages, write_messages = _SPAWN.Pipe(duplex=False)
         self._output, write_output = _SPAWN.Pipe(duplex=False) if captured else (None, None)
         # Kept open here, too: without a writer, `poll` would announce an end of file.
-        self._kept_open = write_failures, write_output
-        arguments = (function, item, environment, write_failures, write_output)
+        self._kept_open = write_messages, write_output
+        arguments = (train, item, environment, write_messages, write_output)
         self.process = _SPAWN.Process(target=_run, args=arguments, name=f"session {item.session}", daemon=True)
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the process inherits it
         try:
@@ -160,17 +169,23 @@ class _Session:
             signal.signal(signal.SIGINT, before)
 
     def read(self) -> None:
-        """Prints what the process has printed, and receives its failure."""
+        """Prints what the process has printed, and receives what it has sent."""
+        while self._messages.poll():
+            message = self._messages.recv()
+            if isinstance(message, Failure):
+                self.failure = message
+            else:
+                self.has_compiled = True
         output = self._output
-        if self._failures.poll():
-            self.failure = self._failures.recv()
         while output is not None and output.poll():
             *lines, self.line = (self.line + os.read(output.fileno(), 1 << 16)).split(b"\n")
             for line in lines:
                 self.item.say(line.decode(errors="replace"))
 
 
-def _run(function: Callable, item: Item, environment: Mapping[str, str], failures: Any, output: Any) -> None:
+def _run(
+    train: Train, item: Item, environment: Mapping[str, str], messages: Connection, output: Connection | None
+) -> None:
     """What the process of a session does. JAX has been imported, but has not started."""
     os.environ.update(environment)
     if output is not None:
@@ -185,11 +200,15 @@ def _run(function: Callable, item: Item, environment: Mapping[str, str], failure
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
 
+    def send(message: Failure | str) -> None:
+        with contextlib.suppress(OSError):  # the parent has ended; the last checkpoint is still to be written
+            messages.send(message)
+
     def main() -> None:
         runtime.configure()
-        if failure := attempt(function, item):
-            with contextlib.suppress(OSError):  # the parent has ended
-                failures.send(failure)
+        failure = attempt(train, item, on_first_update=lambda: send(COMPILED))
+        if failure is not None:
+            send(failure)
             sys.exit(1)
 
     threading.Thread(target=end_with_parent, name="end with parent", daemon=True).start()

@@ -1,7 +1,8 @@
-"""A Ray cluster, of this machine alone or of several, and the share of a machine that each item of work gets.
+"""A Ray cluster, of this machine alone or of several, and what its processes have in common.
 
-A search's trials and a suite's sessions are items; `ray_items.py` runs them. `python -m jaxrl_atari.suite.ray_cluster`
-is the process that starts Ray on this machine.
+The sessions of a suite (`ray_tasks.py`) and the trials of a search (`search/ray_trials.py`) are its items of work: each
+has a process of its own, and a share of a machine. `python -m jaxrl_atari.suite.ray_cluster` is the process that starts
+Ray on this machine.
 """
 
 import contextlib
@@ -12,16 +13,20 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from jaxrl_atari.cli import counted
+from jaxrl_atari.cli import counted, say
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import Limits, UserError, check_fields, reason, require
+from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.choice import choose_devices
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import memory_fraction
+from jaxrl_atari.suite.launch import Failure, attempt
 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
@@ -32,6 +37,14 @@ SETTINGS = {
 """Ray's environment; it reads some of it at import."""
 
 OBJECT_STORE_BYTES = 100 * 2**20  # nothing large passes through it
+
+OUTPUT_FILE = "output.txt"
+"""Has the output of an item, in its folder."""
+
+SECONDS_BETWEEN_NEWS = 30
+"""How often the command says how far the running items are."""
+
+KILLED = "its process was killed, by hand or for lack of memory, or did not start"
 
 
 @dataclass(frozen=True)
@@ -151,6 +164,61 @@ def cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
         head.communicate()  # closes its input, and waits for its end
 
 
+@contextlib.contextmanager
+def connected(address: str, devices: DevicesConfig, resources: ResourcesConfig) -> Iterator[Share]:
+    """Connects this process to a Ray cluster (see `cluster`) until the block ends: the share of each item.
+
+    Raises:
+        UserError: the cluster cannot be used, or an item needs more than a machine has.
+    """
+    import ray  # after `set_up_ray`: it reads its environment
+
+    # In a thread: in the main thread, Ray would handle the signals.
+    with cluster(address, devices) as found, ThreadPool(1) as thread:
+        try:
+            try:
+                thread.apply(ray.init, (found,), {"log_to_driver": False, "logging_level": logging.CRITICAL})
+            except Exception as error:  # Ray has no narrower class
+                raise UserError(f"Ray at {found}: {reason(error.__cause__ or error)}") from error
+            share = allot(resources, [node["Resources"] for node in ray.nodes() if node["Alive"]], devices)
+            say(f"each has {counted(share.gpu, 'GPU')} and {counted(share.cpu, 'core')}")
+            yield share
+        finally:
+            ray.shutdown()
+
+
+class Ended(NamedTuple):
+    """How an item ended in its process."""
+
+    by_itself: bool  # not because a stop was requested
+    failure: Failure | None = None
+
+
+def run_in_worker(folder: Path, share: Share, stop_requested: Callable[[], bool], run: Callable[[], object]) -> Ended:
+    """Runs an item in its process on the cluster. Its output goes to output.txt in its folder.
+
+    Args:
+        folder: is made if it does not exist.
+        stop_requested: whether a stop has been requested; then it does not begin.
+        run: runs the item, and raises KeyboardInterrupt if it was stopped.
+    """
+    failure = attempt(folder.mkdir, parents=True, exist_ok=True)
+    if failure is not None:
+        return Ended(True, failure)
+    with (
+        (folder / OUTPUT_FILE).open("a", buffering=1, encoding="utf-8") as output,
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
+        contextlib.suppress(KeyboardInterrupt),  # a stop was requested, and the last checkpoint is written
+    ):
+        if share.gpu == 0:
+            os.environ.setdefault("NPROC", str(share.cpu))  # number of XLA's threads, read when JAX starts
+        runtime.configure()
+        if not stop_requested():
+            return Ended(True, attempt(run))
+    return Ended(False)
+
+
 def main() -> None:
     """Starts Ray with the number of GPUs in the argument, prints its address or why it did not start, and waits."""
     import ray
@@ -164,9 +232,9 @@ def main() -> None:
             logging_level=logging.CRITICAL,
         )
     except Exception as error:  # Ray has no narrower class
-        print(reason(error), flush=True)
+        say(reason(error))
         return
-    print(ray.get_runtime_context().gcs_address, flush=True)
+    say(ray.get_runtime_context().gcs_address)
     sys.stdin.read()  # until the parent closes it, or has died
 
 

@@ -1,4 +1,4 @@
-"""A suite of games: suite.json, its sessions, and training on Ray.
+"""A suite of games: its config and games, suite.json, and its sessions.
 
 SUITE_DIR/suite.json             games and config
 SUITE_DIR/<Game>/                a run directory like any other
@@ -6,8 +6,7 @@ SUITE_DIR/results.{md,csv,json}  written whenever a session ends, and at the end
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,17 +14,9 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, comparable, parse_game
 from jaxrl_atari.errors import require
 from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.runs.run_dir import (
-    SUITE_FILE,
-    checkpoint_steps,
-    describe,
-    is_run,
-    read_config,
-    require_same_run,
-)
-from jaxrl_atari.suite.processes import Ended, Item
-from jaxrl_atari.suite.ray_cluster import ResourcesConfig, Share
-from jaxrl_atari.suite.trial import train_item, unfinished
+from jaxrl_atari.runs.run_dir import SUITE_FILE, describe, is_run, read_config, require_same_run
+from jaxrl_atari.suite.launch import Item
+from jaxrl_atari.suite.trial import unfinished
 
 
 class SuitePlan(NamedTuple):
@@ -77,8 +68,12 @@ def read_suite_file(suite_dir: Path) -> SuitePlan:
     return SuitePlan(config, games)
 
 
-def unfinished_sessions(suite_dir: Path, suite: SuitePlan) -> list[Item]:
+def unfinished_sessions(suite_dir: Path, suite: SuitePlan, first: int = 0, setting: str = "") -> list[Item]:
     """The sessions of all games that have not spent their budget.
+
+    Args:
+        first: number of the suite's first session in its sweep.
+        setting: its setting in a sweep.
 
     Raises:
         UserError: a game's directory holds another run, see `require_same_run`, or its config.json is damaged.
@@ -88,32 +83,5 @@ def unfinished_sessions(suite_dir: Path, suite: SuitePlan) -> list[Item]:
         run_dir = suite_dir / name
         if is_run(run_dir):
             require_same_run(config, read_config(run_dir), run_dir)
-        items += unfinished(config, run_dir, index * config.sessions, name)
+        items += unfinished(config, run_dir, first + index * config.sessions, name, setting)
     return items
-
-
-def train_on_ray(
-    items: Sequence[Item], suite: SuitePlan, suite_dir: Path, address: str, resources: ResourcesConfig
-) -> Ended:
-    """`trial.train_items` on a Ray cluster; see `ray_items.run_items`."""
-    from jaxrl_atari.suite.ray_items import run_items  # which imports Ray
-
-    by_folder = {f"{item.game}/session_{item.session}": item for item in items}
-
-    def progress(folder: str) -> str:
-        return f"{folder} at {max(checkpoint_steps(suite_dir / folder), default=0):,} env steps"
-
-    train = partial(_train, by_folder)
-    for folder, failure in run_items(
-        address, suite_dir, [*by_folder], train, suite.config.devices, resources, progress
-    ):
-        if failure is not None:
-            by_folder[folder].say(f"failed: {failure.reason}")
-        yield by_folder[folder], failure
-
-
-def _train(by_folder: Mapping[str, Item], folder: Path, share: Share, stop_requested: Callable[[], bool]) -> None:
-    """Trains the session of a folder in its process, whose working directory is another one."""
-    item = by_folder["/".join(folder.parts[-2:])]
-    item = item._replace(config=share.configure(item.config), run_dir=folder.parent)
-    train_item(item, stop_requested=stop_requested)

@@ -1,28 +1,30 @@
 """A trial: several sessions of one config, with seeds `seed`, `seed + 1`, ..., in one run directory.
 
-A suite (`suite.py`) lists and trains the sessions of its games in the same way: `unfinished`, `train_items`.
+A suite (`suite.py`) lists and trains the sessions of its games in the same way: `unfinished`, `choose_launcher`,
+`train_item`.
 """
 
 import contextlib
 import dataclasses
 import math
-import multiprocessing
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxrl_atari.cli import StopRequest, resume_command, say
 from jaxrl_atari.cli.options import say_changes
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import THREADS
-from jaxrl_atari.errors import SessionsFailed, UserError
+from jaxrl_atari.errors import SessionsFailed, UserError, reason
 from jaxrl_atari.hardware import distributed, runtime
 from jaxrl_atari.hardware.choice import session_gpus
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
 from jaxrl_atari.report.page import try_report
-from jaxrl_atari.report.summary import summary_table, write_trial_summary
+from jaxrl_atari.report.summary import read_run, summary_table, trial_summary
 from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import (
@@ -35,16 +37,20 @@ from jaxrl_atari.runs.run_dir import (
     require_same_run,
     session_dir,
 )
-from jaxrl_atari.runs.writers import Writer
+from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
-from jaxrl_atari.suite.processes import Ended, Item, Slot, attempt, run_processes
+from jaxrl_atari.suite.launch import Failure, Item, Launcher, Slot, Train, never, nothing, run_here
+from jaxrl_atari.suite.processes import check_processes, in_session_process, run_processes
 
 
 class TrainingResult(NamedTuple):
     """What `run_training` leaves."""
 
     run_dir: Path
-    summary: dict[str, Any]  # the content of trial.json; empty in the followers of `devices.distributed`
+    """The run directory."""
+    summary: dict[str, Any]
+    """The content of trial.json: `score`, `session_scores`, `complete`, `mean` and others. Empty in the followers of
+    `devices.distributed`."""
 
 
 def run_training(config: Config, run_dir: str | Path | None = None, writers: Sequence[Writer] = ()) -> TrainingResult:
@@ -53,104 +59,165 @@ def run_training(config: Config, run_dir: str | Path | None = None, writers: Seq
     With `devices.distributed` every process calls it; process 0 writes.
 
     Args:
+        config: the options of the trial. Its sessions have the seeds `config.seed`, `config.seed + 1`, ...
         run_dir: where to train: a run in it is resumed. None: a new run directory.
-        writers: receive the log points of each session, besides the writers of `config.log`. Sessions that have
-            processes of their own get copies, by pickle.
+        writers: receive the log points of each session, besides the writers of `config.log`. Each row has `session`
+            and `seed`. They are not closed. Sessions that have processes of their own get copies, by pickle, which are
+            closed at the session's end.
+
+    Returns:
+        The run directory and the summary, which are complete even where trial.json could not be written.
 
     Raises:
         UserError: `run_dir` holds a run of another game, protocol or seed, or one that has come further than a lowered
-            budget; the only session failed.
+            budget; sessions need processes of their own, which this process cannot start; the only session failed.
         SessionsFailed: some sessions of several failed; the others have finished.
         KeyboardInterrupt: after a stop request, once every session has written its last checkpoint.
     """
-    if multiprocessing.current_process().name.startswith("session "):
+    if in_session_process():
         raise UserError("a session's process imports this script: call run_training under if __name__ == '__main__'")
-    plan_slots(config, config.sessions)  # raises errors before a run directory is made
+    # Everything that can be refused is refused before a run directory is made.
+    if plan_slots(config, config.sessions).needs_processes:
+        check_processes(partial(train_in_process, writers=writers))
     run_dir = None if run_dir is None else Path(run_dir).expanduser()
     before = None
     if run_dir and is_run(run_dir):
         before = read_config(run_dir)
         require_resumable(run_dir)
         require_same_run(config, before, run_dir)
+
     if config.devices.distributed:
         distributed.join_processes(config.devices)
     leads = distributed.is_leader()
     if leads and before is None:
         run_dir = make_run_dir(config, run_dir)
     run_dir = Path(distributed.agree(str(run_dir)))  # the followers' is not known before
-    items = unfinished(config, run_dir)
-
-    # A follower: trains with the leader, and writes nothing.
-    if not leads:
-        for item in items:
+    if not leads:  # a follower trains with the leader, and writes nothing
+        for item in unfinished(config, run_dir):
             train_item(item)
         distributed.wait_for_all()
         return TrainingResult(run_dir, {})
 
-    # The leader: trains, summarises, reports.
     say(f"{'resuming' if before else 'run directory:'} {run_dir}")
-    command = resume_command("train", run_dir)
-    summary = {}
     try:
         with only_writer(run_dir):
-            if before and not items:  # keep the config it was trained with
-                kept = {"sessions": config.sessions, "total_env_steps": config.total_env_steps, "log": config.log}
-                wanted = config
-                config = dataclasses.replace(before, **kept)
-                say_changes("the run has finished, and keeps its own values", wanted, config)
-            if before is None or (not items and config != before):
-                write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
-            say_changes("changed", before or config, config)
-            for session in {*range(config.sessions)} - {item.session for item in items}:
-                say(f"session {session}  finished already")
-            failures = [(item, failure) for item, failure in train_items(items, writers) if failure]
-        if failures and config.sessions == 1 and failures[0][1].correctable:
-            raise UserError(failures[0][1].reason)  # as if it had run in this process
-        try:
-            summary = write_trial_summary(run_dir)
-        except UserError:  # no session has a log point
-            if not failures:
-                raise
-        else:
-            say(f"\n{summary_table(summary)}")
-            if config.log.graphs:
-                try_report(run_dir)
+            failures = _train_sessions(config, before, run_dir, writers)
     except KeyboardInterrupt:
-        with contextlib.suppress(UserError):
-            write_trial_summary(run_dir)
-        raise KeyboardInterrupt(f"stopped; go on with {command}") from None
-
-    # What failed.
+        with contextlib.suppress(UserError):  # no session has a log point
+            _save_summary(run_dir, trial_summary(read_run(run_dir)))
+        raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
+    if failures and config.sessions == 1 and failures[0][1].correctable:
+        raise UserError(failures[0][1].reason)  # as if it had run in this process
+    summary = _summarise(config, run_dir, bool(failures))
     if failures:
         reasons = "; ".join(f"session {item.session}: {failure.reason}" for item, failure in failures)
         raise SessionsFailed(
-            f"{len(failures)} of {config.sessions} sessions failed ({reasons}); {command} runs what is missing"
+            f"{len(failures)} of {config.sessions} sessions failed ({reasons});"
+            f" {resume_command('train', run_dir)} runs what is missing"
         )
     distributed.wait_for_all()
     return TrainingResult(run_dir, summary)
 
 
-def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "") -> list[Item]:
+def _train_sessions(
+    config: Config, before: Config | None, run_dir: Path, writers: Sequence[Writer]
+) -> list[tuple[Item, Failure]]:
+    """Trains what is missing of a trial, and says what is finished. Returns the sessions that failed.
+
+    Args:
+        before: config of the run that is resumed.
+    """
+    items = unfinished(config, run_dir)
+    if before and not items:  # keep the config it was trained with
+        kept = {"sessions": config.sessions, "total_env_steps": config.total_env_steps, "log": config.log}
+        wanted = config
+        config = dataclasses.replace(before, **kept)
+        say_changes("the run has finished, and keeps its own values", wanted, config)
+    if before is None or (not items and config != before):
+        write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
+    say_changes("changed", before or config, config)
+    for session in {*range(config.sessions)} - {item.session for item in items}:
+        say(f"session {session}  finished already")
+    failures: list[tuple[Item, Failure]] = []
+
+    def on_end(item: Item, failure: Failure | None) -> None:
+        if failure is not None:
+            item.say(f"failed: {failure.reason}")
+            failures.append((item, failure))
+
+    if items:
+        launch, train = choose_launcher(items, writers)
+        launch(items, train, on_end)
+    return failures
+
+
+def _summarise(config: Config, run_dir: Path, failed: bool) -> dict[str, Any]:
+    """Prints the summary of a trial, then saves it and writes the report. Empty if no session has a log point.
+
+    Args:
+        failed: whether a session has failed. Otherwise, a trial without a log point is an error.
+    """
+    try:
+        summary = trial_summary(read_run(run_dir))
+    except UserError:  # no session has a log point
+        if not failed:
+            raise
+        return {}
+    say(f"\n{summary_table(summary)}")
+    _save_summary(run_dir, summary)
+    if config.log.graphs:
+        try_report(run_dir)
+    return summary
+
+
+def _save_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+    """Writes trial.json, or says why it could not be written: the metrics, from which it is made, are there."""
+    try:
+        write_json(run_dir / "trial.json", summary)
+    except OSError as error:
+        say(f"trial.json is not saved: {reason(error)}; python -m jaxrl_atari.train --resume {run_dir} tries again")
+
+
+# --- Sessions --------------------------------------------------------------------------------------------------------
+
+
+def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "", setting: str = "") -> list[Item]:
     """The sessions of a trial that have not spent their budget.
 
     Args:
         first: number of the trial's first session in its suite.
-        game: its name in a suite.
+        game: its game in a suite.
+        setting: its setting in a sweep.
     """
     description = describe(config, run_dir)
+    program = program_number(config)
     return [
-        Item(config, run_dir, session, description, first + session, game)
+        Item(config, run_dir, session, description, first + session, game, setting, program)
         for session in range(config.sessions)
         if not is_finished(config, session_dir(run_dir, session))
     ]
 
 
-def train_item(item: Item, writers: Sequence[Writer] = (), stop_requested: Callable[[], bool] = lambda: False) -> None:
+def program_number(config: Config) -> int:
+    """A number that is equal for configs with the same compiled programs, such as those of other learning rates."""
+    options = dataclasses.replace(config.ppo, gae_lambda=config.resolved_gae_lambda)
+    static = jax.tree.structure(options)  # without the options that enter the programs as numbers
+    return hash((config.env, config.network, config.devices, config.overlap, static))
+
+
+def train_item(
+    item: Item,
+    *,
+    writers: Sequence[Writer] = (),
+    stop_requested: Callable[[], bool] = never,
+    on_first_update: Callable[[], object] = nothing,
+) -> None:
     """Trains a session from its newest checkpoint, if it has one. config.json of the run is written once it trains.
 
     Args:
-        writers: see `run_training`.
+        writers: receive the log points, with `session` and `seed` in each row; they are not closed.
         stop_requested: another way to stop it than a signal.
+        on_first_update: called after the first update.
 
     Raises:
         UserError, KeyboardInterrupt: as `run_session`.
@@ -163,47 +230,73 @@ def train_item(item: Item, writers: Sequence[Writer] = (), stop_requested: Calla
             stop.training = True
             if distributed.is_leader():
                 write_json(item.run_dir / CONFIG_FILE, item.description)
+            on_first_update()
 
         run_session(
             config,
             directory,
             item.session,
             resume=True,
-            writers=writers,
+            writers=[SessionWriter(writer, item.session, config.seed + item.session) for writer in writers],
             on_first_update=began,
             stop_requested=lambda: stop.requested or stop_requested(),
         )
 
 
-def train_items(items: Sequence[Item], writers: Sequence[Writer] = ()) -> Ended:
-    """Trains sessions: one after the other in this process, or in processes that each see their own GPUs.
+def train_in_process(
+    item: Item,
+    *,
+    writers: Sequence[Writer] = (),
+    stop_requested: Callable[[], bool] = never,
+    on_first_update: Callable[[], object] = nothing,
+) -> None:
+    """`train_item` in a process of the session's own: it closes its copies of the writers."""
+    with contextlib.ExitStack() as exits:
+        for writer in writers:
+            exits.callback(writer.close)
+        train_item(item, writers=writers, stop_requested=stop_requested, on_first_update=on_first_update)
 
-    Args:
-        writers: see `run_training`.
 
-    Yields:
-        Each session that has ended by itself, and why it failed, if it did. In this process, the only session of a
-        trial, and any session with `devices.distributed`, raises its error instead.
+class SessionWriter(Writer):
+    """Passes what a session writes on to a caller's writer, with `session` and `seed` in each row.
+
+    It does not close that writer, which may serve other sessions: whoever made it closes it.
     """
-    if not items:
-        return
-    config = items[0].config
-    train = partial(train_item, writers=writers)
-    slots, parallel = plan_slots(config, 1 + max(item.number for item in items), len(items))
-    if parallel > 1 or slots[0].environment or items[0].game:
-        ended = run_processes(items, train, slots, parallel)
-    else:
-        # A follower cannot see that the leader's session failed, and would wait for it.
-        alone = config.sessions == 1 or config.devices.distributed
-        ended = ((item, train(item) if alone else attempt(train, item)) for item in items)
-    for item, failure in ended:
-        if failure is not None:
-            item.say(f"failed: {failure.reason}")
-        yield item, failure
+
+    def __init__(self, writer: Writer, session: int, seed: int):
+        self._writer = writer
+        self._own = {"session": session, "seed": seed}
+
+    def write(self, row: Row) -> None:
+        self._writer.write(self._own | dict(row))
+
+    def evaluation(self, row: Row) -> None:
+        self._writer.evaluation(self._own | dict(row))
+
+    def progress(self, env_steps: int, row: Row) -> None:
+        self._writer.progress(env_steps, self._own | dict(row) if row else row)
+
+    def message(self, text: str) -> None:
+        self._writer.message(text)
 
 
-def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> tuple[list[Slot], int]:
-    """The devices that sessions take in turn, and how many of them train at a time.
+# --- Slots -----------------------------------------------------------------------------------------------------------
+
+
+class SlotPlan(NamedTuple):
+    """The devices that sessions take in turn, and how many of them train at a time."""
+
+    slots: list[Slot]
+    parallel: int
+
+    @property
+    def needs_processes(self) -> bool:
+        """Whether sessions run side by side, or see one of several GPUs: then each has a process of its own."""
+        return self.parallel > 1 or bool(self.slots[0].environment)
+
+
+def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> SlotPlan:
+    """Plans where sessions are trained.
 
     Args:
         sessions: number of sessions in the trial or suite.
@@ -225,11 +318,32 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> tup
             where = f"GPU {','.join(map(str, indices))}"
             if type(config.devices.gpu) is not int and len(gpus) < len(visible().gpus):  # an index counts all
                 environment["CUDA_VISIBLE_DEVICES"] = ",".join(found.name for found in gpus)
-            memory = min(found.memory for found in gpus)
-            if sharing > 1 and (fraction := memory_fraction(config.devices, sharing, memory)):
-                where += f", {fraction:.0%} of its memory"
-                environment[FRACTION] = str(fraction)
+            if sharing > 1:
+                fraction = memory_fraction(config.devices, sharing, min(found.memory for found in gpus))
+                if fraction:
+                    where += f", {fraction:.0%} of its memory"
+                    environment[FRACTION] = str(fraction)
         if parallel > 1:
             environment[THREADS] = str(max(1, runtime.usable_cores() // parallel))
         slots.append(Slot(f"on {where} ({why})", environment))
-    return slots, parallel
+    return SlotPlan(slots, parallel)
+
+
+def choose_launcher(items: Sequence[Item], writers: Sequence[Writer] = ()) -> tuple[Launcher, Train]:
+    """The launcher of sessions on this machine, and the function that trains each of them.
+
+    The sessions of a suite have processes of their own. In this process, the only session of a trial raises its error,
+    and so does any session with `devices.distributed`: a follower cannot see that the leader's session failed, and
+    would wait for it.
+
+    Args:
+        items: at least one.
+        writers: see `run_training`.
+    """
+    config = items[0].config
+    plan = plan_slots(config, 1 + max(item.number for item in items), len(items))
+    if items[0].game or plan.needs_processes:
+        launch = partial(run_processes, slots=plan.slots, parallel=plan.parallel)
+        return launch, partial(train_in_process, writers=writers)
+    alone = config.sessions == 1 or config.devices.distributed
+    return partial(run_here, raises=alone), partial(train_item, writers=writers)
