@@ -94,7 +94,7 @@ def test_imports_point_one_way():
         ("pynvml", {"hardware"}),
         ("huggingface_hub", {"hub"}),
         ("optuna", {"search"}),
-        ("ray", {"suite"}),
+        ("ray", {"suite", "search"}),
         ("jinja2", {"report"}),
         ("jaxrl_atari.train", set()),
     ],
