@@ -7,7 +7,7 @@ game.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -352,6 +352,23 @@ def config_from_dict(values: dict[str, Any]) -> Config:
 
     require(isinstance(values, dict), "config", values, "an object with the fields of a config")
     return build(Config, values, "")
+
+
+def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
+    """Returns a config in which fields have other values.
+
+    Args:
+        config: the config.
+        fields: dotted name -> value. All are replaced at once.
+
+    Raises:
+        ConfigError: a value, or a combination of values, that the config does not accept.
+    """
+    values = config.to_dict()
+    for name, value in fields.items():
+        group, _, leaf = name.rpartition(".")
+        (values[group] if group else values)[leaf] = value
+    return config_from_dict(values)
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -23,7 +23,7 @@ from optuna.trial import TrialState
 
 from jaxrl_atari import train
 from jaxrl_atari.cli.options import load_config
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, set_fields
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.run_dir import checkpoint_steps
@@ -35,7 +35,7 @@ from jaxrl_atari.search import (
     SearchConfig,
 )
 from jaxrl_atari.search import __main__ as command
-from jaxrl_atari.search.options import check_search, read_search, set_fields, to_dict
+from jaxrl_atari.search.options import check_search, read_search, to_dict
 from jaxrl_atari.search.study import (
     Reporter,
     draw_graphs,

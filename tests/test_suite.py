@@ -22,6 +22,7 @@ from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.run_dir import describe, read_config
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite.suite import SuitePlan, game_configs, write_suite_file
+from jaxrl_atari.suite.sweep import Sweep, write_sweep_files
 
 TINY = Config(
     name="suite", sessions=2, total_env_steps=64, env=EnvConfig(num_envs=2, num_threads=1),
@@ -88,7 +89,7 @@ def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_ge
     assert lambdas == {"Qbert": 0.95, "MsPacman": 0.85, "Pong": 0.85}
     _, fixed, _ = suite_command.parse_options(["--games", "pong", "--ppo.gae-lambda", "0.9", "--sessions", "3"])
     assert (fixed.games, fixed.config.sessions) == (["Pong"], 3)
-    assert game_configs(*fixed)["Pong"].resolved_gae_lambda == 0.9
+    assert game_configs(fixed.config, fixed.games)["Pong"].resolved_gae_lambda == 0.9
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,16 @@ def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_ge
         (["--games", "PongNoFrameskip-v4"], "expected Pong; a suite has one protocol: choose it with --env.protocol"),
         (["--env.game", "Pong"], "choose with --games"),
         (["--games", "Pong", "--devices.distributed"], "devices.distributed = True: expected false in a suite"),
+        (["--vary", "ppo.gamma"], "--vary = 'ppo.gamma': expected FIELD=VALUE,VALUE,..."),
+        (["--vary", "ppo.gama=0.9"], "did you mean ppo.gamma?"),
+        (["--vary", "total_env_steps=1,2"], "expected a field that may differ between settings"),
+        (["--vary", "ppo.gamma=0.9,2"], "ppo.gamma = 2: expected a number from 0 to 1"),
+        (["--vary", "ppo.gamma=0.9,0.90"], "each value once"),
+        (["--vary", "ppo.gamma=0.9", "--vary", "ppo.gamma=0.8"], "expected ppo.gamma once, with all its values"),
+        (
+            ["--vary", "env.num_envs=8,16", "--vary", "ppo.minibatch_size=256,2048"],
+            "ppo.minibatch_size = 2048: expected a divisor of the rollout's 128 x 8 = 1024 samples",
+        ),
         (["--resume", "nowhere"], "nowhere: not a suite directory"),
     ],
 )
@@ -116,7 +127,7 @@ def test_the_protocol_of_the_configs_game_holds_for_every_game(tmp_path):
         "def get_config(): return Config(env=EnvConfig(game='QbertNoFrameskip-v4'))\n"
     )
     _, suite, _ = suite_command.parse_options(["--games", "Pong", "Alien", "--config", str(path)])
-    configs = game_configs(*suite).values()
+    configs = game_configs(suite.config, suite.games).values()
     assert {config.env.resolved_protocol for config in configs} == {"classic"}
 
 
@@ -302,6 +313,110 @@ def test_a_suite_of_another_protocol_is_compared_with_no_reference(tmp_path):
     assert {row[name] for name in row if name.startswith(("reference", "human"))} == {None}
     assert (suite_dir / "graphs" / "comparison.png").is_file()
     assert not list(suite_dir.glob("**/suites.*"))
+
+
+# --- Sweeps ----------------------------------------------------------------------------------------------------------
+
+VARY = {"ppo.learning_rate": [0.0001, 0.001], "ppo.normalize_advantages": [True, False]}
+
+
+def test_commas_separate_games_and_several_fields_that_vary_make_a_grid():
+    line = ["--games", "Pong,breakout", "Alien", "--vary", "ppo.learning-rate=1e-4, 0.001"]
+    _, sweep, _ = suite_command.parse_options([*line, "--vary", "ppo.normalize_advantages=true,false"])
+    assert (sweep.games, sweep.vary) == (["Pong", "Breakout", "Alien"], VARY)
+    assert {setting.label: list(setting.fields.values()) for setting in sweep.settings} == {
+        "ppo.learning_rate=0.0001,ppo.normalize_advantages=true": [0.0001, True],
+        "ppo.learning_rate=0.0001,ppo.normalize_advantages=false": [0.0001, False],
+        "ppo.learning_rate=0.001,ppo.normalize_advantages=true": [0.001, True],
+        "ppo.learning_rate=0.001,ppo.normalize_advantages=false": [0.001, False],
+    }
+    last = sweep.settings[-1].suite.config.ppo
+    assert (last.learning_rate, last.normalize_advantages) == (0.001, False)
+
+
+def make_sweep(folder, values, scores, games=("Pong", "Breakout")):
+    """A finished sweep of gamma with made-up returns: `scores` has those of each value, game and session."""
+    folder.mkdir()
+    sweep = Sweep(TINY, list(games), {"ppo.gamma": values})
+    write_sweep_files(folder, sweep)
+    for setting, by_game in zip(sweep.settings, scores, strict=True):
+        for game, sessions in by_game.items():
+            for session, value in enumerate(sessions):
+                config = setting.suite.config
+                add_session(folder / setting.label, game, session, [score(game, value)] * 2, config)
+    return folder
+
+
+def test_a_sweep_has_one_table_and_is_resumed(tmp_path, capsys):
+    scores = [{"Pong": [0.5, 1.0], "Breakout": [1.5, 2.0]}, {"Pong": [0.1, 0.2], "Breakout": [0.5, 0.25]}]
+    sweep_dir = make_sweep(tmp_path / "sweep", [0.9, 0.99], scores)
+    line = ["--resume", str(sweep_dir)]
+    suite_command.main(line)
+    said = capsys.readouterr().out
+    assert said.count("finished already") == 4
+    rows = read_csv(sweep_dir / "results.csv")
+    assert [(row["ppo.gamma"], row["game"], row["sessions"]) for row in rows] == [
+        ("0.9", "Pong", "2"), ("0.99", "Pong", "2"), ("0.9", "Breakout", "2"), ("0.99", "Breakout", "2"),
+    ]  # fmt: skip
+    human = [float(row["human_normalised_score"]) for row in rows]
+    assert human == pytest.approx([0.75, 0.15, 1.75, 0.375])
+    table = re.sub(r" +", " ", said)
+    assert "# sweep: 2 settings of ppo.gamma, 2 games, 2 sessions of 64 env steps each" in table
+    assert "| 0.99 | Breakout | 2 | 64 |" in table
+    assert "| ppo.gamma=0.9 | 2 | 1.25 (" in table  # mean over the games
+    assert "| ppo.gamma=0.99 | 2 | 0.26 (" in table
+    assert (sweep_dir / "ppo.gamma=0.99" / "results.csv").is_file()
+    before = (sweep_dir / "sweep.json").read_bytes()
+    _, again, _ = suite_command.parse_options(line)
+    assert again.vary == {"ppo.gamma": [0.9, 0.99]}
+    _, more, _ = suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9,0.95,0.99"])
+    assert len(more.settings) == 3
+    with pytest.raises(UserError, match="expected the fields and values of the suite, and perhaps more values"):
+        suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9"])
+    assert (sweep_dir / "sweep.json").read_bytes() == before
+
+
+def test_results_are_shown_before_they_are_saved_and_the_rest_goes_on(tmp_path, capsys):
+    sweep_dir = make_sweep(tmp_path / "sweep", [0.9, 0.99], [{"Pong": [0.5]}, {"Pong": [0.1]}], ["Pong"])
+    (sweep_dir / "results.md").mkdir()
+    suite_command.main(["--resume", str(sweep_dir), "--sessions", "1"])
+    said = capsys.readouterr().out
+    assert said.index("# sweep: 2 settings") < said.index("results are not saved: ")
+    assert (sweep_dir / "ppo.gamma=0.9" / "results.md").is_file()
+    suite_dir = add_games(make_suite(tmp_path / "suite", games=("Pong", "Breakout")), BETTER)
+    (suite_dir / "results.md").mkdir()
+    suite_command.main(["--resume", str(suite_dir)])
+    said = capsys.readouterr().out
+    assert said.index("over the complete games") < said.index("results are not saved: ")
+
+
+@pytest.mark.long
+def test_a_sweep_trains_and_goes_on(tmp_path):
+    """Two learning rates, each with its own directory; then a third."""
+    config = dataclasses.replace(TINY, sessions=1, env=dataclasses.replace(TINY.env, max_frames=64))
+    (tmp_path / "tiny.py").write_text(f"from jaxrl_atari.config import *\nget_config = lambda: {config!r}\n")
+    line = ["--config", str(tmp_path / "tiny.py"), "--run-dir", str(tmp_path / "sweep"), "--games", "Pong"]
+
+    def run(values, *options):
+        command = [sys.executable, "-m", "jaxrl_atari.suite", *line, "--vary", f"ppo.learning_rate={values}", *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout, read_csv(tmp_path / "sweep" / "results.csv")
+
+    _, rows = run("1e-4,1e-3")
+    assert [(row["ppo.learning_rate"], row["status"]) for row in rows] == [
+        ("0.0001", "complete"),
+        ("0.001", "complete"),
+    ]
+    for value in ("0.0001", "0.001"):
+        run_dir = tmp_path / "sweep" / f"ppo.learning_rate={value}" / "Pong"
+        assert read_config(run_dir).ppo.learning_rate == float(value)
+        assert float(read_csv(run_dir / "session_0" / "metrics.csv")[0]["learning_rate"]) < float(value)
+    said, rows = run("1e-4,1e-3,1e-2", "--log.graphs")
+    assert said.count("finished already") == 2
+    assert len(rows) == 3
+    for name in ("graphs/comparison.png", "ppo.learning_rate=0.01/report.html"):
+        assert (tmp_path / "sweep" / name).is_file()
 
 
 # --- Comparison ------------------------------------------------------------------------------------------------------

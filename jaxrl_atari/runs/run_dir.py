@@ -27,6 +27,7 @@ PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
 CONFIG_FILE = "config.json"
 SUITE_FILE = "suite.json"
 SEARCH_FILE = "search.json"
+SWEEP_FILE = "sweep.json"
 
 
 def is_run(directory: Path) -> bool:
@@ -37,6 +38,11 @@ def is_run(directory: Path) -> bool:
 def is_suite(directory: Path) -> bool:
     """Whether a directory is that of a suite."""
     return (directory / SUITE_FILE).is_file()
+
+
+def is_sweep(directory: Path) -> bool:
+    """Whether a directory is that of a sweep."""
+    return (directory / SWEEP_FILE).is_file()
 
 
 def is_search(directory: Path) -> bool:
@@ -119,7 +125,7 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
         UserError: it is not such a directory, or its file cannot be used.
     """
     path = directory / file
-    kind = {SUITE_FILE: "suite", SEARCH_FILE: "search"}.get(file, "run")
+    kind = {SUITE_FILE: "suite", SEARCH_FILE: "search", SWEEP_FILE: "sweep"}.get(file, "run")
     if not path.is_file():
         raise UserError(f"{directory}: not a {kind} directory (it has no {file}); expected data/NAME_TIMESTAMP")
     try:

@@ -21,20 +21,14 @@ from optuna.distributions import (
     json_to_distribution,
 )
 
-from jaxrl_atari.config import Config, config_from_dict, flat
+from jaxrl_atari.config import Config, flat, set_fields
 from jaxrl_atari.errors import Limits, UserError, check_fields, require
 from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, read_config
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig
+from jaxrl_atari.suite.sweep import SAME_IN_ALL_SETTINGS
 
 Distribution = FloatDistribution | IntDistribution | CategoricalDistribution
-
-SAME_FOR_ALL_TRIALS = (
-    "name", "seed", "sessions", "total_env_steps", "output_dir", "env.game", "env.protocol",
-    "devices.", "trial.", "evaluation.", "log.",
-)  # fmt: skip
-"""Fields and groups that a search cannot vary, as the beginnings of their dotted names."""
-
 
 NO_OPTION = tyro.constructors.PrimitiveConstructorSpec("*", "", lambda words: {}, lambda value: True, lambda value: [])
 """Keeps tyro from deriving options from the distributions."""
@@ -66,23 +60,6 @@ class SearchConfig:
         check_fields(self, "search.")
 
 
-def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
-    """Returns a config in which fields have other values.
-
-    Args:
-        config: the config.
-        fields: dotted name -> value. All are replaced at once.
-
-    Raises:
-        ConfigError: a value, or a combination of values, that the config does not accept.
-    """
-    values = config.to_dict()
-    for name, value in fields.items():
-        group, _, leaf = name.rpartition(".")
-        (values[group] if group else values)[leaf] = value
-    return config_from_dict(values)
-
-
 def check_search(config: Config, search: SearchConfig) -> None:
     """Checks that a search can be run.
 
@@ -90,7 +67,7 @@ def check_search(config: Config, search: SearchConfig) -> None:
         ConfigError: a field that a search cannot vary; values that the config does not accept, alone or together (of a
             range, only the ends are tried); several sessions with ASHA; or a first comparison beyond the budget.
     """
-    known = {name for name in flat(config.to_dict()) if not name.startswith(SAME_FOR_ALL_TRIALS)}
+    known = {name for name in flat(config.to_dict()) if not name.startswith(SAME_IN_ALL_SETTINGS)}
     unknown = {
         name
         for name, distribution in search.space.items()

@@ -30,7 +30,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from jaxrl_atari.cli import say
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.graphs import default_style, save_figure
 from jaxrl_atari.report.summary import markdown_table, read_run, trial_summary
@@ -38,7 +38,7 @@ from jaxrl_atari.runs.files import write_file, write_json
 from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, session_dir
 from jaxrl_atari.runs.writers import Row, Writer
-from jaxrl_atari.search.options import SearchConfig, read_search, set_fields, space_dict
+from jaxrl_atari.search.options import SearchConfig, read_search, space_dict
 from jaxrl_atari.suite.ray_cluster import Share
 
 NAME = "search"

@@ -1,6 +1,7 @@
-"""Suite of games: a trial for each game, and one table of all scores.
+"""Suite of games: a trial for each game, and one table of all scores; with --vary, under several settings.
 
 python -m jaxrl_atari.suite [--games Pong Breakout ...] [--sessions 4 --total-env-steps 1000000 ...]
+python -m jaxrl_atari.suite --vary ppo.learning_rate=1e-4,2.5e-4,1e-3 [--vary FIELD=VALUE,... ...] [--games Pong ...]
 python -m jaxrl_atari.suite --resume data/suite_20260101_120000
 python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
 """
@@ -9,7 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import counted, resume_command, say
@@ -17,32 +20,68 @@ from jaxrl_atari.cli.options import FromDirectory, load_config, parse, say_chang
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import SessionsFailed, reason, require
 from jaxrl_atari.report.page import try_report
-from jaxrl_atari.report.suites import SuiteResults, save_results, suite_results
+from jaxrl_atari.report.suites import save_results, suite_results
 from jaxrl_atari.runs.files import only_writer
-from jaxrl_atari.runs.run_dir import is_suite, make_run_dir
+from jaxrl_atari.runs.run_dir import is_suite, is_sweep, make_run_dir
 from jaxrl_atari.suite.launch import Failure, Item, Launcher, Train
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, set_up_ray
-from jaxrl_atari.suite.suite import SuitePlan, game_configs, read_suite_file, unfinished_sessions, write_suite_file
+from jaxrl_atari.suite.suite import game_configs, read_suite_file
+from jaxrl_atari.suite.sweep import (
+    Sweep,
+    draw_sweep,
+    parse_vary,
+    read_sweep_file,
+    save_sweep_results,
+    sweep_results,
+    unfinished_of_sweep,
+    write_sweep_files,
+)
 from jaxrl_atari.suite.trial import choose_launcher, plan_slots, train_item
+
+Failures = dict[str, dict[str, str]]
+"""Label of a setting (empty where nothing varies) -> game -> why it failed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(FromDirectory):
     """Trains many games: a trial for each, and one table of all scores.
 
-    ppo.gae_lambda is that of each game's reference unless it is given: under v5 the tuned one, under classic 0.95.
+    ppo.gae_lambda is the value tuned for each game unless it is given.
     """
 
     games: list[str] | None = None
-    """Games to train; None: all with a reference score under the protocol."""
+    """Games to train, between spaces or commas; None: all with a reference score under the protocol."""
+    vary: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUE,...")] = ()
+    """Trains the games once for each of several values of a field: `ppo.learning_rate=1e-4,1e-3`. Several --vary: once
+    for each combination."""
     address: str = ""
     """Ray cluster that trains the sessions: its address, or `auto`. Empty: this machine, without Ray."""
     resources: ResourcesConfig = dataclasses.field(default_factory=ResourcesConfig)
     """With `address`: resources of each session."""
 
 
-def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SuitePlan, SuitePlan | None]:
-    """Command line -> options, the suite, and the one that goes on, if one does.
+def holds_suite(directory: Path) -> bool:
+    """Whether a directory is that of a suite or of a sweep."""
+    return is_suite(directory) or is_sweep(directory)
+
+
+def read_plan(directory: Path) -> Sweep:
+    """Reads what a directory holds; a suite is a sweep in which nothing varies.
+
+    Raises:
+        UserError: as `read_sweep_file` and `read_suite_file`.
+    """
+    if is_sweep(directory):
+        return read_sweep_file(directory)
+    config, games = read_suite_file(directory)
+    return Sweep(config, games, {})
+
+
+def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Sweep, Sweep | None]:
+    """Parses the command line.
+
+    Returns:
+        The options, what is trained, and what the directory held before, if it goes on.
 
     Raises:
         UserError: a value that cannot be used.
@@ -51,70 +90,81 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SuitePlan, 
     def load(path: Path | None) -> list[Any]:
         return [dataclasses.replace(load_config(path, get_config=Config)[0], name="suite"), None]
 
-    options, default = parse(Options, arguments, load, is_suite, read_suite_file, ["games"])
-    suite_dir = options.directory
-    before = None
+    def read(directory: Path) -> list[Any]:
+        plan = read_plan(directory)
+        return [plan.config, plan.games]
+
+    options, default = parse(Options, arguments, load, holds_suite, read, ["games"])
     config = options.full_config
-    games = list(game_configs(config, options.games))
     game = default.full_config.env.game
     expected = "nothing; each game of a suite has its own trial"
     require(config.env.game == game, "env.game", config.env.game, expected, "choose with --games Pong Breakout")
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")
-    if suite_dir is not None and is_suite(suite_dir):
-        before = SuitePlan(default.full_config, default.games or [])
-        require(games == before.games, "--games", " ".join(games), f"{' '.join(before.games)}, the games of the suite")
-    return options, SuitePlan(config, games), before
+    named = options.games
+    if named is not None:
+        named = [name for word in named for name in word.split(",") if name]
+    games = list(game_configs(config, named))
+    vary = parse_vary(options.vary, config)
+
+    directory = options.directory
+    if directory is None or not holds_suite(directory):
+        return options, Sweep(config, games, vary), None
+    before = read_plan(directory)
+    expected = f"{' '.join(before.games)}, the games of the suite"
+    require(games == before.games, "--games", " ".join(games), expected)
+    sweep = Sweep(config, games, vary or before.vary)
+    labels = {setting.label for setting in sweep.settings}
+    kept = all(setting.label in labels for setting in before.settings)
+    expected = "the fields and values of the suite, and perhaps more values"
+    require(kept, "--vary", " ".join(options.vary), expected, f"leave it out, or start a new one; it has {before.vary}")
+    return options, sweep, before
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    options, suite, before = parse_options(arguments)
-    suite_dir = options.directory
+    options, sweep, before = parse_options(arguments)
+    directory = options.directory
+    config = sweep.config
     if options.address:  # raises errors before a directory is made, as the other line does
-        set_up_ray(options.address, suite.config.devices)
+        set_up_ray(options.address, config.devices)
     else:
-        plan_slots(suite.config, suite.config.sessions * len(suite.games))
-    if suite_dir is None or before is None:
-        suite_dir = make_run_dir(suite.config, suite_dir)
-    command = resume_command("suite", suite_dir)
-    failures: dict[str, str] = {}  # game -> the last one
-    with only_writer(suite_dir):
-        items = unfinished_sessions(suite_dir, suite)
-        if suite != before or items:
-            write_suite_file(suite_dir, suite)
-        say(f"suite: {suite_dir}, {counted(len(suite.games), 'game')}")
+        plan_slots(config, config.sessions * len(sweep.games) * len(sweep.settings))
+    if directory is None or before is None:
+        directory = make_run_dir(config, directory)
+    command = resume_command("suite", directory)
+    failures: Failures = {}
+    with only_writer(directory):
+        items = unfinished_of_sweep(directory, sweep)
+        if sweep != before or items:
+            write_sweep_files(directory, sweep)
+        settings = f", {counted(len(sweep.settings), 'setting')}" if sweep.vary else ""
+        say(f"suite: {directory}, {counted(len(sweep.games), 'game')}{settings}")
         if before is not None:
-            say_changes("changed", before.config, suite.config)
-        for game in suite.games:
-            if game not in {item.game for item in items}:
-                say(f"game {game}  finished already")
+            say_changes("changed", before.config, config)
+        _say_finished(sweep, items)
 
         def on_end(item: Item, failure: Failure | None) -> None:
             if failure is not None:
                 item.say(f"failed: {failure.reason}")
-                failures[item.game] = f"session {item.session}: {failure.reason}"
-            try_to_save(suite_results(suite_dir, failures))
+                failures.setdefault(item.setting, {})[item.game] = f"session {item.session}: {failure.reason}"
+            save(directory, sweep, failures, item.setting)
 
         try:
             if items:
-                launch, train = choose_suite_launcher(items, options, suite_dir)
+                launch, train = choose_suite_launcher(items, options, directory)
                 launch(items, train, on_end)
         except KeyboardInterrupt:
-            try_to_save(suite_results(suite_dir, failures))
+            for setting in sweep.settings:
+                save(directory, sweep, failures, setting.label)
             raise KeyboardInterrupt(f"stopped; go on with {command}") from None
-        found = suite_results(suite_dir, failures)
-        say(f"\n{found.text}")
-        try_to_save(found)
-        if suite.config.log.graphs:
-            try_report(suite_dir)
-    if failures:
-        reasons = "; ".join(f"{game}: {why}" for game, why in failures.items())
-        raise SessionsFailed(
-            f"{len(failures)} of {counted(len(suite.games), 'game')} failed ({reasons}); {command} runs what is missing"
-        )
+        show(directory, sweep, failures)
+        for setting in sweep.settings:
+            save(directory, sweep, failures, setting.label)
+        draw(directory, sweep, failures)
+    _raise_failures(failures, sweep, command)
 
 
-def choose_suite_launcher(items: Sequence[Item], options: Options, suite_dir: Path) -> tuple[Launcher, Train]:
+def choose_suite_launcher(items: Sequence[Item], options: Options, directory: Path) -> tuple[Launcher, Train]:
     """The launcher of sessions, on a Ray cluster or on this machine, and the function that trains each of them."""
     if not options.address:
         return choose_launcher(items)
@@ -122,16 +172,70 @@ def choose_suite_launcher(items: Sequence[Item], options: Options, suite_dir: Pa
 
     devices = items[0].config.devices
     resources = options.resources
-    launch = partial(run_on_ray, directory=suite_dir, address=options.address, devices=devices, resources=resources)
+    launch = partial(run_on_ray, directory=directory, address=options.address, devices=devices, resources=resources)
     return launch, train_item
 
 
-def try_to_save(found: SuiteResults) -> None:
-    """Saves results, or says why they could not be saved: the next session to end, or a resume, tries again."""
+def _say_finished(sweep: Sweep, items: Sequence[Item]) -> None:
+    """Says which games have nothing left to train."""
+    waiting = {(item.setting, item.game) for item in items}
+    for setting in sweep.settings:
+        for game in sweep.games:
+            if (setting.label, game) not in waiting:
+                say("  ".join(filter(None, (f"game {game}", setting.label, "finished already"))))
+
+
+# --- Results ---------------------------------------------------------------------------------------------------------
+
+
+def show(directory: Path, sweep: Sweep, failures: Failures) -> None:
+    """Prints the table of a suite or a sweep, before anything is saved."""
+    if sweep.vary:
+        say(f"\n{sweep_results(directory, sweep, failures).text}")
+    else:
+        say(f"\n{suite_results(directory, failures.get('', {})).text}")
+
+
+def save(directory: Path, sweep: Sweep, failures: Failures, label: str) -> None:
+    """Saves the results of a setting and of the sweep, or says why they could not be saved.
+
+    The next session to end, or a resume, tries again: the results are made from the metrics of the sessions.
+    """
     try:
-        save_results(found)
+        save_results(suite_results(directory / label, failures.get(label, {})))
+        if sweep.vary:
+            save_sweep_results(sweep_results(directory, sweep, failures))
     except OSError as error:
-        say(f"results are not saved: {reason(error)}")
+        say(f"results are not saved: {reason(error)}; {resume_command('suite', directory)} tries again")
+
+
+def draw(directory: Path, sweep: Sweep, failures: Failures) -> None:
+    """Draws the graph of a sweep, and writes the report of each setting, or says why not."""
+    if not sweep.config.log.graphs:
+        return
+    for setting in sweep.settings:
+        try_report(directory / setting.label)
+    if not sweep.vary:
+        return
+    try:
+        for path in draw_sweep(sweep_results(directory, sweep, failures)):
+            say(str(path))
+    except OSError as error:
+        say(f"the graph is not saved: {reason(error)}; {resume_command('suite', directory)} tries again")
+
+
+def _raise_failures(failures: Failures, sweep: Sweep, command: str) -> None:
+    """Raises `SessionsFailed` if a game has failed."""
+    reasons = [
+        f"{'  '.join(filter(None, (game, label)))}: {why}"
+        for label, games in failures.items()
+        for game, why in games.items()
+    ]
+    if reasons:
+        number = counted(len(sweep.games) * len(sweep.settings), "trial" if sweep.vary else "game")
+        raise SessionsFailed(
+            f"{len(reasons)} of {number} failed ({'; '.join(reasons)}); {command} runs what is missing"
+        )
 
 
 if __name__ == "__main__":

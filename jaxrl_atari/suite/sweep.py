@@ -1,0 +1,260 @@
+"""A sweep: the same games under several settings of the config, and one table of all scores.
+
+SWEEP_DIR/sweep.json             config, games, and the values that vary
+SWEEP_DIR/<setting>/             directory of a suite, named after its setting, such as ppo.learning_rate=0.0001/
+SWEEP_DIR/results.{md,csv,json}  the table, written whenever a session ends, and at the end or a stop
+SWEEP_DIR/graphs/                the learning curves of all settings, a panel for each game
+
+Several fields that vary make a grid: a setting for each combination of their values.
+"""
+
+import csv
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_atari.cli import counted
+from jaxrl_atari.config import Config, flat, parse_word, set_fields
+from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.report.graphs import plot_comparison
+from jaxrl_atari.report.statistics import INTERVALS
+from jaxrl_atari.report.suites import (
+    GAME_COLUMNS,
+    SuiteResults,
+    aggregate_rows,
+    aggregates,
+    normalised,
+    suite_results,
+)
+from jaxrl_atari.report.summary import markdown_table, score_text
+from jaxrl_atari.runs.files import read_json, write_file, write_json
+from jaxrl_atari.runs.run_dir import SWEEP_FILE, describe, read_config
+from jaxrl_atari.suite.launch import Item
+from jaxrl_atari.suite.suite import SuitePlan, game_configs, unfinished_sessions, write_suite_file
+
+SAME_IN_ALL_SETTINGS = (
+    "name", "seed", "sessions", "total_env_steps", "output_dir", "env.game", "env.protocol",
+    "devices.", "trial.", "evaluation.", "log.",
+)  # fmt: skip
+"""Fields and groups that neither a sweep nor a search can vary, as the beginnings of their dotted names."""
+
+TABLE_COLUMNS = (
+    "game", "sessions", "env_steps", "score", "score_std", "score_low", "score_high", "human_normalised_score", "hours",
+    "status",
+)  # fmt: skip
+"""Columns of the table of a sweep, after those of the fields that vary: some of `GAME_COLUMNS`."""
+
+EXPLANATION = (
+    "score: `return_ma` at the end, mean and standard deviation over sessions, and the 95% interval of the mean (from "
+    "3 sessions on). Two settings whose intervals overlap cannot be ranked. The best of several settings owes a part "
+    "of its score to chance: train it again with other seeds (--seed) before you quote a score."
+)
+
+
+class Setting(NamedTuple):
+    """One setting of a sweep."""
+
+    label: str  # name of its directory, such as `ppo.gamma=0.9,ppo.epochs=2`; empty in a suite that varies nothing
+    fields: dict[str, Any]  # dotted name -> value
+    suite: SuitePlan
+
+
+class Sweep(NamedTuple):
+    """Config, games and what varies. Without anything that varies, it is a suite."""
+
+    config: Config
+    games: list[str]
+    vary: dict[str, list[Any]]  # dotted name of a field -> its values
+
+    @property
+    def settings(self) -> list[Setting]:
+        """All combinations of values, in order; the last field varies fastest."""
+        settings = []
+        for values in itertools.product(*self.vary.values()):
+            fields: dict[str, Any] = dict(zip(self.vary, values, strict=True))
+            label = ",".join(f"{name}={value_text(value)}" for name, value in fields.items())
+            settings.append(Setting(label, fields, SuitePlan(set_fields(self.config, fields), self.games)))
+        return settings
+
+
+def value_text(value: Any) -> str:
+    """A value as a command line has it: `0.0001`, `true`, `none`."""
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else str(value).lower()
+
+
+def parse_value(text: str) -> Any:
+    """The value that a word of `--vary` stands for; `1e6` is a whole number."""
+    value = parse_word(text.strip())
+    if not isinstance(value, str):
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    return int(number) if number.is_integer() and "." not in value else number
+
+
+def parse_vary(texts: Sequence[str], config: Config) -> dict[str, list[Any]]:
+    """What varies: dotted name of a field -> its values.
+
+    Args:
+        texts: one for each field: `ppo.learning_rate=1e-4,2.5e-4`.
+        config: the config whose fields vary.
+
+    Raises:
+        ConfigError: a text of another form; a field that does not exist, or cannot vary; a value, or a combination of
+            values, that the config does not accept; a field or a value that is named twice.
+    """
+    fields = list(flat(config.to_dict()))
+    known = [name for name in fields if not name.startswith(SAME_IN_ALL_SETTINGS)]
+    vary: dict[str, list[Any]] = {}
+    for text in texts:
+        field, _, words = text.partition("=")
+        name = field.strip().replace("-", "_")
+        require(words, "--vary", text, "FIELD=VALUE,VALUE,... such as ppo.learning_rate=1e-4,2.5e-4")
+        expected = "a field of the config by its dotted name, such as ppo.learning_rate"
+        hint = "".join(f"did you mean {similar}?" for similar in get_close_matches(name, known, 1))
+        require(name in fields, "--vary", field, expected, hint)
+        require(name in known, "--vary", field, "a field that may differ between settings", "this one cannot")
+        require(name not in vary, "--vary", text, f"{name} once, with all its values")
+        values = [parse_value(word) for word in words.split(",")]
+        for value in values:
+            require(values.count(value) == 1, "--vary", text, "each value once")
+            fits = Path(value_text(value)).name == value_text(value)
+            require(fits, "--vary", value, "a value that can be a part of the name of a directory")
+        vary[name] = values
+    _ = Sweep(config, [], vary).settings  # combinations
+    return vary
+
+
+# --- sweep.json and sessions -----------------------------------------------------------------------------------------
+
+
+def write_sweep_files(sweep_dir: Path, sweep: Sweep) -> None:
+    """Writes sweep.json, from which the sweep can be run again, and the suite.json of each setting.
+
+    A sweep in which nothing varies has its suite.json alone.
+    """
+    if sweep.vary:
+        described = describe(sweep.config, sweep_dir, SWEEP_FILE)
+        del described["game"], described["gae_lambda"]  # each game has its own
+        write_json(sweep_dir / SWEEP_FILE, {"games": sweep.games, "vary": sweep.vary} | described)
+    for setting in sweep.settings:
+        (sweep_dir / setting.label).mkdir(exist_ok=True)
+        write_suite_file(sweep_dir / setting.label, setting.suite)
+
+
+def read_sweep_file(sweep_dir: Path) -> Sweep:
+    """Reads sweep.json.
+
+    Raises:
+        UserError: not the directory of a sweep, or its sweep.json cannot be used.
+    """
+    config = read_config(sweep_dir, SWEEP_FILE)
+    saved = read_json(sweep_dir / SWEEP_FILE)
+    try:
+        sweep = Sweep(config, saved["games"], saved["vary"])
+        game_configs(config, sweep.games)
+        _ = sweep.settings
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{sweep_dir / SWEEP_FILE}: cannot be used ({error}); restore it from a copy") from error
+    return sweep
+
+
+def unfinished_of_sweep(sweep_dir: Path, sweep: Sweep) -> list[Item]:
+    """The sessions of all settings that have not spent their budget. Errors as `unfinished_sessions`."""
+    items = []
+    first = 0
+    for setting in sweep.settings:
+        items += unfinished_sessions(sweep_dir / setting.label, setting.suite, first, setting.label)
+        first += setting.suite.config.sessions * len(sweep.games)
+    return items
+
+
+# --- Results ---------------------------------------------------------------------------------------------------------
+
+
+class SweepResults(NamedTuple):
+    """The results of a sweep."""
+
+    path: Path
+    vary: dict[str, list[Any]]
+    suites: dict[str, SuiteResults]  # label of a setting -> the results of its suite
+    rows: list[dict[str, Any]]  # of the table: the fields that vary, then `TABLE_COLUMNS`
+    text: str  # the content of results.md
+
+
+def sweep_results(sweep_dir: Path, sweep: Sweep, failures: Mapping[str, Mapping[str, str]]) -> SweepResults:
+    """Reads the results of a sweep; writes nothing.
+
+    Args:
+        failures: label of a setting -> game -> why it failed.
+    """
+    suites = {}
+    rows = []
+    for setting in sweep.settings:
+        found = suite_results(sweep_dir / setting.label, failures.get(setting.label, {}))
+        suites[setting.label] = found
+        rows += [setting.fields | {name: row[name] for name in TABLE_COLUMNS} for row in found.values["games"]]
+    rows.sort(key=lambda row: sweep.games.index(row["game"]))  # the settings of a game below each other
+    header = [*sweep.vary, *(GAME_COLUMNS[name] for name in TABLE_COLUMNS)]
+    header[header.index(GAME_COLUMNS["score"])] = "score"
+    cells = [
+        [
+            *(value_text(row[name]) for name in sweep.vary),
+            *(row[name] if isinstance(row[name], str) else score_text(row[name]) for name in TABLE_COLUMNS),
+        ]
+        for row in rows
+    ]
+    count = f"{counted(len(suites), 'setting')} of {', '.join(sweep.vary)}, {counted(len(sweep.games), 'game')}"
+    sessions = counted(sweep.config.sessions, "session")
+    parts = [
+        f"# {sweep_dir.absolute().name}: {count}, {sessions} of {sweep.config.total_env_steps:,} env steps each",
+        markdown_table([header, *cells]),
+        EXPLANATION,
+    ]
+    if len(sweep.games) > 1:
+        parts += _aggregate_parts(suites)
+    return SweepResults(sweep_dir, sweep.vary, suites, rows, "\n\n".join(parts) + "\n")
+
+
+def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
+    """The table of the human-normalised figures over the games that are complete in every setting, if there are any."""
+    protocols = {found.values["protocol"] for found in suites.values()}
+    scores = {label: found.values["scores"] for label, found in suites.items()}
+    shared = sorted(set.intersection(*(set(games) for games in scores.values())))
+    if len(protocols) > 1 or not shared:
+        return []
+    (protocol,) = protocols
+    kinds = {
+        label: normalised({game: games[game] for game in shared}, protocol)["human-normalised"]
+        for label, games in scores.items()
+    }
+    found = aggregates(kinds)
+    if not found:
+        return []
+    return [markdown_table(aggregate_rows(found, "human-normalised, over the complete games")), INTERVALS]
+
+
+def save_sweep_results(found: SweepResults) -> None:
+    """Writes results.md, results.csv and results.json of a sweep."""
+    values = {
+        "vary": found.vary,
+        "games": found.rows,
+        "settings": {label: suite.values for label, suite in found.suites.items()},
+    }
+    write_json(found.path / "results.json", values)
+    writer = csv.DictWriter(file := io.StringIO(), [*found.vary, *TABLE_COLUMNS], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found.rows)
+    write_file(found.path / "results.csv", file.getvalue())
+    write_file(found.path / "results.md", found.text)
+
+
+def draw_sweep(found: SweepResults) -> list[Path]:
+    """Draws the learning curves of all settings, a panel for each game; returns the files. None without a run."""
+    runs = [(label, run) for label, suite in found.suites.items() for run in suite.suite.runs.values()]
+    return plot_comparison(runs, found.path / "graphs") if runs else []
