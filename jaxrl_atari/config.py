@@ -266,6 +266,7 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
+        self._check_types()
         check_fields(self)
         env = self.env
         rules = env.rules
@@ -290,6 +291,17 @@ class Config:
         expected = f"at least one rollout of {samples} env steps"
         require(self.total_env_steps >= samples, "total_env_steps", self.total_env_steps, expected)
         self.check_split(1 if self.devices.data_parallel == "all" else self.devices.data_parallel)
+
+    def _check_types(self) -> None:
+        """Raises `ConfigError` for a subclass: it could not be saved, restored, or passed to compiled functions."""
+        hint = "a run is saved and restored with the fields of the package; keep values of your own in your own code"
+        require(type(self) is Config, "config", type(self).__name__, "Config itself, not a subclass", hint)
+        for each in dataclasses.fields(self):
+            kind = each.default_factory
+            group = getattr(self, each.name)
+            if isinstance(kind, type) and isinstance(group, kind):
+                expected = f"{kind.__name__} itself, not a subclass"
+                require(type(group) is kind, each.name, type(group).__name__, expected, hint)
 
     def check_split(self, devices: int) -> None:
         """Raises `ConfigError` unless rollouts can be cut into minibatches, and both split over the devices."""

@@ -38,16 +38,19 @@ def run_session(
     writers: Sequence[Writer] = (),
     stop_requested: Callable[[], bool] = lambda: False,
     on_first_update: Callable[[], None] = lambda: None,
+    is_enough: Callable[[], bool] | None = None,
 ) -> None:
     """Trains session `session` of a trial, with seed `config.seed + session`, and writes all its files.
 
     Args:
         session_dir: where metrics, events and checkpoints go; made if it does not exist.
         resume: continue from the newest sound checkpoint, if there is one.
-        writers: receive the log points too, besides the writers of `config.log`; one that raises ends the session.
+        writers: receive the log points too, besides the writers of `config.log`; one that raises ends the session. They
+            are not closed.
         stop_requested: asked before each rollout and whenever an evaluation is waited for; if true, the session writes
             its last checkpoint and ends.
         on_first_update: called after the first update.
+        is_enough: asked after each update; if true, the session ends as if its budget were spent.
 
     Raises:
         UserError: a loss or a parameter became non-finite (the last checkpoint is kept), a file cannot be used,
@@ -55,12 +58,13 @@ def run_session(
         KeyboardInterrupt: stopped on request, after the last checkpoint was written.
     """
     with prepare(config, session_dir, session, resume, writers, stop_requested=stop_requested) as run:
+        run.is_enough = is_enough
         for number, _ in enumerate(train(run)):
             if number == 0:
                 on_first_update()
         run.finish()
         # Several processes leave a session together, although the leader alone evaluates at its end.
-        if not config.is_spent(run.progress.env_steps) or run.stops():
+        if not run.is_over() or run.stops():
             raise KeyboardInterrupt
 
 
@@ -70,7 +74,7 @@ def train(run: "Session") -> Iterator[ReadMetrics]:
     progress = run.progress
     learner = run.learner
     run.evaluate_if_due()  # a stop may have left out the one that was due
-    while not config.is_spent(progress.env_steps) and not run.stops():
+    while not run.is_over() and not run.stops():
         # With `devices.check`, implicit transfers between host and devices are forbidden once everything is compiled.
         guarded = config.devices.check and not run.log.compiling
         with jax.transfer_guard("disallow" if guarded else "allow"):
@@ -137,6 +141,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self._saved = self.progress.env_steps  # at the newest checkpoint
+        self.is_enough: Callable[[], bool] | None = None  # see `run_session`
         self.games: list[Game] = []  # that ended since the last checkpoint, for the log of actions
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
@@ -146,6 +151,12 @@ class Session:
     def stops(self) -> bool:
         """Whether a stop was requested in any process."""
         return sum_over_processes(self.stop_requested()) > 0
+
+    def is_over(self) -> bool:
+        """Whether the session has trained to its end: its budget is spent, or `is_enough` says so in any process."""
+        if self.config.is_spent(self.progress.env_steps):
+            return True
+        return self.is_enough is not None and sum_over_processes(self.is_enough()) > 0
 
     def evaluate_if_due(self) -> None:
         """Starts an evaluation where one is due, once the one before has ended."""
@@ -224,7 +235,7 @@ class Session:
         """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations."""
         if self.progress.updates == 0:  # stopped before the first update: there is nothing to save
             return
-        ended = self.config.is_spent(self.progress.env_steps)
+        ended = self.is_over()
         self.log.read_newest()
         self.log.last_point(learning_rate(self.config, self.progress.env_steps))
         self.save(self.progress.statistics.mean_return() if ended else None)
@@ -296,9 +307,10 @@ def prepare(
             logged = meta.get("logged_env_steps", progress.env_steps)
             last_evaluation = evaluated - 1 if running else evaluated
             outputs += make_writers(config, session_dir, logged, last_evaluation)
-            outputs += writers
         for writer in outputs:
             exits.callback(writer.close)
+        if leader:
+            outputs += writers  # whoever made them closes them
         read_monitor = exits.enter_context(monitor([*placement.learner, *placement.actors]))
         log = SessionLog(outputs, config.log.every_env_steps, progress, read_monitor, meta)
 

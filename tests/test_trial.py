@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from multiprocessing.pool import ThreadPool
 
 import pytest
 import small_sessions
@@ -30,7 +32,16 @@ TINY = Config(
 )  # fmt: skip
 
 
-SEEN = Lines()
+class Seen(Lines):
+    """A writer that counts how often it is closed."""
+
+    closed = 0
+
+    def close(self):
+        self.closed += 1
+
+
+SEEN = Seen()
 """What a caller of `run_training` receives."""
 
 
@@ -63,6 +74,8 @@ def test_a_trial_returns_its_summary(trained):
     assert [meta["seed"] for meta in metas] == [0, 1]
     logged = [row["env_steps"] for session in (0, 1) for row in read_table(run_dir / f"session_{session}/metrics.csv")]
     assert [str(row["env_steps"]) for row in SEEN.rows] == logged == ["16", "32", "16", "32"]
+    assert [(row["session"], row["seed"]) for row in SEEN.rows] == [(0, 0), (0, 0), (1, 1), (1, 1)]
+    assert SEEN.closed == 0
 
 
 def test_a_finished_run_keeps_what_it_was_trained_with(trained, capsys):
@@ -119,6 +132,72 @@ def test_the_last_seeds_train_and_the_next_is_refused_before_anything_is_written
     assert Checkpoints(tmp_path / "run" / "session_1").read_meta(32)["seed"] == 2**31 - 1
     with pytest.raises(ConfigError, match="seed = 2147483647: expected at most 2,147,483,648 - sessions"):
         dataclasses.replace(TINY, seed=2**31 - 1)
+
+
+def test_a_stop_rule_ends_sessions_as_if_their_budget_were_spent(tmp_path, capsys):
+    asked = []
+
+    def stop(row):
+        asked.append((row["session"], row["env_steps"], row["return_mean"] > 400))
+        return "far enough" if row["session"] == 1 else row["env_steps"] >= 32
+
+    config = dataclasses.replace(TINY, total_env_steps=64)
+    result = run_training(config, tmp_path / "run", stop=stop)
+    assert [entry[:2] for entry in asked] == [(0, 16), (0, 32), (1, 16)]
+    assert not asked[0][2]  # no game has ended
+    expected = {
+        "session_0": {"env_steps": 32, "reason": "stop(row) was true at this log point"},
+        "session_1": {"env_steps": 16, "reason": "far enough"},
+    }
+    assert (result.summary["complete"], result.summary["stopped"]) == (True, expected)
+    assert read(tmp_path / "run" / "trial.json") == result.summary
+    assert "session 1 ended at 16 env steps: far enough\n" in capsys.readouterr().out
+    assert Checkpoints(tmp_path / "run" / "session_0").steps() == [32]
+    assert run_training(config, tmp_path / "run").summary == result.summary
+    assert capsys.readouterr().out.count("finished already") == 2
+    longer = run_training(dataclasses.replace(config, total_env_steps=96), tmp_path / "run").summary
+    assert (longer["complete"], longer["stopped"]) == (True, {})
+    assert [session["env_steps"] for session in longer["sessions"]] == [96, 96]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnPPOConfig(PPOConfig):
+    """With a field that no part of the package knows."""
+
+    beta: float = 1.0
+
+
+def test_a_subclass_of_a_group_of_options_is_one_line():
+    with pytest.raises(ConfigError, match="ppo = 'OwnPPOConfig': expected PPOConfig itself, not a subclass; a run is"):
+        dataclasses.replace(TINY, ppo=OwnPPOConfig())
+
+
+def test_a_summary_that_cannot_be_saved_is_shown_and_returned(tmp_path, capsys):
+    (tmp_path / "run" / "trial.json").mkdir(parents=True)
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"config": TINY.to_dict()}))
+    result = run_training(TINY, tmp_path / "run")
+    assert result.summary["complete"]
+    said = capsys.readouterr().out
+    assert said.index("score: return_ma at the end") < said.index("trial.json is not saved: ")
+
+
+@pytest.mark.parametrize("what", ["writer", "stop"])
+def test_what_cannot_be_sent_to_processes_is_refused_before_a_directory_is_made(what, tmp_path):
+    config = dataclasses.replace(TINY, trial=TrialConfig(parallel=2))
+    given = {"stop": {"stop": lambda row: False}, "writer": {"writers": [Holding()]}}[what]
+    with pytest.raises(UserError, match=r"copies by pickle, and this cannot be copied: .*functions and classes of a"):
+        run_training(config, tmp_path / "run", **given)
+    with ThreadPool(1) as thread, pytest.raises(UserError, match="only the main thread can pass signals on to them"):
+        thread.apply(run_training, (config, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+class Holding(Lines):
+    """A writer with a lock, which pickle cannot copy."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
 
 
 # --- In processes ----------------------------------------------------------------------------------------------------

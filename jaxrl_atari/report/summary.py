@@ -22,7 +22,7 @@ from jaxrl_atari.report.metrics import (
 )
 from jaxrl_atari.report.statistics import CONFIDENCE, score_interval
 from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.runs.reading import Table, read_sessions
+from jaxrl_atari.runs.reading import Table, read_early_end, read_sessions
 from jaxrl_atari.runs.run_dir import CONFIG_FILE, read_config, session_number
 
 
@@ -52,7 +52,18 @@ class Run(NamedTuple):
 
     def is_complete(self, config: Config | None = None) -> bool:
         """Whether every session has spent its budget, or that of another config."""
-        return (config or self.config).is_complete([table["env_steps"][-1] for table in self.tables.values()])
+        wanted = config or self.config
+        reached = []
+        for session_dir, table in self.tables.items():
+            ended = read_early_end(wanted, session_dir)  # then it is as good as one that has spent its budget
+            reached.append(wanted.total_env_steps if ended else table["env_steps"][-1])
+        return wanted.is_complete(reached)
+
+    @property
+    def early_ends(self) -> dict[str, dict[str, Any]]:
+        """Session -> `env_steps` and `reason`, of the sessions that `stop` of `run_training` has ended."""
+        ends = {path.name: read_early_end(self.config, path) for path in self.tables}
+        return {name: ended for name, ended in ends.items() if ended is not None}
 
 
 def read_run(run_dir: Path, sessions: int | None = None) -> Run:
@@ -81,8 +92,9 @@ def trial_summary(run: Run) -> dict[str, Any]:
     The score is the mean of `session_scores`: the final `return_ma` of the sessions that have finished a game.
     `sessions` has the figures of each session; `mean` and `std` are their mean and population standard deviation over
     sessions, and `std` is None for a single value. `consistency` is over the log points that all sessions have reached.
-    `complete` tells whether every session has spent its budget, `return_ma` how the score is defined, and
-    `comparison_note` why there are no scores to compare with.
+    `complete` tells whether every session has spent its budget or was ended by `stop` of `run_training`; `stopped` has
+    the env steps and the reason of the latter. `return_ma` tells how the score is defined, and `comparison_note` why
+    there are no scores to compare with.
     """
     config = run.config
     game = run.game
@@ -110,6 +122,7 @@ def trial_summary(run: Run) -> dict[str, Any]:
         "planned_sessions": config.sessions,
         "planned_env_steps": config.total_env_steps,
         "complete": run.is_complete(),
+        "stopped": run.early_ends,
         "score": score,
         "session_scores": scores,
         "score_std": stds["final_return_ma"],
@@ -206,6 +219,10 @@ def summary_table(summary: dict[str, Any]) -> str:
         f"{'' if summary['complete'] else ' (not complete)'}"
     )
     score = f"score: return_ma at the end, the {summary['return_ma']}"
-    notes = [score, interval_text(summary["session_scores"]), summary["comparison_note"]]
+    ends = [
+        f"{session.replace('_', ' ')} ended at {ended['env_steps']:,} env steps: {ended['reason']}"
+        for session, ended in summary.get("stopped", {}).items()
+    ]
+    notes = [*ends, score, interval_text(summary["session_scores"]), summary["comparison_note"]]
     references = [f"{source}: {score}" for source, score in reference_rows(summary)]
     return "\n".join([heading, "", markdown_table(figure_rows(summary)), "", *filter(None, notes), *references])

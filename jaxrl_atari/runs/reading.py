@@ -5,11 +5,13 @@ import io
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import NoLogPoint
+from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.run_dir import checkpoint_steps, latest_text, session_dirs, session_number
 
 _log = logging.getLogger(__name__)
@@ -19,6 +21,9 @@ Table = Mapping[str, np.ndarray]
 
 METRICS_FILE = "metrics.csv"
 EVALUATIONS_FILE = "evaluations.csv"
+STOPPED_FILE = "stopped.json"
+"""What ended a session before its budget was spent, other than a stop request: `stop` of `run_training`."""
+
 EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std", "cut_off")
 """Columns of evaluations.csv; `cut_off` counts the games that reached `env.max_frames`."""
 
@@ -65,13 +70,33 @@ def read_evaluations(session_dir: Path) -> Table:
 
 
 def is_finished(config: Config, session_dir: Path) -> bool:
-    """Whether a session has spent its budget and written its last evaluation. Starts no back end of JAX."""
+    """Whether a session has trained to its end and written its last evaluation. Starts no back end of JAX.
+
+    The end is that of its budget, or an early one; see `read_early_end`.
+    """
     latest = max(checkpoint_steps(session_dir), default=0)
     if (session_dir / "checkpoints" / str(latest) / "evaluation").is_dir():  # it was running then
         evaluated = latest_text(session_dir, "evaluated_env_steps")
         if evaluated not in [row["env_steps"] for row in read_rows(session_dir / EVALUATIONS_FILE)]:
             return False
-    return config.is_spent(latest)
+    return config.is_spent(latest) or read_early_end(config, session_dir) is not None
+
+
+def read_early_end(config: Config, session_dir: Path) -> dict[str, Any] | None:
+    """What ended a session before its budget was spent: `env_steps` and `reason`. None if nothing did.
+
+    A session that goes on with another budget, or from another checkpoint, has not ended.
+    """
+    path = session_dir / STOPPED_FILE
+    if not path.is_file():
+        return None
+    try:
+        ended = read_json(path)
+        latest = max(checkpoint_steps(session_dir), default=0)
+        same = ended["env_steps"] == latest and ended["total_env_steps"] == config.total_env_steps
+    except (ValueError, KeyError):  # damaged: the session trains on, and stops again
+        return None
+    return {"env_steps": latest, "reason": str(ended.get("reason", ""))} if same else None
 
 
 def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:

@@ -26,7 +26,7 @@ from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import read_run, summary_table, trial_summary
 from jaxrl_atari.runs.files import only_writer, write_json
-from jaxrl_atari.runs.reading import is_finished
+from jaxrl_atari.runs.reading import STOPPED_FILE, is_finished
 from jaxrl_atari.runs.run_dir import (
     CONFIG_FILE,
     describe,
@@ -53,7 +53,13 @@ class TrainingResult(NamedTuple):
     `devices.distributed`."""
 
 
-def run_training(config: Config, run_dir: str | Path | None = None, writers: Sequence[Writer] = ()) -> TrainingResult:
+Stop = Callable[[Row], object]
+"""Called with each log point of a session. The session ends once the result is true; a text is the reason."""
+
+
+def run_training(
+    config: Config, run_dir: str | Path | None = None, writers: Sequence[Writer] = (), stop: Stop | None = None
+) -> TrainingResult:
     """Runs a trial, prints its summary, and draws its graphs and its report.
 
     With `devices.distributed` every process calls it; process 0 writes.
@@ -64,6 +70,10 @@ def run_training(config: Config, run_dir: str | Path | None = None, writers: Seq
         writers: receive the log points of each session, besides the writers of `config.log`. Each row has `session`
             and `seed`. They are not closed. Sessions that have processes of their own get copies, by pickle, which are
             closed at the session's end.
+        stop: called with each log point of a session, a row as a writer receives it. If its result is true, the session
+            ends as if its budget were spent, and trial.json says so under `stopped`; a text is the reason given there.
+            `stop=lambda row: row["return_mean"] > 400`. Before the first finished game, `return_mean` is NaN. It must
+            be a function of a module where sessions have processes of their own.
 
     Returns:
         The run directory and the summary, which are complete even where trial.json could not be written.
@@ -78,7 +88,7 @@ def run_training(config: Config, run_dir: str | Path | None = None, writers: Seq
         raise UserError("a session's process imports this script: call run_training under if __name__ == '__main__'")
     # Everything that can be refused is refused before a run directory is made.
     if plan_slots(config, config.sessions).needs_processes:
-        check_processes(partial(train_in_process, writers=writers))
+        check_processes(partial(train_in_process, writers=writers, stop=stop))
     run_dir = None if run_dir is None else Path(run_dir).expanduser()
     before = None
     if run_dir and is_run(run_dir):
@@ -94,14 +104,14 @@ def run_training(config: Config, run_dir: str | Path | None = None, writers: Seq
     run_dir = Path(distributed.agree(str(run_dir)))  # the followers' is not known before
     if not leads:  # a follower trains with the leader, and writes nothing
         for item in unfinished(config, run_dir):
-            train_item(item)
+            train_item(item, stop=stop)
         distributed.wait_for_all()
         return TrainingResult(run_dir, {})
 
     say(f"{'resuming' if before else 'run directory:'} {run_dir}")
     try:
         with only_writer(run_dir):
-            failures = _train_sessions(config, before, run_dir, writers)
+            failures = _train_sessions(config, before, run_dir, writers, stop)
     except KeyboardInterrupt:
         with contextlib.suppress(UserError):  # no session has a log point
             _save_summary(run_dir, trial_summary(read_run(run_dir)))
@@ -120,7 +130,7 @@ def run_training(config: Config, run_dir: str | Path | None = None, writers: Seq
 
 
 def _train_sessions(
-    config: Config, before: Config | None, run_dir: Path, writers: Sequence[Writer]
+    config: Config, before: Config | None, run_dir: Path, writers: Sequence[Writer], stop: Stop | None
 ) -> list[tuple[Item, Failure]]:
     """Trains what is missing of a trial, and says what is finished. Returns the sessions that failed.
 
@@ -146,7 +156,7 @@ def _train_sessions(
             failures.append((item, failure))
 
     if items:
-        launch, train = choose_launcher(items, writers)
+        launch, train = choose_launcher(items, writers, stop)
         launch(items, train, on_end)
     return failures
 
@@ -209,6 +219,7 @@ def train_item(
     item: Item,
     *,
     writers: Sequence[Writer] = (),
+    stop: Stop | None = None,
     stop_requested: Callable[[], bool] = never,
     on_first_update: Callable[[], object] = nothing,
 ) -> None:
@@ -216,6 +227,7 @@ def train_item(
 
     Args:
         writers: receive the log points, with `session` and `seed` in each row; they are not closed.
+        stop: ends the session early; see `run_training`.
         stop_requested: another way to stop it than a signal.
         on_first_update: called after the first update.
 
@@ -224,10 +236,11 @@ def train_item(
     """
     config = item.config
     directory = session_dir(item.run_dir, item.session)
-    with StopRequest(f"session {item.session}", not config.devices.distributed) as stop:
+    rule = StopRule(stop)
+    with StopRequest(f"session {item.session}", not config.devices.distributed) as requested:
 
         def began() -> None:
-            stop.training = True
+            requested.training = True
             if distributed.is_leader():
                 write_json(item.run_dir / CONFIG_FILE, item.description)
             on_first_update()
@@ -237,16 +250,21 @@ def train_item(
             directory,
             item.session,
             resume=True,
-            writers=[SessionWriter(writer, item.session, config.seed + item.session) for writer in writers],
+            writers=[SessionWriter(writer, item.session, config.seed + item.session) for writer in (*writers, rule)],
             on_first_update=began,
-            stop_requested=lambda: stop.requested or stop_requested(),
+            stop_requested=lambda: requested.requested or stop_requested(),
+            is_enough=rule.is_met if stop else None,
         )
+    if rule.reason is not None and distributed.is_leader():
+        ended = {"env_steps": rule.env_steps, "total_env_steps": config.total_env_steps, "reason": rule.reason}
+        write_json(directory / STOPPED_FILE, ended)
 
 
 def train_in_process(
     item: Item,
     *,
     writers: Sequence[Writer] = (),
+    stop: Stop | None = None,
     stop_requested: Callable[[], bool] = never,
     on_first_update: Callable[[], object] = nothing,
 ) -> None:
@@ -254,14 +272,11 @@ def train_in_process(
     with contextlib.ExitStack() as exits:
         for writer in writers:
             exits.callback(writer.close)
-        train_item(item, writers=writers, stop_requested=stop_requested, on_first_update=on_first_update)
+        train_item(item, writers=writers, stop=stop, stop_requested=stop_requested, on_first_update=on_first_update)
 
 
 class SessionWriter(Writer):
-    """Passes what a session writes on to a caller's writer, with `session` and `seed` in each row.
-
-    It does not close that writer, which may serve other sessions: whoever made it closes it.
-    """
+    """Passes what a session writes on to a caller's writer, with `session` and `seed` in each row."""
 
     def __init__(self, writer: Writer, session: int, seed: int):
         self._writer = writer
@@ -278,6 +293,30 @@ class SessionWriter(Writer):
 
     def message(self, text: str) -> None:
         self._writer.message(text)
+
+
+class StopRule(Writer):
+    """Asks the caller's `stop` about each log point, until it says that the session is to end.
+
+    An unknown number is NaN in the row that it is asked about, so that comparisons are false.
+    """
+
+    def __init__(self, stop: Stop | None):
+        self._stop = stop
+        self.env_steps = 0  # of the log point at which the session ends
+        self.reason: str | None = None  # None while the session goes on
+
+    def is_met(self) -> bool:
+        """Whether the session is to end."""
+        return self.reason is not None
+
+    def write(self, row: Row) -> None:
+        if self._stop is None or self.is_met():
+            return
+        answer = self._stop({name: math.nan if value is None else value for name, value in row.items()})
+        if answer:
+            self.env_steps = row["env_steps"]
+            self.reason = answer if isinstance(answer, str) else "stop(row) was true at this log point"
 
 
 # --- Slots -----------------------------------------------------------------------------------------------------------
@@ -329,7 +368,9 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
     return SlotPlan(slots, parallel)
 
 
-def choose_launcher(items: Sequence[Item], writers: Sequence[Writer] = ()) -> tuple[Launcher, Train]:
+def choose_launcher(
+    items: Sequence[Item], writers: Sequence[Writer] = (), stop: Stop | None = None
+) -> tuple[Launcher, Train]:
     """The launcher of sessions on this machine, and the function that trains each of them.
 
     The sessions of a suite have processes of their own. In this process, the only session of a trial raises its error,
@@ -338,12 +379,12 @@ def choose_launcher(items: Sequence[Item], writers: Sequence[Writer] = ()) -> tu
 
     Args:
         items: at least one.
-        writers: see `run_training`.
+        writers, stop: see `run_training`.
     """
     config = items[0].config
     plan = plan_slots(config, 1 + max(item.number for item in items), len(items))
     if items[0].game or plan.needs_processes:
         launch = partial(run_processes, slots=plan.slots, parallel=plan.parallel)
-        return launch, partial(train_in_process, writers=writers)
+        return launch, partial(train_in_process, writers=writers, stop=stop)
     alone = config.sessions == 1 or config.devices.distributed
-    return partial(run_here, raises=alone), partial(train_item, writers=writers)
+    return partial(run_here, raises=alone), partial(train_item, writers=writers, stop=stop)
