@@ -15,7 +15,7 @@
 # A copy of the checkout without .git leaves `git_revision` in config.json empty: write the commit there before
 # make_results.py reads it. `train --resume` continues the runs on any machine.
 # The output is also in $OUT, by default data/gpu, with the figures as JSON; the runs are in data/gpu/runs. REHEARSAL=1
-# makes everything short, for a machine without a GPU (JAXRL_ATARI_SIMULATED_GPUS=1). benchmarks/NOTES.md says how to get
+# makes everything short, for a machine without a GPU: a CPU device stands in for it. benchmarks/NOTES.md says how to get
 # the package onto a machine without a network.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -26,6 +26,7 @@ mkdir -p "$out" "$runs"
 config=(--config configs/qbert.py --devices.gpu true)  # an error, rather than the CPU, if CUDA does not start
 steps=1000000 long=(--total-env-steps 3000000) few=(--repeats 2 --seconds 2) tests=(-m gpu)
 if [ -n "${REHEARSAL:-}" ]; then
+    export SIMULATED_GPUS=1 JAXRL_ATARI_IMPORT="[\"$PWD/tests/simulated_gpus.py\"]"
     steps=2048 long=(--total-env-steps 2048) few=(--repeats 1 --seconds 0.1) tests=(--co)
     config+=(--ppo.rollout-length 16 --ppo.minibatch-size 128 --ppo.epochs 1)
 fi

@@ -287,6 +287,9 @@ class Config:
             # Processes sum their env steps while acting: with overlap, each would do so at another point of the update.
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
             require(self.trial.parallel <= 1, "trial.parallel", self.trial.parallel, "0 or 1 with devices.distributed")
+        if self.network.name == "impala" and self.devices.gpu is not False:
+            hint = "XLA has no deterministic gradient of max-pooling on a GPU; with devices.gpu = false none is needed"
+            require(not self.devices.deterministic, "devices.deterministic", True, "false with impala", hint)
         samples = self.rollout_size
         expected = f"at least one rollout of {samples} env steps"
         require(self.total_env_steps >= samples, "total_env_steps", self.total_env_steps, expected)

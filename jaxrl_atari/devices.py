@@ -1,9 +1,8 @@
-"""Devices: the placement of a session, one session over several GPUs, and the checker.
+"""Devices: the placement of a session, one session over several GPUs, and the check of where arrays are.
 
-python -m jaxrl_atari.devices [--config configs/qbert.py ...]
+As a command, `python -m jaxrl_atari.devices`, it reports the devices of this machine (`commands/devices.py`).
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,13 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari import cli
-from jaxrl_atari.cli.options import FromConfig, parse
 from jaxrl_atari.config import DevicesConfig, GpuOption
 from jaxrl_atari.errors import check_fields, require
-from jaxrl_atari.hardware.check import print_report
-from jaxrl_atari.hardware.choice import choose_devices, first_devices, limit_jax, start_gpus
-from jaxrl_atari.hardware.gpus import visible
+from jaxrl_atari.hardware.choice import first_devices, limit_jax, start_gpus
+from jaxrl_atari.hardware.gpus import gpu_provider, visible
 from jaxrl_atari.ppo import KEYS, Shard
 
 
@@ -55,8 +51,7 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
         return place(devices, field)
     here = jax.process_index()
     own = [device for device in found if device.process_index == here]
-    # JAX counts GPUs as CUDA does, even those it was kept from. In tests, CPU device i + 1 stands in for GPU i.
-    gpus = {device.local_hardware_id - int(device.platform == "cpu"): device for device in own}
+    gpus = {gpu_provider().index(device): device for device in own}
 
     def on(index: int | None) -> jax.Device:
         if index is None:
@@ -155,7 +150,7 @@ class DataParallel:
         return jax.tree.map(row, tree)
 
 
-# --- The checker -------------------------------------------------------------------------------------------------
+# --- Where arrays are ------------------------------------------------------------------------------------------------
 
 
 class PlacementError(AssertionError):
@@ -177,23 +172,7 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
             raise PlacementError(f"{what}: {name} is on {where or 'the host'}; expected on {should}")
 
 
-# --- The command -------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Options(FromConfig):
-    """Reports this machine's devices, which of them each `devices.gpu` value picks, and problems.
-
-    With a config file or options of the config, also the memory that the learner needs.
-    """
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command. Exits with status 1 if the driver or a device fails."""
-    options, _ = parse(Options, arguments)
-    choose_devices(options.full_config.devices)
-    print_report(options.full_config, with_memory=options != Options())
-
-
 if __name__ == "__main__":
-    cli.run(main)
+    from jaxrl_atari.commands import devices
+
+    devices.run()

@@ -38,6 +38,19 @@ def environment(tmp_path_factory):
     return user_environment(XDG_CACHE_HOME=str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.fixture
+def simulate():
+    """A function that gives this process so many simulated GPUs, until the end of the test."""
+    from simulated_gpus import SimulatedGpus
+
+    from jaxrl_atari.hardware.gpus import use_provider
+
+    before = []
+    yield lambda count: before.append(use_provider(SimulatedGpus(count)))
+    if before:
+        use_provider(before[0])
+
+
 def wants_gpu(config):
     expression = config.option.markexpr
     return "gpu" in expression and "not gpu" not in expression

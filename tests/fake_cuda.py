@@ -55,7 +55,6 @@ def _machine(monkeypatch):
     spec.loader.exec_module(nvml)
     for user in (gpus, monitor):
         monkeypatch.setattr(user, "nvml", nvml)
-    monkeypatch.setattr(gpus, "forbidden_because", "")
     monkeypatch.setenv("FAKE_GPUS", "4")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
@@ -63,6 +62,8 @@ def _machine(monkeypatch):
     platforms = jax.config.jax_platforms
     jax.config.update("jax_platforms", None)
     gpus._start_nvml.cache_clear()
+    before = gpus.use_provider(gpus.Nvidia())
     yield nvml
+    gpus.use_provider(before)
     gpus._start_nvml.cache_clear()
     jax.config.update("jax_platforms", platforms)

@@ -15,9 +15,9 @@ PACKAGE = Path(__file__).parents[1] / "jaxrl_atari"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = [
-    "__init__", "__main__", "train", "search", "suite", "hub", "benchmark", "verify", "session", "evaluate", "plots",
-    "report", "rollout", "learner", "runs", "devices", "hardware", "ppo", "fast", "networks", "cli", "config", "envs",
-    "imports", "errors",
+    "__init__", "__main__", "train", "search", "suite", "hub", "benchmark", "verify", "commands", "session", "evaluate",
+    "plots", "report", "rollout", "learner", "runs", "devices", "ppo", "fast", "networks", "hardware", "cli", "config",
+    "envs", "imports", "errors",
 ]  # fmt: skip
 """A room imports only from rooms after it."""
 
@@ -32,11 +32,18 @@ def room(name):
     return name.split(".")[0]
 
 
+def is_command(statement):
+    """Whether a statement is `if __name__ == "__main__"`, which runs in a command and in no import."""
+    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "__name__ == '__main__'"
+
+
 @cache
 def imports(path):
     """Modules that a file imports, also inside functions, as dotted names."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    module.body = [statement for statement in module.body if not is_command(statement)]
+    for node in ast.walk(module):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -17,8 +17,9 @@ import sys
 
 import hub_server
 import pytest
+from simulated_gpus import simulated
 from test_docs import CASES
-from user_commands import ROOT, TWO_GPUS, free_address, one_error_line
+from user_commands import ROOT, free_address, one_error_line
 
 SPEC = ["--env.num-envs", "4", "--env.num-threads", "1", "--ppo.rollout-length", "16", "--ppo.minibatch-size", "64",
         "--ppo.epochs", "1"]  # fmt: skip
@@ -147,7 +148,7 @@ def prepare(environment, template, tmp_path):
     def make(case):
         user.environment |= dict(variable.split("=", 1) for variable in case.variables)
         if "--devices.gpu" in case.words or "cpu,gpu" in case.words:
-            user.environment |= TWO_GPUS
+            user.environment |= simulated(2)
         for word in directories(case):
             kind = next((kind for kind in ("suite", "search") if kind in word.lower()), "run")
             path = user.folder / (word if kind != "suite" else "/".join(word.split("/")[:2]))

@@ -125,6 +125,10 @@ def env(**options):
             lambda: Config(overlap="update", devices=DevicesConfig(distributed=True)),
             r"overlap = 'update': expected none with devices\.distributed",
         ),
+        (
+            lambda: Config(network=NetworkConfig(name="impala"), devices=DevicesConfig(deterministic=True)),
+            r"devices\.deterministic = True: expected false with impala; XLA has no .* of max-pooling on a GPU",
+        ),
     ],
 )
 def test_invalid_values_are_rejected_in_one_line(make, message):

@@ -3,6 +3,7 @@
 import jax
 import pytest
 from fake_cuda import SHOWN, FakeMachine, _machine, python  # noqa: F401
+from simulated_gpus import simulated
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig
 from jaxrl_atari.devices import pick_device, place
@@ -17,7 +18,7 @@ GIB = 2**30
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch):
-    for name in (gpus.SIMULATED, "CUDA_VISIBLE_DEVICES", "CUDA_OFFSET", "CUDA_DEVICE_ORDER"):
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_OFFSET", "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -39,35 +40,35 @@ def _clean(monkeypatch):
 def test_cuda_visible_devices_chooses(names, expected, machine, monkeypatch):
     if names is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
-    shown, problem = visible()
+    shown, problem, fault = visible()
     assert [gpu.name for gpu in shown] == expected
     assert {(gpu.model, gpu.memory) for gpu in shown} <= {("H100", 24 * GIB)}
-    assert problem == ("" if expected else f"CUDA_VISIBLE_DEVICES={names!r} leaves none")
+    assert (problem, fault) == ("" if expected else f"CUDA_VISIBLE_DEVICES={names!r} leaves none", "none")
     assert gpus.os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"  # CUDA counts as NVML does
 
 
 @pytest.mark.parametrize(
-    ("variables", "problem"),
+    ("variables", "problem", "fault"),
     [
-        ({"FAKE_NVML_ERROR": "12"}, "there is no NVIDIA driver"),
-        ({"FAKE_NVML_ERROR": "9"}, "there is no NVIDIA driver"),
-        ({"FAKE_NVML_ERROR": "18"}, "NVML failed: 18"),
-        ({"FAKE_GPUS": "0"}, "this machine has no GPU"),
+        ({"FAKE_NVML_ERROR": "12"}, "there is no NVIDIA driver", "none"),
+        ({"FAKE_NVML_ERROR": "9"}, "there is no NVIDIA driver", "none"),
+        ({"FAKE_NVML_ERROR": "18"}, "NVML failed: 18", "failed"),
+        ({"FAKE_GPUS": "0"}, "this machine has no GPU", "none"),
     ],
 )
-def test_the_reason_for_no_gpu(variables, problem, machine, monkeypatch):
+def test_the_reason_for_no_gpu(variables, problem, fault, machine, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert visible() == ((), problem)
+    assert visible() == ((), problem, fault)
 
 
 def test_without_jaxs_plugin_the_install_command_is_named(machine, monkeypatch):
     monkeypatch.setattr(gpus.importlib.metadata, "entry_points", lambda group: [])
-    assert visible() == ((), "JAX's CUDA plugin is not installed; pip install 'jaxrl_atari[cuda12]'")
+    assert visible() == ((), "JAX's CUDA plugin is not installed; pip install 'jaxrl_atari[cuda12]'", "unused")
 
 
-def test_simulated_gpus_follow_cuda_visible_devices(monkeypatch):
-    monkeypatch.setenv(gpus.SIMULATED, "3")
+def test_simulated_gpus_follow_cuda_visible_devices(simulate, monkeypatch):
+    simulate(3)
     for names, expected in (("2,0", "20"), ("", ""), ("-1", ""), ("1,7,0", "1")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
         assert "".join(gpu.name for gpu in visible().gpus) == expected
@@ -90,7 +91,7 @@ for text in sys.argv[1:]:
 
 
 def test_gpu_option_with_two_gpus():
-    result = python("-c", PICK, "auto", "true", "0", "1", "2", "false", JAXRL_ATARI_SIMULATED_GPUS="2")
+    result = python("-c", PICK, "auto", "true", "0", "1", "2", "false", **simulated(2))
     auto, true, zero, one, two, false = (line.split("|") for line in result.stdout.splitlines())
     # CPU device 0 is the CPU, 1 and 2 stand in for the GPUs.
     assert [auto[1], true[1], zero[1], one[1], false[1]] == ["cpu:1", "cpu:1", "cpu:1", "cpu:2", "cpu:0"], result.stderr
@@ -101,8 +102,8 @@ def test_gpu_option_with_two_gpus():
     )
 
 
-def test_gpu_option_without_a_gpu(monkeypatch):
-    monkeypatch.setenv(gpus.SIMULATED, "2")
+def test_gpu_option_without_a_gpu(simulate, monkeypatch):
+    simulate(2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     found = place(DevicesConfig())
     assert found.home.platform == "cpu"
@@ -114,9 +115,9 @@ def test_gpu_option_without_a_gpu(monkeypatch):
             pick_device(gpu)
 
 
-def test_devices_of_a_session(monkeypatch):
+def test_devices_of_a_session(simulate):
     cpu = jax.devices("cpu")  # JAX has started: device 0 is the CPU, 1 to 4 stand in for the GPUs
-    monkeypatch.setenv(gpus.SIMULATED, "4")
+    simulate(4)
     placement = place(DevicesConfig(gpu=1, data_parallel=2, actor=3))
     assert placement.learner == (cpu[2], cpu[3])  # from the chosen one on
     assert placement.actors == (cpu[4], cpu[4])
@@ -180,8 +181,8 @@ def places(**devices):
     return [session_gpus(config, session)[0] for session in range(4)]
 
 
-def test_sessions_cycle_through_the_gpus(monkeypatch):
-    monkeypatch.setenv(gpus.SIMULATED, "4")
+def test_sessions_cycle_through_the_gpus(simulate, monkeypatch):
+    simulate(4)
     assert places() == [(0,), (1,), (2,), (3,)]
     assert places(data_parallel=2) == [(0, 1), (2, 3), (0, 1), (2, 3)]
     assert places(data_parallel="all") == [(0, 1, 2, 3)] * 4
@@ -194,8 +195,8 @@ def test_sessions_cycle_through_the_gpus(monkeypatch):
     assert places() == [(1,), (0,), (1,), (0,)]
 
 
-def test_impossible_places_are_rejected(monkeypatch):
-    monkeypatch.setenv(gpus.SIMULATED, "2")
+def test_impossible_places_are_rejected(simulate, monkeypatch):
+    simulate(2)
     with pytest.raises(ConfigError, match=r"devices.gpu = 2: expected a visible GPU"):
         places(gpu=2)
     with pytest.raises(ConfigError, match=r"devices.data_parallel = 4: expected at most 2"):
@@ -269,7 +270,7 @@ def report(run, *options, **variables):
 @pytest.mark.long
 def test_report_of_the_devices():
     options = ("--config", "configs/qbert.py", "--env.num-envs", "128", "--devices.gpu", "1")
-    result = report(python, *options, JAXRL_ATARI_SIMULATED_GPUS="2")
+    result = report(python, *options, **simulated(2))
     assert result.returncode == 0, result.stderr
     assert f"\njax {jax.__version__}\n" in result.stdout
     assert result.stdout.count("matrix product right") == 3  # two GPUs and the CPU
@@ -285,15 +286,19 @@ def test_report_of_the_devices():
 
 
 @pytest.mark.parametrize(
-    ("variables", "status", "problem"),
-    [
-        ({"FAKE_NVML_ERROR": "12"}, 0, "there is no NVIDIA driver"),
-        ({"FAKE_NVML_ERROR": "18"}, 1, "NVML failed: 18"),
-        ({}, 1, "JAX cannot start on a GPU: "),
-    ],
+    ("variables", "problem"),
+    [({"FAKE_NVML_ERROR": "18"}, "NVML failed: 18"), ({}, "JAX cannot start on a GPU: ")],
 )
-def test_report_of_problems(variables, status, problem, tmp_path):
+def test_report_of_problems(variables, problem, tmp_path):
     result = report(FakeMachine(tmp_path).python, **variables)
-    assert result.returncode == status, result.stderr
+    assert result.returncode == 1, result.stderr
     assert result.stdout.count(f"problem: {problem}") == result.stdout.count(problem) == 1
     assert "no problem found" not in result.stdout
+
+
+def test_a_machine_without_a_gpu_has_no_problem(tmp_path):
+    result = report(FakeMachine(tmp_path).python, FAKE_NVML_ERROR="12")
+    assert result.returncode == 0, result.stderr
+    assert "\nno GPU: there is no NVIDIA driver\n" in result.stdout
+    assert "problem:" not in result.stdout
+    assert result.stdout.splitlines()[-1] == "no problem found"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fake_cuda import python
 from sample_runs import flip_bit, read_csv
+from simulated_gpus import simulated
 from user_commands import ROOT, free_address, one_error_line, user_environment
 
 from jaxrl_atari.config import DevicesConfig
@@ -145,10 +146,7 @@ print("placed", is_leader(), agree(argv[2]), sum_over_processes(4), rows[:, 1].t
 
 def test_two_processes_on_one_host_have_gpus_of_their_own():
     coordinator = free_address()
-    children = [
-        start(["-c", TOGETHER, coordinator, i], JAXRL_ATARI_SIMULATED_GPUS="2", CUDA_VISIBLE_DEVICES=str(i))
-        for i in range(2)
-    ]
+    children = [start(["-c", TOGETHER, coordinator, i], **simulated(2), CUDA_VISIBLE_DEVICES=str(i)) for i in range(2)]
     try:
         printed = "".join(child.communicate(timeout=240)[0] for child in children)
     finally:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_cuda import SHOWN, FakeMachine, python
+from simulated_gpus import simulated
 from user_commands import ROOT, free_address, user_environment
 
 from jaxrl_atari import learner
@@ -132,10 +133,10 @@ def test_xla_knows_the_flags_of_determinism(tmp_path):
     assert "xla_gpu_deterministic_ops: true" in options.read_text()
 
 
-def test_what_needs_a_fresh_process(monkeypatch, request):
+def test_what_needs_a_fresh_process(simulate, monkeypatch, request):
     before = jax.config.jax_persistent_cache_enable_xla_caches
     request.addfinalizer(lambda: jax.config.update("jax_persistent_cache_enable_xla_caches", before))
-    monkeypatch.setenv(gpus.SIMULATED, "9")
+    simulate(9)
     with pytest.raises(ConfigError, match=r"devices.gpu = 8: expected one of \[0.*6\], on which JAX has started"):
         pick_device(8)  # the tests have eight CPU devices
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -174,7 +175,7 @@ for steps in (64, 128):  # a new run, and a resumed one
 @pytest.mark.slow
 def test_no_array_stays_on_a_device_that_the_session_does_not_use(tmp_path):
     # Device 0 is JAX's default device, as GPU 0 would be: only what belongs nowhere else would be made there.
-    result = python("-c", SESSION, tmp_path / "session_0", **{gpus.SIMULATED: "5"})
+    result = python("-c", SESSION, tmp_path / "session_0", **simulated(5))
     assert result.returncode == 0, result.stdout + result.stderr
     lines = {line for line in result.stdout.splitlines() if line.startswith("arrays on")}
     assert lines <= {"arrays on 2 3", "arrays on 2 3 4"}
@@ -183,7 +184,7 @@ def test_no_array_stays_on_a_device_that_the_session_does_not_use(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_one_session_on_two_simulated_gpus(tmp_path):
-    result = python(*TINY, "--output-dir", tmp_path, "--devices.data-parallel", 2, **{gpus.SIMULATED: "2"})
+    result = python(*TINY, "--output-dir", tmp_path, "--devices.data-parallel", 2, **simulated(2))
     assert result.returncode == 0, result.stdout + result.stderr
     assert "device: cpu:1, cpu:2 (devices.gpu = auto)" in result.stdout
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxrl_atari.commands.devices import memory_report
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.hardware.check import memory_report
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 
 SMALL = Config(

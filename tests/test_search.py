@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from sample_runs import read_csv, table, write_run
+from simulated_gpus import simulated
 from user_commands import ROOT, free_address, one_error_line
 
 pytest.importorskip("ray", reason="search mode needs Ray: pip install 'jaxrl_atari[search]'")
@@ -401,7 +402,7 @@ def wait_for_progress(process, directory, sessions=2):
 def test_a_search_is_interrupted_killed_and_continued(tmp_path):
     """Two trials at a time on a simulated GPU, each of two sessions."""
     (tmp_path / "tiny.py").write_text(TINY)
-    search_dir, gpu = tmp_path / "search", {"JAXRL_ATARI_SIMULATED_GPUS": "1"}
+    search_dir, gpu = tmp_path / "search", simulated(1)
     line = ["-m", "jaxrl_atari.search", "--config", tmp_path / "tiny.py", "--run-dir", search_dir]
     for number in (signal.SIGINT, signal.SIGTERM):  # as a terminal and `timeout` send them: to the process group
         process = start(*line, **gpu)

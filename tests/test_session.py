@@ -246,9 +246,9 @@ def test_an_error_leaves_neither_threads_nor_processes(session_dir):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("every", "played"), [(96, 2), (192, 1)])
-def test_evaluations_play_the_parameters_of_their_moment(every, played, session_dir, monkeypatch, capsys):
+def test_evaluations_play_the_parameters_of_their_moment(every, played, session_dir, simulate, capsys):
     """On a device of their own; once where the last update ends just before the budget."""
-    monkeypatch.setenv("JAXRL_ATARI_SIMULATED_GPUS", "2")
+    simulate(2)
     lines = Lines()
     options = {"every_env_steps": every, "episodes": 3, "num_envs": 2}
     config = change(TINY, env={"game": "SpaceInvaders"}, evaluation=options, devices={"gpu": "auto", "evaluator": 1})

@@ -11,13 +11,13 @@ from multiprocessing.pool import ThreadPool
 
 import pytest
 import small_sessions
+from simulated_gpus import simulated
 from small_training import Lines, read_table
 from user_commands import ROOT
 
 from jaxrl_atari import ConfigError, UserError, run_training
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig
 from jaxrl_atari.errors import SessionsFailed
-from jaxrl_atari.hardware.gpus import SIMULATED
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
@@ -215,7 +215,7 @@ def train(run_dir, *options, **variables):
 @pytest.mark.long
 def test_two_sessions_on_two_gpus(tmp_path):
     run_dir = tmp_path / "run"
-    done = train(run_dir, **{SIMULATED: "2", "CUDA_OFFSET": "1"})
+    done = train(run_dir, **simulated(2), CUDA_OFFSET="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r"^session \d  on GPU (\d) \(2 visible, CUDA_OFFSET 1\)$", done.stdout, re.M) == ["1", "0"]
     # Each process sees one GPU, the first one to it.
@@ -234,7 +234,7 @@ def test_the_only_session_fails_alike_in_a_process_of_its_own(tmp_path):
         json.dumps({"config": dataclasses.replace(TINY, sessions=1).to_dict()})
     )
     with only_writer(tmp_path / "run" / "session_0"):
-        done = train(tmp_path / "run", **{SIMULATED: "2"})
+        done = train(tmp_path / "run", **simulated(2))
     assert (done.returncode, done.stderr.count("error: ")) == (2, 1), done.stdout + done.stderr
     assert re.search(r"^error: .*session_0: another process is training there", done.stderr, re.M)
 
@@ -255,8 +255,8 @@ def test_the_only_session_fails_alike_in_a_process_of_its_own(tmp_path):
         ({"devices": DevicesConfig(gpu=False), "trial": TrialConfig(parallel=2)}, 2, [{}]),
     ],
 )
-def test_sessions_take_the_gpus_in_turn(fields, parallel, environments, monkeypatch):
-    monkeypatch.setenv(SIMULATED, "4")
+def test_sessions_take_the_gpus_in_turn(fields, parallel, environments, simulate, monkeypatch):
+    simulate(4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     config = dataclasses.replace(TINY, **fields)
     slots, at_a_time = plan_slots(config, config.sessions, config.sessions)

@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TWO_GPUS = {"JAXRL_ATARI_SIMULATED_GPUS": "2"}
 
 
 def user_environment(**more):

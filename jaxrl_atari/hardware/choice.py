@@ -3,19 +3,16 @@
 Only `start_gpus` starts JAX's back end.
 """
 
-import contextlib
 import os
 import re
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import UserError, reason, require
-from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.gpus import Gpu, Visible, forbid_gpu, visible
+from jaxrl_atari.hardware.gpus import Gpu, Visible, forbid_gpu, gpu_provider, visible
 from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction
 from jaxrl_atari.hardware.runtime import jax_config, use_deterministic_kernels
 
@@ -146,18 +143,10 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoic
     apply_memory_fraction(devices)
     if devices.deterministic:
         use_deterministic_kernels()
-    if not use.gpus:
-        forbid_gpu(use.problem)
-    elif gpus.simulated_count() is not None:
-        with contextlib.suppress(RuntimeError):  # JAX has started already and keeps its devices
-            jax_config.update("jax_num_cpu_devices", len(use.gpus) + 1)
+    if use.gpus:
+        gpu_provider().limit({index for index in (*use.learner, use.actor, use.evaluator) if index is not None})
     else:
-        used = {*use.learner, use.actor, use.evaluator} - {None}
-        if len(used) < len(use.gpus):
-            jax_config.update("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
-        platforms = jax_config.jax_platforms
-        if platforms and "cpu" not in platforms:  # where the first parameters are computed
-            jax_config.update("jax_platforms", f"{platforms},cpu")
+        forbid_gpu(use.problem)
     return use
 
 
@@ -167,14 +156,10 @@ def start_gpus() -> list[jax.Device]:
     Raises:
         UserError: a GPU has too little free memory for JAX to start.
     """
-    shown = len(visible().gpus)
-    if shown == 0:
+    if not visible().gpus:
         return []
-    if gpus.simulated_count() is not None:  # the first CPU device of each process stays the CPU
-        processes = groupby(jax.devices("cpu"), key=lambda device: device.process_index)
-        return [device for _, devices in processes for device in list(devices)[1 : shown + 1]]
     try:
-        return jax.devices("gpu")
+        return gpu_provider().start()
     except RuntimeError as error:
         if NO_MEMORY.search(str(error)):
             raise UserError(

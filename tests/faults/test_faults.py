@@ -21,7 +21,8 @@ import time
 import psutil
 import pytest
 from rehearsal import CONFIG, ENDLESS, INTERRUPTED, rehearsal
-from user_commands import TWO_GPUS, one_error_line, user_environment
+from simulated_gpus import simulated
+from user_commands import one_error_line, user_environment
 
 train = pytest.fixture(rehearsal)
 
@@ -69,7 +70,7 @@ def test_sessions_end_with_their_killed_parent_and_with_a_signal_to_all(train):
     """SIGKILL of the parent, then SIGUSR1 to every process, as a cluster sends it: each writes a last checkpoint."""
     for number in [signal.SIGKILL, signal.SIGUSR1] * ROUNDS:
         before = [train.last(session) for session in (0, 1)]
-        process = train.start("--sessions", 2, *ENDLESS, variables=TWO_GPUS)
+        process = train.start("--sessions", 2, *ENDLESS, variables=simulated(2))
         for session in (0, 1):
             train.wait_for(process, session, before[session])
         children = psutil.Process(process.pid).children()
@@ -83,7 +84,7 @@ def test_sessions_end_with_their_killed_parent_and_with_a_signal_to_all(train):
         for session in (0, 1):
             assert train.last(session) == train.logged(session)[-1] > before[session]
     total = max(train.last(0), train.last(1)) + 100
-    status, output = train.run("--sessions", 2, "--total-env-steps", total, variables=TWO_GPUS)
+    status, output = train.run("--sessions", 2, "--total-env-steps", total, variables=simulated(2))
     assert status == 0, output
     assert min(train.last(0), train.last(1)) > total - 20
 

@@ -1,5 +1,9 @@
-"""The report of `python -m jaxrl_atari.devices`: devices, the choice of each `gpu` option, memory, and problems."""
+"""Report of this machine's devices: what JAX sees, what each `gpu` option picks, memory, and problems.
 
+python -m jaxrl_atari.devices [--config configs/qbert.py ...]
+"""
+
+import dataclasses
 import importlib.metadata
 import math
 import sys
@@ -12,12 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_atari import cli
 from jaxrl_atari.cli import say
+from jaxrl_atari.cli.options import FromConfig, parse
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.fast.forms import make_network
-from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
+from jaxrl_atari.hardware.gpus import driver_version, network_platform, visible
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.networks import STACK, init_params
 from jaxrl_atari.ppo import KEYS, Rollout, init_train_state, update
@@ -25,14 +31,23 @@ from jaxrl_atari.ppo import KEYS, Rollout, init_train_state, update
 ACTIONS = 18  # the most that a game has
 
 
+@dataclasses.dataclass(frozen=True)
+class Options(FromConfig):
+    """Reports this machine's devices, which of them each `devices.gpu` value picks, and problems.
+
+    With a config file or options of the config, also the memory that the learner needs.
+    """
+
+
 def print_report(config: Config, with_memory: bool) -> None:
     """Prints the report. Exits with status 1 if the driver or a device fails.
 
     Args:
+        config: its `devices` are those for which memory is reported.
         with_memory: report also what training with the config needs, unless there is a fault.
     """
-    visible, problem = gpus.visible()
-    if version := gpus.driver_version():
+    shown = visible()
+    if version := driver_version():
         say(f"NVIDIA driver {version}")
     for package in importlib.metadata.distributions():
         if package.name.startswith(("jax", "nvidia-")):
@@ -41,9 +56,12 @@ def print_report(config: Config, with_memory: bool) -> None:
     limit_jax(DevicesConfig(data_parallel="all"))
     gpu_devices = start_gpus()
     cpu = jax.devices("cpu")[0]
+
     faults = []
-    if gpus.NVML_FAILED in problem or len(gpu_devices) < len(visible):
-        faults.append(gpus.forbidden_because or f"JAX has {len(gpu_devices)} of {len(visible)} GPUs")
+    if shown.fault == "failed":
+        faults.append(shown.problem)
+    if len(gpu_devices) < len(shown.gpus):
+        faults.append(visible().problem or f"JAX has {len(gpu_devices)} of {len(shown.gpus)} GPUs")
     for device in (*gpu_devices, cpu):
         result = multiply(device)
         limit = (device.memory_stats() or {}).get("bytes_limit")
@@ -51,22 +69,37 @@ def print_report(config: Config, with_memory: bool) -> None:
         say(f"{device} ({device.device_kind}): matrix product {result}{memory}")
         if result != "right":
             faults.append(f"{device}: matrix product {result}")
-
-    def learners(devices: DevicesConfig) -> list[jax.Device]:
-        return [gpu_devices[index] for index in choose_devices(devices).learner] or [cpu]
+    if not shown.gpus and shown.fault == "none":
+        say(f"no GPU: {shown.problem}")
 
     for option in ("auto", True, False, *range(len(gpu_devices))):
         try:
-            choice = learners(DevicesConfig(gpu=option))[0]
+            choice = learner_devices(DevicesConfig(gpu=option), gpu_devices)[0]
         except UserError:
             choice = "an error"
         say(f"devices.gpu = {str(option).lower():6}{choice}")
     if with_memory and not faults:
-        say(memory_report(config, learners(config.devices)))
-    problems = dict.fromkeys(filter(None, [problem, *faults]))
-    say("\n".join(f"problem: {text}" for text in problems) or "no problem found")
+        say(memory_report(config, learner_devices(config.devices, gpu_devices)))
+
+    problems = [*faults]
+    if shown.fault == "unused":
+        problems.append(shown.problem)
+    for problem in problems:
+        say(f"problem: {problem}")
+    if not problems:
+        say("no problem found")
     if faults:
         sys.exit(1)
+
+
+def learner_devices(devices: DevicesConfig, gpu_devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """The devices that would learn. Raises `ConfigError` if this machine does not have them.
+
+    Args:
+        gpu_devices: all visible GPUs, on which JAX has started.
+    """
+    chosen = choose_devices(devices).learner
+    return [gpu_devices[index] for index in chosen] or [jax.devices("cpu")[0]]
 
 
 def multiply(device: jax.Device) -> str:
@@ -80,20 +113,34 @@ def multiply(device: jax.Device) -> str:
 
 
 def memory_report(config: Config, devices: Sequence[jax.Device]) -> str:
-    """The memory of each device that learns and acts, by XLA's analysis of the update, compiled for the first one."""
+    """The memory of each device that learns and acts, by XLA's analysis of the update, compiled for the first one.
+
+    Args:
+        devices: the learner's devices.
+    """
     num_envs = config.env.num_envs // len(devices)
     ppo = config.ppo
     home = devices[0]
     ppo = replace(ppo, minibatch_size=ppo.minibatch_size // len(devices), gae_lambda=config.resolved_gae_lambda)
-    network = make_network(config.network, ACTIONS, gpus.network_platform(home))
+    network = make_network(config.network, ACTIONS, network_platform(home))
     frames = (ppo.rollout_length + STACK, num_envs, *network.layout.shape)
 
     def arguments(key: jax.Array) -> tuple[Any, ...]:
-        number = jnp.zeros((ppo.rollout_length, num_envs))
-        whole = number.astype(int)
-        mark = number > 0
-        steps = whole, whole, number, number, number, mark, mark, number
-        rollout = Rollout(jnp.zeros(frames, np.uint8), *steps, bootstrap_value=number[0])
+        numbers = jnp.zeros((ppo.rollout_length, num_envs))
+        integers = numbers.astype(int)
+        marks = numbers > 0
+        rollout = Rollout(
+            frames=jnp.zeros(frames, np.uint8),
+            age=integers,
+            action=integers,
+            log_prob=numbers,
+            value=numbers,
+            reward=numbers,
+            terminated=marks,
+            truncated=marks,
+            weight=numbers,
+            bootstrap_value=numbers[0],
+        )
         return init_train_state(init_params(config.network, ACTIONS, key), ppo), rollout, ppo, key
 
     with jax.default_device(home):
@@ -112,3 +159,15 @@ memory of a learner device that also acts, by XLA's analysis of the compiled upd
   what reduces it: {"ppo.minibatch_size" if working > 2 * filled else "env.num_envs"}
 On a GPU, add 0.6 to 0.8 GiB for the CUDA context, cuDNN and cuBLAS.
 """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command. Exits with status 1 if the driver or a device fails."""
+    options, _ = parse(Options, arguments)
+    choose_devices(options.full_config.devices)
+    print_report(options.full_config, with_memory=options != Options())
+
+
+def run() -> None:
+    """Runs `python -m jaxrl_atari.devices`."""
+    cli.run(main)

@@ -1,0 +1,50 @@
+"""JAX's CPU devices in place of GPUs, which compute: `SimulatedGpus` for this process, `simulated` for others.
+
+A process that imports this file (`--import tests/simulated_gpus.py`, or the variable that `simulated` sets) has
+SIMULATED_GPUS of them. CPU device 0 stays the CPU, and device i + 1 stands in for GPU i.
+"""
+
+import contextlib
+import json
+import os
+from itertools import groupby
+
+import jax
+
+from jaxrl_atari.hardware.gpus import Gpu, left_visible, use_provider
+from jaxrl_atari.hardware.runtime import jax_config
+from jaxrl_atari.imports import IMPORTS
+
+
+class SimulatedGpus:
+    """A `Provider` with so many GPUs; CUDA_VISIBLE_DEVICES counts."""
+
+    def __init__(self, count):
+        self._gpus = [Gpu(str(index), "simulated GPU", 0) for index in range(count)]
+
+    def visible(self):
+        return left_visible(self._gpus)
+
+    def forbid(self, reason):
+        """Nothing: in one process, a test without GPUs may come before one with some."""
+
+    def limit(self, used):
+        with contextlib.suppress(RuntimeError):  # JAX has started already and keeps its devices
+            jax_config.update("jax_num_cpu_devices", len(self.visible().gpus) + 1)
+
+    def start(self):
+        processes = groupby(jax.devices("cpu"), key=lambda device: device.process_index)
+        count = len(self.visible().gpus)
+        return [device for _, devices in processes for device in list(devices)[1 : count + 1]]
+
+    def index(self, device):
+        return device.local_hardware_id - 1
+
+
+def simulated(count):
+    """The variables of a process with so many simulated GPUs."""
+    return {"SIMULATED_GPUS": str(count), IMPORTS: json.dumps([os.path.abspath(__file__)])}
+
+
+if "SIMULATED_GPUS" in os.environ:
+    use_provider(SimulatedGpus(int(os.environ["SIMULATED_GPUS"])))
