@@ -520,6 +520,12 @@ def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
         }  # fmt: skip
         statuses = {row["game"]: row["status"] for row in read_csv(suite_dir / "results.csv")}
         assert statuses["Pong"] == "complete"
+        sweep = ["--run-dir", tmp_path / "sweep", "--games", "Pong", "--vary", "ppo.gamma=0.9,0.99", "--sessions", "1"]
+        process = start(*line[:4], *sweep, "--total-env-steps", "512", "--address", address)
+        output, _ = process.communicate(timeout=400)
+        assert process.returncode == 0, output
+        rows = read_csv(tmp_path / "sweep" / "results.csv")
+        assert [(row["ppo.gamma"], row["status"]) for row in rows] == [("0.9", "complete"), ("0.99", "complete")]
         for path, env_steps in killed.items():
             assert f"resumed at {env_steps:,} env steps" in (path / "output.txt").read_text()
     finally:

@@ -192,6 +192,49 @@ def test_what_cannot_be_sent_to_processes_is_refused_before_a_directory_is_made(
     assert not (tmp_path / "run").exists()
 
 
+SCRIPT = """
+import dataclasses, multiprocessing, sys, small_sessions
+from test_trial import TINY, TrialConfig
+from jaxrl_atari import UserError, run_training
+
+def train():
+    try:
+        run_training(dataclasses.replace(TINY, trial=TrialConfig(parallel=2)), sys.argv[1], stop=small_sessions.enough)
+    except UserError as error:
+        print("error:", error)
+
+if __name__ == "__main__":
+    if sys.argv[2] == "pool":
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            pool.apply(train)
+    else:
+        train()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("stdin", "import the script again: it comes from <stdin>, where they cannot read it; save it as a file"),
+        ("pool", "this is a daemonic process, such as a worker of multiprocessing.Pool, and may start none"),
+        ("file", "session 1 ended at 16 env steps: enough"),
+    ],
+)
+def test_scripts_of_every_kind_train_in_processes_or_are_refused_in_one_line(how, words, tmp_path):
+    """`file` trains, and ends early by a rule that the processes get by pickle."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    script = "-" if how == "stdin" else str(tmp_path / "script.py")
+    done = subprocess.run(
+        [sys.executable, script, str(tmp_path / "run"), how], input=SCRIPT, capture_output=True, text=True, timeout=240,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "run").exists() == (how == "file")
+
+
 class Holding(Lines):
     """A writer with a lock, which pickle cannot copy."""
 
