@@ -449,10 +449,13 @@ def test_a_search_in_which_all_trials_fail_has_status_1(tmp_path):
     search_dir = tmp_path / "search"
     search_dir.mkdir()
     (config,) = load_config(tmp_path / "tiny.py", get_config=Config)
-    new_search(search_dir, config, space={"ppo.gae_lambda": FloatDistribution(0.7, 0.98)}, trials=2)
+    config = dataclasses.replace(config, log=dataclasses.replace(config.log, graphs=False))
+    new_search(
+        search_dir, config, space={"ppo.gae_lambda": FloatDistribution(0.7, 0.98)}, trials=2, early_stopping="none"
+    )
     for number in range(2):
         (search_dir / f"trial_{number}").write_text("in the way")
-    process = start("-m", "jaxrl_atari.search", "--resume", search_dir, "--log.no-graphs")
+    process = start("-m", "jaxrl_atari.search", "--resume", search_dir)
     output, _ = process.communicate(timeout=250)
     assert process.returncode == 1, output
     assert re.search(r"^error: every trial failed \(2\), the last one: FileExistsError: ", output, re.M), output

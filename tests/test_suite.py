@@ -362,7 +362,7 @@ def test_a_sweep_has_one_table_and_is_resumed(tmp_path, capsys):
     assert human == pytest.approx([0.75, 0.15, 1.75, 0.375])
     table = re.sub(r" +", " ", said)
     assert "# sweep: 2 settings of ppo.gamma, 2 games, 2 sessions of 64 env steps each" in table
-    assert "| 0.99 | Breakout | 2 | 64 |" in table
+    assert "| Breakout | 0.99 | 2 | 64 |" in table
     assert "| ppo.gamma=0.9 | 2 | 1.25 (" in table  # mean over the games
     assert "| ppo.gamma=0.99 | 2 | 0.26 (" in table
     assert (sweep_dir / "ppo.gamma=0.99" / "results.csv").is_file()

@@ -87,7 +87,7 @@ def run_processes(items: Sequence[Item], train: Train, on_end: OnEnd, *, slots: 
     """
     waiting = list(items)
     stopping = False
-    running: list[_Process] = []
+    running: list[_Child] = []
     compiled: set[int] = set()  # programs
     with StopRequest(quick=False, answer=STOPPING) as stop:
         try:
@@ -95,9 +95,9 @@ def run_processes(items: Sequence[Item], train: Train, on_end: OnEnd, *, slots: 
                 if stop.requested and not stopping:
                     stopping = True
                     waiting.clear()
-                    for process in running:
-                        process.process.terminate()
-                compiling = {process.item.program for process in running} - compiled
+                    for child in running:
+                        child.process.terminate()
+                compiling = {child.item.program for child in running} - compiled
                 item = next((item for item in waiting if item.program not in compiling), None)
                 if item is not None and len(running) < parallel:
                     waiting.remove(item)
@@ -108,40 +108,40 @@ def run_processes(items: Sequence[Item], train: Train, on_end: OnEnd, *, slots: 
                         item.say(
                             f"compiles first; {counted(followers, 'session')} with the same programs will read them"
                         )
-                    running.append(_Process(item, slot, train, slots[slot].environment, parallel > 1))
+                    running.append(_Child(item, slot, train, slots[slot].environment, parallel > 1))
                     continue
                 time.sleep(POLL_SECONDS)
-                for process in list(running):
-                    status = process.process.exitcode  # before reading: whatever it has said is there
-                    process.read()
-                    if process.has_compiled:
-                        compiled.add(process.item.program)
+                for child in list(running):
+                    status = child.process.exitcode  # before reading: whatever it has said is there
+                    child.read()
+                    if child.has_compiled:
+                        compiled.add(child.item.program)
                     if status is None:
                         continue
-                    running.remove(process)
-                    if process.line:  # cut short by the end of the process
-                        process.item.say(process.line.decode(errors="replace"))
-                    failure = process.failure
+                    running.remove(child)
+                    if child.line:  # cut short by the end of the process
+                        child.item.say(child.line.decode(errors="replace"))
+                    failure = child.failure
                     if status and not (failure or stopping):
                         failure = Failure(f"exit status {status}{KILLED if status == -signal.SIGKILL else ''}")
                     if failure or status == 0:
-                        on_end(process.item, failure)
+                        on_end(child.item, failure)
         except KeyboardInterrupt:
-            for process in running:
-                process.process.kill()
+            for child in running:
+                child.process.kill()
             raise
     if stopping:
         raise KeyboardInterrupt
 
 
-def _least_busy(item: Item, running: Sequence["_Process"], slots: int) -> int:
+def _least_busy(item: Item, running: Sequence["_Child"], slots: int) -> int:
     """The slot on which the fewest sessions train; of several, the item's own."""
-    busy = Counter(process.slot for process in running)
+    busy = Counter(child.slot for child in running)
     own = item.number % slots
     return min(range(slots), key=lambda slot: (busy[slot], slot != own))
 
 
-class _Process:
+class _Child:
     """The process of a session, with what it has printed and sent.
 
     Args:

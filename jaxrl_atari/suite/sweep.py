@@ -42,15 +42,15 @@ SAME_IN_ALL_SETTINGS = (
 """Fields and groups that neither a sweep nor a search can vary, as the beginnings of their dotted names."""
 
 TABLE_COLUMNS = (
-    "game", "sessions", "env_steps", "score", "score_std", "score_low", "score_high", "human_normalised_score", "hours",
+    "sessions", "env_steps", "score", "score_std", "score_low", "score_high", "human_normalised_score", "hours",
     "status",
 )  # fmt: skip
-"""Columns of the table of a sweep, after those of the fields that vary: some of `GAME_COLUMNS`."""
+"""Columns of the table of a sweep, after the game and the fields that vary: some of `GAME_COLUMNS`."""
 
 EXPLANATION = (
     "score: `return_ma` at the end, mean and standard deviation over sessions, and the 95% interval of the mean (from "
-    "3 sessions on). Two settings whose intervals overlap cannot be ranked. The best of several settings owes a part "
-    "of its score to chance: train it again with other seeds (--seed) before you quote a score."
+    "3 sessions on). Where intervals overlap, the table does not rank the settings. The best of several owes a part of "
+    "its score to chance: train it again with other seeds (--seed) before you quote a score."
 )
 
 
@@ -183,7 +183,7 @@ class SweepResults(NamedTuple):
     path: Path
     vary: dict[str, list[Any]]
     suites: dict[str, SuiteResults]  # label of a setting -> the results of its suite
-    rows: list[dict[str, Any]]  # of the table: the fields that vary, then `TABLE_COLUMNS`
+    rows: list[dict[str, Any]]  # of the table: game, the fields that vary, `TABLE_COLUMNS`
     text: str  # the content of results.md
 
 
@@ -198,12 +198,15 @@ def sweep_results(sweep_dir: Path, sweep: Sweep, failures: Mapping[str, Mapping[
     for setting in sweep.settings:
         found = suite_results(sweep_dir / setting.label, failures.get(setting.label, {}))
         suites[setting.label] = found
-        rows += [setting.fields | {name: row[name] for name in TABLE_COLUMNS} for row in found.values["games"]]
+        for row in found.values["games"]:
+            figures = {name: row[name] for name in TABLE_COLUMNS}
+            rows.append({"game": row["game"], **setting.fields, **figures})
     rows.sort(key=lambda row: sweep.games.index(row["game"]))  # the settings of a game below each other
-    header = [*sweep.vary, *(GAME_COLUMNS[name] for name in TABLE_COLUMNS)]
+    header = ["game", *sweep.vary, *(GAME_COLUMNS[name] for name in TABLE_COLUMNS)]
     header[header.index(GAME_COLUMNS["score"])] = "score"
     cells = [
         [
+            row["game"],
             *(value_text(row[name]) for name in sweep.vary),
             *(row[name] if isinstance(row[name], str) else score_text(row[name]) for name in TABLE_COLUMNS),
         ]
@@ -247,7 +250,8 @@ def save_sweep_results(found: SweepResults) -> None:
         "settings": {label: suite.values for label, suite in found.suites.items()},
     }
     write_json(found.path / "results.json", values)
-    writer = csv.DictWriter(file := io.StringIO(), [*found.vary, *TABLE_COLUMNS], lineterminator="\n")
+    file = io.StringIO()
+    writer = csv.DictWriter(file, ["game", *found.vary, *TABLE_COLUMNS], lineterminator="\n")
     writer.writeheader()
     writer.writerows(found.rows)
     write_file(found.path / "results.csv", file.getvalue())
