@@ -489,7 +489,7 @@ cluster.shutdown()
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
-    """It is killed and continued; a file takes the place of the directory of a session. The nodes share a folder."""
+    """It is killed, stopped and continued; a file takes the place of the directory of a session. The nodes share a folder."""
     (tmp_path / "tiny.py").write_text(TINY)
     nodes, suite_dir = start("-c", CLUSTER), tmp_path / "suite"
     line = [
@@ -512,6 +512,15 @@ def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
         killed = {path: checkpoint_steps(path)[-1] for path in log_points(suite_dir) if checkpoint_steps(path)}
         time.sleep(2)
         assert not (suite_dir / "Qbert/session_1").exists()
+        process = start(*line, "--address", address)
+        wait_for_progress(process, suite_dir)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=100)
+        assert process.returncode == 130, output
+        assert f"stopped; go on with python -m jaxrl_atari.suite --resume {suite_dir}" in output
+        stopped = log_points(suite_dir)
+        assert {path: checkpoint_steps(path)[-1] for path in stopped} == stopped
+        assert not (suite_dir / "ray").exists()
         (suite_dir / "Qbert").mkdir(exist_ok=True)
         (suite_dir / "Qbert/session_1").write_text("in the way")
         process = start(*line, "--address", address)
