@@ -69,7 +69,9 @@ class Share(NamedTuple):
     cpu: int  # cores
 
     def configure(self, config: Config) -> Config:
-        """A config for this share: its device, its memory of a GPU, and an emulator thread for each core.
+        """Returns a config that keeps within this share.
+
+        It has the share's device, its part of a GPU's memory, and an emulator thread for each core.
 
         Raises:
             ConfigError: the share of the memory is too small, or devices.memory_fraction exceeds it.
@@ -84,10 +86,12 @@ class Share(NamedTuple):
 
 
 def allot(resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], devices: DevicesConfig) -> Share:
-    """The share of each item.
+    """Works out the share of a machine that each item gets.
 
     Args:
-        machines: numbers of "GPU" and "CPU" of each machine.
+        resources: what the user asks for.
+        machines: the resources of each machine of the cluster: numbers of "GPU" and "CPU".
+        devices: devices of the config.
 
     Raises:
         UserError: an item needs more than any machine has.
@@ -136,12 +140,14 @@ def set_up_ray(address: str, devices: DevicesConfig) -> None:
 
 @contextlib.contextmanager
 def cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
-    """A Ray cluster: its address. With an empty `address`, one of this machine alone, which ends with the block.
+    """Provides a Ray cluster, and yields its address.
 
-    It is started by a child in a POSIX session of its own (setsid), so that no signal to the group of this process, as
-    from a terminal or `timeout`, reaches it. It ends when this process dies.
+    With an empty `address`, it is a cluster of this machine alone, which ends with the block, and when this process
+    dies. A child in a POSIX session of its own (setsid) starts it, so that no signal to the group of this process, as
+    from a terminal or `timeout`, reaches it.
 
     Args:
+        address: address of a cluster that runs, or empty.
         devices: devices of the config.
 
     Raises:
@@ -166,7 +172,11 @@ def cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
 
 @contextlib.contextmanager
 def connected(address: str, devices: DevicesConfig, resources: ResourcesConfig) -> Iterator[Share]:
-    """Connects this process to a Ray cluster (see `cluster`) until the block ends: the share of each item.
+    """Connects this process to a Ray cluster until the block ends, and yields the share of a machine of each item.
+
+    Args:
+        address, devices: see `cluster`.
+        resources: what the user asks for, for each item.
 
     Raises:
         UserError: the cluster cannot be used, or an item needs more than a machine has.

@@ -27,10 +27,16 @@ class SuitePlan(NamedTuple):
 
 
 def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Config]:
-    """ALE's name of each game -> config of its trial, under the protocol that the config, or the name of its game, has.
+    """Makes the config of each game's trial.
+
+    All games have one protocol: that of the config, or the one that the name of its game implies.
 
     Args:
-        games: None for all with a reference score under that protocol.
+        config: the config of the suite.
+        games: names of games in any spelling. None: all with a reference score under the protocol.
+
+    Returns:
+        ALE's name of a game -> the config of its trial, in the order of `games`.
 
     Raises:
         ConfigError: an unknown game, a game named twice, or no game.
@@ -50,7 +56,10 @@ def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Confi
 
 
 def write_suite_file(suite_dir: Path, suite: SuitePlan) -> None:
-    """Writes suite.json, from which the suite can be run again; see `SuitePlan`."""
+    """Writes suite.json, from which the suite can be run again; see `SuitePlan`.
+
+    A suite that goes on keeps the history of its earlier starts, as `describe` does for a run.
+    """
     described = describe(suite.config, suite_dir, SUITE_FILE)
     del described["game"], described["gae_lambda"]  # each game has its own
     write_json(suite_dir / SUITE_FILE, {"games": suite.games} | described)
@@ -69,9 +78,11 @@ def read_suite_file(suite_dir: Path) -> SuitePlan:
 
 
 def unfinished_sessions(suite_dir: Path, suite: SuitePlan, first: int = 0, setting: str = "") -> list[Item]:
-    """The sessions of all games that have not spent their budget.
+    """Lists the sessions of all games that have not trained to their end, game by game.
 
     Args:
+        suite_dir: directory of the suite.
+        suite: its config and games.
         first: number of the suite's first session in its sweep.
         setting: its setting in a sweep.
 

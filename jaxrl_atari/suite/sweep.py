@@ -98,11 +98,14 @@ def parse_value(text: str) -> Any:
 
 
 def parse_vary(texts: Sequence[str], config: Config) -> dict[str, list[Any]]:
-    """What varies: dotted name of a field -> its values.
+    """Reads the options `--vary`.
 
     Args:
         texts: one for each field: `ppo.learning_rate=1e-4,2.5e-4`.
         config: the config whose fields vary.
+
+    Returns:
+        The dotted name of each field that varies -> its values, in the order of the options.
 
     Raises:
         ConfigError: a text of another form; a field that does not exist, or cannot vary; a value, or a combination of
@@ -165,7 +168,7 @@ def read_sweep_file(sweep_dir: Path) -> Sweep:
 
 
 def unfinished_of_sweep(sweep_dir: Path, sweep: Sweep) -> list[Item]:
-    """The sessions of all settings that have not spent their budget. Errors as `unfinished_sessions`."""
+    """Lists the sessions of all settings that have not trained to their end. Errors as `unfinished_sessions`."""
     items = []
     first = 0
     for setting in sweep.settings:

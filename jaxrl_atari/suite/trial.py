@@ -132,10 +132,13 @@ def run_training(
 def _train_sessions(
     config: Config, before: Config | None, run_dir: Path, writers: Sequence[Writer], stop: Stop | None
 ) -> list[tuple[Item, Failure]]:
-    """Trains what is missing of a trial, and says what is finished. Returns the sessions that failed.
+    """Trains the sessions of a trial that are not finished, and says which are.
 
     Args:
-        before: config of the run that is resumed.
+        before: config of the run that is resumed; None for a new run.
+
+    Returns:
+        The sessions that failed, and why.
     """
     items = unfinished(config, run_dir)
     if before and not items:  # keep the config it was trained with
@@ -192,9 +195,11 @@ def _save_summary(run_dir: Path, summary: dict[str, Any]) -> None:
 
 
 def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "", setting: str = "") -> list[Item]:
-    """The sessions of a trial that have not spent their budget.
+    """Lists the sessions of a trial that have not trained to their end.
 
     Args:
+        config: config of the trial.
+        run_dir: its run directory.
         first: number of the trial's first session in its suite.
         game: its game in a suite.
         setting: its setting in a sweep.
@@ -335,7 +340,7 @@ class SlotPlan(NamedTuple):
 
 
 def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> SlotPlan:
-    """Plans where sessions are trained.
+    """Plans where sessions are trained: on the GPUs in turn, or on the CPU.
 
     Args:
         sessions: number of sessions in the trial or suite.
@@ -371,7 +376,7 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
 def choose_launcher(
     items: Sequence[Item], writers: Sequence[Writer] = (), stop: Stop | None = None
 ) -> tuple[Launcher, Train]:
-    """The launcher of sessions on this machine, and the function that trains each of them.
+    """Chooses the launcher of sessions on this machine, and the function that trains each of them.
 
     The sessions of a suite have processes of their own. In this process, the only session of a trial raises its error,
     and so does any session with `devices.distributed`: a follower cannot see that the leader's session failed, and
