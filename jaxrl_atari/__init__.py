@@ -21,11 +21,19 @@ if TYPE_CHECKING:
         TrialConfig,
     )
     from jaxrl_atari.errors import ConfigError, UserError
+    from jaxrl_atari.evaluate.environment import make_env
     from jaxrl_atari.evaluate.play import EvaluationResult, record_video, run_evaluation
     from jaxrl_atari.evaluate.policy import Policy, load_policy
     from jaxrl_atari.suite.trial import TrainingResult, run_training
 
-_HOMES = ("config", "errors", "evaluate.policy", "evaluate.play", "suite.trial")  # light ones first
+_HOMES = (
+    "config",
+    "errors",
+    "evaluate.policy",
+    "evaluate.play",
+    "evaluate.environment",
+    "suite.trial",
+)  # light ones first
 __all__ = [
     "Config",
     "ConfigError",
@@ -41,6 +49,7 @@ __all__ = [
     "TrialConfig",
     "UserError",
     "load_policy",
+    "make_env",
     "record_video",
     "run_evaluation",
     "run_training",

@@ -7,15 +7,18 @@ game.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from jaxrl_atari.envs.games import default_gae_lambda, parse_game
-from jaxrl_atari.envs.protocols import PROTOCOLS, Rules, protocol_text
+from jaxrl_atari.envs.games import default_gae_lambda, game_of_id, parse_game
+from jaxrl_atari.envs.pool import GymnasiumOptions
+from jaxrl_atari.envs.protocols import GYMNASIUM, GYMNASIUM_RULES, PROTOCOLS, Rules, protocol_text
 from jaxrl_atari.errors import Limits, UserError, check_fields, require
 
 
@@ -35,6 +38,23 @@ def one_word(metavar: str) -> PrimitiveConstructorSpec:
         str_from_instance=lambda value: [str(value).lower()],
     )
 
+
+def _parse_json(text: str) -> Any:
+    """The value of a JSON text; the text itself where it is none, so that the check of its type names it."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+JSON_WORD = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="JSON",
+    instance_from_str=lambda words: _parse_json(words[0]),
+    is_instance=lambda value: isinstance(value, dict),
+    str_from_instance=lambda value: [json.dumps(value)],
+)
+"""The command-line form of an option that is a dictionary: a JSON object."""
 
 GpuOption = bool | int | Literal["auto"]
 """`auto`, `true`, `false` or the index of a GPU; see `devices.pick_device`."""
@@ -60,9 +80,18 @@ class EnvConfig:
     """
 
     game: str = "Qbert"
-    """Any ALE game, in any spelling: Qbert, ms_pacman, ALE/Qbert-v5, QbertNoFrameskip-v4 (classic)."""
-    backend: Literal["ale", "envpool"] = "ale"
-    """Emulator pool: `ale` (ale-py's AtariVectorEnv) or `envpool` (pip install 'jaxrl_atari[envpool]')."""
+    """Any ALE game, in any spelling: Qbert, ms_pacman, ALE/Qbert-v5, QbertNoFrameskip-v4 (classic). With the back end
+    `gymnasium`, the id of an environment: MiniGrid-Empty-5x5-v0, ALE/Qbert-v5, my_package:MyEnv-v0."""
+    backend: Literal["ale", "envpool", "gymnasium"] = "ale"
+    """Emulator pool: `ale` (ale-py's AtariVectorEnv), `envpool` (pip install 'jaxrl_atari[envpool]') or `gymnasium`
+    (any environment with discrete actions and pictures; pip install 'jaxrl_atari[gymnasium]')."""
+    options: Annotated[dict[str, Any], JSON_WORD] = field(default_factory=dict)
+    """Arguments of a Gymnasium environment, such as '{"mode": 12, "difficulty": 1}'. Only `gymnasium`."""
+    image_key: str | None = None
+    """Key of the picture where observations are dictionaries. Only `gymnasium`."""
+    vectorization_mode: Literal["sync", "async"] = "sync"
+    """`sync`: the environments step one after the other; `async`: each has a process of its own, for environments that
+    take longer than a message does. Only `gymnasium`."""
     protocol: Literal["auto", "v5", "classic", "machado"] = "auto"
     """`v5`: sticky actions 0.25; `classic`: NoFrameskip-v4, no sticky actions; `machado`: as Machado et al. 2018
     recommend; `auto`: as the game's name implies, else v5."""
@@ -86,31 +115,114 @@ class EnvConfig:
     """Groups of environments on each of the learner's devices. They alternate: one steps while the policy acts for
     another. 0: 2 on a GPU (1 if its share of the environments is odd), 1 on a CPU."""
     num_threads: Annotated[int, Limits(0, 4_096)] = 0
-    """Emulator threads of each group of environments. 0: one per core."""
+    """Emulator threads of each group of environments. 0: one per core. `gymnasium` has none."""
     anchor_steps: Annotated[int, Limits(0, 10**9)] = 0
     """Steps of an environment after which its next game starts from a seed of its own, so that a resumed session can
     play it again from there. 0: 15,625, and more with more than 16 environments. Only `ale`."""
 
     @property
     def game_name(self) -> str:
-        """ALE's own name of the game, for example `MsPacman`."""
-        return parse_game(self.game)[0]
+        """ALE's own name of the game, for example `MsPacman`; the id of a Gymnasium environment, without its module."""
+        return self.game.rpartition(":")[2] if self.backend == "gymnasium" else parse_game(self.game)[0]
+
+    @property
+    def atari_game(self) -> str | None:
+        """ALE's own name of the game, whatever plays it; None for a Gymnasium environment that is no game of ALE."""
+        return game_of_id(self.game_name) if self.backend == "gymnasium" else self.game_name
 
     @property
     def protocol_name(self) -> str:
         """The name of the protocol chosen, else the one that the game's name implies, else v5."""
+        if self.atari_game is None:
+            return GYMNASIUM
         return self.protocol if self.protocol != "auto" else parse_game(self.game)[1] or "v5"
 
     @property
     def rules(self) -> Rules:
         """The rules in force: the protocol's, with those that an option overrides."""
-        chosen = {name: value for name in Rules._fields if (value := getattr(self, name)) is not None}
-        return PROTOCOLS[self.protocol_name]._replace(**chosen)
+        named = GYMNASIUM_RULES if self.protocol_name == GYMNASIUM else PROTOCOLS[self.protocol_name]
+        return named._replace(**self.chosen_rules)
+
+    @property
+    def chosen_rules(self) -> dict[str, Any]:
+        """The rules that an option overrides."""
+        return {name: value for name in Rules._fields if (value := getattr(self, name)) is not None}
+
+    @property
+    def gymnasium(self) -> GymnasiumOptions:
+        """The options of the back end `gymnasium`."""
+        return GymnasiumOptions(self.options, self.image_key, self.vectorization_mode)
+
+    @property
+    def time_limit(self) -> str:
+        """What cuts games off, as it is named in messages."""
+        return "env.max_frames" if self.rules.max_frames else "the environment's time limit"
+
+    @property
+    def resume_note(self) -> str:
+        """What does not hold of a resume with this back end; empty for `ale`, which records its games."""
+        if self.backend == "ale":
+            return ""
+        return f"new games at each resume, and no log of actions for `verify`: the back end {self.backend} records none"
 
     @property
     def resolved_protocol(self) -> str:
-        """The protocol in force as text: its name, and the rules that differ from it (`protocol_text`)."""
-        return protocol_text(self.protocol_name, self.rules)
+        """The protocol in force as text: its name, and the rules that differ from it (`protocol_text`).
+
+        With the back end `gymnasium`, the text also has what makes the environment another one: its options and the key
+        of its picture.
+        """
+        settings: dict[str, Any] = {}
+        if self.backend == "gymnasium":
+            if self.atari_game is not None:
+                settings["backend"] = self.backend
+            if self.image_key is not None:
+                settings["image_key"] = self.image_key
+            if self.options:
+                settings["options"] = self.options
+        return protocol_text(self.protocol_name, self.rules, settings)
+
+    def check(self) -> None:
+        """Raises `ConfigError` for values that do not agree with each other, and for options that would do nothing."""
+        rules = self.rules
+        if self.backend == "gymnasium":
+            self._check_gymnasium()
+        else:
+            hint = "add --env.backend gymnasium"
+            for name, usual in (("options", {}), ("image_key", None), ("vectorization_mode", "sync")):
+                value = getattr(self, name)
+                require(value == usual, f"env.{name}", value, f"{usual!r} with env.backend = {self.backend}", hint)
+        if self.atari_game is not None:
+            named = parse_game(self.game)[1]
+            agree = self.protocol == "auto" or named in (None, self.protocol)
+            hint = f"leave env.protocol out, or write the game as {self.game_name}"
+            require(agree, "env.protocol", self.protocol, f"{named}, which the name {self.game} implies", hint)
+        require(rules.max_frames % 4 == 0, "env.max_frames", rules.max_frames, "a multiple of 4 (an env step)")
+        starts = self.backend != "envpool" or rules.noop_max > 0  # envpool would draw from an empty range and hang
+        require(starts, "env.noop_max", rules.noop_max, "at least 1 with env.backend = envpool", "ale can start with 0")
+
+    def _check_gymnasium(self) -> None:
+        is_id = re.fullmatch(r"([\w.]+:)?([\w-]+/)?[\w-][\w.-]*", self.game)
+        require(is_id, "env.game", self.game, "the id of a Gymnasium environment, such as MiniGrid-Empty-5x5-v0")
+        for name, value in (("num_threads", self.num_threads), ("anchor_steps", self.anchor_steps)):
+            require(value == 0, f"env.{name}", value, "0 with env.backend = gymnasium, where it does nothing")
+        try:
+            unchanged = json.loads(json.dumps(self.options, allow_nan=False)) == self.options
+        except (TypeError, ValueError):
+            unchanged = False
+        hint = "register an environment of your own that sets the others"
+        require(unchanged, "env.options", self.options, "values that JSON has: numbers, texts, lists, objects", hint)
+        # Gymnasium and packages for it import what such a text names, and this dictionary may come from a stored run.
+        names_modules = ":" in json.dumps(list(texts_in(self.options)))
+        hint = "register an environment of your own that sets it"
+        require(not names_modules, "env.options", self.options, "texts without a colon, which may name a module", hint)
+        if self.atari_game is not None:
+            return
+        expected = f"nothing with {self.game_name}, which is played as it is registered"
+        require(self.protocol == "auto", "env.protocol", self.protocol, expected)
+        for name, value in self.chosen_rules.items():
+            hint = """limit its steps with --env.options '{"max_episode_steps": N}'""" if name == "max_frames" else ""
+            require(name == "clip_rewards", f"env.{name}", value, expected, hint)
 
 
 @dataclass(frozen=True)
@@ -268,19 +380,11 @@ class Config:
     def __post_init__(self) -> None:
         self._check_types()
         check_fields(self)
-        env = self.env
-        rules = env.rules
-        named = parse_game(env.game)[1]
+        self.env.check()
         is_named = Path(self.name).name == self.name and self.name not in ("", "..")
         require(is_named, "name", self.name, "a plain file name")
         last_seed = self.seed + self.sessions
         require(last_seed <= 2**31, "seed", self.seed, "at most 2,147,483,648 - sessions", "lower the seed")
-        agree = env.protocol == "auto" or named in (None, env.protocol)
-        hint = f"leave env.protocol out, or write the game as {env.game_name}"
-        require(agree, "env.protocol", env.protocol, f"{named}, which the name {env.game} implies", hint)
-        require(rules.max_frames % 4 == 0, "env.max_frames", rules.max_frames, "a multiple of 4 (an env step)")
-        starts = env.backend == "ale" or rules.noop_max > 0  # envpool would draw from an empty range and hang
-        require(starts, "env.noop_max", rules.noop_max, "at least 1 with env.backend = envpool", "ale can start with 0")
         has_form = self.network.name == "nature" or self.network.conv != "matmul"
         require(has_form, "network.conv", self.network.conv, f"auto or plain for {self.network.name}")
         if self.devices.distributed:
@@ -336,7 +440,8 @@ class Config:
     def resolved_gae_lambda(self) -> float:
         """The lambda in force: the one chosen, else that of the protocol and the game (`games.default_gae_lambda`)."""
         chosen = self.ppo.gae_lambda
-        return default_gae_lambda(self.env.game_name, self.env.protocol_name) if chosen is None else chosen
+        game = self.env.atari_game or self.env.game_name
+        return default_gae_lambda(game, self.env.protocol_name) if chosen is None else chosen
 
     def is_spent(self, env_steps: float) -> bool:
         """True once another rollout would end farther from the budget than `env_steps` is."""
@@ -355,7 +460,7 @@ def config_from_dict(values: dict[str, Any]) -> Config:
     """The inverse of `Config.to_dict`. Raises `UserError` for a field that this version does not have."""
 
     def build(cls: Any, values: Any, prefix: str) -> Any:
-        if not isinstance(values, dict):
+        if not isinstance(values, dict) or not dataclasses.is_dataclass(cls):
             return values
         fields = {f.name: f.type for f in dataclasses.fields(cls)}
         known = {name: value for name, value in values.items() if name != "jsonl"}  # log.jsonl of an earlier version
@@ -384,6 +489,19 @@ def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
         group, _, leaf = name.rpartition(".")
         (values[group] if group else values)[leaf] = value
     return config_from_dict(values)
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """The texts in a JSON value, at any depth, keys of objects included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for each in value.values():
+            yield from texts_in(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from texts_in(each)
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

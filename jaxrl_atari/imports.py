@@ -152,6 +152,12 @@ def registered() -> set[str]:
     return set(gymnasium.registry) if gymnasium else set()
 
 
-def module_of(environment: str) -> str:
-    """The module in the id of a Gymnasium environment: `pkg` of `pkg:Env-v0`; empty where there is none."""
-    return environment.rpartition(":")[0]
+def import_module_of(environment: str) -> None:
+    """Imports the module in the id of a Gymnasium environment that the user has named: `pkg` of `pkg:Env-v0`.
+
+    Raises:
+        UserError: as `import_named`.
+    """
+    module, colon, _ = environment.rpartition(":")
+    if colon:
+        import_named([module])

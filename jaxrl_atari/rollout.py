@@ -321,6 +321,7 @@ def make_groups(config: Config, placement: Placement, seed: int, first_step: int
             rules=env.rules,
             anchor_steps=anchor_steps(env) if jax.process_count() == 1 else 0,
             first_step=first_step,
+            gymnasium=env.gymnasium,
         )  # fmt: skip
         network = make_network(config.network, pool.num_actions, platform, learner_platform)
         return EnvGroup(pool, network, config.ppo.rollout_length, actor, env.rules, first_env, config.devices.check)

@@ -233,6 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import_named(options.imports)
     check_fields(options, "--")
     config = read_config(options.run_dir)
+    if config.env.resume_note:
+        raise UserError(f"{options.run_dir}: has no log of actions; the back end {config.env.backend} records no games")
     chosen = [path for path in session_dirs(options.run_dir) if options.sessions in ("all", session_number(path))]
     if not chosen:
         raise UserError(f"{options.run_dir}: has no session {options.sessions}")

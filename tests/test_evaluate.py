@@ -167,6 +167,12 @@ def test_a_policy_acts_by_its_logits(policy):
     probabilities = np.asarray(jax.nn.softmax(logits))
     assert probabilities.max() < 0.9, "nearly certain: this test tests little"
     np.testing.assert_array_equal(policy.act(frames, jax.random.key(0), greedy=True), probabilities.argmax(-1))
+    np.testing.assert_array_equal(policy.act(frames, greedy=True), probabilities.argmax(-1))
+    one = policy.act(frames[1], greedy=True)
+    assert (one.shape, one.dtype, one) == ((), np.int32, probabilities[1].argmax())
+    assert policy.act(frames[1], jax.random.key(5)) == policy.act(frames[1:2], jax.random.key(5))[0]
+    with pytest.raises(ValueError, match=r"key: expected a JAX key, such as jax.random.key\(0\), or greedy=True"):
+        policy.act(frames)
     same = np.repeat(frames[:1], 100, axis=0)
     actions = np.concatenate([policy.act(same, jax.random.key(i)) for i in range(60)])
     assert actions.dtype == np.int32
@@ -174,9 +180,11 @@ def test_a_policy_acts_by_its_logits(policy):
     np.testing.assert_allclose(found, probabilities[0], atol=5 * 0.5 / np.sqrt(len(actions)))
 
 
-@pytest.mark.parametrize("shape", [(1, 84, 84, 1), (1, 84, 84, 6), (1, 4, 84, 84), (84, 84, 4)])
+@pytest.mark.parametrize("shape", [(1, 84, 84, 1), (1, 84, 84, 6), (1, 4, 84, 84), (84, 84), (1, 1, 84, 84, 4)])
 def test_other_frames_are_refused(policy, shape):
-    with pytest.raises(ValueError, match=re.escape(f"expected uint8 [n, 84, 84, 4], got uint8 {list(shape)}")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"expected uint8 [n, 84, 84, 4] or [84, 84, 4], got uint8 {list(shape)}")
+    ):
         policy.act(np.zeros(shape, np.uint8), jax.random.key(0))
     with pytest.raises(ValueError, match="got float32"):
         policy.act(np.zeros((1, 84, 84, 4), np.float32), jax.random.key(0))

@@ -108,7 +108,7 @@ def env(training: Training, seconds: float) -> dict[str, float]:
     groups = sum(map(len, training.run.groups))
     pool = make_pool(
         config.backend, config.game_name, config.num_envs, seed=0,
-        num_threads=config.num_threads * groups, rules=config.rules,
+        num_threads=config.num_threads * groups, rules=config.rules, gymnasium=config.gymnasium,
     )  # fmt: skip
     with contextlib.closing(pool):
         pool.reset()

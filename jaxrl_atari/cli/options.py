@@ -14,7 +14,7 @@ import tyro
 from jaxrl_atari.cli import say
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.imports import WithImports, hand_on, import_first, registered
+from jaxrl_atari.imports import WithImports, hand_on, import_first, import_module_of, registered
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -85,15 +85,21 @@ def parse(
         raise UserError("--resume: the directory has its config already; leave --config and --run-dir out")
     values = load(start.config)
     directory = start.resume or start.run_dir
+    stored_game = ""
     if directory and (start.resume or holds(directory)):
         wanted = values[0]
         values = read(directory)
+        stored_game = values[0].env.game
         if start.config:
             say_changes(f"{start.config} differs from {directory}, which keeps its own values", wanted, values[0])
     default = options(**dict(zip(("full_config", *own), values, strict=True)))
     spec = sys.modules[options.__module__].__spec__
     command = spec.name.removesuffix(".__main__") if spec else options.__module__
-    return tyro.cli(options, args=arguments, default=default, prog=f"python -m {command}"), default
+    parsed = tyro.cli(options, args=arguments, default=default, prog=f"python -m {command}")
+    env = parsed.full_config.env
+    if env.backend == "gymnasium" and env.game != stored_game:  # a stored run never chooses what is imported
+        import_module_of(env.game)
+    return parsed, default
 
 
 def load_config(path: Path | None, **functions: type) -> list[Any]:

@@ -1,6 +1,7 @@
-"""Pools of Atari games: NumPy in, NumPy out. No other package imports an emulator.
+"""Pools of games: NumPy in, NumPy out. No other package imports an emulator.
 
-An env step is 4 emulator frames, seen as the pixel-wise maximum of the last two in luminance, reduced to 84x84 by area
+`ale` and `envpool` play ALE's games; `gymnasium` plays any environment of Gymnasium (`gymnasium.py`). In ALE's games an
+env step is 4 emulator frames, seen as the pixel-wise maximum of the last two in luminance, reduced to 84x84 by area
 averaging. Frames are not stacked. `protocols.py` has the rules that differ between protocols.
 
 `ale` is ale-py's `AtariVectorEnv` (ALE 0.12.1), `envpool` is envpool's Atari (ALE 0.7.5). From the same start and
@@ -19,12 +20,21 @@ import os
 
 import numpy as np
 
-from jaxrl_atari.envs.pool import EnvPool, EnvStep, Episode, EpisodeCounter
+from jaxrl_atari.envs.pool import EnvPool, EnvStep, Episode, EpisodeCounter, GymnasiumOptions
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GameRecord
 from jaxrl_atari.errors import require
 
-__all__ = ["THREADS", "EnvPool", "EnvStep", "Episode", "EpisodeCounter", "env_seeds", "make_pool"]
+__all__ = [
+    "THREADS",
+    "EnvPool",
+    "EnvStep",
+    "Episode",
+    "EpisodeCounter",
+    "GymnasiumOptions",
+    "env_seeds",
+    "make_pool",
+]
 
 THREADS = "JAXRL_ATARI_THREADS"
 """Variable of a process that shares the cores with others: the emulation threads of its pools."""
@@ -41,6 +51,19 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
     return list(dict.fromkeys(words.tolist()))[:num_envs]
 
 
+def describe_environment(backend: str, game: str, rules: Rules, gymnasium: GymnasiumOptions) -> str:
+    """One line on what a policy gets of a Gymnasium environment, which is made once for it; empty for ALE's games.
+
+    Raises:
+        UserError: the environment is not registered, cannot be made, or does not fit.
+    """
+    if backend != "gymnasium":
+        return ""
+    from jaxrl_atari.envs import gymnasium as back_end
+
+    return back_end.describe_environment(game, rules, gymnasium)
+
+
 def make_pool(
     backend: str,
     game: str,
@@ -52,21 +75,26 @@ def make_pool(
     rules: Rules,
     anchor_steps: int = 0,
     first_step: int = 0,
+    gymnasium: GymnasiumOptions = GymnasiumOptions(),  # noqa: B008
+    screens: bool = False,
 ) -> EnvPool:
     """Makes `num_envs` copies of `game`; the arguments are a config's, which has checked them.
 
     Args:
-        backend: "ale" or "envpool".
-        game: ALE's CamelCase name, such as `MsPacman`.
+        backend: "ale", "envpool" or "gymnasium".
+        game: ALE's CamelCase name, such as `MsPacman`; with "gymnasium", the id of an environment.
         seed: >= 0. Environment i takes seed number `first_env + i` of `env_seeds(seed, ...)`, so a pool may be a
           part of a larger one. The same seed and actions give the same steps bit for bit, for any number of threads.
-        num_threads: emulation threads; 0: those of the variable `THREADS`, else one per core.
+        num_threads: emulation threads; 0: those of the variable `THREADS`, else one per core. `gymnasium` has none.
         anchor_steps, first_step: keep a record of the games (`record.GameRecord`). 0: no record. `envpool`, which
-            cannot start a game from a seed, has none.
+            cannot start a game from a seed, and `gymnasium`, whose environments may do anything, have none.
         rules: rules of the protocol. `life_loss_terminal` and `clip_rewards` concern learning: the pool ignores them.
+        gymnasium: options of the back end of that name.
+        screens: `EnvPool.screen` is wanted. `envpool` has no such pictures.
 
     Raises:
-        UserError: envpool is asked for and not installed, or the game's ROM cannot be read.
+        UserError: envpool is asked for and not installed, the game's ROM cannot be read, or a Gymnasium environment
+            cannot be used.
     """
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]
     num_threads = num_threads or int(os.environ.get(THREADS, "0"))
@@ -75,7 +103,13 @@ def make_pool(
         from jaxrl_atari.envs.envpool import EnvpoolPool
 
         return EnvpoolPool(game, seeds, num_threads, rules)
-    from jaxrl_atari.envs.ale import AlePool
+    if backend == "gymnasium":
+        from jaxrl_atari.envs.gymnasium import GymnasiumPool
 
+        return GymnasiumPool(game, seeds, rules, gymnasium, screens)
+    from jaxrl_atari.envs.ale import AlePool, FilmedAlePool
+
+    if screens:
+        return FilmedAlePool(game, seeds, num_threads, rules)
     record = GameRecord(seed, seeds, first_env, anchor_steps, first_step) if anchor_steps else None
     return AlePool(game, seeds, num_threads, rules, record)

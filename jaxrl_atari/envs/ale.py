@@ -84,3 +84,33 @@ class AlePool(EnvPool):
         frame, info = self._envs.reset(seed=seeds, options={"reset_mask": envs})
         zeros = np.zeros(self.num_envs, bool)
         return RawStep(frame[:, 0], zeros, zeros, zeros, info["lives"])
+
+
+class FilmedAlePool(AlePool):
+    """A pool without a record whose `screen` is the colour screen: a second pool plays the same games in colour."""
+
+    def __init__(self, game: str, seeds: Sequence[int], num_threads: int, rules: Rules):
+        super().__init__(game, seeds, num_threads, rules)
+        self._colour = AlePool(game, seeds, num_threads, rules, colour=True)
+        self._screens = np.zeros((len(seeds), *SCREEN_SHAPE), np.uint8)
+
+    def _reset(self) -> RawStep:
+        self._screens = self._colour.reset().frame
+        return super()._reset()
+
+    def _send(self, actions: np.ndarray) -> None:
+        self._colour.send(actions)
+        super()._send(actions)
+
+    def _recv(self) -> RawStep:
+        self._screens = self._colour.recv().frame
+        return super()._recv()
+
+    def screen(self) -> np.ndarray:
+        """The colour screen of environment 0, uint8 [210, 160, 3]."""
+        return self._screens[0]
+
+    def close(self) -> None:
+        """Frees the emulators, once."""
+        self._colour.close()
+        super().close()

@@ -166,9 +166,25 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
     raise ConfigError("env.game", name, f"one of ALE's {len(GAMES)} games for one player", hint)
 
 
+def game_of_id(environment: str) -> str | None:
+    """The game of an id of Gymnasium that ALE registers and that implies a protocol; None for any other id.
+
+    `ALE/MsPacman-v5` and `MsPacmanNoFrameskip-v4` are `MsPacman`. Unlike `parse_game`, it takes ids letter by letter.
+    """
+    match = re.fullmatch(r"ALE/(\w+)-v5|(\w+)NoFrameskip-v4", environment)
+    name = match and (match[1] or match[2])
+    return name if name in GAMES else None
+
+
 def comparable(name: str, protocol: str) -> Game:
-    """A game with the scores that a score under `protocol`, a `protocol_text`, may be compared with, if any."""
-    return _SCORES[protocol][name] if protocol in _SCORES else Game(name, GAMES[name].gae_lambda)
+    """A game with the scores that a score under `protocol`, a `protocol_text`, may be compared with, if any.
+
+    Args:
+        name: ALE's name of a game, or the id of a Gymnasium environment, which has no scores.
+    """
+    if protocol in _SCORES:
+        return _SCORES[protocol][name]
+    return Game(name, GAMES[name].gae_lambda if name in GAMES else DEFAULT_GAE_LAMBDA)
 
 
 def default_gae_lambda(name: str, protocol: str) -> float:
@@ -178,7 +194,8 @@ def default_gae_lambda(name: str, protocol: str) -> float:
     game under `v5`; 0.95 where there is none.
 
     Args:
-        name: ALE's CamelCase name of the game.
+        name: ALE's CamelCase name of the game, or the id of a Gymnasium environment.
         protocol: the name of the protocol, without rules that differ.
     """
-    return _SCORES["classic" if protocol == "classic" else "v5"][name].gae_lambda
+    game = _SCORES["classic" if protocol == "classic" else "v5"].get(name)
+    return DEFAULT_GAE_LAMBDA if game is None else game.gae_lambda

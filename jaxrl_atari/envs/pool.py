@@ -1,8 +1,9 @@
-"""Pools of Atari games: the interface, the steps they return, and a counter of the games that end.
+"""Pools of games: the interface, the steps they return, and a counter of the games that end.
 
-No emulator is imported in this file; the back ends are `ale.py` and `envpool.py`.
+No emulator is imported in this file; the back ends are `ale.py`, `envpool.py` and `gymnasium.py`.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,16 @@ from jaxrl_atari.envs.record import GameRecord
 
 FRAME_SIZE = 84
 FRAME_SKIP = 4
+FRAMES_PER_SECOND = 15
+"""Env steps in a second of an Atari game at real speed: 60 emulator frames, 4 of them an env step."""
+
+
+class GymnasiumOptions(NamedTuple):
+    """Options of the back end `gymnasium`; each is an option of the same name in `EnvConfig`."""
+
+    options: Mapping[str, Any] = {}  # arguments of the environment, as `gymnasium.make` takes them
+    image_key: str | None = None  # key of the image in observations that are dictionaries
+    vectorization_mode: str = "sync"  # "sync" or "async"
 
 
 class EnvStep(NamedTuple):
@@ -19,7 +30,7 @@ class EnvStep(NamedTuple):
     frame: np.ndarray  # uint8 [n, 84, 84], the newest preprocessed frame
     reward: np.ndarray  # float32 [n], raw, not clipped
     terminated: np.ndarray  # bool [n], the game ended (all lives)
-    truncated: np.ndarray  # bool [n], the game was cut off at `max_frames`; never together with `terminated`
+    truncated: np.ndarray  # bool [n], the game was cut off by its time limit; never together with `terminated`
     life_lost: np.ndarray  # bool [n], a life was lost and the game continues
     first: np.ndarray  # bool [n], an auto-reset step: `frame` starts a new game, and the action was ignored
 
@@ -30,7 +41,7 @@ class Episode(NamedTuple):
     env: int  # index of its environment in the pool
     episode_return: float  # sum of raw rewards over all lives
     length: int  # env steps; auto-reset steps do not count
-    truncated: bool  # cut off at `max_frames`
+    truncated: bool  # cut off by its time limit
 
 
 class EpisodeCounter:
@@ -63,13 +74,17 @@ class RawStep(NamedTuple):
 class EnvPool:
     """`num_envs` copies of one game: `reset` once, then steps. The step after the end of a game starts a new one.
 
-    A back end provides `_reset`, `_recv` and, if it can, `_reseed`.
+    A back end provides `_reset`, `_recv` and, if it can, `_reseed` and `screen`. Its emulators have a method
+    `send(actions)`, or it provides `_send`.
 
     Args:
-        envs: the emulators; they have a method `send(actions)`.
+        envs: the emulators.
         record: record of the games; without one, every game but the first starts from the emulator's random
             state as it is.
     """
+
+    fps = FRAMES_PER_SECOND
+    """Env steps in a second of a video at real speed."""
 
     def __init__(self, envs: Any, num_envs: int, num_actions: int, record: GameRecord | None = None):
         self._envs = envs
@@ -83,11 +98,18 @@ class EnvPool:
     def _reset(self) -> RawStep:
         raise NotImplementedError
 
+    def _send(self, actions: np.ndarray) -> None:
+        self._envs.send(actions)
+
     def _recv(self) -> RawStep:
         raise NotImplementedError
 
     def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> RawStep:
         """Starts new games in some environments, bool [n]; returns the frames and lives of all."""
+        raise NotImplementedError
+
+    def screen(self) -> np.ndarray:
+        """The picture of environment 0 for a video, uint8 [height, width, 3], after the newest step."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -104,7 +126,7 @@ class EnvPool:
         # Checked here because ale-py's recv() never returns after an action out of range.
         if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() >= self.num_actions:
             raise ValueError(f"actions: expected [{self.num_envs}] in 0..{self.num_actions - 1}, got {actions}")
-        self._envs.send(actions)
+        self._send(actions)
         if self.record is not None:
             self.record.sent(actions)
 

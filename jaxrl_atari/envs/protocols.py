@@ -5,9 +5,13 @@
 - `machado`: the recommendation of Machado et al. 2018 (arXiv:1709.06009, section 5): sticky actions, all 18 actions,
   the end of a game as the only terminal, no no-ops, no FIRE, 18,000 frames (5 minutes) a game. Dopamine
   (arXiv:1812.06110) differs from it in two rules: `max_frames=108_000` and the minimal action set.
+- `gymnasium`: a Gymnasium environment as it is registered. It cannot be chosen: it holds for every environment that is
+  no game of ALE.
 """
 
-from typing import NamedTuple
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 
 class Rules(NamedTuple):
@@ -18,7 +22,7 @@ class Rules(NamedTuple):
     life_loss_terminal: bool = True  # a lost life is a terminal for learning; the game continues
     noop_max: int = 30  # limit of the random number of no-ops that start a game
     fire_on_reset: bool = True  # press FIRE at the start of a game, if it is in the action set
-    max_frames: int = 108_000  # emulator frames after which a game is truncated
+    max_frames: int = 108_000  # emulator frames after which a game is truncated; 0: none
     clip_rewards: bool = True  # rewards for learning are clipped to [-1, 1]
 
 
@@ -31,18 +35,33 @@ PROTOCOLS = {
 }
 """Name -> rules."""
 
+GYMNASIUM = "gymnasium"
+"""Name of the protocol of a Gymnasium environment that is no game of ALE."""
+
+GYMNASIUM_RULES = Rules(
+    sticky_actions=0.0, life_loss_terminal=False, noop_max=0, fire_on_reset=False, max_frames=0, clip_rewards=False
+)
+"""Such an environment is played as it is registered; `clip_rewards` is the only rule that can be chosen."""
+
 REFERENCE_PROTOCOLS = ("v5", "classic")
 """The protocols with reference scores (`games.py`), as `protocol_text` writes them."""
 
 
-def protocol_text(name: str, rules: Rules) -> str:
-    """The protocol as it is shown beside a score: `v5`, or `v5, life_loss_terminal=false` where rules differ."""
-    differences = [
-        f"{rule}={str(value).lower()}"
-        for rule, value, named in zip(Rules._fields, rules, PROTOCOLS[name], strict=True)
-        if value != named
-    ]
-    return ", ".join([name, *differences])
+def protocol_text(name: str, rules: Rules, settings: Mapping[str, Any] | None = None) -> str:
+    """The protocol as it is shown beside a score: `v5`, or `v5, life_loss_terminal=false` where rules differ.
+
+    Args:
+        name: a name in `PROTOCOLS`, or `GYMNASIUM`.
+        settings: what else makes it another game, such as `{"backend": "gymnasium", "options": {"mode": 12}}`.
+    """
+    named = GYMNASIUM_RULES if name == GYMNASIUM else PROTOCOLS[name]
+    differences = {
+        rule: value for rule, value, usual in zip(Rules._fields, rules, named, strict=True) if value != usual
+    }
+    texts = []
+    for field, value in {**differences, **(settings or {})}.items():
+        texts.append(f"{field}={value if isinstance(value, str) else json.dumps(value, sort_keys=True)}")
+    return ", ".join([name, *texts])
 
 
 def comparison_note(protocol: str) -> str | None:

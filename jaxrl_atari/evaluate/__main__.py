@@ -58,7 +58,7 @@ class Options(WithImports):
     """Seed of games and actions. With --sessions all, session i has seed + i."""
     num_envs: int = 16
     """Games played at once."""
-    backend: Literal["ale", "envpool"] | None = None
+    backend: Literal["ale", "envpool", "gymnasium"] | None = None
     """Emulator pool. None: that of training. With another one, scores may differ: so do the emulators."""
     gpu: GpuWord = "auto"
     """Where to act: auto, true, false (the CPU) or the index of a GPU, as devices.gpu of the config."""
@@ -104,7 +104,7 @@ def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:
     result = run_evaluation(policy, options.episodes, seed, options.greedy, options.num_envs, say)
     say(
         f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {result.std:>12,.1f}\n"
-        f"{result.cut_off} of {counted(options.episodes, 'game')} cut off at env.max_frames"
+        f"{result.cut_off} of {counted(options.episodes, 'game')} cut off at {env.time_limit}"
     )
     _, returns, lengths, truncated = zip(*result.games, strict=True)
     figures = {

@@ -86,7 +86,7 @@ class Evaluator:
         self._write(dict(zip(EVALUATION_COLUMNS, values, strict=True)))
         self._say(
             f"{at}: mean return {result.mean:,.1f} ± {result.std:,.1f} over {len(result.games)} full games,"
-            f" {result.cut_off} of them cut off at env.max_frames, on {self._device}"
+            f" {result.cut_off} of them cut off at {self._config.env.time_limit}, on {self._device}"
         )
 
     def close(self) -> None:

@@ -14,20 +14,20 @@ import jax
 import numpy as np
 
 from jaxrl_atari.config import EvaluationConfig
-from jaxrl_atari.envs import EnvPool, EnvStep, Episode, EpisodeCounter, env_seeds, make_pool
-from jaxrl_atari.envs.ale import SCREEN_SHAPE, AlePool
+from jaxrl_atari.envs import EnvPool, EnvStep, Episode, EpisodeCounter, make_pool
+from jaxrl_atari.envs.pool import FRAME_SKIP
 from jaxrl_atari.errors import UserError, check_fields
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
 
 SECONDS_BETWEEN_NEWS = 30
-FPS = 15  # videos: 60 emulator frames a second, 4 of them an env step: real speed
-SCALE = 3  # videos: 160x210 -> 480x630 pixels; both even, as H.264 with 4:2:0 colours needs
+VIDEO_HEIGHT = 630
+"""Height of videos in pixels, about: the pixels of a screen are enlarged by a whole number, 3 for ALE's 160x210."""
 
-WAIT_FOR_FIRE = (
-    "BasicMath Bowling Breakout Casino Crossbow DonkeyKong DoubleDunk Gopher Hangman HumanCannonball Kaboom Pitfall"
-    " SirLancelot Tennis TicTacToe3D VideoPinball YarsRevenge"
-)
+WAIT_FOR_FIRE = {
+    "BasicMath", "Bowling", "Breakout", "Casino", "Crossbow", "DonkeyKong", "DoubleDunk", "Gopher", "Hangman",
+    "HumanCannonball", "Kaboom", "Pitfall", "SirLancelot", "Tennis", "TicTacToe3D", "VideoPinball", "YarsRevenge",
+}  # fmt: skip
 """Games that random play ends within 4,500 env steps, but not without FIRE, which starts the game or the next life."""
 
 
@@ -38,7 +38,7 @@ class EvaluationResult(NamedTuple):
     returns: np.ndarray  # float64 [episodes]
     mean: float  # mean return
     std: float  # population standard deviation of the returns over these games
-    cut_off: int  # games that reached `env.max_frames`; their returns count all the same
+    cut_off: int  # games that reached their time limit, `env.max_frames`; their returns count all the same
 
 
 def play(policy: Policy, pool: EnvPool, seed: int, greedy: bool) -> Iterator[tuple[EnvStep, np.ndarray | None]]:
@@ -85,11 +85,15 @@ def run_evaluation(
     """
     check_fields(EvaluationConfig(episodes=episodes, num_envs=num_envs))
     env = policy.config.env
-    if greedy and env.game_name in WAIT_FOR_FIRE.split():
+    if greedy and env.atari_game in WAIT_FOR_FIRE:
         note = "greedy play can stand still: %s may wait for FIRE, as after a lost life"
         logging.getLogger(__name__).warning(note, env.game_name)
     quota = np.bincount(np.arange(episodes) % num_envs)  # games of each environment
-    pool = make_pool(env.backend, env.game_name, len(quota), seed=seed, num_threads=env.num_threads, rules=env.rules)
+    pool = make_pool(
+        env.backend, env.game_name, len(quota), seed=seed,
+        num_threads=env.num_threads, rules=env.rules, gymnasium=env.gymnasium,
+    )  # fmt: skip
+    longest = f" of {env.rules.max_frames // FRAME_SKIP:,}" if env.rules.max_frames else ""
     counter = EpisodeCounter(len(quota))
     games = []
     news_at = time.monotonic() + SECONDS_BETWEEN_NEWS
@@ -100,18 +104,14 @@ def run_evaluation(
             if quota[game.env]:
                 quota[game.env] -= 1
                 games.append(game)
-                say(
-                    f"{len(games):>6} {game.episode_return:>12,.1f} {game.length:>10,}"
-                    f"{'  cut off at env.max_frames' * game.truncated}"
-                )
+                line = f"{len(games):>6} {game.episode_return:>12,.1f} {game.length:>10,}"
+                say(f"{line}  cut off at {env.time_limit}" if game.truncated else line)
         if len(games) == episodes:
             break
         if time.monotonic() > news_at:
             news_at += SECONDS_BETWEEN_NEWS
-            say(
-                f"{np.sum(quota > 0)} games in progress, longest {counter.in_progress[quota > 0, 1].max():,.0f} of"
-                f" {env.rules.max_frames // 4:,} env steps"
-            )
+            most = counter.in_progress[quota > 0, 1].max()
+            say(f"{np.sum(quota > 0)} games in progress, longest {most:,.0f}{longest} env steps")
     _, returns, _, truncated = zip(*games, strict=True)
     return EvaluationResult(
         tuple(games), np.array(returns), float(np.mean(returns)), float(np.std(returns)), sum(truncated)
@@ -119,9 +119,10 @@ def run_evaluation(
 
 
 def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool = False) -> Episode:
-    """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, 480x630 pixels).
+    """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, about 630 pixels high).
 
-    The game is played on `ale`, the back end that has colour screens.
+    A game that was trained on `envpool` is played on `ale`, which has colour screens. A Gymnasium environment shows
+    what it renders as `rgb_array` or, where it renders nothing, the gray frames that the policy sees.
 
     Raises:
         UserError: a seed that is not possible, or the file cannot be written.
@@ -130,17 +131,21 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
 
     path = Path(path).expanduser().absolute()  # to ffmpeg, a relative a:b is a protocol
     env = policy.config.env
-    pool, screens = (
-        AlePool(env.game_name, env_seeds(seed, 1), env.num_threads, env.rules, colour=colour)
-        for colour in (False, True)
-    )
+    pool = make_pool(
+        "ale" if env.backend == "envpool" else env.backend, env.game_name, 1, seed=seed,
+        num_threads=env.num_threads, rules=env.rules, gymnasium=env.gymnasium, screens=True,
+    )  # fmt: skip
     counter = EpisodeCounter(1)
     games = []
-    height, width, _ = SCREEN_SHAPE
+    steps = play(policy, pool, seed, greedy)
+    step, _ = next(steps)
+    height, width, _ = pool.screen().shape
+    scale = max(1, round(VIDEO_HEIGHT / height))
+    even = f"pad=ceil(iw/2)*2:ceil(ih/2)*2,scale={scale}*iw:{scale}*ih:flags=neighbor"
     # 4:2:0 colours are what browsers play; with the index in front they start before all is loaded.
     options = (
-        f"-y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {FPS} -i -"
-        f" -vf scale={SCALE * width}:{SCALE * height}:flags=neighbor"
+        f"-y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {pool.fps} -i -"
+        f" -vf {even}"
         " -an -c:v libx264 -pix_fmt yuv420p -movflags +faststart -f mp4"
     )
     command = [imageio_ffmpeg.get_ffmpeg_exe(), *options.split(), path]
@@ -148,11 +153,12 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
         assert ffmpeg.stdin
         with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended, and its output has the reason
-            for step, actions in play(policy, pool, seed, greedy):
-                screen = screens.reset() if actions is None else screens.step(actions)
-                ffmpeg.stdin.write(screen.frame.tobytes())
-                if games := counter.count(step):
+            while True:
+                ffmpeg.stdin.write(pool.screen().tobytes())
+                games = counter.count(step)
+                if games:
                     break
+                step, _ = next(steps)
         complaint = ffmpeg.communicate()[1].decode(errors="replace")
     if ffmpeg.returncode:
         raise UserError(f"{path}: the video could not be written ({complaint[-200:]})")

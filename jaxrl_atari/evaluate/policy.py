@@ -41,21 +41,31 @@ class Policy:
     session_dir: Path
     env_steps: int  # env steps of training at the checkpoint
 
-    def act(self, frames: np.ndarray | jax.Array, key: jax.Array, greedy: bool = False) -> np.ndarray:
-        """Chooses an action for each frame stack.
+    def act(
+        self, frames: np.ndarray | jax.Array, key: jax.Array | None = None, greedy: bool = False
+    ) -> np.ndarray | np.int32:
+        """Chooses an action for each frame stack, or for one: an observation of `make_env`.
 
         Args:
-            frames: uint8 [n, 84, 84, 4], preprocessed as in training, the oldest frame first.
+            frames: uint8 [n, 84, 84, 4], preprocessed as in training, the oldest frame first; or one, [84, 84, 4].
             key: the source of the actions; pass a fresh one to each call. Not used if `greedy`.
 
         Returns:
-            int32 [n], indices into the game's action set.
+            int32 [n], indices into the game's action set; for one stack, int32 [].
 
         Raises:
-            ValueError: frames of another type or shape.
+            ValueError: frames of another type or shape; no key, and not `greedy`.
         """
-        if (frames.dtype, *frames.shape[1:]) != (np.uint8, 84, 84, 4):
-            raise ValueError(f"frames: expected uint8 [n, 84, 84, 4], got {frames.dtype} {list(frames.shape)}")
+        if frames.dtype != np.uint8 or frames.shape[-3:] != (84, 84, 4) or frames.ndim > 4:
+            raise ValueError(
+                f"frames: expected uint8 [n, 84, 84, 4] or [84, 84, 4], got {frames.dtype} {list(frames.shape)}"
+            )
+        if frames.ndim == 3:
+            return self.act(frames[None], key, greedy)[0]
+        if key is None:
+            if not greedy:
+                raise ValueError("key: expected a JAX key, such as jax.random.key(0), or greedy=True")
+            key = jax.random.key(0)
         frames, key = jax.device_put((frames, key), self.device)
         return jax.device_get(choose_actions(self.network, self.params, frames, key, greedy))
 

@@ -14,6 +14,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli import resume_command, say
 from jaxrl_atari.cli.options import FromDirectory, load_config, parse
 from jaxrl_atari.config import Config, changed_fields
+from jaxrl_atari.envs import describe_environment
 from jaxrl_atari.errors import SessionsFailed, reason, require
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import score_text
@@ -82,6 +83,8 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
     set_up_ray(search.address, config.devices)  # raises errors before anything is created
+    env = config.env
+    describe_environment(env.backend, env.game_name, env.rules, env.gymnasium)
     if search_dir is None or not is_search(search_dir):
         search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"), search_dir)
     with only_writer(search_dir):

@@ -81,7 +81,8 @@ class Share(NamedTuple):
             memory = min((gpu.memory for gpu in visible().gpus), default=0)
             fraction = memory_fraction(config.devices, int(1 / min(self.gpu, 1)), memory)
             devices = replace(config.devices, memory_fraction=fraction)
-        env = replace(config.env, num_threads=config.env.num_threads or self.cpu)
+        threads = 0 if config.env.backend == "gymnasium" else config.env.num_threads or self.cpu
+        env = replace(config.env, num_threads=threads)
         return replace(config, devices=devices, env=env)
 
 

@@ -41,6 +41,8 @@ def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Confi
     Raises:
         ConfigError: an unknown game, a game named twice, or no game.
     """
+    backend = config.env.backend
+    require(backend != "gymnasium", "env.backend", backend, "ale or envpool in a suite, whose games are ALE's")
     configs: dict[str, Config] = {}
     protocol = parse_game(config.env.game)[1] or config.env.protocol
     if games is None:

@@ -37,6 +37,7 @@ from jaxrl_atari.suite.suite import SuitePlan, game_configs, unfinished_sessions
 
 SAME_IN_ALL_SETTINGS = (
     "name", "seed", "sessions", "total_env_steps", "output_dir", "env.game", "env.protocol",
+    "env.options", "env.image_key",
     "devices.", "trial.", "evaluation.", "log.",
 )  # fmt: skip
 """Fields and groups that neither a sweep nor a search can vary, as the beginnings of their dotted names."""

@@ -17,8 +17,8 @@ import jax
 from jaxrl_atari.cli import StopRequest, resume_command, say
 from jaxrl_atari.cli.options import say_changes
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs import THREADS
-from jaxrl_atari.errors import SessionsFailed, UserError, reason
+from jaxrl_atari.envs import THREADS, describe_environment
+from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
 from jaxrl_atari.hardware import distributed, runtime
 from jaxrl_atari.hardware.choice import session_gpus
 from jaxrl_atari.hardware.gpus import visible
@@ -89,6 +89,13 @@ def run_training(
     # Everything that can be refused is refused before a run directory is made.
     if plan_slots(config, config.sessions).needs_processes:
         check_processes(partial(train_in_process, writers=writers, stop=stop))
+        hint = "or use env.vectorization_mode = sync"
+        can_start = config.env.vectorization_mode == "sync"  # the process of a session can start none
+        require(can_start, "trial.parallel", config.trial.parallel, "1 with env.vectorization_mode = async", hint)
+    env = config.env
+    notes = [describe_environment(env.backend, env.game_name, env.rules, env.gymnasium)]
+    if env.resume_note:
+        notes.append(f"note: {env.resume_note}")
     run_dir = None if run_dir is None else Path(run_dir).expanduser()
     before = None
     if run_dir and is_run(run_dir):
@@ -109,6 +116,8 @@ def run_training(
         return TrainingResult(run_dir, {})
 
     say(f"{'resuming' if before else 'run directory:'} {run_dir}")
+    for note in filter(None, notes):
+        say(note)
     try:
         with only_writer(run_dir):
             failures = _train_sessions(config, before, run_dir, writers, stop)

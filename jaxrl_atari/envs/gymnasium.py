@@ -1,0 +1,265 @@
+"""The `gymnasium` back end: any registered Gymnasium environment with discrete actions and image observations.
+
+Gymnasium's vector environments step it, and Gymnasium's wrappers turn its pictures into 84x84 gray frames.
+
+An id that ALE registers and that implies a protocol (`ALE/Breakout-v5`, `BreakoutNoFrameskip-v4`) is played by the
+rules of that protocol, through `AtariPreprocessing`: with `options`, it is a mode or a difficulty of a known game. Any
+other environment is played as it is registered: an env step is one of its steps, and a game is one of its episodes.
+
+Nothing is imported for an id. The environment must have been registered by the time that a pool is made: by Gymnasium,
+by ale-py, or by what the user has named (`jaxrl_atari/imports.py`).
+"""
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import ale_py
+import gymnasium
+import numpy as np
+from gymnasium import spaces, wrappers
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from jaxrl_atari.envs.games import game_of_id
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, FRAMES_PER_SECOND, EnvPool, GymnasiumOptions, RawStep
+from jaxrl_atari.envs.protocols import Rules
+from jaxrl_atari.errors import ConfigError, UserError, reason, require
+from jaxrl_atari.imports import IMPORTS, import_inherited
+
+gymnasium.register_envs(ale_py)
+
+RESERVED = {
+    "render_mode": "it is chosen for videos",
+    "obs_type": "the policy sees gray frames",
+    "frameskip": "an env step is 4 emulator frames",
+    "repeat_action_probability": "use env.sticky_actions",
+    "full_action_space": "use env.full_action_space",
+    "max_num_frames_per_episode": "use env.max_frames",
+    "max_episode_steps": "use env.max_frames",
+}
+"""Arguments that `options` may not have, and why: all of them for ALE's games, `render_mode` for any environment."""
+
+INSTALL = "pip install 'jaxrl_atari[gymnasium]'"
+
+
+class FireOnReset(gymnasium.Wrapper):
+    """Presses FIRE for one emulator frame at the start of a game."""
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        """Starts a game, as `gymnasium.Env.reset`."""
+        self.env.reset(**arguments)
+        fire = self.env.unwrapped.get_action_meanings().index("FIRE")  # type: ignore[attr-defined]
+        observation, _, _, _, info = self.env.step(fire)
+        return observation, info
+
+
+def make_single(game: str, rules: Rules, options: GymnasiumOptions, render: bool = False) -> gymnasium.Env:
+    """One environment, wrapped: its observations are frames, uint8 [84, 84]. Arguments and errors: `make_pictures`."""
+    return _to_frames(make_pictures(game, rules, options, render), game)
+
+
+def make_pictures(game: str, rules: Rules, options: GymnasiumOptions, render: bool = False) -> gymnasium.Env:
+    """One environment whose observations are its pictures.
+
+    Args:
+        game: a registered id.
+        render: `render()` returns pictures, if the environment can.
+
+    Raises:
+        UserError: it is not registered, cannot be made, or has other actions or observations than a policy here can
+            use; OpenCV is missing.
+    """
+    import_inherited()
+    try:
+        gymnasium.spec(game)
+    except gymnasium.error.Error as error:
+        raise UserError(
+            f"env.game = {game!r}: no such environment is registered ({error}); --import names the module or the file"
+            " that registers it"
+        ) from error
+    reserved = RESERVED if game_of_id(game) else {"render_mode"}
+    for name in options.options.keys() & reserved:
+        raise ConfigError("env.options", dict(options.options), f"other arguments than {name}", RESERVED[name])
+    asked = f" with env.options = {dict(options.options)}" if options.options else ""
+    try:
+        env = _make(game, rules, options.options)
+        if render and "rgb_array" in (env.metadata.get("render_modes") or ()):
+            with contextlib.suppress(TypeError):  # a function of the user's that takes no `render_mode`
+                env = _make(game, rules, {**options.options, "render_mode": "rgb_array"})
+    except UserError:
+        raise
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UserError(f"env.game = {game!r}: {error}; or, for OpenCV: {INSTALL}") from error
+    except Exception as error:  # an environment may raise anything
+        raise UserError(f"env.game = {game!r}: the environment cannot be made{asked} ({reason(error)})") from error
+    return _to_pictures(env, game, options.image_key)
+
+
+def _make(game: str, rules: Rules, arguments: Mapping[str, Any]) -> gymnasium.Env:
+    """An environment as it is registered; a game of ALE under the rules of a protocol."""
+    if game_of_id(game) is None:
+        return gymnasium.make(game, **arguments)
+    env = gymnasium.make(
+        game,
+        frameskip=1,
+        repeat_action_probability=rules.sticky_actions,
+        full_action_space=rules.full_action_space,
+        max_num_frames_per_episode=rules.max_frames,
+        max_episode_steps=-1,  # no time limit of Gymnasium's
+        disable_env_checker=True,
+        **arguments,
+    )
+    if not isinstance(env.action_space, spaces.Discrete):
+        raise ConfigError("env.options", dict(arguments), "arguments that keep the actions discrete")
+    if rules.fire_on_reset and "FIRE" in env.unwrapped.get_action_meanings():  # type: ignore[attr-defined]
+        env = FireOnReset(env)  # before the no-ops, as with the back end `ale`
+    return wrappers.AtariPreprocessing(env, noop_max=rules.noop_max, frame_skip=FRAME_SKIP, screen_size=FRAME_SIZE)
+
+
+def _to_pictures(env: gymnasium.Env, game: str, image_key: str | None) -> gymnasium.Env:
+    """Wraps an environment so that it returns the picture alone; refuses what does not fit."""
+    if not isinstance(env.action_space, spaces.Discrete):
+        hint = "a wrapper in your own registration can make them discrete"
+        raise ConfigError("env.game", game, f"discrete actions, and it has {env.action_space}", hint)
+    space = env.observation_space
+    if isinstance(space, spaces.Dict):
+        images = [key for key, each in space.items() if _is_image(each)]
+        shown = ", ".join(f"{key} {list(space[key].shape or ())}" for key in images) or "none"
+        require(image_key in images, "env.image_key", image_key, f"the key of an image; {game} has: {shown}")
+        env = wrappers.TransformObservation(env, lambda observation: observation[image_key], space[image_key])
+        space = space[image_key]
+    elif image_key is not None:
+        expected = f"nothing; the observations of {game} are no dictionaries"
+        raise ConfigError("env.image_key", image_key, expected, "leave it out")
+    if not _is_image(space):
+        expected = "image observations (uint8 from 0 to 255, [height, width], [height, width, 1] or [height, width, 3])"
+        hint = "a wrapper in your own registration can change them"
+        raise ConfigError("env.game", game, f"{expected}, and it has {space}", hint)
+    return env
+
+
+def _to_frames(env: gymnasium.Env, game: str) -> gymnasium.Env:
+    """Wraps an environment that returns pictures so that it returns gray frames, uint8 [84, 84]."""
+    shape = env.observation_space.shape
+    assert shape is not None
+    if len(shape) == 3 and shape[-1] == 1:
+        env = wrappers.ReshapeObservation(env, shape[:2])
+    elif len(shape) == 3:
+        env = wrappers.GrayscaleObservation(env)
+    if shape[:2] != (FRAME_SIZE, FRAME_SIZE):
+        try:
+            env = wrappers.ResizeObservation(env, (FRAME_SIZE, FRAME_SIZE))
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UserError(f"env.game = {game!r}: {error}; {INSTALL}") from error
+    return env
+
+
+def _is_image(space: spaces.Space) -> bool:
+    """Whether a space has pictures: uint8 from 0 to 255, gray or RGB, with the colours last."""
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
+        return False
+    full_range = bool(np.all(space.low == 0) and np.all(space.high == 255))
+    return full_range and (len(space.shape) == 2 or (len(space.shape) == 3 and space.shape[-1] in (1, 3)))
+
+
+def describe_environment(game: str, rules: Rules, options: GymnasiumOptions) -> str:
+    """Makes an environment once, closes it, and returns one line on what a policy gets of it.
+
+    Raises:
+        UserError: as `make_pictures`.
+    """
+    pictures = make_pictures(game, rules, options)
+    assert isinstance(pictures.action_space, spaces.Discrete)
+    assert pictures.observation_space.shape is not None
+    height, width = pictures.observation_space.shape[:2]
+    line = f"{game}: {pictures.action_space.n} actions, pictures of {width} x {height} pixels"
+    _to_frames(pictures, game).close()
+    return line
+
+
+def _make_in_worker(imports: str, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
+    """Makes an environment in a process of an `AsyncVectorEnv`, which must import what this process has imported."""
+    os.environ[IMPORTS] = imports
+    return make()
+
+
+class GymnasiumPool(EnvPool):
+    """A pool on Gymnasium's vector environments, which return new arrays at every step.
+
+    With `sync`, they step one after the other in this process; with `async`, each has a process of its own. A lost life
+    is known of ALE's games alone.
+
+    Args:
+        game: a registered id.
+        screens: `screen` returns pictures of environment 0: what it renders or, where it renders nothing, its frame.
+    """
+
+    def __init__(self, game: str, seeds: Sequence[int], rules: Rules, options: GymnasiumOptions, screens: bool = False):
+        make = partial(make_single, game, rules, options, screens)
+        if options.vectorization_mode == "async":
+            if multiprocessing.current_process().daemon:
+                raise UserError(
+                    "env.vectorization_mode = 'async': a session beside others cannot start processes; use sync, or"
+                    " trial.parallel = 1"
+                )
+            context = "forkserver"  # a fork of a process that runs JAX can deadlock; "spawn" imports all for each one
+            multiprocessing.get_context(context).set_forkserver_preload([__name__])
+            make = partial(_make_in_worker, os.environ.get(IMPORTS, "[]"), make)
+            envs = AsyncVectorEnv([make] * len(seeds), context=context)
+        else:
+            envs = SyncVectorEnv([make] * len(seeds))
+        space = envs.single_action_space
+        assert isinstance(space, spaces.Discrete)
+        self._first_action = int(space.start)
+        self._is_atari = game_of_id(game) is not None
+        self._seeds = list(seeds)
+        self._actions = np.zeros(len(seeds), np.int64)
+        self._frame = np.zeros((len(seeds), FRAME_SIZE, FRAME_SIZE), np.uint8)  # the newest ones
+        self.fps = FRAMES_PER_SECOND if self._is_atari else int(envs.metadata.get("render_fps") or FRAMES_PER_SECOND)
+        super().__init__(envs, len(seeds), int(space.n))
+
+    def _reset(self) -> RawStep:
+        frame, info = self._envs.reset(seed=self._seeds)
+        zeros = np.zeros(self.num_envs, bool)
+        return self._raw(frame, zeros, zeros, zeros, info)
+
+    def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> RawStep:
+        all_seeds = np.zeros(self.num_envs, np.int64)
+        all_seeds[envs] = seeds
+        frame, info = self._envs.reset(seed=all_seeds.tolist(), options={"reset_mask": envs})
+        zeros = np.zeros(self.num_envs, bool)
+        return self._raw(frame, zeros, zeros, zeros, info)
+
+    def _send(self, actions: np.ndarray) -> None:
+        self._actions = actions + self._first_action
+        if isinstance(self._envs, AsyncVectorEnv):
+            self._envs.step_async(self._actions)
+
+    def _recv(self) -> RawStep:
+        if isinstance(self._envs, AsyncVectorEnv):
+            return self._raw(*self._envs.step_wait())
+        return self._raw(*self._envs.step(self._actions))
+
+    def _raw(
+        self, frame: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: dict[str, Any]
+    ) -> RawStep:
+        self._frame = frame
+        # Where some environments were reset alone, `info` has the lives of these, and zeros.
+        known = info.get("_lives", False) if self._is_atari else False
+        lives = np.where(known, info.get("lives", 0), self.lives).astype(np.int32)
+        return RawStep(frame, reward, terminated, truncated, lives)
+
+    def screen(self) -> np.ndarray:
+        """The picture of environment 0, uint8 [height, width, 3]: rendered, or its gray frame."""
+        picture = self._envs.render()[0] if self._envs.render_mode == "rgb_array" else None
+        return np.asarray(np.repeat(self._frame[0][..., None], 3, axis=-1) if picture is None else picture, np.uint8)
+
+    def close(self) -> None:
+        """Closes the environments."""
+        if isinstance(self._envs, AsyncVectorEnv):
+            self._envs.close(terminate=True)
+        else:
+            self._envs.close()

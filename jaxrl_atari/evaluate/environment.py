@@ -1,0 +1,112 @@
+"""A Gymnasium environment with the protocol, the preprocessing and the frame stacks of a training run."""
+
+from collections import deque
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from jaxrl_atari.config import Config, EnvConfig
+from jaxrl_atari.envs import EnvPool, make_pool
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAMES_PER_SECOND
+from jaxrl_atari.networks import STACK
+
+
+def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np.ndarray, np.int64]:
+    """The environment of a run, as Gymnasium's users expect one: `make_env(policy.config)`.
+
+    Its observations are what the policy sees, its rewards are raw, and an episode is a full game: a lost life does not
+    end it, and rewards are not clipped.
+
+    Args:
+        render_mode: None or "rgb_array", the colour screen (of a Gymnasium environment, what it renders).
+
+    Raises:
+        UserError: the game cannot be played; see `envs.make_pool`.
+    """
+    return PolicyEnv(config.env, render_mode)
+
+
+class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
+    """One environment of a run. See `make_env`.
+
+    `reset(seed=s)` starts the game that an evaluation with that seed starts in its first environment. `reset()` after
+    the end of a game starts the one that follows there; in the middle of a game it starts another one.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND}
+
+    def __init__(self, env: EnvConfig, render_mode: str | None = None):
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode: expected None or 'rgb_array', got {render_mode!r}")
+        self.render_mode = render_mode
+        self._env = env
+        self._pool = self._make_pool(seed=0)
+        self._closed = False
+        self._over = False
+        self._frames = deque[np.ndarray](maxlen=STACK)
+        self.metadata = {**self.metadata, "render_fps": self._pool.fps}
+        self.action_space = spaces.Discrete(self._pool.num_actions)
+        self.observation_space = spaces.Box(0, 255, (FRAME_SIZE, FRAME_SIZE, STACK), np.uint8)
+
+    def _make_pool(self, seed: int) -> EnvPool:
+        env = self._env
+        filmed = self.render_mode is not None
+        backend = "ale" if filmed and env.backend == "envpool" else env.backend  # which has no colour screens
+        return make_pool(
+            backend, env.game_name, 1, seed=seed,
+            num_threads=env.num_threads, rules=env.rules, gymnasium=env.gymnasium, screens=filmed,
+        )  # fmt: skip
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        """Starts a game.
+
+        Args:
+            seed: 0 to 4294967295. None: after the end of a game, the next one; else a game of a random seed.
+            options: not used.
+
+        Returns:
+            The frame stack, uint8 [84, 84, 4], and what `step` adds, too: `lives`.
+        """
+        super().reset(seed=seed)
+        if seed is None and self._over:
+            step = self._pool.step(np.zeros(1, np.int32))  # an auto-reset step, which ignores its action
+        else:
+            self.close()
+            self._closed = False
+            self._pool = self._make_pool(int(self.np_random.integers(2**31)) if seed is None else seed)
+            step = self._pool.reset()
+        self._over = False
+        self._frames.extend([step.frame[0]] * STACK)
+        return self._observation(), self._info()
+
+    def step(self, action: np.int64 | int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """An env step: observation, raw reward, terminated (the game is over), truncated (its time limit), info.
+
+        Raises:
+            gymnasium.error.ResetNeeded: before the first `reset`, or after the end of a game.
+        """
+        if self._over or not self._frames:
+            raise gymnasium.error.ResetNeeded("step: the game is over, or has not begun; call reset first")
+        step = self._pool.step(np.array([action]))
+        self._frames.append(step.frame[0])
+        self._over = bool(step.terminated[0] or step.truncated[0])
+        reward = float(step.reward[0])
+        return self._observation(), reward, bool(step.terminated[0]), bool(step.truncated[0]), self._info()
+
+    def _observation(self) -> np.ndarray:
+        return np.stack(self._frames, axis=-1)
+
+    def _info(self) -> dict[str, int]:
+        return {"lives": int(self._pool.lives[0])}
+
+    def render(self) -> np.ndarray | None:
+        """The screen, uint8 [height, width, 3]; None without a render mode."""
+        return self._pool.screen().copy() if self.render_mode else None
+
+    def close(self) -> None:
+        """Frees the emulator."""
+        if not self._closed:
+            self._closed = True
+            self._pool.close()
