@@ -508,7 +508,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested dict as one with dotted names: `{"ppo.gamma": 0.99, ...}`."""
     items: dict[str, Any] = {}
     for name, value in values.items():
-        items |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        items |= flat(value, f"{prefix}{name}.") if value and isinstance(value, dict) else {f"{prefix}{name}": value}
     return items
 
 
