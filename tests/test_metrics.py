@@ -97,14 +97,13 @@ def test_figures_without_a_meaning_are_left_out(returns, game, known):
     }  # fmt: skip
 
 
-def test_sessions_are_aligned_and_interpolated_within_their_range():
+def test_sessions_are_aligned_interpolated_and_held_at_their_end():
     grid, values = metrics.align_sessions([table([1, 2, 3]), table([NAN, 4, 5])], "return_mean")
     assert grid.tolist() == [100, 200, 300]
     np.testing.assert_array_equal(values, [[1, 2, 3], [NAN, 4, 5]])
     shorter = table([10, 20], env_steps=[150, 250])
     _, values = metrics.align_sessions([shorter, table([0, 0, 0, 0])], "return_mean")
-    # 200 is halfway from 10 to 20; 300 is half an interval after the last point, which is held; 400 is too far.
-    np.testing.assert_allclose(values[0], [NAN, 15, 20, NAN])
+    np.testing.assert_allclose(values[0], [NAN, 15, 20, 20])  # 200 is halfway from 10 to 20
     last = [table([1], env_steps=[396]), table([3], env_steps=[400])]  # auto-reset steps made the difference
     assert metrics.align_sessions(last, "return_mean")[1].tolist() == [[1], [3]]
 
@@ -118,11 +117,11 @@ def test_trial_aggregation(tmp_path):
 
     two, alone, half = trial([10, 30], [30, 70, 110]), trial([10, 30]), trial([NAN, NAN], [10, 30])
     empty, three = trial([NAN]), trial([10], [20], [30])
-    # Final return_ma 20 and 70 above random play: 45, std 25. Strengths 20 and 70.
-    assert (two["score"], two["score_std"]) == pytest.approx((random + 45, 25))
-    assert two["session_scores"] == pytest.approx([random + 20, random + 70])
-    assert (two["mean"]["strength"], two["std"]["strength"]) == pytest.approx((45, 25))
-    assert two["human_normalised_score"] == pytest.approx((random + 45 - 163.9) / 13291.1)
+    # At 200 env steps, which both have reached, return_ma is 20 and 50 above random play: 35, std 30 / sqrt(2).
+    assert (two["score"], two["score_std"]) == pytest.approx((random + 35, 30 / 2**0.5))
+    assert two["session_scores"] == pytest.approx([random + 20, random + 50])
+    assert (two["mean"]["strength"], two["std"]["strength"]) == pytest.approx((35, 30 / 2**0.5))
+    assert two["human_normalised_score"] == pytest.approx((random + 35 - 163.9) / 13291.1)
     # Over the two shared log points: stds 10 and 20, mean strengths 20 and 50.
     assert two["mean"]["consistency"] == pytest.approx(1 - 2 * 30 / 70)
     assert (alone["score_std"], alone["mean"]["consistency"]) == (None, None)
@@ -152,7 +151,7 @@ def test_the_trial_summary_is_written_and_printed(tmp_path):
     text = summary_table(summary)
     lines = [" ".join(line.replace("|", "").split()) for line in text.splitlines()]
     assert lines[0] == "trial: Qbert, protocol v5, 2 sessions, 400 env steps each"
-    assert "score 3,000 500 2,500 3,500" in lines
+    assert "score 3,000 707.11 2,500 3,500" in lines
     assert sum(line.startswith(("score ", "final return")) for line in lines) == 1  # the score stands once
     assert "2 sessions: 2,500 and 3,500" in lines
     assert "SLM Lab's PPO (v5, 10M env steps, λ 0.95): 15,460" in lines
@@ -220,5 +219,37 @@ def test_a_running_trial_is_not_complete_and_names_what_is_left_out(tmp_path, ca
     (run_dir / "session_2" / "metrics.csv").unlink()
     summary = write_trial_summary(run_dir)
     assert not summary["complete"]
-    assert len(summary["sessions"]) == 2
+    assert [each["session"] for each in summary["sessions"]] == ["session_0"]
+    assert summary["left_out"] == [{"session": "session_1", "reason": "unfinished, at 200 of 400 env steps"}]
     assert "session_2" in caplog.text
+
+
+def long_session(score, end):
+    """A session that ends with a score, with a log point every 0.5M env steps up to `end`."""
+    return table(np.linspace(0, score, int(end / 500_000)), env_steps=np.arange(5e5, end + 1, 5e5)) | {
+        "return_ma": np.linspace(0, score, int(end / 500_000))
+    }
+
+
+def test_an_unfinished_session_is_named_and_not_averaged(tmp_path):
+    tables = [long_session(score, 1e7) for score in (300.0, 320.0, 310.0)]
+    short = long_session(0.5, 5e5) | {"return_ma": np.array([0.5])}
+    run_dir = write_run(tmp_path / "run", [*tables, short], total_env_steps=10_000_000)
+    summary = trial_summary(read_run(run_dir))
+    assert (summary["score"], summary["score_std"]) == pytest.approx((310, 10))
+    reach = 4.30265 * 10 / 3**0.5  # Student's t of 2 degrees of freedom
+    assert summary["score_interval"] == pytest.approx([310 - reach, 310 + reach], abs=0.01)
+    assert summary["session_scores"] == [300, 320, 310]
+    assert summary["mean"]["env_steps"] == 1e7
+    lines = summary_table(summary).splitlines()
+    assert lines[0] == "trial: Qbert, protocol v5, 3 of 4 sessions, 10,000,000 env steps each (not complete)"
+    assert "left out: session 3 (unfinished, at 500,000 of 10,000,000 env steps)" in lines
+    assert "session 3" not in lines[2]  # the header of the table
+
+
+def test_before_a_session_has_finished_the_sessions_are_compared_where_all_have_been(tmp_path):
+    tables = [table([10, 20, 30]), table([30, 40]), table([5])]
+    summary = trial_summary(read_run(write_run(tmp_path / "run", tables, total_env_steps=10_000)))
+    assert summary["session_scores"] == [15, 35]  # return_ma at 200 env steps
+    assert summary["left_out"] == [{"session": "session_2", "reason": "unfinished, at 100 of 10,000 env steps"}]
+    assert "; compared at 200 env steps, which the 2 have reached" in summary_table(summary)

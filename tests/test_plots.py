@@ -14,7 +14,7 @@ from user_commands import ROOT, user_environment
 from jaxrl_atari import plots
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.report import graphs
+from jaxrl_atari.report import graphs, statistics
 from jaxrl_atari.report.graphs import COLOURS
 from jaxrl_atari.report.summary import read_run
 
@@ -94,28 +94,44 @@ def test_a_session_graph_draws_log_points_and_evaluations(tmp_path, figures):
     assert "GPU busy" not in panels
 
 
-def test_a_trial_graph_draws_means_over_sessions_and_a_band_of_one_std(tmp_path, figures):
+def test_a_trial_graph_draws_means_over_sessions_and_a_band_of_one_sample_std(tmp_path, figures):
     run_dir = write_run(tmp_path / "run", [short(1000, 2000, 3000), short(2000, 4000, 6000)])
     svg = graphs.plot_run(read_run(run_dir))[-1]
     assert {"trial", "Qbert, protocol v5", "mean ± 1 std over sessions"} <= set(texts(svg))
     axes = figures[-1].axes[0]
     shown = lines(axes)
     assert shown["return_mean (last 100 games)"] == [1500, 3000, 4500]
-    assert shown["return_ma: 2 sessions, score 3,000 ± 1,000"] == [1500, 2250, 3000]
+    label = "return_ma: 2 sessions, score 3,000 ± 1,414\ncompared at 300 env steps, which the 2 have reached"
+    assert shown[label] == [1500, 2250, 3000]
     heights = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert (heights.min(), heights.max()) == (1000, 6000)  # 1500 - 500, 4500 + 1500
+    assert (heights.min(), heights.max()) == pytest.approx((1500 - 500 * 2**0.5, 4500 + 1500 * 2**0.5))
 
 
-def test_a_reference_far_above_the_data_does_not_flatten_them(tmp_path, figures):
+def test_an_unfinished_session_is_named_and_not_in_the_curve(tmp_path, figures):
+    finished = [short(*np.linspace(0, score, 20)) for score in (600, 640, 620)]  # return_ma ends at half of it
+    run_dir = write_run(tmp_path / "run", [*finished, short(0.5)], total_env_steps=2000)
+    graphs.plot_run(read_run(run_dir))
+    label = "return_ma: 3 of 4 sessions, score 310 ± 10\nleft out: session 3 (unfinished, at 100 of 2,000 env steps)"
+    curve = lines(figures[-1].axes[0])[label]
+    assert (len(curve), curve[0], curve[-1]) == (20, 0, pytest.approx(310))
+    assert max(np.abs(np.diff(curve))) < 20  # 310 / 19: no jump where the short session ends
+
+
+def test_a_reference_far_above_the_data_is_neither_drawn_nor_in_the_legend(tmp_path, figures):
     run_dir = write_run(tmp_path / "run", [short(1.0, 1.5, 2.0, 2.5)], game="Breakout")
     shown = texts(graphs.plot_run(read_run(run_dir))[-1])
-    assert "SLM Lab's PPO (v5, 10M env steps, λ 0.70): 326.47" in shown
-    assert figures[-1].axes[0].get_ylim()[1] < 5
+    axes = figures[-1].axes[0]
+    low, high = axes.get_ylim()
+    assert high < 5
+    named = [text for text in shown if text.startswith(("SLM Lab", "human", "random play"))]
+    assert named == ["random play (v5): 1.21"]
+    assert all(np.isfinite(line.get_ydata()).all() for line in axes.lines)
+    assert low <= 1.21 <= high
 
 
 def test_scores_of_different_protocols_are_in_different_panels_with_their_own_references(tmp_path):
     runs = [
-        write_run(tmp_path / name, [short(100, 200)], protocol=name, game="Pong")
+        write_run(tmp_path / name, [short(-20, 15)], protocol=name, game="Pong")
         for name in ("machado", "v5", "classic")
     ]
     shown = texts(graphs.plot_comparison([(run.name, read_run(run)) for run in runs], tmp_path)[1])
@@ -127,13 +143,20 @@ def test_scores_of_different_protocols_are_in_different_panels_with_their_own_re
 
 
 def test_a_comparison_draws_the_mean_return_ma(tmp_path, figures):
-    runs = [write_run(tmp_path / n, [short(k, 3 * k), short(3 * k, 5 * k)]) for n, k in (("a", 1), ("b", 9))]
-    behind = write_run(tmp_path / "c", [short(1, 2), short(1, 4, 4, 7)])
-    graphs.plot_comparison([(run.name, read_run(run)) for run in (*runs, behind)], tmp_path / "out")
-    shown = lines(figures[0].axes[0])
-    assert shown["a: 2 sessions, score 3 ± 1"] == [2, 3]  # return_ma is k, 2 k and 3 k, 4 k
-    assert shown["b: 2 sessions, score 27 ± 9"] == [18, 27]
-    assert shown["c: 2 sessions, score 2.75 ± 1.25"] == [1, 2, 3, 4]  # from 300 env steps on, of one session
+    runs = [
+        write_run(tmp_path / n, [short(k, 3 * k), short(3 * k, 5 * k)], total_env_steps=200)
+        for n, k in (("a", 1), ("b", 9))
+    ]
+    behind = write_run(tmp_path / "c", [short(1, 2), short(1, 4, 4, 7)], total_env_steps=400)
+    new = write_run(tmp_path / "d", [short(NAN)])
+    graphs.plot_comparison([(run.name, read_run(run)) for run in (*runs, behind, new)], tmp_path / "out")
+    axes = figures[0].axes[0]
+    shown = lines(axes)
+    assert shown["a: 2 sessions, score 3 ± 1.41"] == [2, 3]  # return_ma is k, 2 k and 3 k, 4 k
+    assert shown["b: 2 sessions, score 27 ± 12.73"] == [18, 27]
+    left_out = "left out: session 0 (unfinished, at 200 of 400 env steps)"
+    assert shown[f"c: 1 of 2 sessions, score 4\n{left_out}"] == [1, 2.5, 3, 4]
+    assert axes.get_title() == "Qbert, protocol v5\nno finished game yet: d"
 
 
 def test_more_trials_than_colours_differ_in_line_style(tmp_path, figures):
@@ -149,6 +172,30 @@ def test_the_first_log_points_can_be_drawn(tmp_path, returns, game):
     for session_dir in run.tables:
         graphs.plot_session(run, session_dir)
     assert ("no finished game yet" in texts(graphs.plot_run(run)[-1])) == bool(np.isnan(returns[-1]))
+
+
+def test_a_graph_without_a_finished_game_has_env_steps_and_no_scale_of_returns(tmp_path, figures):
+    graphs.plot_run(read_run(write_run(tmp_path / "run", [short(NAN, NAN)])))
+    for figure in figures:
+        axes = figure.axes[0]
+        assert axes.get_xlim() == (0, 200)
+        assert not axes.get_yticks().size
+        assert axes.get_legend() is None
+
+
+def test_a_profile_shows_shares_from_0_to_1_and_promises_only_the_intervals_that_it_draws(tmp_path, figures):
+    for sessions in (1, 3):
+        scores = {"Pong": [-0.5, -0.4, -0.2][:sessions], "Qbert": [-0.1, -0.3, -0.2][:sessions]}  # below random play
+        graphs.plot_profiles({"suite": {"ratio": statistics.aggregate(scores)}}, tmp_path)
+        axes = figures[-1].axes[0]
+        low, high = axes.get_ylim()
+        assert low < 0
+        assert high > 1
+        (line,) = axes.lines
+        thresholds, shares = np.array(line.get_xydata()).T
+        assert (thresholds[0], thresholds[-1]) == (min(map(min, scores.values())), 1)
+        assert not shares[thresholds >= 0].any()
+        assert figures[-1].get_suptitle() == ("performance profile" + ", 95% intervals" * (sessions > 1))
 
 
 # The command.

@@ -16,12 +16,12 @@ import numpy as np
 
 from jaxrl_atari.cli import counted
 from jaxrl_atari.envs.games import Game
-from jaxrl_atari.report.metrics import align_sessions
+from jaxrl_atari.report.metrics import align_sessions, sample_std
 from jaxrl_atari.report.statistics import CONFIDENCE
-from jaxrl_atari.report.summary import Run, score_text, trial_summary
+from jaxrl_atari.report.summary import Run, left_out_text, members, score_text, sessions_text, trial_summary
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.reading import read_evaluations
+from jaxrl_atari.runs.reading import Table, read_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,39 +78,50 @@ def save_figure(figure: "Figure", directory: Path, name: str) -> list[Path]:
     paths = [directory / f"{name}.png", directory / f"{name}.svg"]
     directory.mkdir(parents=True, exist_ok=True)
     for path in paths:
-        figure.savefig(image := io.BytesIO(), format=path.suffix[1:], metadata={"Date": None})
+        image = io.BytesIO()
+        figure.savefig(image, format=path.suffix[1:], metadata={"Date": None})
         figure.set_layout_engine("none")  # the SVG keeps the layout of the PNG: computing it is slow
         write_file(path, image.getvalue())
     return paths
 
 
-def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "") -> None:
-    """Finishes axes that hold their data: x to the last point (400k, 2M), plain numbers along y."""
+def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_end: float | None = None) -> None:
+    """Finishes axes that hold their data: x from 0, or the first point below it, and plain numbers (400k, 2M; 10,000).
+
+    Args:
+        x_end: where x ends; None: at the last point that is drawn.
+    """
     from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
     axes.margins(x=0)
-    axes.set_xlim(left=min(0, axes.get_xlim()[0]))
+    first = axes.get_xlim()[0] if axes.has_data() else 0
+    axes.set_xlim(left=min(0, first), right=x_end)
     if axes.get_xlim()[1] >= 1000:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axes.set(xlabel=x_label, ylabel=y_label)
 
 
-def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps") -> None:
+def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps", x_end: float | None = None) -> None:
     """Axes and legend of a panel of returns, and lines at the first reference, a human tester and random play.
 
-    A score so far from the data that its line would flatten them stands only in the legend.
+    A score so far from the data that its line would flatten them is left out, of the legend too. Axes without a return
+    say so instead of showing a scale.
+
+    Args:
+        x_end: see `finish_axes`.
     """
-    low, high = axes.get_ylim()
+    finish_axes(axes, x_label, "raw return of a full game", x_end)
     if not np.isfinite(axes.dataLim.intervaly).all():
         axes.text(0.5, 0.5, "no finished game yet", transform=axes.transAxes, ha="center", color=GREY)
-    finish_axes(axes, x_label, "raw return of a full game")
+        axes.set_yticks([])
+        return
+    low, high = axes.get_ylim()
     first = next(iter(game.references), None)
     for reference, style in ((first, "--"), (game.human, "-."), (game.random, ":")):
-        if reference is not None:
-            is_far = not 2 * low - high <= reference.score <= 2 * high - low
+        if reference is not None and 2 * low - high <= reference.score <= 2 * high - low:
             label = f"{reference.source}: {score_text(reference.score)}"
-            axes.axhline(np.nan if is_far else reference.score, color=GREY, linewidth=1.1, linestyle=style, label=label)
+            axes.axhline(reference.score, color=GREY, linewidth=1.1, linestyle=style, label=label)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0)
 
 
@@ -119,38 +130,56 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
     """Draws returns, evaluations and learning metrics into graphs/session.png and .svg; returns the files."""
     table = run.tables[session_dir]
     env_steps = table["env_steps"]
+    evaluations = read_evaluations(session_dir)
+    x_end = float(np.max([env_steps[-1], *evaluations["env_steps"]]))
     panels = [column for column in SESSION_PANELS if np.isfinite(table.get(column, np.nan)).any()]
     rows = math.ceil(len(panels) / 3)
-    strong: dict[str, Any] = {"color": COLOURS[0]}
     title = f"{run.config.name}: {run.game.name}, protocol {run.protocol}, {session_dir.name.replace('_', ' ')}"
     figure = new_figure(title, 11, 5 + 2.3 * rows)
     grid = figure.add_gridspec(1 + rows, 3, height_ratios=[1.8] + rows * [1])
+
     axes = figure.add_subplot(grid[0, :])
-    axes.plot(env_steps, table["return_mean"], **strong, linewidth=0.9, alpha=0.35, label=RETURN_MEAN)
-    axes.plot(env_steps, table["return_ma"], **strong, linewidth=2.2, label=f"return_ma ({run.return_ma_definition})")
-    if (found := read_evaluations(session_dir))["mean"].size:
-        style: dict[str, Any] = {"fmt": "o", "color": COLOURS[1], "clip_on": False, "label": "evaluation (± 1 std)"}
-        axes.errorbar(found["env_steps"], found["mean"], found["std"], **style)
-    finish_returns(axes, run.game)
+    if np.isfinite(table["return_mean"]).any():
+        axes.plot(env_steps, table["return_mean"], color=COLOURS[0], linewidth=0.9, alpha=0.35, label=RETURN_MEAN)
+        label = f"return_ma ({run.return_ma_definition})"
+        axes.plot(env_steps, table["return_ma"], color=COLOURS[0], linewidth=2.2, label=label)
+    if evaluations["mean"].size:
+        axes.errorbar(
+            evaluations["env_steps"],
+            evaluations["mean"],
+            evaluations["std"],
+            fmt="o",
+            color=COLOURS[1],
+            clip_on=False,
+            label="evaluation (± 1 std over games)",
+        )
+    finish_returns(axes, run.game, x_end=x_end)
+
     for index, column in enumerate(panels):
         axes = figure.add_subplot(grid[1 + index // 3, index % 3])
-        axes.plot(env_steps, table[column], **strong, linewidth=0.9)
+        axes.plot(env_steps, table[column], color=COLOURS[0], linewidth=0.9)
         axes.set_title(SESSION_PANELS[column], fontsize="medium")
-        finish_axes(axes, y_label=COLUMNS[column].unit)
+        finish_axes(axes, y_label=COLUMNS[column].unit, x_end=x_end)
     return save_figure(figure, session_dir / "graphs", "session")
 
 
-def _draw_mean(axes: "Axes", run: Run, column: str, x: XAxis, **line: Any) -> None:
-    """Draws the mean over the sessions that have got that far, with a band of ± one population std."""
+def _draw_mean(axes: "Axes", tables: Sequence[Table], column: str, x: XAxis, **line: Any) -> None:
+    """Draws the mean over sessions, where all of them have a value, with a band of ± one sample std.
+
+    Args:
+        tables: the log points of the sessions, see `summary.members`.
+        line: properties of the line, `color` among them.
+    """
     along, unit = X_AXES[x]
-    points, values = align_sessions(list(run.tables.values()), column, along)
-    known = np.isfinite(values).any(axis=0)
+    points, values = align_sessions(tables, column, along)
+    known = np.isfinite(values).all(axis=0)
     points = points[known] / unit
     values = values[:, known]
-    mean = np.nanmean(values, axis=0)
-    std = np.nanstd(values, axis=0)
+    mean = values.mean(axis=0)
     axes.plot(points, mean, **line)
-    axes.fill_between(points, mean - std, mean + std, color=line["color"], alpha=0.15, linewidth=0)
+    if len(tables) > 1:
+        std = sample_std(values, axis=0)
+        axes.fill_between(points, mean - std, mean + std, color=line["color"], alpha=0.15, linewidth=0)
 
 
 def plot_run(run: Run, title: str = "") -> list[Path]:
@@ -168,33 +197,51 @@ def plot_comparison(
 ) -> list[Path]:
     """Draws the return_ma of runs, a panel for each game and protocol, into FILE.png and .svg; returns the files.
 
-    A line is the mean over a trial's sessions, and its band one standard deviation. A panel of a single run also has
-    its return_mean.
+    A line is the mean over a trial's members, the sessions that its score is of, and its band one sample standard
+    deviation. The legend names the sessions that are left out. A panel of a single run also has its return_mean.
 
     Args:
         runs: each with the name that stands in the legend.
     """
-    panels = {}
+    panels: dict[str, list[tuple[str, Run]]] = {}
     for name, run in runs:
         panels.setdefault(f"{run.game.name}, protocol {run.protocol}", []).append((name, run))
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
     figure = new_figure(title or "return_ma", 7 * columns, 5.5 * rows)
-    if any(len(run.tables) > 1 for _, run in runs):
-        figure.supxlabel("mean ± 1 std over sessions", fontsize="medium")
     for index, (panel, trials) in enumerate(sorted(panels.items()), 1):
         axes = figure.add_subplot(rows, columns, index)
-        if len(trials) == 1:
-            _draw_mean(axes, trials[0][1], "return_mean", x, color=COLOURS[4], linewidth=1.2, label=RETURN_MEAN)
-        lines = itertools.cycle(itertools.product(("-", "--", "-.", ":"), COLOURS))
-        for (name, run), (style, colour) in zip(trials, lines, strict=False):
-            trial = trial_summary(run)
-            spread = "" if trial["score_std"] is None else f" ± {score_text(trial['score_std'])}"
-            label = f"{name}: {counted(len(run.tables), 'session')}, score {score_text(trial['score'])}{spread}"
-            _draw_mean(axes, run, "return_ma", x, linewidth=2.2, color=colour, linestyle=style, label=label)
+        without_game = _draw_trials(axes, trials, x)
+        if without_game and len(trials) > 1:
+            panel += f"\nno finished game yet: {', '.join(without_game)}"
         axes.set_title(panel)
-        finish_returns(axes, trials[0][1].game, x)
+        along, unit = X_AXES[x]
+        x_end = max(table[along][-1] for _, run in trials for table in members(run).tables.values()) / unit
+        finish_returns(axes, trials[0][1].game, x, x_end)
+    if any(axes.collections for axes in figure.axes):
+        figure.supxlabel("mean ± 1 std over sessions", fontsize="medium")
     return save_figure(figure, output, file)
+
+
+def _draw_trials(axes: "Axes", trials: Sequence[tuple[str, Run]], x: XAxis) -> list[str]:
+    """Draws the trials of one panel; returns the names of those without a finished game, which have no line."""
+    without_game = []
+    lines = itertools.cycle(itertools.product(("-", "--", "-.", ":"), COLOURS))
+    for (name, run), (style, colour) in zip(trials, lines, strict=False):
+        trial = trial_summary(run)
+        if trial["score"] is None:
+            without_game.append(name)
+            continue
+        tables = [*members(run).tables.values()]
+        if len(trials) == 1:
+            _draw_mean(axes, tables, "return_mean", x, color=COLOURS[4], linewidth=1.2, label=RETURN_MEAN)
+        label = f"{name}: {sessions_text(trial)}, score {score_text(trial['score'])}"
+        if trial["score_std"] is not None:
+            label += f" ± {score_text(trial['score_std'])}"
+        if left_out := left_out_text(trial):
+            label += f"\n{left_out}"
+        _draw_mean(axes, tables, "return_ma", x, linewidth=2.2, color=colour, linestyle=style, label=label)
+    return without_game
 
 
 @default_style()
@@ -205,13 +252,16 @@ def plot_profiles(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list
         suites: name -> normalisation, of which the first is drawn -> result of `statistics.aggregate`.
     """
     kind = next(iter(next(iter(suites.values()))))
-    figure = new_figure(f"performance profile, {CONFIDENCE:.0%} intervals", 9, 6)
+    figure = new_figure("performance profile", 9, 6)
     axes = figure.add_subplot()
     for (name, kinds), colour in zip(suites.items(), itertools.cycle(COLOURS), strict=False):
         thresholds, shares, low, high = np.array(kinds[kind]["profile"], np.float64).T
         label = f"{name}: {counted(kinds[kind]['games'], 'game')}"
         axes.plot(thresholds, shares, color=colour, linewidth=2, label=label)
-        axes.fill_between(thresholds, low, high, color=colour, alpha=0.2, linewidth=0)
+        if np.isfinite(low).any():
+            axes.fill_between(thresholds, low, high, color=colour, alpha=0.2, linewidth=0)
+            figure.suptitle(f"performance profile, {CONFIDENCE:.0%} intervals")
     finish_axes(axes, f"{kind} score τ", "share of sessions with score > τ")
+    axes.set_ylim(-0.02, 1.02)  # a share, also where all are 0
     axes.legend()
     return save_figure(figure, output, "suites")

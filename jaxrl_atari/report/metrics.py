@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxrl_atari.envs.games import Game, Reference
 from jaxrl_atari.runs.reading import Table
@@ -80,7 +81,8 @@ def stability(strengths: np.ndarray) -> float:
 def consistency(strengths: np.ndarray) -> float:
     """1 - sum_i 2 std_j(str_ij) / sum_i mean_j(str_ij) for str_ij `[sessions, N]`; 1 if all sessions are equal.
 
-    std is the population standard deviation (divided by the number of sessions), as everywhere in this module.
+    This std divides by the number of sessions, as in SLM Lab, so that the figure can be compared with SLM Lab's. Every
+    other standard deviation of this package is the sample's, `sample_std`.
     """
     return 1.0 - _ratio(2.0 * strengths.std(axis=0).sum(), strengths.mean(axis=0).sum())
 
@@ -140,21 +142,33 @@ def known_float(value: float | None) -> float | None:
     return None if value is None or np.isnan(value) else float(value)
 
 
+def sample_std(values: ArrayLike, axis: int | None = None) -> Any:
+    """The sample standard deviation, sqrt(sum (x - mean)² / (N - 1)); needs N > 1 values along `axis`.
+
+    It estimates the spread of the sessions that might have been trained. The population's, which divides by N, would
+    be too small: by 29% with two sessions.
+    """
+    return np.std(values, axis=axis, ddof=1)
+
+
+def cut_table(table: Table, env_steps: float) -> Table:
+    """The log points of a session up to a number of env steps."""
+    kept = table["env_steps"] <= env_steps
+    return {name: column[kept] for name, column in table.items()}
+
+
 def align_sessions(tables: Sequence[Table], column: str, along: str = "env_steps") -> tuple[np.ndarray, np.ndarray]:
     """A column of several sessions at common points along another one: (points `[N]`, values `[sessions, N]`).
 
-    The points are those of the session that has come furthest. Sessions of one config usually log at the same env
-    steps; where points differ, values are interpolated linearly between log points. A session is NaN before
-    its first finite value and after its last log point, so a running trial can be drawn. The last value is held for
-    less than one interval, which bridges a last log point slightly before the grid's.
+    The points are those of the session that goes furthest along `along`. Sessions of one config usually log at the same
+    env steps; where points differ, values are interpolated linearly between log points. A session is NaN before its
+    first finite value. After its last log point it keeps its last value: the sessions of a mean end at the same env
+    steps (`summary.members`), give or take a few auto-reset steps, though not after the same hours.
     """
     grid = max((table[along] for table in tables), key=lambda points: points[-1])
-    interval = np.median(np.diff(grid)) if grid.size > 1 else grid[-1]
     values = np.full((len(tables), grid.size), np.nan)
     for row, table in zip(values, tables, strict=True):
         known = np.isfinite(table[column])
         if known.any():
-            points = table[along][known]
-            reached = grid < points[-1] + interval
-            row[reached] = np.interp(grid[reached], points, table[column][known], left=np.nan)
+            row[:] = np.interp(grid, table[along][known], table[column][known], left=np.nan)
     return grid, values

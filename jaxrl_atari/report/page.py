@@ -20,7 +20,7 @@ from jaxrl_atari.errors import NoLogPoint, UserError, reason
 from jaxrl_atari.report import summary
 from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
 from jaxrl_atari.report.statistics import INTERVALS
-from jaxrl_atari.report.suites import aggregate_rows, read_suite, results, text_rows
+from jaxrl_atari.report.suites import aggregate_rows, missing_intervals, read_suite, results, text_rows
 from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.runs.files import read_json, write_file
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_run, is_search, is_suite, latest_text, read_config
@@ -106,7 +106,7 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
             evaluation for directory in (run_dir, *run.tables) for evaluation in summary.evaluations(directory)
         ],
         "verified": {path: read_json(file) for path in run.tables if (file := path / "verified.json").is_file()},
-        "video": max(videos, key=lambda path: path.stat().st_mtime, default=None),
+        "video": max(videos, key=summary.written_at, default=None),
         "devices": {session_dir.name: latest_text(session_dir, "device") for session_dir in run.tables},
     }
 
@@ -128,7 +128,7 @@ def _describe_suite(suite_dir: Path) -> dict[str, Any]:
         "games": text_rows(table["games"]),
         "links": links,
         "aggregates": aggregate_rows(table["aggregates"], "complete games"),
-        "intervals": INTERVALS,
+        "intervals": [*missing_intervals(table["aggregates"]), INTERVALS],
         "graphs": graphs,
     }
 

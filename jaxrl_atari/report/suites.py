@@ -17,7 +17,15 @@ from jaxrl_atari.errors import NoLogPoint, UserError
 from jaxrl_atari.report.graphs import plot_profiles
 from jaxrl_atari.report.metrics import human_normalised, reference_normalised
 from jaxrl_atari.report.statistics import FIGURES, INTERVALS, Scores, aggregate, probability_of_improvement
-from jaxrl_atari.report.summary import Run, markdown_table, read_run, score_text, trial_summary, write_trial_summary
+from jaxrl_atari.report.summary import (
+    Run,
+    left_out_text,
+    markdown_table,
+    read_run,
+    score_text,
+    trial_summary,
+    write_trial_summary,
+)
 from jaxrl_atari.runs.files import read_json, write_file, write_json
 from jaxrl_atari.runs.run_dir import SUITE_FILE, is_run, read_config
 
@@ -41,11 +49,12 @@ GAME_COLUMNS = {
 """Columns of the table of games: name in results.csv -> title in results.md and in the report."""
 
 EXPLANATION = (
-    "ours: `return_ma` at the end, mean and standard deviation over sessions, and the 95% interval of the mean (from 3 "
-    "sessions on). reference: PPO after 10,000,000 env steps of the same protocol. ratio: (ours - random) / (reference "
-    "- random), which is meaningful for negative scores too. human-normalised: (ours - random) / (human - random), "
-    "with the random and human scores of DQN Zoo. hours: training time, mean over sessions. env steps: mean over the "
-    "sessions so far. A game in which a session has no score is left out of the statistics over games."
+    "ours: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
+    "interval of the mean (from 3 sessions on). sessions: those that count, which are the finished ones once one has "
+    "finished; the status names the others. reference: PPO after 10,000,000 env steps of the same protocol. ratio: "
+    "(ours - random) / (reference - random), which is meaningful for negative scores too. human-normalised: (ours - "
+    "random) / (human - random), with the random and human scores of DQN Zoo. hours and env steps: mean over these "
+    "sessions. A game in which a session has no score is left out of the statistics over games."
 )
 
 
@@ -57,7 +66,7 @@ class Suite(NamedTuple):
     description: dict[str, Any]  # the content of suite.json
     games: list[str]  # without those that ALE does not have
     runs: dict[str, Run]  # game -> its run, of the games that have a log point
-    summaries: dict[str, dict[str, Any]]  # game -> the `trial_summary` of its run
+    summaries: dict[str, dict[str, Any]]  # game -> the `trial_summary` of its run, with the sessions that count
 
     def scores(self) -> dict[str, list[float]]:
         """Game -> raw final scores of its sessions, of the complete games in which every session has one."""
@@ -143,6 +152,8 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
                 "hours": summary["mean"]["wall_hours"],
                 "status": "complete" if run.is_complete(suite.config) else "not complete",
             }
+            if left_out := left_out_text(summary):
+                row["status"] += f"; {left_out}"
             if all((session_dir / "verified.json").is_file() for session_dir in run.tables):
                 row["status"] += ", verified"
         if game in failures and not row["status"].startswith("complete"):
@@ -178,11 +189,21 @@ def estimate_text(value: float, interval: Sequence[float] | None) -> str:
 
 def aggregate_rows(results: Mapping[str, Mapping[str, Any]], heading: str) -> list[list[str]]:
     """Table of `aggregates`: its header, and a row for each name."""
-    rows = [[heading, "games", *(title for title, _ in FIGURES.values())]]
+    rows = [[heading, "games", *(figure.title for figure in FIGURES.values())]]
     for name, figures in results.items():
         cells = [estimate_text(figures[figure], figures[f"{figure}_interval"]) for figure in FIGURES]
         rows.append([name, str(figures["games"]), *cells])
     return rows
+
+
+def missing_intervals(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why figures of `aggregates` have no interval: a line for each reason, with the figures that it holds for."""
+    figures_of: dict[str, list[str]] = {}
+    for name, figures in results.items():
+        for key, figure in FIGURES.items():
+            if why := figures[f"{key}_why_none"]:
+                figures_of.setdefault(why, []).append(f"{figure.title} of {name}")
+    return [f"No interval of the {', '.join(figures)}: {why}." for why, figures in figures_of.items()]
 
 
 class SuiteResults(NamedTuple):
@@ -213,7 +234,8 @@ def suite_results(suite_dir: Path, failures: Mapping[str, str]) -> SuiteResults:
         f"Protocol {protocol}. {EXPLANATION}",
     ]
     if found["aggregates"]:
-        parts += [markdown_table(aggregate_rows(found["aggregates"], "over the complete games")), INTERVALS]
+        parts.append(markdown_table(aggregate_rows(found["aggregates"], "over the complete games")))
+        parts += [*missing_intervals(found["aggregates"]), INTERVALS]
     else:
         parts.append(f"No aggregates: {comparison_note(protocol) or 'no complete game has a score to compare with'}.")
     return SuiteResults(suite, found, "\n\n".join(parts) + "\n")
@@ -272,9 +294,12 @@ def compare_suites(suites: Mapping[str, Suite], output: Path) -> str:
         figures = {name: kinds[kind] for name, kinds in described.items()}
         chances = {other: probability_of_improvement(scores[first][kind], scores[other][kind]) for other in others}
         compared[kind] = {"suites": figures, "probability_of_improvement": chances}
-        lines += ["", markdown_table(aggregate_rows(figures, kind)), ""]
+        lines += ["", markdown_table(aggregate_rows(figures, kind)), "", *missing_intervals(figures)]
         for other, chance in chances.items():
-            lines.append(f"Probability of improvement of {first} over {other}: {estimate_text(*chance)}.")
+            text = estimate_text(chance.value, chance.interval)
+            if chance.why_none:
+                text += f", no interval: {chance.why_none}"
+            lines.append(f"Probability of improvement of {first} over {other}: {text}.")
     text = "\n".join([*lines, "", INTERVALS, ""])
     plot_profiles(described, output)
     compared["rliable_games"] = write_rliable(output, scores)

@@ -1,6 +1,7 @@
 """The summary of a trial: RUN_DIR/trial.json, the table that is printed at the end, and numbers as text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +15,12 @@ from jaxrl_atari.report.metrics import (
     SESSION_FIGURES,
     align_sessions,
     consistency,
+    cut_table,
     human_normalised,
     known_float,
     random_score,
     reference_normalised,
+    sample_std,
     session_figures,
 )
 from jaxrl_atari.report.statistics import CONFIDENCE, score_interval
@@ -86,29 +89,63 @@ def write_trial_summary(run_dir: Path) -> dict[str, Any]:
     return summary
 
 
+class Members(NamedTuple):
+    """The sessions of a trial that its score, interval, curve, legend and table are of, and the sessions left out."""
+
+    tables: dict[Path, Table]  # session directory -> its log points that count
+    left_out: dict[Path, str]  # session directory -> why it does not count
+    env_steps: float | None  # before a session has finished: where the log points of all members are cut
+
+
+def members(run: Run) -> Members:
+    """Chooses the sessions of a trial that count, so that all of them are at the same env steps.
+
+    These are the sessions that have spent the budget, or were ended by `stop` of `run_training`; a mean along env steps
+    or hours keeps the last value of one that ended earlier than the others. Before the first one has ended, they are the sessions that have come
+    at least half as far as the furthest one, with their log points up to the env steps that all of these have reached.
+    A session in which no game has ended has no score and is left out, unless that is so in every session.
+    """
+    scored = {path: table for path, table in run.tables.items() if np.isfinite(table["return_ma"]).any()}
+    left_out = {path: "no finished game" for path in run.tables if scored and path not in scored}
+    candidates = scored or run.tables
+    reached = {path: table["env_steps"][-1] for path, table in candidates.items()}
+    finished = [path for path in candidates if run.config.is_spent(reached[path]) or path.name in run.early_ends]
+    counted_in = finished or [path for path in candidates if 2 * reached[path] >= max(reached.values())]
+    for path in candidates:
+        if path not in counted_in:
+            left_out[path] = f"unfinished, at {reached[path]:,.0f} of {run.config.total_env_steps:,} env steps"
+    if finished:
+        return Members({path: run.tables[path] for path in finished}, left_out, None)
+    common = min(reached[path] for path in counted_in)
+    return Members({path: cut_table(run.tables[path], common) for path in counted_in}, left_out, float(common))
+
+
 def trial_summary(run: Run) -> dict[str, Any]:
     """The figures of a trial, ready for JSON: an unknown value is None.
 
-    The score is the mean of `session_scores`: the final `return_ma` of the sessions that have finished a game.
-    `sessions` has the figures of each session; `mean` and `std` are their mean and population standard deviation over
-    sessions, and `std` is None for a single value. `consistency` is over the log points that all sessions have reached.
-    `complete` tells whether every session has spent its budget or was ended by `stop` of `run_training`; `stopped` has
-    the env steps and the reason of the latter. `return_ma` tells how the score is defined, and `comparison_note` why
-    there are no scores to compare with.
+    All of them are of the trial's `members`. The score is the mean of `session_scores`: the final `return_ma` of the
+    sessions that have finished a game. `sessions` has the figures of each member, `left_out` the other sessions and
+    why they do not count; `mean` and `std` are the members' mean and sample standard deviation, and `std` is None for
+    a single value. `common_env_steps` is where unfinished members are cut, None if they have finished.
+    `consistency` is over the log points at which all members have a finished game. `complete` tells whether every
+    session has spent its budget or was ended by `stop` of `run_training`; `stopped` has the env steps and the reason of
+    the latter. `return_ma` tells how the score is defined, and `comparison_note` why there are no scores to compare
+    with.
     """
     config = run.config
     game = run.game
+    trial = members(run)
     sessions: list[dict[str, Any]] = [
         {"session": path.name, "seed": config.seed + session_number(path), **session_figures(table, game)}
-        for path, table in run.tables.items()
+        for path, table in trial.tables.items()
     ]
     known = {name: [each[name] for each in sessions if each[name] is not None] for name in SESSION_FIGURES}
     means = {name: float(np.mean(values)) if values else None for name, values in known.items()}
-    stds = {name: float(np.std(values)) if len(values) > 1 else None for name, values in known.items()}
+    stds = {name: float(sample_std(values)) if len(values) > 1 else None for name, values in known.items()}
     score = means["final_return_ma"]
     scores = known["final_return_ma"]
     if len(known["strength"]) == len(sessions) > 1:
-        _, returns = align_sessions(list(run.tables.values()), "return_mean")
+        _, returns = align_sessions(list(trial.tables.values()), "return_mean")
         shared = returns[:, np.isfinite(returns).all(axis=0)]
         means["consistency"] = known_float(consistency(shared - random_score(game)))
     return {
@@ -123,6 +160,7 @@ def trial_summary(run: Run) -> dict[str, Any]:
         "planned_env_steps": config.total_env_steps,
         "complete": run.is_complete(),
         "stopped": run.early_ends,
+        "common_env_steps": trial.env_steps,
         "score": score,
         "session_scores": scores,
         "score_std": stds["final_return_ma"],
@@ -133,6 +171,7 @@ def trial_summary(run: Run) -> dict[str, Any]:
         "mean": means,
         "std": stds,
         "sessions": sessions,
+        "left_out": [{"session": path.name, "reason": why} for path, why in trial.left_out.items()],
     }
 
 
@@ -141,8 +180,24 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
 
     Each has `file`, `env_steps`, `checkpoint`, `episodes`, `greedy`, `mean` and, of all sessions, `session_means`.
     """
-    paths = sorted(directory.glob("evaluation*.json"), key=lambda path: path.stat().st_mtime)
-    return [read_json(path) | {"file": path} for path in paths]
+    found = [read_json(path) | {"file": path} for path in directory.glob("evaluation*.json")]
+    return sorted(found, key=lambda each: (written_at(each["file"]), each["file"].name))
+
+
+def written_at(file: Path) -> float:
+    """When a result was made, in seconds since 1970 (UTC): the date that `evaluate` wrote, which a copy keeps.
+
+    It stands in a JSON file as `date`. A video has it in the JSON file of the same name, `video_STEP.json`, or else has
+    that of its evaluation, `evaluation_STEP.json`. Without a date, the time of the file counts.
+    """
+    described = [file.with_suffix(".json"), file.with_name(f"{file.stem.replace('video', 'evaluation')}.json")]
+    for path in filter(Path.is_file, described):
+        try:
+            date = str(read_json(path)["date"]).removesuffix(" UTC")
+            return datetime.strptime(date, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
+        except (ValueError, LookupError):  # an earlier version's, or not ours
+            continue
+    return file.stat().st_mtime
 
 
 # Texts.
@@ -162,6 +217,34 @@ def interval_text(scores: Sequence[float]) -> str:
     return f"2 sessions: {score_text(scores[0])} and {score_text(scores[1])}" if len(scores) == 2 else ""
 
 
+def left_out_text(summary: Mapping[str, Any]) -> str:
+    """Which sessions do not count, and why, and where unfinished ones are compared; empty if all have finished."""
+    parts = []
+    if summary["left_out"]:
+        named = [f"{each['session'].replace('_', ' ')} ({each['reason']})" for each in summary["left_out"]]
+        parts.append(f"left out: {', '.join(named)}")
+    steps = summary["common_env_steps"]
+    members = len(summary["sessions"])
+    if steps is not None and members > 1:
+        parts.append(f"compared at {steps:,.0f} env steps, which the {members} have reached")
+    return "; ".join(parts)
+
+
+def sessions_text(summary: Mapping[str, Any]) -> str:
+    """The number of sessions that count: `4 sessions`, or `3 of 4 sessions` if some are left out."""
+    members = len(summary["sessions"])
+    every = members + len(summary["left_out"])
+    return counted(members, "session") if members == every else f"{members} of {counted(every, 'session')}"
+
+
+def own_settings(summary: Mapping[str, Any]) -> str:
+    """The settings of a run that stand beside the reference scores: `v5, 10,000,000 env steps, λ 0.95`.
+
+    A setting that makes the learning rule of a run another one than that of a reference belongs here, as λ does.
+    """
+    return f"{summary['protocol']}, {summary['planned_env_steps']:,} env steps, λ {summary['gae_lambda']:.2f}"
+
+
 def reference_rows(summary: dict[str, Any]) -> list[list[str]]:
     """Rows of the scores to compare with, source and score, below the run's own; then of the score that they normalise.
 
@@ -169,12 +252,12 @@ def reference_rows(summary: dict[str, Any]) -> list[list[str]]:
     """
     if not summary["references"]:
         return []
-    settings = f"{summary['protocol']}, {summary['planned_env_steps']:,} env steps, λ {summary['gae_lambda']:.2f}"
-    rows = [[f"this run ({settings})", score_text(summary["score"])]]
-    rows += [
-        [each["source"], score_text(each["score"]) + (f" ± {score_text(each['std'])}" if each["std"] else "")]
-        for each in summary["references"]
-    ]
+    rows = [[f"this run ({own_settings(summary)})", score_text(summary["score"])]]
+    for each in summary["references"]:
+        text = score_text(each["score"])
+        if each["std"]:
+            text += f" ± {score_text(each['std'])}"
+        rows.append([each["source"], text])
     formulas = {
         "reference_normalised_score": "(score - random) / (first reference - random)",
         "human_normalised_score": "(score - random) / (human - random), both as in DQN Zoo",
@@ -208,21 +291,27 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary_table(summary: dict[str, Any]) -> str:
-    """The table printed at the end of a trial: figures with mean and std over sessions, and scores to compare with.
+    """The table printed at the end of a trial: figures with mean and std over its members, and scores to compare with.
 
     Args:
         summary: the content of trial.json, as `trial_summary` returns it.
     """
     heading = (
-        f"{summary['name']}: {summary['game']}, protocol {summary['protocol']}, "
-        f"{counted(len(summary['sessions']), 'session')}, {summary['planned_env_steps']:,} env steps each"
-        f"{'' if summary['complete'] else ' (not complete)'}"
+        f"{summary['name']}: {summary['game']}, protocol {summary['protocol']}, {sessions_text(summary)}, "
+        f"{summary['planned_env_steps']:,} env steps each"
     )
-    score = f"score: return_ma at the end, the {summary['return_ma']}"
+    if not summary["complete"]:
+        heading += " (not complete)"
     ends = [
         f"{session.replace('_', ' ')} ended at {ended['env_steps']:,} env steps: {ended['reason']}"
         for session, ended in summary.get("stopped", {}).items()
     ]
-    notes = [*ends, score, interval_text(summary["session_scores"]), summary["comparison_note"]]
+    notes = [
+        *ends,
+        f"score: return_ma at the end, the {summary['return_ma']}",
+        left_out_text(summary),
+        interval_text(summary["session_scores"]),
+        summary["comparison_note"],
+    ]
     references = [f"{source}: {score}" for source, score in reference_rows(summary)]
     return "\n".join([heading, "", markdown_table(figure_rows(summary)), "", *filter(None, notes), *references])
