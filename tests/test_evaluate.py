@@ -112,7 +112,7 @@ def test_returns_are_those_of_the_emulator(policy):
     returns = [game_return for game_return, _ in expected]
     assert min(returns) > 0, "no score: this test tests little"
     assert len(set(expected)) > 1, "all games alike: this test tests little"
-    assert (result.mean, result.std) == pytest.approx((np.mean(returns), np.std(returns)))
+    assert (result.mean, result.std) == pytest.approx((np.mean(returns), np.std(returns, ddof=1)))
 
 
 def test_each_environment_plays_a_fixed_number_of_games(policy):

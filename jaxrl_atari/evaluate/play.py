@@ -37,7 +37,7 @@ class EvaluationResult(NamedTuple):
     games: tuple[Episode, ...]  # in the order in which they ended
     returns: np.ndarray  # float64 [episodes]
     mean: float  # mean return
-    std: float  # population standard deviation of the returns over these games
+    std: float  # sample standard deviation of the returns over these games; 0 for a single one
     cut_off: int  # games that reached their time limit, `env.max_frames`; their returns count all the same
 
 
@@ -113,9 +113,8 @@ def run_evaluation(
             most = counter.in_progress[quota > 0, 1].max()
             say(f"{np.sum(quota > 0)} games in progress, longest {most:,.0f}{longest} env steps")
     _, returns, _, truncated = zip(*games, strict=True)
-    return EvaluationResult(
-        tuple(games), np.array(returns), float(np.mean(returns)), float(np.std(returns)), sum(truncated)
-    )
+    std = float(np.std(returns, ddof=1)) if len(returns) > 1 else 0.0
+    return EvaluationResult(tuple(games), np.array(returns), float(np.mean(returns)), std, sum(truncated))
 
 
 def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool = False) -> Episode:
