@@ -100,16 +100,19 @@ class Members(NamedTuple):
 def members(run: Run) -> Members:
     """Chooses the sessions of a trial that count, so that all of them are at the same env steps.
 
-    These are the sessions that have spent the budget, or were ended by `stop` of `run_training`; a mean along env steps
-    or hours keeps the last value of one that ended earlier than the others. Before the first one has ended, they are the sessions that have come
-    at least half as far as the furthest one, with their log points up to the env steps that all of these have reached.
+    - The sessions that have ended: with their budget spent, or by `stop` of `run_training`. A curve keeps the last value
+      of one that was stopped earlier than the others.
+    - Before one has ended: the sessions that have come at least half as far as the furthest one, with their log points
+      up to the env steps that all of these have reached.
+
     A session in which no game has ended has no score and is left out, unless that is so in every session.
     """
     scored = {path: table for path, table in run.tables.items() if np.isfinite(table["return_ma"]).any()}
     left_out = {path: "no finished game" for path in run.tables if scored and path not in scored}
     candidates = scored or run.tables
     reached = {path: table["env_steps"][-1] for path, table in candidates.items()}
-    finished = [path for path in candidates if run.config.is_spent(reached[path]) or path.name in run.early_ends]
+    stopped = run.early_ends
+    finished = [path for path in candidates if run.config.is_spent(reached[path]) or path.name in stopped]
     counted_in = finished or [path for path in candidates if 2 * reached[path] >= max(reached.values())]
     for path in candidates:
         if path not in counted_in:
