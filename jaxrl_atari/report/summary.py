@@ -100,8 +100,8 @@ class Members(NamedTuple):
 def members(run: Run) -> Members:
     """Chooses the sessions of a trial that count, so that all of them are at the same env steps.
 
-    - The sessions that have ended: with their budget spent, or by `stop` of `run_training`. A curve keeps the last value
-      of one that was stopped earlier than the others.
+    - The sessions that have ended: with their budget spent, or by `stop` of `run_training`. A curve keeps the last
+      value of one that was stopped earlier than the others.
     - Before one has ended: the sessions that have come at least half as far as the furthest one, with their log points
       up to the env steps that all of these have reached.
 
