@@ -226,7 +226,7 @@ def program_number(config: Config) -> int:
     """A number that is equal for configs with the same compiled programs, such as those of other learning rates."""
     options = dataclasses.replace(config.ppo, gae_lambda=config.resolved_gae_lambda)
     static = jax.tree.structure(options)  # without the options that enter the programs as numbers
-    return hash((config.env, config.network, config.devices, config.overlap, static))
+    return hash(repr((config.env, config.network, config.devices, config.overlap, static)))  # env.options is a dict
 
 
 def train_item(
