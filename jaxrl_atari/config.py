@@ -85,7 +85,7 @@ class EnvConfig:
     backend: Literal["ale", "envpool", "gymnasium"] = "ale"
     """Emulator pool: `ale` (ale-py's AtariVectorEnv), `envpool` (pip install 'jaxrl_atari[envpool]') or `gymnasium`
     (any environment with discrete actions and pictures; pip install 'jaxrl_atari[gymnasium]')."""
-    options: Annotated[dict[str, Any], JSON_WORD] = field(default_factory=dict)
+    options: Annotated[dict[str, Any], JSON_WORD] = field(default_factory=dict, hash=False)
     """Arguments of a Gymnasium environment, such as '{"mode": 12, "difficulty": 1}'. Only `gymnasium`."""
     image_key: str | None = None
     """Key of the picture where observations are dictionaries. Only `gymnasium`."""
