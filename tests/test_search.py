@@ -489,7 +489,7 @@ cluster.shutdown()
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
-    """It is killed, stopped and continued; a file takes the place of a session's directory. The nodes share a folder."""
+    """It is killed, stopped and continued; a file takes the place of a session directory. The nodes share a folder."""
     (tmp_path / "tiny.py").write_text(TINY)
     nodes, suite_dir = start("-c", CLUSTER), tmp_path / "suite"
     line = [
