@@ -105,8 +105,8 @@ def ranked(study: optuna.Study) -> list[FrozenTrial]:
     """
 
     def key(trial: FrozenTrial) -> tuple[bool, bool, float]:
-        has_score = trial.value is not None
-        return not has_score, trial.state == TrialState.PRUNED, -trial.value if has_score else 0.0
+        score = trial.value
+        return score is None, trial.state == TrialState.PRUNED, 0.0 if score is None else -score
 
     return sorted((trial for trial in study.trials if trial.params), key=key)
 

@@ -12,6 +12,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import ray
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
 from jaxrl_atari.cli import StopRequest
 from jaxrl_atari.config import DevicesConfig
@@ -106,11 +107,11 @@ def _result(reference: ray.ObjectRef) -> Ended:
     """How a task has ended."""
     try:
         return ray.get(reference)
-    except ray.exceptions.TaskCancelledError:
+    except TaskCancelledError:
         return Ended(False)
-    except ray.exceptions.RayTaskError as error:  # before it trained: its folder cannot be made
+    except RayTaskError as error:  # before it trained: its folder cannot be made
         return Ended(True, Failure(reason(error.cause)))
-    except ray.exceptions.RayError:
+    except RayError:
         return Ended(True, Failure(KILLED))
 
 
