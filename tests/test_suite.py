@@ -377,6 +377,8 @@ def test_a_sweep_has_one_table_and_is_resumed(tmp_path, capsys):
     with pytest.raises(UserError, match="expected the fields and values of the suite, and perhaps more values"):
         suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9"])
     assert (sweep_dir / "sweep.json").read_bytes() == before
+    with pytest.raises(UserError, match=r"sweep: not a run directory .*; it holds a sweep: name a directory in it"):
+        read_config(sweep_dir)
 
 
 def test_results_are_shown_before_they_are_saved_and_the_rest_goes_on(tmp_path, capsys):

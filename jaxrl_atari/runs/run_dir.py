@@ -125,9 +125,11 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
         UserError: it is not such a directory, or its file cannot be used.
     """
     path = directory / file
-    kind = {SUITE_FILE: "suite", SEARCH_FILE: "search", SWEEP_FILE: "sweep"}.get(file, "run")
+    kinds = {SUITE_FILE: "suite", SEARCH_FILE: "search", SWEEP_FILE: "sweep"}
     if not path.is_file():
-        raise UserError(f"{directory}: not a {kind} directory (it has no {file}); expected data/NAME_TIMESTAMP")
+        found = [kind for name, kind in kinds.items() if (directory / name).is_file()]
+        hint = f"it holds a {found[0]}: name a directory in it" if found else "expected data/NAME_TIMESTAMP"
+        raise UserError(f"{directory}: not a {kinds.get(file, 'run')} directory (it has no {file}); {hint}")
     try:
         described = read_json(path)
         config = config_from_dict(described["config"])
