@@ -16,14 +16,14 @@ from small_training import Lines, read_table
 from user_commands import ROOT
 
 from jaxrl_atari import ConfigError, UserError, run_training
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig, set_fields
 from jaxrl_atari.errors import SessionsFailed
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.suite.launch import Failure, Item, Slot
 from jaxrl_atari.suite.processes import run_processes
-from jaxrl_atari.suite.trial import plan_slots
+from jaxrl_atari.suite.trial import plan_slots, program_number
 
 TINY = Config(
     name="tiny", total_env_steps=32, sessions=2, env=EnvConfig(game="CrazyClimber", num_envs=2, num_threads=1),
@@ -306,6 +306,23 @@ def test_sessions_take_the_gpus_in_turn(fields, parallel, environments, simulate
     assert at_a_time == parallel
     shown = [{name: slot.environment[name] for name in slot.environment if "THREADS" not in name} for slot in slots]
     assert shown == environments
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "shared"),
+    [
+        ("ppo.learning_rate", 1e-3, True),
+        ("ppo.gae_lambda", 0.5, True),
+        ("seed", 7, True),
+        ("ppo.epochs", 2, False),
+        ("ppo.target_kl", 0.1, False),
+        ("env.game", "Pong", False),
+        ("network.name", "impala", False),
+    ],
+)
+def test_sessions_share_programs_where_numbers_alone_differ(field, value, shared):
+    numbers = {program_number(config) for config in (TINY, set_fields(TINY, {field: value}))}
+    assert len(numbers) == (1 if shared else 2)
 
 
 def run(folder, function, sessions, slots=1, parallel=2, programs=None):

@@ -6,17 +6,16 @@ A suite (`suite.py`) lists and trains the sessions of its games in the same way:
 
 import contextlib
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import jax
+from typing import Any, NamedTuple, get_type_hints
 
 from jaxrl_atari.cli import StopRequest, resume_command, say
 from jaxrl_atari.cli.options import say_changes
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import TRACED, Config, PPOConfig
 from jaxrl_atari.envs import THREADS, describe_environment
 from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
 from jaxrl_atari.hardware import distributed, runtime
@@ -224,9 +223,13 @@ def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "", se
 
 def program_number(config: Config) -> int:
     """A number that is equal for configs with the same compiled programs, such as those of other learning rates."""
-    options = dataclasses.replace(config.ppo, gae_lambda=config.resolved_gae_lambda)
-    static = jax.tree.structure(options)  # without the options that enter the programs as numbers
-    return hash(repr((config.env, config.network, config.devices, config.overlap, static)))  # env.options is a dict
+    values = config.to_dict()
+    for name in ("name", "seed", "sessions", "total_env_steps", "output_dir", "trial", "evaluation", "log"):
+        del values[name]
+    for name, annotation in get_type_hints(PPOConfig, include_extras=True).items():
+        if TRACED in getattr(annotation, "__metadata__", ()):
+            del values["ppo"][name]
+    return hash(json.dumps(values))
 
 
 def train_item(
