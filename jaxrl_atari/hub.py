@@ -125,11 +125,9 @@ def repository_files(
     policies = [load_policy(folder, checkpoint) for folder in folders]  # verifies their parameters
     checkpoints = {policy.session_dir: policy.env_steps for policy in policies}
     paths = [path for folder in (run_dir, *run.tables) for pattern in FILES for path in folder.glob(pattern)]
-    videos = []
     files: dict[str, Path | bytes] = {}
     for policy in policies:
         session_dir = policy.session_dir
-        videos += session_dir.glob("video_*.mp4")
         if checkpoint == "latest":
             paths += filter(Path.is_file, (session_dir / "checkpoints" / str(policy.env_steps)).rglob("*"))
         else:
@@ -137,8 +135,9 @@ def repository_files(
     if card:
         files["README.md"] = model_card(run, repo_id, checkpoint, checkpoints).encode()
     files |= {path.relative_to(run_dir).as_posix(): path for path in paths}
+    videos = [video for policy in policies for video in policy.session_dir.glob("video_*.mp4")]
     if videos:
-        files["replay.mp4"] = max(videos, key=os.path.getmtime)  # the Hub shows a video of this name
+        files["replay.mp4"] = max(videos, key=summary.written_at)  # the Hub shows a video of this name
     return files
 
 

@@ -25,6 +25,7 @@ from jaxrl_atari.runs.actions import cut_segments, write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints, Restored, games_problem, resume_text
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.progress import Game, Progress, due
+from jaxrl_atari.runs.run_dir import require_unused
 from jaxrl_atari.runs.session_log import ReadMetrics, SessionLog
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, make_writers, set_aside_logs
 
@@ -54,7 +55,7 @@ def run_session(
 
     Raises:
         UserError: a loss or a parameter became non-finite (the last checkpoint is kept), a file cannot be used,
-            or another process is training in `session_dir`.
+            another process is training in `session_dir`, or it holds a session and `resume` is false.
         KeyboardInterrupt: stopped on request, after the last checkpoint was written.
     """
     with prepare(config, session_dir, session, resume, writers, stop_requested=stop_requested) as run:
@@ -276,6 +277,8 @@ def prepare(
         if leader:
             session_dir.mkdir(parents=True, exist_ok=True)
             exits.enter_context(only_writer(session_dir))
+            if not resume:
+                require_unused(session_dir)
 
         # Checkpoint and games.
         checkpoints = Checkpoints(session_dir, say)

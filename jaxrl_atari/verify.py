@@ -16,20 +16,21 @@ import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
 from rich.progress import track
 
 from jaxrl_atari import __version__, cli
+from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EpisodeCounter, make_pool
 from jaxrl_atari.envs.replay import play_again
 from jaxrl_atari.errors import Limits, UserError, check_fields, reason
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.runs.actions import segments
-from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.files import not_saved
 from jaxrl_atari.runs.progress import EpisodeStatistics
 from jaxrl_atari.runs.reading import METRICS_FILE, read_rows
 from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dirs, session_number
@@ -201,8 +202,15 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
     return len(logged), len(rows), env_steps
 
 
-def verify_session(config: Config, session_dir: Path, options: Options) -> str:
-    """Verifies a session, writes verified.json if all was played, and returns a line on the result."""
+def verify_session(config: Config, session_dir: Path, options: Options) -> tuple[str, dict[str, Any]]:
+    """Verifies a session.
+
+    Returns:
+        A line on the result, and the content of verified.json, which is empty unless all was played.
+
+    Raises:
+        UserError, Differs: as `read_log`, `check_rows` and `play`.
+    """
     log = read_log(session_dir)
     rows, all_rows, env_steps = check_rows(session_dir, log)
     envs = log.actions.shape[1]
@@ -216,15 +224,21 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> str:
     # Closed here: collected in the thread that draws it, rich's line would wait for itself.
     with contextlib.closing(track(batches, f"{session_dir.name}  playing")) as shown:  # pyright: ignore
         played = sum(play(config, log, batch) for batch in shown)
-    games = f"{played:,} games"
-    if len(chosen) < len(all_pieces):
-        games = f"{len(chosen)} of {len(all_pieces)} pieces of {len(log.games):,} games"
-    elif played < len(log.games):
-        raise Differs(f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {games}")
-    else:
-        values = {"date": time.strftime("%Y-%m-%d"), "version": __version__, "rows": rows, "games": played}
-        write_json(session_dir / VERIFIED_FILE, values | {"env_steps": env_steps})
-    return f"{session_dir.name}  verified: {rows:,} of {all_rows:,} rows and {games} are equal"
+    values: dict[str, Any] = {}
+    games = counted(played, "game")
+    if len(chosen) < len(all_pieces) or not played:
+        games = f"{len(chosen)} of {len(all_pieces)} pieces of games, in which {games} ended,"
+    if len(chosen) == len(all_pieces):
+        if played < len(log.games):
+            raise Differs(f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {played}")
+        values = {
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "version": __version__,
+            "rows": rows,
+            "games": played,
+            "env_steps": env_steps,
+        }
+    return f"{session_dir.name}  verified: {rows:,} of {all_rows:,} rows and {games} are equal", values
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -239,11 +253,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not chosen:
         raise UserError(f"{options.run_dir}: has no session {options.sessions}")
     for session_dir in chosen:
+        verified = session_dir / VERIFIED_FILE
         try:
-            cli.say(verify_session(config, session_dir, options))
+            line, values = verify_session(config, session_dir, options)
         except Differs:
-            (session_dir / VERIFIED_FILE).unlink(missing_ok=True)
+            try:
+                verified.unlink(missing_ok=True)
+            except OSError as error:
+                cli.say(f"{verified}: cannot be removed ({error.strerror}); it is of an earlier verification")
             raise
+        cli.say(line)
+        if values and (problem := not_saved(verified, values)):
+            cli.say(f"{session_dir.name}  the result is not saved: {problem}")
 
 
 if __name__ == "__main__":

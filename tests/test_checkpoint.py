@@ -117,10 +117,22 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path, scores, kept, best):
     assert sorted(path.name for path in tmp_path.glob("checkpoints/*")) == list(map(str, kept))
 
 
-def test_a_step_that_exists_is_not_written_again(session):
-    save(Checkpoints(session), 20, 99.0, small_arrays(1))
-    assert newest(session).step == 20
-    assert_same(newest(session).arrays, small_arrays(20))
+def test_a_step_that_exists_is_compared_and_never_passed_over_in_silence(session):
+    said = []
+    checkpoints = Checkpoints(session, said.append)
+    save(checkpoints, 20, 99.0)  # the same arrays
+    assert said == []
+    assert checkpoints.read_meta(20)["score"] == 4.0
+    save(checkpoints, 20, 99.0, small_arrays(1))
+    (line,) = said
+    assert line.endswith(f"20: was there already, with other arrays; it is now {checkpoints.directory}/replaced_20")
+    assert_same(newest(session).arrays, small_arrays(1))
+    (checkpoints.directory / "replaced_20").rename(checkpoints.directory / "30")
+    assert_same(checkpoints.restore(30, small_arrays(20)), small_arrays(20))
+    flip_bit(checkpoints.directory / "20" / "meta" / "metadata")
+    save(checkpoints, 20, 99.0, small_arrays(1))  # damaged: it cannot be compared
+    assert len(said) == 2
+    assert_same(checkpoints.restore(20, small_arrays(1)), small_arrays(1))
 
 
 def test_devices_of_any_number_restore_what_others_saved(tmp_path):

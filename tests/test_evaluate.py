@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import re
+import resource
 import shutil
 import subprocess
 from collections import Counter
@@ -283,6 +284,21 @@ def test_video_that_cannot_be_written(policy, tmp_path):
         record_video(policy, tmp_path / "missing" / "video.mp4")
 
 
+def test_an_interrupted_recording_leaves_no_video(policy, tmp_path, monkeypatch):
+    lines = []
+
+    def say(line):
+        lines.append(line)
+        if len(lines) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(play, "SECONDS_BETWEEN_VIDEO_NEWS", 0)
+    with pytest.raises(KeyboardInterrupt):
+        record_video(policy, tmp_path / "video.mp4", say=say)
+    assert re.fullmatch(r"recording: 2 env steps, return [\d.]+", lines[2])
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- The command -----------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +360,27 @@ def test_every_session_is_played(own_run, capsys):
     assert written["sessions"] == ["session_0", "session_1"]
     assert "2 sessions: " in out
     assert "optimistic" not in out
+
+
+def test_what_cannot_be_saved_was_shown(own_run, capsys, monkeypatch):
+    """A full disk, from the first game on: both sessions are played and shown, and the error names the files."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_a_full_disk(*arguments):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+        return run_evaluation(*arguments)
+
+    monkeypatch.setattr("jaxrl_atari.evaluate.__main__.run_evaluation", on_a_full_disk)
+    command = [str(own_run), *QUICK, "2", "--sessions", "all", "--checkpoint", "latest"]
+    try:
+        with pytest.raises(UserError, match=r"shown above, and not saved: .*session_0/evaluation_") as error:
+            main(command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(error.value).count("File too large") == 3
+    out = capsys.readouterr().out
+    assert len(re.findall(r"^ +mean +[\d.]+", out, re.M)) == 3
+    assert not list(own_run.rglob("evaluation*"))
 
 
 def test_a_session_is_not_left_out(own_run):

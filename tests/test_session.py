@@ -95,8 +95,12 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir, capsys)
     assert checkpoint_steps(session_dir) == [128, 192]
     assert latest_meta(session_dir)["device"] in capsys.readouterr().out
     assert {path.name.split(".")[0] for path in session_dir.iterdir()} > {"events", "metrics", "checkpoints", "actions"}
-    run_session(change(TINY, total_env_steps=32), session_dir, on_first_update=lambda: began.append(1))
-    (row,) = read_table(session_dir / "metrics.csv")
+    short = change(TINY, total_env_steps=32)
+    with pytest.raises(UserError, match="session_0: holds a session already"):
+        run_session(short, session_dir)
+    assert read_table(session_dir / "metrics.csv") == table
+    run_session(short, session_dir.with_name("session_1"), on_first_update=lambda: began.append(1))
+    (row,) = read_table(session_dir.with_name("session_1") / "metrics.csv")
     assert (began, row["updates"], row["sps"]) == ([1], "1", ""), "of one update, which compiles"
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 import threading
 
@@ -58,8 +59,19 @@ def test_a_part_of_the_games(run_dir, capsys):
     for part in (["--sample", 2], ["--from", 100, "--to", 200]):
         code, line = status(capsys, run_dir, *part)
         assert code == 0
-        assert " pieces of " in line
+        assert re.search(r" \d+ of \d+ pieces of games, in which \d+ games? ended, are equal$", line)
     assert not (run_dir / "session_0" / "verified.json").exists()
+
+
+def test_a_result_that_cannot_be_saved_is_shown_all_the_same(run_dir, capsys):
+    session_dir = run_dir / "session_0"
+    (session_dir / "verified.json" / "in the way").mkdir(parents=True)
+    code, line = status(capsys, run_dir)
+    assert code == 0
+    assert line == f"session_0  the result is not saved: {session_dir / 'verified.json'}: Is a directory"
+    replace_in(session_dir / "metrics.csv", "return_mean", "99.5")
+    code, line = status(capsys, run_dir)
+    assert (code, "return_mean is 99.5, the games give" in line) == (1, True)
 
 
 def edit(path, **changes):

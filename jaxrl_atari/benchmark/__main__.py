@@ -97,9 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         result = measure(config, parts, options.repeats, options.seconds)
         print_report(result)
-    if options.json:
-        write_json(options.json, result | about)
     cli.say("\n" + json.dumps(result | about, allow_nan=False))
+    if options.json:  # after it was shown: a full disk loses nothing
+        write_json(options.json, result | about)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import tyro
 from jaxrl_atari.cli import counted, run, say
 from jaxrl_atari.config import GpuWord
 from jaxrl_atari.devices import pick_device
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.play import record_video, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware import runtime
@@ -30,7 +30,7 @@ from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.report.page import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
 from jaxrl_atari.report.summary import interval_text
-from jaxrl_atari.runs.files import unused, write_json
+from jaxrl_atari.runs.files import not_saved, unused
 from jaxrl_atari.runs.run_dir import read_config
 from jaxrl_atari.runs.writers import add_to_tensorboard
 
@@ -81,18 +81,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     policies = [load_policy(options.run_dir, options.checkpoint, device, i, options.backend) for i in numbers]
     run_dir = policies[0].session_dir.absolute().parent  # also of `.`
     if not os.access(policies[0].session_dir, os.W_OK):
-        raise UserError(f"{run_dir}: cannot be written to; the results go there, so copy the run elsewhere first")
-    results = [_evaluate(policy, options, options.seed + i) for i, policy in enumerate(policies)]
+        if options.video:
+            raise UserError(f"--video: {run_dir} cannot be written to; leave it out, or copy the run elsewhere")
+        say(f"note: {run_dir} cannot be written to: the results are shown, and not saved")
+    unsaved: list[str] = []
+    results = [_evaluate(policy, options, options.seed + i, unsaved) for i, policy in enumerate(policies)]
     if every_session:
-        _summarise(run_dir, results, options)
+        _summarise(run_dir, results, options, unsaved)
     elif options.checkpoint == "best":
         say("note: the best checkpoint is an optimistic pick; to quote a score, use --sessions all --checkpoint latest")
+    if unsaved:
+        raise UserError(f"shown above, and not saved: {'; '.join(unsaved)}")
     if (run_dir / REPORT_FILE).is_file():
         try_report(run_dir)
 
 
-def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:
-    """Plays one session's games; prints and returns the figures of evaluation_STEP.json, and records the video."""
+def _save(path: Path, figures: dict[str, Any], unsaved: list[str]) -> None:
+    """Writes figures that have been shown; adds the reason to `unsaved` where that fails."""
+    if problem := not_saved(path, figures):
+        unsaved.append(problem)
+    else:
+        say(f"written: {path}")
+
+
+def _evaluate(policy: Policy, options: Options, seed: int, unsaved: list[str]) -> dict[str, Any]:
+    """Plays one session's games; prints and returns the figures of evaluation_STEP.json, and records the video.
+
+    Args:
+        unsaved: receives the files that could not be written, with the reasons.
+    """
     env = policy.config.env
     session_dir = policy.session_dir
     say(
@@ -128,14 +145,19 @@ def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:
         "lengths": lengths,
         "truncated": truncated,
     }
-    write_json(path := unused(session_dir / f"evaluation_{policy.env_steps}.json"), figures)
-    say(f"written: {path}")
+    path = unused(session_dir / f"evaluation_{policy.env_steps}.json")
+    _save(path, figures, unsaved)
     if options.video:
-        path = unused(session_dir / f"video_{policy.env_steps}.mp4")
-        game = record_video(policy, path, seed, options.greedy)
-        if policy.config.log.tensorboard:
-            add_to_tensorboard(path, policy.env_steps)
-        say(f"written: {path} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
+        video = unused(path.with_name(f"{path.stem.replace('evaluation', 'video')}.mp4"))  # the same date is theirs
+        try:
+            say(f"recording a game with seed {seed} to {video}")
+            game = record_video(policy, video, seed, options.greedy, say)
+            if policy.config.log.tensorboard:
+                add_to_tensorboard(video, policy.env_steps)
+        except (UserError, OSError) as error:
+            unsaved.append(reason(error))
+        else:
+            say(f"written: {video} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
     return figures
 
 
@@ -143,7 +165,7 @@ SHARED = "date game protocol backend checkpoint greedy num_envs device compute_d
 """The figures of a session that are also those of all sessions."""
 
 
-def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options) -> None:
+def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options, unsaved: list[str]) -> None:
     """Prints the mean over sessions and its interval; writes them to evaluation.json with the matrix of returns."""
     means = [figures["mean"] for figures in results]
     mean = sum(means) / len(means)
@@ -162,8 +184,7 @@ def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options) -
         "cut_off": sum(figures["cut_off"] for figures in results),
         "matrix": [figures["returns"] for figures in results],  # sessions x games
     }
-    write_json(path := unused(run_dir / "evaluation.json"), summary)
-    say(f"written: {path}")
+    _save(unused(run_dir / "evaluation.json"), summary, unsaved)
 
 
 if __name__ == "__main__":

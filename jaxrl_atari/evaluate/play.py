@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import logging
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
 
 SECONDS_BETWEEN_NEWS = 30
+SECONDS_BETWEEN_VIDEO_NEWS = 10
 VIDEO_HEIGHT = 630
 """Height of videos in pixels, about: the pixels of a screen are enlarged by a whole number, 3 for ALE's 160x210."""
 
@@ -117,11 +119,21 @@ def run_evaluation(
     return EvaluationResult(tuple(games), np.array(returns), float(np.mean(returns)), std, sum(truncated))
 
 
-def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool = False) -> Episode:
+def record_video(
+    policy: Policy,
+    path: str | Path,
+    seed: int = 0,
+    greedy: bool = False,
+    say: Callable[[str], object] = lambda line: None,
+) -> Episode:
     """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, about 630 pixels high).
 
     A game that was trained on `envpool` is played on `ale`, which has colour screens. A Gymnasium environment shows
-    what it renders as `rgb_array` or, where it renders nothing, the gray frames that the policy sees.
+    what it renders as `rgb_array` or, where it renders nothing, the gray frames that the policy sees. The file has its
+    name once it is complete: a recording that is interrupted leaves none.
+
+    Args:
+        say: receives a line every 10 seconds on how far the game is.
 
     Raises:
         UserError: a seed that is not possible, or the file cannot be written.
@@ -129,6 +141,7 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
     import imageio_ffmpeg
 
     path = Path(path).expanduser().absolute()  # to ffmpeg, a relative a:b is a protocol
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     env = policy.config.env
     pool = make_pool(
         "ale" if env.backend == "envpool" else env.backend, env.game_name, 1, seed=seed,
@@ -147,18 +160,28 @@ def record_video(policy: Policy, path: str | Path, seed: int = 0, greedy: bool =
         f" -vf {even}"
         " -an -c:v libx264 -pix_fmt yuv420p -movflags +faststart -f mp4"
     )
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options.split(), path]
-    # Not `imageio_ffmpeg.write_frames`, which forks in a way that can deadlock a process of JAX.
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
-        assert ffmpeg.stdin
-        with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended, and its output has the reason
-            while True:
-                ffmpeg.stdin.write(pool.screen().tobytes())
-                games = counter.count(step)
-                if games:
-                    break
-                step, _ = next(steps)
-        complaint = ffmpeg.communicate()[1].decode(errors="replace")
-    if ffmpeg.returncode:
-        raise UserError(f"{path}: the video could not be written ({complaint[-200:]})")
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options.split(), partial]
+    news_at = time.monotonic() + SECONDS_BETWEEN_VIDEO_NEWS
+    try:
+        # Not `imageio_ffmpeg.write_frames`, which forks in a way that can deadlock a process of JAX.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
+            assert ffmpeg.stdin
+            with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended, and its output has the reason
+                while True:
+                    ffmpeg.stdin.write(pool.screen().tobytes())
+                    games = counter.count(step)
+                    if games:
+                        break
+                    if time.monotonic() > news_at:
+                        news_at += SECONDS_BETWEEN_VIDEO_NEWS
+                        score, length = counter.in_progress[0]
+                        say(f"recording: {length:,.0f} env steps, return {score:,.1f}")
+                    step, _ = next(steps)
+            complaint = ffmpeg.communicate()[1].decode(errors="replace")
+        if ffmpeg.returncode:
+            complaint = complaint.replace(partial.name, path.name)
+            raise UserError(f"{path}: the video could not be written ({complaint[-200:]})")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
     return games[0]

@@ -5,6 +5,7 @@ SESSION_DIR/checkpoints/<env_steps>/arrays   train state and key of the learner
 SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, and shapes and digests of every array
 SESSION_DIR/checkpoints/<env_steps>/games, acting, evaluation    further items, if there are any (`session.py`)
 SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
+SESSION_DIR/checkpoints/replaced_<env_steps> one with other arrays than those that a session had at that step
 
 A checkpoint to pass on (`save_parameters`) holds the parameters alone: it can be played, and not resumed.
 
@@ -250,7 +251,10 @@ class Checkpoints:
         score: float | None,
         chunk_bytes: int | None = None,
     ) -> None:
-        """Writes a checkpoint, and removes those that are no longer kept. A step that exists is not written again.
+        """Writes a checkpoint, and removes those that are no longer kept.
+
+        A step that is there already, with the same arrays, is not written again. One with other arrays is renamed to
+        `replaced_<step>`, and a line says so.
 
         Args:
             items: name -> pytree of `jax.Array` or NumPy arrays; one is `arrays`. Typed keys are allowed.
@@ -294,7 +298,10 @@ class Checkpoints:
             for leftover in (*self.directory.glob("*.orbax-checkpoint-tmp*"), *self.directory.glob("removed_*")):
                 shutil.rmtree(leftover, ignore_errors=True)
             if path.is_dir():
-                return
+                if self._is_saved(env_steps, meta):
+                    return
+                aside = self.set_aside(env_steps, "replaced")
+                self._say(f"{path}: was there already, with other arrays; it is now {aside}")
             ocp.Checkpointer(handler, multiprocessing_options=alone).save(
                 path.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonSave(meta))
             )
@@ -303,6 +310,13 @@ class Checkpoints:
                 f"{path}: the checkpoint could not be written ({reason(error)}); fix the cause, then use --resume"
             ) from error
         self._remove_old()
+
+    def _is_saved(self, env_steps: int, meta: dict[str, Any]) -> bool:
+        """Whether the checkpoint of a step can be read, and has the arrays that another meta describes."""
+        try:
+            return self.read_meta(env_steps)["checksums"] == meta["checksums"]
+        except UserError:  # damaged, or of another format
+            return False
 
     def _remove_old(self) -> None:
         try:
@@ -319,9 +333,9 @@ class Checkpoints:
             except OSError as error:
                 self._say(f"{path}: this old checkpoint cannot be removed ({error.strerror}) and is left there")
 
-    def set_aside(self, step: int) -> Path:
-        """Renames a damaged checkpoint to `damaged_<step>` and returns its new path."""
-        return (self.directory / str(step)).rename(unused(self.directory / f"damaged_{step}"))
+    def set_aside(self, step: int, why: str = "damaged") -> Path:
+        """Renames a checkpoint to `<why>_<step>` and returns its new path."""
+        return (self.directory / str(step)).rename(unused(self.directory / f"{why}_{step}"))
 
 
 def meta_digest(meta: dict[str, Any]) -> str:

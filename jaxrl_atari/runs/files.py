@@ -42,6 +42,19 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
     write_file(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
+def not_saved(path: Path, values: dict[str, Any]) -> str:
+    """Writes a JSON file of figures that the user has been shown already, so that a failure loses nothing.
+
+    Returns:
+        Why it could not be written, such as `PATH: Read-only file system`; empty if it was.
+    """
+    try:
+        write_json(path, values)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return ""
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON object from a file.
 

@@ -66,6 +66,16 @@ def session_number(session_dir: Path) -> int:
     return int(session_dir.name.removeprefix("session_"))
 
 
+def require_unused(session_dir: Path) -> None:
+    """Raises `UserError` if a directory holds what a session has written: a new one would mix with it."""
+    for name in ("checkpoints", "metrics.csv", "evaluations.csv", "actions"):
+        if (session_dir / name).exists():
+            raise UserError(
+                f"{session_dir}: holds a session already (its {name}); resume it (`resume=True`, or --resume), or"
+                " train in another folder"
+            )
+
+
 def checkpoint_steps(session_dir: Path) -> list[int]:
     """Env steps of a session's complete checkpoints, in ascending order; none before its first one."""
     return sorted(int(path.name) for path in session_dir.glob("checkpoints/*") if path.name.isdecimal())
