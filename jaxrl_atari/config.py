@@ -68,8 +68,6 @@ Switch = Annotated[bool | None, one_word("true|false|none")]
 TRACED = "enters the compiled update as data: a new value compiles nothing"
 """Marks the options that `ppo.update` takes as numbers. All others of `PPOConfig` are part of the program."""
 
-NetworkName = Literal["nature", "impala"]
-
 
 @dataclass(frozen=True)
 class EnvConfig:
@@ -269,8 +267,9 @@ class PPOConfig:
 class NetworkConfig:
     """The actor-critic."""
 
-    name: NetworkName = "nature"
-    """The network: `nature` (Mnih et al. 2015) or `impala` (Espeholt et al. 2018)."""
+    name: str = "nature"
+    """The network: `nature` (Mnih et al. 2015), `impala` (Espeholt et al. 2018), `nature_lstm` (`nature` with an LSTM
+    of 256 units), or one that your own code has registered (docs/idea.md)."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the torso. `auto`: bfloat16 on a GPU of compute capability 8.0 or more and, where `conv` is
     `matmul`, on a CPU with AVX512-BF16; else float32. Parameters, heads and losses are always float32. On a GPU from
@@ -367,6 +366,9 @@ class Config:
     """Budget of a session in env steps (1 env step = 4 emulator frames)."""
     output_dir: str = "data"
     """Parent folder of the run directories."""
+    algorithm: str = "ppo"
+    """What is learned from a rollout: `ppo`, `rnd` (with an intrinsic reward), `vtrace` (another estimator of
+    advantages), or an algorithm that your own code has registered (docs/idea.md)."""
     overlap: Literal["none", "update"] = "none"
     """`none`: strictly on-policy; `update`: acting continues during the update, with parameters one update old."""
     env: EnvConfig = field(default_factory=EnvConfig)

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.config import DevicesConfig, GpuOption
+from jaxrl_atari.config import DevicesConfig, GpuOption, NetworkConfig
 from jaxrl_atari.errors import check_fields, require
+from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.hardware.choice import first_devices, limit_jax, start_gpus
-from jaxrl_atari.hardware.gpus import gpu_provider, visible
+from jaxrl_atari.hardware.gpus import gpu_provider, network_platform, visible
 from jaxrl_atari.ppo import KEYS, Shard
 
 
@@ -79,6 +80,21 @@ def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
     options = DevicesConfig(gpu=gpu)
     check_fields(options, "devices.")
     return place(options, field).home
+
+
+class Networks(NamedTuple):
+    """A session's network, in the forms that suit its devices. Both compute in one arithmetic."""
+
+    learning: Network
+    acting: Network
+
+
+def make_networks(config: NetworkConfig, num_actions: int, placement: Placement) -> Networks:
+    """The networks of a session; the same arguments give the same objects."""
+    learner, actor = (network_platform(*devices) for devices in (placement.learner, placement.actors))
+    return Networks(
+        make_network(config, num_actions, learner, actor), make_network(config, num_actions, actor, learner)
+    )
 
 
 # --- Data parallel -----------------------------------------------------------------------------------------------

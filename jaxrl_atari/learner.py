@@ -5,16 +5,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxrl_atari import ppo
-from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
-from jaxrl_atari.devices import DataParallel, Placement, check_placement
-from jaxrl_atari.fast.forms import Network, make_network
-from jaxrl_atari.hardware.gpus import network_platform
-from jaxrl_atari.networks import init_params
+from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.devices import DataParallel, Networks, Placement, check_placement
+from jaxrl_atari.errors import require
+from jaxrl_atari.fast.forms import Network
+from jaxrl_atari.networks import init_params, initial_carry, is_recurrent, make_module
+from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.runs.session_log import ReadMetrics
 
 
@@ -28,16 +30,13 @@ class Learner:
     acting: Any = None
     """The parameters that the next rollout acts with; None: the newest."""
 
-    def __init__(self, config: Config, placement: Placement, num_actions: int, arrays: dict[str, Any]):
-        platform = network_platform(*placement.learner)
-        actor_platform = network_platform(*placement.actors)
-        network = make_network(config.network, num_actions, platform, actor_platform)
-        self._acting_network = make_network(config.network, num_actions, actor_platform, platform)
-        self.compute_dtype = network.dtype
+    def __init__(self, config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]):
+        self._acting_network = networks.acting
+        self.compute_dtype = networks.learning.dtype
         self._actors = placement.actors
         self._check = config.devices.check
         self._parallel = DataParallel(placement.learner)
-        self._update = compiled_update(placement.learner, network)
+        self._update = compiled_update(placement.learner, networks.learning, ALGORITHMS.get(config.algorithm))
         self._state = self._parallel.replicate(arrays["train_state"])
 
     @property
@@ -89,9 +88,10 @@ _norm = jax.jit(optax.tree.norm)
 
 
 @lru_cache(maxsize=8)
-def compiled_update(devices: tuple[jax.Device, ...], network: Network) -> Callable:
+def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm: ppo.Algorithm) -> Callable:
     """`ppo.update` on these devices. The sessions of a process share it, so that it is compiled once."""
-    return DataParallel(devices).compile(partial(ppo.update, apply=network.apply), donate_argnums=[0])
+    function = partial(ppo.update, apply=network.apply, algorithm=algorithm)
+    return DataParallel(devices).compile(function, donate_argnums=[0])
 
 
 class OverlappedLearner(Learner):
@@ -101,11 +101,11 @@ class OverlappedLearner(Learner):
     arrays of a checkpoint are those before the newest update.
     """
 
-    def __init__(self, config: Config, placement: Placement, num_actions: int, arrays: dict[str, Any]):
+    def __init__(self, config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]):
         self._thread = ThreadPoolExecutor(1, "learner")
         self._running: Future[dict[str, float]] | None = None
         self._has_compiled = False
-        super().__init__(config, placement, num_actions, arrays)
+        super().__init__(config, placement, networks, arrays)
         self.acting = arrays.get("acting") or _copy(self.state.params)
 
     def update(self, rollouts: Sequence[ppo.Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
@@ -133,25 +133,51 @@ class OverlappedLearner(Learner):
         self._thread.shutdown()
 
 
+def check_update(config: Config, devices: int = 1) -> None:
+    """Checks that the network and the algorithm of a config exist, and that minibatches suit a recurrent network.
+
+    Args:
+        devices: number of devices that share the learning.
+
+    Raises:
+        ConfigError: naming the field.
+    """
+    ALGORITHMS.get(config.algorithm)
+    module = make_module(config.network, 1, jnp.float32)
+    length = config.ppo.rollout_length
+    fits = config.ppo.minibatch_size % (length * devices) == 0
+    require(
+        fits or not is_recurrent(initial_carry(module, 1)),
+        "ppo.minibatch_size", config.ppo.minibatch_size,
+        f"a multiple of ppo.rollout_length x devices = {length} x {devices}",
+        f"{config.network.name} is recurrent and learns from whole environments",
+    )  # fmt: skip
+
+
 def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device) -> dict[str, Any]:
     """The arrays of a session before its first update: `train_state`, and `key` for its actions and minibatches.
 
     They are computed on the CPU, so that a seed gives the same parameters on every device.
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        arrays = _first_arrays(config.network, num_actions, config.ppo, jax.random.key(seed, impl=ppo.KEYS))
+        arrays = _first_arrays(*_what_learns(config, num_actions), config.ppo, jax.random.key(seed, impl=ppo.KEYS))
     return jax.device_put(arrays, device)
 
 
 def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
     """Shapes, types and placement of `first_arrays`: the target of a restore."""
     key = jax.eval_shape(lambda: jax.random.key(0, impl=ppo.KEYS))
-    shapes = jax.eval_shape(partial(_first_arrays, config.network, num_actions, config.ppo), key)
+    shapes = jax.eval_shape(partial(_first_arrays, *_what_learns(config, num_actions), config.ppo), key)
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
+def _what_learns(config: Config, num_actions: int) -> tuple[nn.Module, ppo.Algorithm]:
+    return make_module(config.network, num_actions, jnp.float32), ALGORITHMS.get(config.algorithm)
+
+
 @partial(jax.jit, static_argnums=(0, 1))
-def _first_arrays(network: NetworkConfig, num_actions: int, config: PPOConfig, key: jax.Array) -> dict[str, Any]:
-    params = init_params(network, num_actions, jax.random.fold_in(key, 2**31))
-    return {"train_state": ppo.init_train_state(params, config), "key": key}
+def _first_arrays(module: nn.Module, algorithm: ppo.Algorithm, config: PPOConfig, key: jax.Array) -> dict[str, Any]:
+    params = init_params(module, jax.random.fold_in(key, 2**31))
+    algorithm_key = jax.random.fold_in(key, 2**31 + 2)  # an evaluation uses 2**31 + 1
+    return {"train_state": ppo.init_train_state(params, config, algorithm, algorithm_key), "key": key}

@@ -1,21 +1,52 @@
 """Networks: frame stacks in, policy logits and a value out.
 
-To add one, write a `flax.linen.Module` with the signature of `NatureActorCritic`, enter it in `NETWORKS`, and add its
-name to `config.NetworkName`. Training, evaluation, checkpoints and the memory estimate then work with it unchanged. On
-a CPU it trains many times more slowly than `nature`, whose convolutions `fast/cpu_conv.py` computes as matrix products.
+To add one, write a `flax.linen.Module` like `NatureActorCritic` in a file of your own and register it:
+
+    from jaxrl_atari.networks import register
+    register("tiny", Tiny)
+
+`docs/idea.md` has the whole example. A network that remembers (`NatureLSTM`) also has a method `initial_carry`.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.config import NetworkConfig
+from jaxrl_atari.registry import NETWORKS
 
 STACK = 4
 """Frames in a stack, the input of a network."""
+
+register = NETWORKS.register
+
+
+class Observation(NamedTuple):
+    """Input of a network: N samples.
+
+    A recurrent network gets N / n consecutive steps of n environments, ordered by step, then by environment.
+    """
+
+    stacks: jax.Array  # uint8 [N, H, W, 4 * C], the oldest frame first
+    first: jax.Array | None = None  # bool [N]: a game starts here. Only a recurrent network needs it
+    carry: Any = ()  # [n, ...]: the memory of each environment before its first step here
+
+
+class Outputs(NamedTuple):
+    """Output of a network for an `Observation`."""
+
+    logits: jax.Array  # float32 [N, A]
+    value: jax.Array  # float32 [N]
+    carry: Any = ()  # [n, ...]: the memory of each environment after its last step here
+    features: jax.Array | None = None  # [N, F]: the input of the heads, where a network gives it
+
+
+Apply = Callable[[Any, Observation], Outputs]
+"""A network as a pure function: parameters, observation -> outputs."""
 
 
 def bias_in_float32(*arrays: Any, dtype: Any = None, inexact: bool = True) -> list[Any]:
@@ -38,13 +69,30 @@ def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
     )
 
 
-def heads(x: jax.Array, features: int, num_actions: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """A dense layer on a torso's output `[..., H, W, C]`, then logits `[..., A]` and value `[...]`, in float32."""
+def hidden_layer(x: jax.Array, features: int, dtype: Any) -> jax.Array:
+    """A dense layer on a torso's output: `[..., H, W, C]` -> float32 `[..., features]`."""
     x = x.reshape(*x.shape[:-3], -1)
-    x = nn.relu(dense(features, 2**0.5, "dense", dtype)(x)).astype(jnp.float32)
-    logits = dense(num_actions, 0.01, "policy", jnp.float32)(x)
-    value = dense(1, 1.0, "value", jnp.float32)(x)
-    return logits, value[..., 0]
+    return nn.relu(dense(features, 2**0.5, "dense", dtype)(x)).astype(jnp.float32)
+
+
+def heads(features: jax.Array, num_actions: int, carry: Any = ()) -> Outputs:
+    """Policy and value head on features float32 `[..., F]`."""
+    logits = dense(num_actions, 0.01, "policy", jnp.float32)(features)
+    value = dense(1, 1.0, "value", jnp.float32)(features)
+    return Outputs(logits, value[..., 0], carry, features)
+
+
+# --- Feed-forward ----------------------------------------------------------------------------------------------------
+
+
+def nature_torso(stacks: jax.Array, dtype: Any) -> jax.Array:
+    """The three convolutions of Mnih et al. 2015: uint8 `[..., 84, 84, 4]` -> `[..., 7, 7, 64]`."""
+    init = nn.initializers.orthogonal(2**0.5)
+    conv = partial(nn.Conv, padding="VALID", kernel_init=init, dtype=dtype, promote_dtype=bias_in_float32)
+    x = stacks.astype(dtype) / 255
+    x = nn.relu(conv(32, (8, 8), 4, name="conv1")(x))
+    x = nn.relu(conv(64, (4, 4), 2, name="conv2")(x))
+    return nn.relu(conv(64, (3, 3), 1, name="conv3")(x))
 
 
 class NatureActorCritic(nn.Module):
@@ -52,24 +100,16 @@ class NatureActorCritic(nn.Module):
 
     Orthogonal initialisation with the gains of OpenAI Baselines' PPO: sqrt(2), policy head 0.01, value head 1. The
     torso computes in `dtype`, the heads in float32; parameters are float32. 1,687,719 parameters with 6 actions.
-
-    Where `fast/cpu_conv.py` is used, on CPUs, this module makes only the parameters; the outputs are computed there.
-    After an edit of what is computed here, a CPU computes the convolutions of this module, which is many times slower.
     """
 
     num_actions: int
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, stacks: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """uint8 `[..., 84, 84, 4]`, the oldest frame first -> logits float32 `[..., A]`, value float32 `[...]`."""
-        init = nn.initializers.orthogonal(2**0.5)
-        conv = partial(nn.Conv, padding="VALID", kernel_init=init, dtype=self.dtype, promote_dtype=bias_in_float32)
-        x = stacks.astype(self.dtype) / 255
-        x = nn.relu(conv(32, (8, 8), 4, name="conv1")(x))
-        x = nn.relu(conv(64, (4, 4), 2, name="conv2")(x))
-        x = nn.relu(conv(64, (3, 3), 1, name="conv3")(x))
-        return heads(x, 512, self.num_actions, self.dtype)
+    def __call__(self, stacks: jax.Array) -> Outputs:
+        """uint8 `[..., 84, 84, 4]` -> logits float32 `[..., A]`, value float32 `[...]`."""
+        features = hidden_layer(nature_torso(stacks, self.dtype), 512, self.dtype)
+        return heads(features, self.num_actions)
 
 
 class ImpalaActorCritic(nn.Module):
@@ -83,8 +123,8 @@ class ImpalaActorCritic(nn.Module):
     dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, stacks: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """uint8 `[..., 84, 84, 4]`, the oldest frame first -> logits float32 `[..., A]`, value float32 `[...]`."""
+    def __call__(self, stacks: jax.Array) -> Outputs:
+        """uint8 `[..., 84, 84, 4]` -> logits float32 `[..., A]`, value float32 `[...]`."""
         init = nn.initializers.orthogonal(2**0.5)
         conv = partial(nn.Conv, kernel_size=(3, 3), kernel_init=init, dtype=self.dtype, promote_dtype=bias_in_float32)
         x = stacks.astype(self.dtype) / 255
@@ -94,19 +134,97 @@ class ImpalaActorCritic(nn.Module):
             for _ in range(2):
                 residual = conv(channels)(nn.relu(x))
                 x = x + conv(channels)(nn.relu(residual))
-        return heads(nn.relu(x), 256, self.num_actions, self.dtype)
+        return heads(hidden_layer(nn.relu(x), 256, self.dtype), self.num_actions)
 
 
-NETWORKS: dict[str, Any] = {"nature": NatureActorCritic, "impala": ImpalaActorCritic}
-"""`network.name` -> module."""
+# --- Recurrent -------------------------------------------------------------------------------------------------------
+
+
+class LSTMStep(nn.Module):
+    """One step of an LSTM in n environments, which forgets where a game starts."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, carry: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+        """Carry `[n, features]` twice; x `[n, F]` and first bool `[n]` -> the new carry, output `[n, features]`."""
+        x, first = step
+        carry = jax.tree.map(lambda memory: jnp.where(first[:, None], 0.0, memory), carry)
+        return nn.OptimizedLSTMCell(self.features, name="cell")(carry, x)
+
+
+def lstm(features: int, x: jax.Array, first: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
+    """An LSTM (Hochreiter and Schmidhuber 1997) over N / n consecutive steps of n environments.
+
+    Args:
+        x: float32 `[N, F]`; first: bool `[N]`, where a game starts.
+        carry: float32 `[n, features]` twice, before the first step.
+
+    Returns:
+        Outputs float32 `[N, features]`, and the carry after the last step.
+    """
+    num_envs = len(jax.tree.leaves(carry)[0])
+    steps = jax.tree.map(lambda y: y.reshape(-1, num_envs, *y.shape[1:]), (x, first))
+    over_steps = nn.scan(LSTMStep, variable_broadcast="params", split_rngs={"params": False})
+    carry, outputs = over_steps(features, name="lstm")(carry, steps)
+    return outputs.reshape(-1, features), carry
+
+
+class NatureLSTM(nn.Module):
+    """`NatureActorCritic` with an LSTM of 256 units between its features and its heads.
+
+    Trained as Dhariwal et al. 2017 (OpenAI Baselines, `ppo2` with `cnn_lstm`) did: minibatches of whole environments,
+    from the carry with which the rollout began. 2,474,919 parameters with 6 actions.
+    """
+
+    num_actions: int
+    dtype: Any = jnp.float32
+
+    @staticmethod
+    def initial_carry(num_envs: int) -> Any:
+        """Memory before the first game: float32 `[num_envs, 256]` twice."""
+        return jnp.zeros((num_envs, 256)), jnp.zeros((num_envs, 256))
+
+    @nn.compact
+    def __call__(self, stacks: jax.Array, first: jax.Array, carry: Any) -> Outputs:
+        """The fields of an `Observation` -> `Outputs`."""
+        features = hidden_layer(nature_torso(stacks, self.dtype), 512, self.dtype)
+        features, carry = lstm(256, features, first, carry)
+        return heads(features, self.num_actions, carry)
+
+
+# --- Modules as functions --------------------------------------------------------------------------------------------
 
 
 def make_module(config: NetworkConfig, num_actions: int, dtype: Any) -> nn.Module:
-    """The module of a config. An option of a network is passed to it here."""
-    return NETWORKS[config.name](num_actions, dtype)
+    """The module of a config. An option of a network is passed to it here.
+
+    Raises:
+        ConfigError: no network has that name.
+    """
+    return NETWORKS.get(config.name)(num_actions, dtype)
 
 
-def init_params(config: NetworkConfig, num_actions: int, key: jax.Array) -> Any:
+def initial_carry(module: nn.Module, num_envs: int) -> Any:
+    """What a network remembers before its first game, `[num_envs, ...]`: `()` unless it is recurrent."""
+    method = getattr(module, "initial_carry", None)
+    return () if method is None else method(num_envs)
+
+
+def apply_module(module: nn.Module, params: Any, observation: Observation) -> Outputs:
+    """The `Apply` of a module. A module without a carry is called with the stacks alone, and may return a pair."""
+    inputs = observation if is_recurrent(observation.carry) else (observation.stacks,)
+    return Outputs(*module.apply({"params": params}, *inputs))
+
+
+def is_recurrent(carry: Any) -> bool:
+    """Whether a carry holds anything."""
+    return bool(jax.tree.leaves(carry))
+
+
+def init_params(module: nn.Module, key: jax.Array) -> Any:
     """The first parameters, float32; the same in every form of the network."""
     stacks = jnp.zeros((1, 84, 84, STACK), jnp.uint8)
-    return make_module(config, num_actions, jnp.float32).init(key, stacks)["params"]
+    carry = initial_carry(module, 1)
+    inputs = (stacks, jnp.ones(1, bool), carry) if is_recurrent(carry) else (stacks,)
+    return module.init(key, *inputs)["params"]

@@ -1,7 +1,8 @@
 """Proximal policy optimisation as pure functions: no I/O, no clock, no state but what is passed in.
 
-Reading order: `Rollout` (the data), `gae` (the targets), `ppo_loss` (one minibatch), `update` (all minibatches
-of a rollout). Axes are [T, B]: T steps of B environments. Paper: Schulman et al. 2017, arXiv:1707.06347.
+Reading order: `Rollout` (the data), `gae` and `ppo_samples` (the targets), `ppo_loss` (one minibatch), `update` (all
+minibatches of a rollout). `Algorithm` is the record of the parts that an idea replaces, and `PPO` its default. Axes are
+[T, B]: T steps of B environments. Paper: Schulman et al. 2017, arXiv:1707.06347.
 """
 
 import math
@@ -16,14 +17,17 @@ import optax
 from jax import lax
 
 from jaxrl_atari.config import TRACED, PPOConfig
+from jaxrl_atari.errors import require
 from jaxrl_atari.fast.frames import gather_stacks
+from jaxrl_atari.networks import Apply, Observation, Outputs, is_recurrent
+from jaxrl_atari.registry import ALGORITHMS
 
 KEYS = "threefry2x32"
 """The implementation of all random keys, whatever JAX_DEFAULT_PRNG_IMPL says: a checkpoint holds one."""
 
 Metrics = dict[str, jax.Array]
-Apply = Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
-"""The network: parameters, frame stacks `[N, ...]` -> logits float32 `[N, A]`, value float32 `[N]`."""
+
+register = ALGORITHMS.register
 
 
 # A PPOConfig is a pytree: the options marked `TRACED` are its leaves, all others are static.
@@ -49,27 +53,40 @@ class Rollout(NamedTuple):
     truncated: jax.Array  # bool [T, B]: the game was cut off: the value beyond counts, the rewards beyond do not
     weight: jax.Array  # float32 [T, B]: 1, or 0 for an auto-reset step
     bootstrap_value: jax.Array  # float32 [B]: V_old of what step T would see
+    carry: Any = ()  # [B, ...]: what a recurrent network remembered before step 0
 
 
 @flax.struct.dataclass
 class TrainState:
-    """State that an update replaces."""
+    """State that an update replaces, and that a checkpoint keeps."""
 
     params: Any
     opt_state: optax.OptState
     optimizer_steps: jax.Array  # int32 []
+    extra: Any = ()  # what an algorithm keeps besides, such as running statistics: any pytree of arrays
 
 
-class Minibatch(NamedTuple):
-    """The samples of one gradient step, [N]."""
+class Samples(NamedTuple):
+    """What `ppo_loss` needs of each step besides its observation: [T, B], in a minibatch [N]."""
 
-    stacks: jax.Array  # uint8 [N, H, W, 4 * C]: frame stacks, as the network takes them
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
-    advantage: jax.Array  # normalised over the minibatch, unless config.normalize_advantages is false
+    advantage: jax.Array
     target: jax.Array
-    weight: jax.Array  # the sample's share of a mean: over all devices they sum to 1, or to 0 if no sample counts
+
+
+class Minibatch(NamedTuple):
+    """What the loss of one gradient step may use: N samples."""
+
+    observation: Observation
+    samples: Any  # as `Algorithm.prepare` returned them, [N, ...]
+    mean: "Mean"  # the mean over the minibatch
+    key: jax.Array  # for what a loss draws; another one in each gradient step
+    extra: Any = ()  # `TrainState.extra`
+
+
+# --- Means over devices ----------------------------------------------------------------------------------------------
 
 
 class Shard(NamedTuple):
@@ -81,6 +98,38 @@ class Shard(NamedTuple):
 
 
 ONE_DEVICE = Shard()
+
+
+@flax.struct.dataclass
+class Mean:
+    """The mean over the samples that count, on whatever device they are: `mean(x)`, for x of the shape of `weight`.
+
+    Auto-reset steps have weight 0. A minibatch in which no sample counts has the mean 0.
+    """
+
+    weight: jax.Array  # 1, or 0 where a sample does not count
+    total: jax.Array  # sum of the weights on all devices, at least 1
+    sum: Callable[[Any], Any] = flax.struct.field(pytree_node=False, default=ONE_DEVICE.sum)
+
+    @classmethod
+    def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":
+        """The mean with these weights."""
+        return cls(weight, jnp.maximum(shard.sum(jnp.sum(weight)), 1.0), shard.sum)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The mean of x."""
+        chex.assert_equal_shape([x, self.weight])
+        return self.sum(jnp.sum(self.weight / self.total * x))
+
+    def moments(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean and variance of x."""
+        mean = self.sum(jnp.sum(self.weight * x)) / self.total
+        return mean, self.sum(jnp.sum(self.weight * jnp.square(x - mean))) / self.total
+
+    def normalize(self, x: jax.Array) -> jax.Array:
+        """x with mean 0 and standard deviation 1."""
+        mean, variance = self.moments(x)
+        return (x - mean) / (jnp.sqrt(variance) + 1e-8)
 
 
 # --- Acting ----------------------------------------------------------------------------------------------------------
@@ -147,60 +196,77 @@ def gae(
     return advantage
 
 
-def weighted_moments(x: jax.Array, weight: jax.Array, shard: Shard = ONE_DEVICE) -> tuple[jax.Array, jax.Array]:
-    """Mean sum(w x) / sum(w) and variance of the entries of x over all devices."""
-    total_weight = jnp.maximum(shard.sum(jnp.sum(weight)), 1.0)
-    mean = shard.sum(jnp.sum(weight * x)) / total_weight
-    return mean, shard.sum(jnp.sum(weight * jnp.square(x - mean))) / total_weight
+def explained_variance(target: jax.Array, error: jax.Array, mean: Mean) -> jax.Array:
+    """1 - Var(error) / Var(target): 1 is a perfect value function, 0 no better than a constant.
+
+    Args:
+        error: target - V_old, which is the advantage.
+    """
+    _, unexplained = mean.moments(error)
+    _, variance = mean.moments(target)
+    return 1.0 - unexplained / jnp.maximum(variance, 1e-8)
 
 
-def normalize(advantage: jax.Array, weight: jax.Array, shard: Shard = ONE_DEVICE) -> jax.Array:
-    """Advantages of a minibatch with mean 0 and standard deviation 1 over the samples that carry weight."""
-    mean, variance = weighted_moments(advantage, weight, shard)
-    return (advantage - mean) / (jnp.sqrt(variance) + 1e-8)
+def ppo_samples(
+    state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig
+) -> tuple[TrainState, Samples, Metrics]:
+    """The samples of a rollout with their targets: `Algorithm.prepare` of PPO."""
+    assert config.gae_lambda is not None, "pass the value of Config.resolved_gae_lambda"
+    advantage = gae(
+        rollout.reward, rollout.value, rollout.bootstrap_value, rollout.terminated, rollout.truncated,
+        config.gamma, config.gae_lambda,
+    )  # fmt: skip
+    target = advantage + rollout.value
+    samples = Samples(rollout.action, rollout.log_prob, rollout.value, advantage, target)
+    return state, samples, {"explained_variance": explained_variance(target, advantage, mean)}
 
 
 # --- The loss --------------------------------------------------------------------------------------------------------
 
 
 def ppo_loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
-    """The loss of one minibatch of N samples (arXiv:1707.06347, equation 9), with sample weights w that sum to 1.
+    """The loss of one minibatch: `Algorithm.loss` of PPO. See `ppo_terms`."""
+    return ppo_terms(apply(params, batch.observation), batch, config)
 
-        policy  = -sum(w min(ratio A, clip(ratio, 1 - eps, 1 + eps) A))                            (equation 7)
-        value   = sum(w max((V - target)^2, (V_old + clip(V - V_old, -eps, eps) - target)^2)) / 2
-        entropy = -sum(w sum_a pi(a) log pi(a))
+
+def ppo_terms(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
+    """The loss of PPO for the outputs of the network (arXiv:1707.06347, equation 9).
+
+        policy  = -mean(min(ratio A, clip(ratio, 1 - eps, 1 + eps) A))                            (equation 7)
+        value   = mean(max((V - target)^2, (V_old + clip(V - V_old, -eps, eps) - target)^2)) / 2
+        entropy = -mean(sum_a pi(a) log pi(a))
         loss    = policy + c_v value - c_e entropy
 
     Value clipping is not in the paper; it comes from OpenAI Baselines (`ppo2`), with the same eps.
 
     Args:
-        params: parameters of the network `apply`, which are being trained.
-        batch: where devices share a minibatch, this device's samples. The loss is then this device's summand: a new
-            term has the form `sum(batch.weight * x)`; one without samples, such as a penalty on parameters, is
-            multiplied by `sum(batch.weight)`, which over all devices is 1.
-        config: without `clip_value_loss`, the value loss is (V - target)^2 alone.
+        batch: its samples are `Samples`.
+        config: without `clip_value_loss`, the value loss is (V - target)^2 alone. With `normalize_advantages`, A is the
+            advantage with mean 0 and standard deviation 1 over the minibatch.
 
     Returns:
         The loss and its parts; `approx_kl` is Schulman's estimator mean(ratio - 1 - log ratio)
         (http://joschu.net/blog/kl-approx.html).
     """
-    logits, value = apply(params, batch.stacks)
+    logits, value, *_ = outputs
+    old = batch.samples
+    mean = batch.mean
     chex.assert_rank([logits, value], [2, 1])
-    chex.assert_equal_shape([value, batch.action, batch.advantage, batch.target, batch.weight])
-    log_ratio = log_prob_of(logits, batch.action) - batch.log_prob
+    chex.assert_equal_shape([value, old.action, old.advantage, old.target, mean.weight])
+    advantage = mean.normalize(old.advantage) if config.normalize_advantages else old.advantage
+    log_ratio = log_prob_of(logits, old.action) - old.log_prob
     ratio = jnp.exp(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1.0 - config.clip_epsilon, 1.0 + config.clip_epsilon)
-    surrogate = jnp.minimum(ratio * batch.advantage, clipped_ratio * batch.advantage)
-    policy_loss = -jnp.sum(batch.weight * surrogate)
+    policy_loss = -mean(jnp.minimum(ratio * advantage, clipped_ratio * advantage))
 
-    value_error = jnp.square(value - batch.target)
+    value_error = jnp.square(value - old.target)
     if config.clip_value_loss:
-        value_change = jnp.clip(value - batch.value, -config.clip_epsilon, config.clip_epsilon)
-        value_error = jnp.maximum(value_error, jnp.square(batch.value + value_change - batch.target))
-    value_loss = 0.5 * jnp.sum(batch.weight * value_error)
+        value_change = jnp.clip(value - old.value, -config.clip_epsilon, config.clip_epsilon)
+        value_error = jnp.maximum(value_error, jnp.square(old.value + value_change - old.target))
+    value_loss = 0.5 * mean(value_error)
 
     log_probs = jax.nn.log_softmax(logits)
-    entropy = jnp.sum(batch.weight * -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
+    entropy = mean(-jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
     loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
     outside = jnp.abs(ratio - 1.0) > config.clip_epsilon
     return loss, {
@@ -208,8 +274,8 @@ def ppo_loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> 
         "policy_loss": policy_loss,
         "value_loss": value_loss,
         "entropy": entropy,
-        "approx_kl": jnp.sum(batch.weight * (ratio - 1.0 - log_ratio)),
-        "clip_fraction": jnp.sum(batch.weight * outside.astype(jnp.float32)),
+        "approx_kl": mean(ratio - 1.0 - log_ratio),
+        "clip_fraction": mean(outside.astype(jnp.float32)),
     }
 
 
@@ -217,20 +283,56 @@ def ppo_loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> 
 
 
 def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
-    """AdamW's direction, without sign and step size: `update` subtracts the learning rate times it.
-
-    Another optimiser is one of optax's `scale_by_...`; `optax.adam` and its like would step uphill.
-    """
+    """AdamW after clipping by the global norm: `Algorithm.optimizer` of PPO."""
     return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
+        # Not `optax.adamw`, which nests these: the arrays of a checkpoint would have other names.
         optax.scale_by_adam(eps=config.adam_epsilon),
         optax.add_decayed_weights(config.weight_decay),
+        optax.scale_by_learning_rate(config.learning_rate),
     )
 
 
-def init_train_state(params: Any, config: PPOConfig) -> TrainState:
-    """The state before the first update."""
-    return TrainState(params, make_optimizer(config).init(params), jnp.zeros((), jnp.int32))
+def no_extra(params: Any, key: jax.Array) -> tuple[Any, Any]:
+    """The parameters of the network alone, and nothing to keep: `Algorithm.init` of PPO."""
+    return params, ()
+
+
+class Algorithm(NamedTuple):
+    """The parts of an update that an idea replaces, as in `PPO._replace(loss=my_loss)`.
+
+    They are pure functions, which become part of the compiled update.
+    """
+
+    init: Callable[[Any, jax.Array], tuple[Any, Any]] = no_extra
+    """`init(params, key)`, with the parameters of the network -> all parameters that the loss trains, and
+    `TrainState.extra`."""
+
+    prepare: Callable[..., tuple[TrainState, Any, Metrics]] = ppo_samples
+    """`prepare(state, apply, rollout, mean, config)`, once per rollout -> the state, with another `extra` where one is
+    kept; the samples, any pytree of arrays [T, B, ...]; metrics. `mean` is the mean over the rollout."""
+
+    loss: Callable[[Any, Apply, Minibatch, PPOConfig], tuple[jax.Array, Metrics]] = ppo_loss
+    """`loss(params, apply, batch, config)` -> the loss of a minibatch, and metrics. Every metric is logged."""
+
+    optimizer: Callable[[PPOConfig], optax.GradientTransformation] = make_optimizer
+    """`optimizer(config)` -> any optimiser of optax; `config.learning_rate` is the rate of this update."""
+
+
+PPO = Algorithm()
+
+
+def init_train_state(
+    params: Any, config: PPOConfig, algorithm: Algorithm = PPO, key: jax.Array | None = None
+) -> TrainState:
+    """The state before the first update.
+
+    Args:
+        params: parameters of the network.
+        key: for what the algorithm draws; PPO draws nothing.
+    """
+    params, extra = algorithm.init(params, jax.random.key(0, impl=KEYS) if key is None else key)
+    return TrainState(params, algorithm.optimizer(config).init(params), jnp.zeros((), jnp.int32), extra)
 
 
 def minibatch_indices(
@@ -266,6 +368,42 @@ def minibatch_indices(
     return shuffled.swapaxes(1, 2).reshape(-1, minibatch_size)
 
 
+def draw_minibatches(key: jax.Array, rollout: Rollout, config: PPOConfig, shard: Shard = ONE_DEVICE) -> jax.Array:
+    """The samples of each gradient step of an update.
+
+    A recurrent network learns from whole environments: a minibatch has all T steps of some of them.
+
+    Returns:
+        int32 [gradient steps, N]: samples as t * B + b; with a carry, ordered by step, then by environment.
+    """
+    length, num_envs = rollout.action.shape
+    size = config.minibatch_size // shard.count
+    if not is_recurrent(rollout.carry):
+        return minibatch_indices(key, length, num_envs, config.epochs, size, shard)
+    envs = minibatch_indices(key, 1, num_envs, config.epochs, size // length, shard)
+    return (jnp.arange(length)[:, None] * num_envs + envs[:, None]).reshape(len(envs), -1)
+
+
+def observe(rollout: Rollout, index: jax.Array) -> Observation:
+    """What the network saw in the samples `index`, int32 [N]; with a carry, as `draw_minibatches` orders them."""
+    stacks = gather_stacks(rollout.frames, rollout.age, index)
+    envs = index[: len(index) // len(rollout.age)]
+    return Observation(stacks, rollout.age.reshape(-1)[index] == 0, jax.tree.map(lambda x: x[envs], rollout.carry))
+
+
+def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout) -> Outputs:
+    """The outputs of the network for every step of a rollout, [T, B, ...], with parameters that need not have acted."""
+    length, num_envs = rollout.action.shape
+
+    def step(carry: Any, t: jax.Array) -> tuple[Any, Outputs]:
+        stacks = gather_stacks(rollout.frames, rollout.age, t * num_envs + jnp.arange(num_envs))
+        outputs = apply(params, Observation(stacks, rollout.age[t] == 0, carry))
+        return outputs.carry, outputs._replace(carry=())
+
+    _, outputs = lax.scan(step, rollout.carry, jnp.arange(length))
+    return outputs
+
+
 def update(
     state: TrainState,
     rollout: Rollout,
@@ -273,59 +411,55 @@ def update(
     key: jax.Array,
     *,
     apply: Apply,
+    algorithm: Algorithm = PPO,
     shard: Shard = ONE_DEVICE,
 ) -> tuple[TrainState, Metrics]:
     """All epochs and minibatches over one rollout: the function that is compiled and run once per rollout.
 
-    On several devices each one holds its environments and its part of each minibatch. Loss, advantage statistics and
-    gradients are those of the whole minibatch, so the result does not depend on the split.
+    On several devices each one holds its environments and its part of each minibatch. Every `Mean` is that of the whole
+    minibatch or rollout, so the result does not depend on the split, and a loss is written as for one device.
 
     Args:
         config: its learning rate is that of this update.
 
     Returns:
-        The new state and metrics: means over the gradient steps taken, and `explained_variance`. With
+        The new state and metrics: means over the gradient steps taken, and those of the rollout. With
         `config.target_kl` also `skipped_steps`, the gradient steps of the epochs that were left out.
     """
-    assert config.gae_lambda is not None, "pass the value of Config.resolved_gae_lambda"
-    rollout_length, num_envs = rollout.action.shape
-    optimizer = make_optimizer(config)
-    advantages = gae(
-        rollout.reward, rollout.value, rollout.bootstrap_value, rollout.terminated, rollout.truncated,
-        config.gamma, config.gae_lambda,
-    )  # fmt: skip
-    targets = advantages + rollout.value
-    per_step = (rollout.action, rollout.log_prob, rollout.value, advantages, targets, rollout.weight)
-    samples = [x.reshape(-1) for x in per_step]  # [T, B] -> [T * B]
+    optimizer = algorithm.optimizer(config)
+    state, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, Mean.over(rollout.weight, shard), config)
+    # [T, B, ...] -> [T * B, ...]
+    flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
+    loss_key = jax.random.fold_in(jax.random.fold_in(key, config.epochs), shard.index)  # epochs have 0, 1, ...
 
     def step(state: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
         """One gradient step on the samples `index`, [N]."""
-        stacks = gather_stacks(rollout.frames, rollout.age, index)
-        action, log_prob, value, advantage, target, weight = (x[index] for x in samples)
-        if config.normalize_advantages:
-            advantage = normalize(advantage, weight, shard)
-        weight = weight / jnp.maximum(shard.sum(jnp.sum(weight)), 1.0)
-        batch = Minibatch(stacks, action, log_prob, value, advantage, target, weight)
-        gradient = jax.grad(ppo_loss, has_aux=True)
-        gradients, metrics = shard.sum(gradient(state.params, apply, batch, config))
-        metrics["gradient_norm"] = optax.tree.norm(gradients)
-        direction, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = jax.tree.map(lambda p, d: p - config.learning_rate * d, state.params, direction)
-        return TrainState(params, opt_state, state.optimizer_steps + 1), metrics
+        samples, weight = jax.tree.map(lambda x: x[index], (flat_samples, flat_weight))
+        batch = Minibatch(
+            observe(rollout, index),
+            samples,
+            Mean.over(weight, shard),
+            jax.random.fold_in(loss_key, state.optimizer_steps),
+            state.extra,
+        )
+        gradients, metrics = jax.grad(algorithm.loss, has_aux=True)(state.params, apply, batch, config)
+        if shard.count > 1:
+            # Each device's loss is already that of all devices. The gradient of a sum over devices is again a sum, so
+            # what each device has is `count` times its own summand, and the gradient is the mean over devices.
+            gradients, metrics = jax.tree.map(lambda x: x / shard.count, shard.sum((gradients, metrics)))
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        state = state.replace(params=params, opt_state=opt_state, optimizer_steps=state.optimizer_steps + 1)
+        return state, metrics | {"gradient_norm": optax.tree.norm(gradients)}
 
-    indices = minibatch_indices(
-        key, rollout_length, num_envs, config.epochs, config.minibatch_size // shard.count, shard
-    )
+    indices = draw_minibatches(key, rollout, config, shard)
     if config.target_kl is None:
         state, metrics = lax.scan(step, state, indices)
         metrics = jax.tree.map(jnp.mean, metrics)
     else:
         epochs = indices.reshape(config.epochs, -1, indices.shape[-1])
         state, metrics = scan_epochs(step, state, epochs, config.target_kl)
-    return state, {
-        **metrics,
-        "explained_variance": explained_variance(targets, advantages, rollout.weight, shard),
-    }
+    return state, metrics | rollout_metrics
 
 
 def scan_epochs(step: Callable, state: TrainState, epochs: jax.Array, target_kl: float) -> tuple[TrainState, Metrics]:
@@ -350,19 +484,9 @@ def scan_epochs(step: Callable, state: TrainState, epochs: jax.Array, target_kl:
         return (number < num_epochs) & ~(approx_kl > target_kl)
 
     _, shapes = jax.eval_shape(step, state, epochs[0, 0])
+    require("approx_kl" in shapes, "ppo.target_kl", target_kl, "None: the loss of this algorithm returns no approx_kl")
     total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     first = (jnp.zeros((), jnp.int32), state, total, jnp.zeros_like(total["approx_kl"]))
     number, state, total, _ = lax.while_loop(proceeds, epoch, first)
     skipped = (num_epochs - number) * steps
     return state, {**jax.tree.map(lambda x: x / number, total), "skipped_steps": skipped.astype(jnp.float32)}
-
-
-def explained_variance(target: jax.Array, error: jax.Array, weight: jax.Array, shard: Shard = ONE_DEVICE) -> jax.Array:
-    """1 - Var(error) / Var(target): 1 is a perfect value function, 0 no better than a constant.
-
-    Args:
-        error: target - V_old, which is the advantage.
-    """
-    _, unexplained = weighted_moments(error, weight, shard)
-    _, variance = weighted_moments(target, weight, shard)
-    return 1.0 - unexplained / jnp.maximum(variance, 1e-8)

@@ -20,16 +20,15 @@ import numpy as np
 from jax import lax
 
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.devices import Placement, check_placement
+from jaxrl_atari.devices import Placement, check_placement, make_networks
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, make_pool
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import Games, Segment
 from jaxrl_atari.envs.replay import replay
-from jaxrl_atari.fast.forms import Network, make_network
+from jaxrl_atari.fast.forms import Network
 from jaxrl_atari.fast.frames import gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
-from jaxrl_atari.hardware.gpus import network_platform
-from jaxrl_atari.networks import STACK
+from jaxrl_atari.networks import STACK, Observation
 from jaxrl_atari.ppo import KEYS, Rollout, sample_action
 from jaxrl_atari.runs.progress import Game
 
@@ -54,6 +53,12 @@ class ActorState(NamedTuple):
     last_age: jax.Array  # int32 [B]: age of the step before
     frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
     steps: Steps
+    # The memory of a recurrent network, [B, ...]; empty for others. Step T of a rollout, which only gives the bootstrap
+    # value, is computed again as step 0 of the next one, with the parameters of that time. So the next rollout starts
+    # from the carry before step T.
+    rollout_carry: Any = ()  # before step 0
+    last_carry: Any = ()  # before the newest step
+    carry: Any = ()  # after it
 
 
 def empty_state(rollout_length: int, num_envs: int, frame_shape: tuple[int, ...], first_env: int = 0) -> ActorState:
@@ -70,6 +75,12 @@ def empty_state(rollout_length: int, num_envs: int, frame_shape: tuple[int, ...]
     )
 
 
+def with_carry(state: ActorState, carry: Any) -> ActorState:
+    """The state before step 0 of a rollout, in which the network remembers `carry`."""
+    first, last, now = (jax.tree.map(jnp.copy, carry) for _ in range(3))  # `act` donates each of them
+    return state._replace(rollout_carry=first, last_carry=last, carry=now)
+
+
 @jax.jit
 def begin_rollout(state: ActorState, key: jax.Array) -> ActorState:
     """An empty rollout that continues where `state`, a full one, ended.
@@ -78,7 +89,7 @@ def begin_rollout(state: ActorState, key: jax.Array) -> ActorState:
     """
     length = len(state.steps.age) - 1
     empty = empty_state(length, len(state.last_age), state.frames.shape[2:])
-    return empty._replace(
+    return with_carry(empty, state.last_carry)._replace(
         key=key,
         env_index=state.env_index,
         last_age=state.steps.age[length - 1],
@@ -105,12 +116,15 @@ def act(
     frames = write(state.frames, network.layout.arrange(frame), index=t + STACK - 1)
     window = lax.dynamic_slice_in_dim(frames, t, STACK)
     stacks = gather_stacks(window, age[None], jnp.arange(len(age)))
-    logits, value = network.apply(params, stacks)
+    outputs = network.apply(params, Observation(stacks, first, state.carry))
     # Each environment draws with a key of its own, whatever group or device it belongs to.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(state.key, t), state.env_index)
-    action, log_prob = sample_action(keys, logits)
-    steps = jax.tree.map(partial(write, index=t), state.steps, Steps(age, action, log_prob, value))
-    return state._replace(step=t + 1, last_age=age, frames=frames, steps=steps), action
+    action, log_prob = sample_action(keys, outputs.logits)
+    steps = jax.tree.map(partial(write, index=t), state.steps, Steps(age, action, log_prob, outputs.value))
+    state = state._replace(
+        step=t + 1, last_age=age, frames=frames, steps=steps, last_carry=state.carry, carry=outputs.carry
+    )
+    return state, action
 
 
 class Outcome(NamedTuple):
@@ -128,7 +142,8 @@ def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
     parts = [(state.frames, state.steps, outcome) for state, outcome in groups]
     frames, steps, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
     taken = jax.tree.map(lambda array: array[:-1], steps)
-    return Rollout(frames, **taken._asdict(), **outcome._asdict(), bootstrap_value=steps.value[-1])
+    carry = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *(state.rollout_carry for state, _ in groups))
+    return Rollout(frames, **taken._asdict(), **outcome._asdict(), bootstrap_value=steps.value[-1], carry=carry)
 
 
 # --- The loop, on the host -------------------------------------------------------------------------------------------
@@ -168,6 +183,7 @@ class EnvGroup:
         with jax.default_device(self.device):
             shape = self._network.layout.shape
             state = empty_state(self.rollout_length, self.pool.num_envs, shape, self.first_env)
+            state = with_carry(state, self._network.initial_carry(self.pool.num_envs))
         self._state = jax.device_put(state, self.device)
 
     def take_games(self) -> tuple[Games, Segment] | None:
@@ -177,8 +193,16 @@ class EnvGroup:
             return None
         return record.take(self._newest.frame, self.pool.lives, self._episodes.in_progress)
 
-    def resume(self, games: Games) -> None:
-        """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`."""
+    def carry(self) -> Any:
+        """Between two rollouts: the memory of a recurrent network, [B, ...]; `()` for others."""
+        return self._state.last_carry
+
+    def resume(self, games: Games, carry: Any = ()) -> None:
+        """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`.
+
+        Args:
+            carry: what `carry` returned when the checkpoint was written.
+        """
         step, past_frames, past_age, episodes = replay(self.pool, games)
         self._restart(step, episodes)
         past = self._network.layout.arrange(jnp.asarray(past_frames))
@@ -187,6 +211,7 @@ class EnvGroup:
             frames=self._state.frames.at[end : end + STACK - 1].set(past),
             steps=self._state.steps._replace(age=self._state.steps.age.at[end - 1].set(past_age)),
         )
+        self._state = with_carry(self._state, jax.device_put(carry, self.device))
 
     def begin(self, key: jax.Array) -> None:
         """Starts a rollout whose actions derive from `key`."""
@@ -308,8 +333,6 @@ def make_groups(config: Config, placement: Placement, seed: int, first_step: int
     devices = len(placement.learner)
     per_device = num_groups(env, devices, placement.actors[0].platform)
     size = env.num_envs // (devices * per_device)
-    platform = network_platform(*placement.actors)
-    learner_platform = network_platform(*placement.learner)
 
     def make(learner: jax.Device, actor: jax.Device, number: int) -> EnvGroup:
         first_env = (placement.learner.index(learner) * per_device + number) * size
@@ -323,7 +346,7 @@ def make_groups(config: Config, placement: Placement, seed: int, first_step: int
             first_step=first_step,
             gymnasium=env.gymnasium,
         )  # fmt: skip
-        network = make_network(config.network, pool.num_actions, platform, learner_platform)
+        network = make_networks(config.network, pool.num_actions, placement).acting
         return EnvGroup(pool, network, config.ppo.rollout_length, actor, env.rules, first_env, config.devices.check)
 
     local = [device for device in placement.learner if device.process_index == placement.home.process_index]

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl_atari.config import Config, PPOConfig
-from jaxrl_atari.devices import Placement, place
+from jaxrl_atari.devices import Placement, make_networks, place
 from jaxrl_atari.envs.record import Games, join, split
 from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.during_training import Evaluator
@@ -19,7 +19,7 @@ from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.hardware.runtime import numeric_settings
-from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
+from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, check_update, first_arrays
 from jaxrl_atari.rollout import EnvGroup, collect, make_groups
 from jaxrl_atari.runs.actions import cut_segments, write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints, Restored, games_problem, resume_text
@@ -199,6 +199,9 @@ class Session:
         if all(taken):  # the back end records its games
             games, segments = zip(*taken, strict=True)
             items["games"] = join(games)._asdict()
+            carry = join_carries([group.carry() for group in itertools.chain(*self.groups)])
+            if carry:
+                items["carry"] = carry
             if self.config.log.actions:
                 write_segment(self.session_dir, segments, self.games, self.config.ppo.rollout_length)
         self.games = []
@@ -261,6 +264,7 @@ def prepare(
     """
     placement = place(config.devices)
     config.check_split(len(placement.learner))
+    check_update(config, len(placement.learner))
     seed = config.seed + session
     leader = is_leader()  # only the leader of several processes writes
 
@@ -296,7 +300,7 @@ def prepare(
         arrays = restored.arrays if restored else first_arrays(config, num_actions, seed, placement.home)
         progress.optimizer_steps = int(arrays["train_state"].optimizer_steps)
         make_learner = Learner if config.overlap == "none" else OverlappedLearner
-        learner = make_learner(config, placement, num_actions, arrays)
+        learner = make_learner(config, placement, make_networks(config.network, num_actions, placement), arrays)
         exits.callback(learner.close)
 
         # Logs, cut back to the checkpoint.
@@ -362,8 +366,12 @@ def start_games(
         groups = make_groups(config, placement, restored.meta["game_seed"])
         try:
             games = Games(**checkpoints.restore(restored.step, item="games"))
+            carry = {}
+            if "carry" in restored.meta["items"]:
+                carry = checkpoints.restore(restored.step, item="carry")
             for group in itertools.chain(*groups):
-                group.resume(split(games, group.first_env, group.pool.num_envs))
+                own_games = split(games, group.first_env, group.pool.num_envs)
+                group.resume(own_games, split_carry(carry, group))
             return groups, restored.meta["game_seed"]
         except Exception as error:  # a damaged or hostile item may raise any type; the pool checks every action
             problem = reason(error)
@@ -373,3 +381,16 @@ def start_games(
         say(f"new games are started ({problem})")
     game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
     return make_groups(config, placement, game_seed, progress.steps), game_seed
+
+
+def join_carries(carries: Sequence[Any]) -> dict[str, np.ndarray]:
+    """The carries of all groups as an item of a checkpoint: number of a leaf -> `[B, ...]`. Empty if there is none."""
+    leaves = [jax.tree.leaves(jax.device_get(carry)) for carry in carries]
+    return {str(number): np.concatenate(parts) for number, parts in enumerate(zip(*leaves, strict=True))}
+
+
+def split_carry(saved: dict[str, np.ndarray], group: EnvGroup) -> Any:
+    """The carry of a group, from what `join_carries` returned."""
+    envs = slice(group.first_env, group.first_env + group.pool.num_envs)
+    leaves, structure = jax.tree.flatten(group.carry())
+    return structure.unflatten([saved[str(number)][envs] for number in range(len(leaves))])

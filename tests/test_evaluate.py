@@ -29,6 +29,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate import play
 from jaxrl_atari.evaluate.__main__ import main
 from jaxrl_atari.fast.frames import arrange_stacks, empty_window, gather_stacks, push_frame
+from jaxrl_atari.networks import Observation
 
 NUM_ACTIONS = 6  # of Qbert
 QUICK = ["--gpu", "false", "--num-envs", "2", "--episodes"]
@@ -164,7 +165,8 @@ def test_stacks_are_those_of_training():
 
 def test_a_policy_acts_by_its_logits(policy):
     frames = np.random.default_rng(0).integers(0, 256, (3, 84, 84, 4), np.uint8)
-    logits, _ = policy.network.apply(policy.params, arrange_stacks(policy.network.layout, frames))
+    stacks = arrange_stacks(policy.network.layout, frames)
+    logits = policy.network.apply(policy.params, Observation(stacks)).logits
     probabilities = np.asarray(jax.nn.softmax(logits))
     assert probabilities.max() < 0.9, "nearly certain: this test tests little"
     np.testing.assert_array_equal(policy.act(frames, jax.random.key(0), greedy=True), probabilities.argmax(-1))

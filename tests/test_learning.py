@@ -3,6 +3,7 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_pools import Corridor
@@ -10,7 +11,7 @@ from fake_pools import Corridor
 from jaxrl_atari.config import Config, DevicesConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.fast.forms import make_network
-from jaxrl_atari.networks import init_params
+from jaxrl_atari.networks import init_params, make_module
 from jaxrl_atari.ppo import init_train_state, update
 from jaxrl_atari.rollout import EnvGroup, collect
 from jaxrl_atari.runs.writers import Writer
@@ -22,7 +23,9 @@ def test_learns_to_walk_to_the_lamp():
     length, num_envs = 16, 8
     config = PPOConfig(rollout_length=length, minibatch_size=32, learning_rate=2.5e-4, gae_lambda=0.95)
     network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
-    state = init_train_state(init_params(NetworkConfig(), Corridor.num_actions, jax.random.key(0)), config)
+    state = init_train_state(
+        init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0)), config
+    )
     learn = jax.jit(partial(update, apply=network.apply), donate_argnums=0)
     group = EnvGroup(Corridor(num_envs, seed=0), network, length, jax.devices("cpu")[0], PROTOCOLS["v5"])
     means = []

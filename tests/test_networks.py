@@ -2,7 +2,7 @@
 
 import itertools
 from functools import cache, partial
-from typing import Any, get_args
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxrl_atari.config import NetworkConfig, NetworkName, PPOConfig
+from jaxrl_atari import networks
+from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.fast.frames import (
@@ -23,25 +24,30 @@ from jaxrl_atari.fast.frames import (
     gather_stacks,
     push_frame,
 )
-from jaxrl_atari.networks import NETWORKS, NatureActorCritic, init_params
-from jaxrl_atari.ppo import Minibatch, log_prob_of, ppo_loss
-from jaxrl_atari.rollout import act, begin_rollout, empty_state
+from jaxrl_atari.networks import NatureActorCritic, Observation, init_params, make_module
+from jaxrl_atari.ppo import Mean, Minibatch, Samples, log_prob_of, ppo_loss
+from jaxrl_atari.registry import NETWORKS
+from jaxrl_atari.rollout import act, begin_rollout, empty_state, with_carry
 
 ACTIONS = 6
 
 
 # --- Every network ---------------------------------------------------------------------------------------------------
 
-every = pytest.mark.parametrize("name", NETWORKS)
-
-
-def test_every_network_can_be_chosen():
-    assert set(get_args(NetworkName)) == set(NETWORKS)
+every = pytest.mark.parametrize("name", NETWORKS.names())
 
 
 @cache
 def first_params(name):
-    return jax.jit(partial(init_params, NetworkConfig(name=name), ACTIONS))(jax.random.key(1))
+    return jax.jit(partial(init_params, make_module(NetworkConfig(name=name), ACTIONS, jnp.float32)))(jax.random.key(1))
+
+
+def observation(network, stacks, envs=None):
+    """Images uint8 [n, 84, 84, 4] as what a network sees; a recurrent one, as first steps in `envs` environments."""
+    n = len(stacks)
+    return Observation(
+        arrange_stacks(network.layout, jnp.asarray(stacks)), jnp.arange(n) % 3 == 0, network.initial_carry(envs or n)
+    )
 
 
 def perturbed(params):
@@ -59,7 +65,7 @@ def test_the_number_of_parameters_is_the_one_of_the_docstring(name):
     leaves = jax.tree.leaves(first_params(name))
     assert {x.dtype for x in leaves} == {jnp.dtype("float32")}
     count = sum(x.size for x in leaves)
-    assert f"{count:,} parameters with {ACTIONS} actions" in " ".join(NETWORKS[name].__doc__.split())
+    assert f"{count:,} parameters with {ACTIONS} actions" in " ".join(NETWORKS.get(name).__doc__.split())
 
 
 @every
@@ -67,20 +73,21 @@ def test_the_number_of_parameters_is_the_one_of_the_docstring(name):
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_shapes_and_types_of_the_outputs(name, platform, dtype):
     network = make_network(NetworkConfig(name=name, compute_dtype=dtype), ACTIONS, platform)
-    height, width, channels = network.layout.shape
     for n in (1, 5):
-        stacks = jax.ShapeDtypeStruct((n, height, width, 4 * channels), jnp.uint8)
-        logits, value = jax.eval_shape(network.apply, first_params(name), stacks)
-        assert (logits.shape, value.shape) == ((n, ACTIONS), (n,))
-        assert logits.dtype == value.dtype == jnp.float32
+        outputs = jax.eval_shape(network.apply, first_params(name), observation(network, random_stacks(n)))
+        assert (outputs.logits.shape, outputs.value.shape) == ((n, ACTIONS), (n,))
+        assert outputs.features.shape[0] == n
+        assert outputs.logits.dtype == outputs.value.dtype == outputs.features.dtype == jnp.float32
+        assert jax.tree.map(jnp.shape, outputs.carry) == jax.tree.map(jnp.shape, network.initial_carry(n))
 
 
 @every
 def test_every_parameter_gets_a_gradient(name):
     network, params, n = make_network(NetworkConfig(name=name), ACTIONS, "cpu"), first_params(name), 3
-    stacks = arrange_stacks(network.layout, jnp.asarray(random_stacks(n)))
     ones = jnp.ones(n)
-    batch = Minibatch(stacks, jnp.arange(n), -1.8 * ones, ones, jnp.array([-1.0, 0.0, 1.0]), 2 * ones, ones / n)
+    samples = Samples(jnp.arange(n), -1.8 * ones, ones, jnp.array([-1.0, 0.0, 1.0]), 2 * ones)
+    # In one environment: only from its second step on do the recurrent weights of a recurrent network matter.
+    batch = Minibatch(observation(network, random_stacks(n), envs=1), samples, Mean.over(ones), jax.random.key(0))
 
     @jax.jit
     @jax.grad
@@ -97,13 +104,14 @@ def test_every_parameter_gets_a_gradient(name):
 def test_acting(name):
     network, params = make_network(NetworkConfig(name=name), ACTIONS, "cpu"), perturbed(first_params(name))
     frame = random_stacks(2)[..., 0]
-    empty = begin_rollout(empty_state(1, 2, network.layout.shape), jax.random.key(0))
+    carry = network.initial_carry(2)
+    empty = begin_rollout(with_carry(empty_state(1, 2, network.layout.shape), carry), jax.random.key(0))
     state, action = act(network, network.acting_params(params), empty, frame, np.ones(2, bool))
     assert empty.frames.is_deleted()  # a step fills the rollout in place
     stacks = arrange_stacks(network.layout, jnp.stack([frame] * 4, axis=-1))  # where games begin
-    logits, value = jax.jit(network.apply)(params, stacks)
-    np.testing.assert_allclose(state.steps.value[0], value, atol=1e-4)
-    np.testing.assert_allclose(state.steps.log_prob[0], log_prob_of(logits, action), atol=1e-4)
+    outputs = jax.jit(network.apply)(params, Observation(stacks, jnp.ones(2, bool), carry))
+    np.testing.assert_allclose(state.steps.value[0], outputs.value, atol=1e-4)
+    np.testing.assert_allclose(state.steps.log_prob[0], log_prob_of(outputs.logits, action), atol=1e-4)
 
 
 # --- Against other layers --------------------------------------------------------------------------------------------
@@ -150,14 +158,15 @@ def nature(params, stacks):
 
 def shipped(name, dtype="float32"):
     """`name` as its module computes it."""
-    return make_network(NetworkConfig(name=name, compute_dtype=dtype), ACTIONS, "gpu").apply
+    network = make_network(NetworkConfig(name=name, compute_dtype=dtype), ACTIONS, "gpu")
+    return lambda params, stacks: network.apply(params, Observation(stacks))[:2]
 
 
 def products(chunk, dtype="float32"):
     """The Nature network as `cpu_conv` computes it, on stacks of images."""
     return lambda params, x: cpu_conv.apply(
-        params, arrange_stacks(BLOCKED, jnp.asarray(x)), dtype=jnp.dtype(dtype), chunk=chunk
-    )
+        params, Observation(arrange_stacks(BLOCKED, jnp.asarray(x))), dtype=jnp.dtype(dtype), chunk=chunk
+    )[:2]
 
 
 @cache
@@ -222,8 +231,8 @@ class Sharper(NatureActorCritic):
     """After an edit: other outputs."""
 
     def __call__(self, stacks):
-        logits, value = NatureActorCritic.__call__(self, stacks)
-        return 1.1 * logits, value
+        outputs = NatureActorCritic.__call__(self, stacks)
+        return outputs._replace(logits=1.1 * outputs.logits)
 
 
 class Narrow(nn.Module):
@@ -242,7 +251,7 @@ class Narrow(nn.Module):
 @pytest.mark.parametrize(("module", "actions"), [(Sharper, 91), (Narrow, 93)])
 def test_an_edit_is_what_a_cpu_computes(module, actions, monkeypatch, caplog):
     """`make_network` has a cache: with these numbers of actions there is nothing in it."""
-    monkeypatch.setitem(NETWORKS, "nature", module)
+    monkeypatch.setattr(networks, "NatureActorCritic", module)
     assert make_network(NetworkConfig(), actions, "cpu").layout == PLAIN
     (message,) = caplog.messages
     assert message.startswith(f"{module.__name__} was edited: its convolutions are plain, which is slow on a CPU")

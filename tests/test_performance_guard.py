@@ -16,7 +16,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, 
 from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.learner import compiled_update
-from jaxrl_atari.networks import init_params
+from jaxrl_atari.networks import Observation, init_params, make_module
 from jaxrl_atari.ppo import Rollout, init_train_state, update
 from jaxrl_atari.session import prepare, train
 
@@ -162,7 +162,9 @@ def update_and_arguments(network_config, platform):
     bootstrap_value = jax.ShapeDtypeStruct((ENVS,), jnp.float32)
     data = Rollout(frames, whole, whole, number, number, number, mark, mark, number, bootstrap_value)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(lambda: init_train_state(init_params(network_config, 6, jax.random.key(0)), config))
+    state = jax.eval_shape(
+        lambda: init_train_state(init_params(make_module(network_config, 6, jnp.float32), jax.random.key(0)), config)
+    )
     numbers = jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), config)
     return jax.jit(functools.partial(update, apply=network.apply)), (state, data, numbers, key)
 
@@ -194,10 +196,10 @@ def test_the_update_moves_data_once():
 
 def test_a_loop_over_chunks_reads_a_saved_output_before_it_takes_windows_of_it():
     network = make_network(NetworkConfig(compute_dtype="bfloat16"), 6, "cpu")
-    params = jax.eval_shape(lambda: init_params(NetworkConfig(), 6, jax.random.key(0)))
+    params = jax.eval_shape(lambda: init_params(make_module(NetworkConfig(), 6, jnp.float32), jax.random.key(0)))
     samples = (UNROLLED + 1) * chunk_size("cpu", "bfloat16")
     stacks = jax.ShapeDtypeStruct((samples, 21, 21, 64), jnp.uint8)
-    gradient = jax.jit(jax.grad(lambda params, stacks: network.apply(params, stacks)[1].sum()))
+    gradient = jax.jit(jax.grad(lambda params, stacks: network.apply(params, Observation(stacks)).value.sum()))
     found = computations(gradient.lower(params, stacks).compile().as_text())
     bodies = ["\n".join(lines) for lines in found.values()]
     windows = [body for body in bodies if re.search(r",9,9,4,128\]\S* concatenate\(", body)]
@@ -226,7 +228,7 @@ def test_the_update_of_a_gpu_has_its_convolutions_in_bfloat16_and_heads_in_float
 
 def test_the_policy_of_a_gpu_does_not_call_the_host():
     network = make_network(NetworkConfig(), 6, "gpu")
-    params = jax.eval_shape(lambda: init_params(NetworkConfig(), 6, jax.random.key(0)))
+    params = jax.eval_shape(lambda: init_params(make_module(NetworkConfig(), 6, jnp.float32), jax.random.key(0)))
     state = jax.eval_shape(lambda: rollout.empty_state(LENGTH, ENVS, network.layout.shape))
     frame, first = jax.ShapeDtypeStruct((ENVS, 84, 84), jnp.uint8), jax.ShapeDtypeStruct((ENVS,), jnp.bool_)
     act = jax.jit(functools.partial(rollout.act.__wrapped__, network))

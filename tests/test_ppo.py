@@ -13,15 +13,18 @@ from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import AXIS, DataParallel
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.fast.frames import BLOCKED, PLAIN, arrange_stacks, gather_stacks
+from jaxrl_atari.networks import Observation, Outputs
 from jaxrl_atari.ppo import (
+    ONE_DEVICE,
+    Mean,
     Minibatch,
     Rollout,
+    Samples,
     Shard,
     gae,
     init_train_state,
     log_prob_of,
     minibatch_indices,
-    normalize,
     ppo_loss,
     sample_action,
     update,
@@ -161,16 +164,16 @@ def minibatch(seed, size=64):
 
 
 def shipped_loss(params, apply, stacks, batch, dtype=jnp.float32, **changes):
-    """The package's loss of a minibatch of `minibatch`."""
-    batch = batch | {"weight": batch["weight"] / batch["weight"].sum()}
-    arrays = {n: jnp.asarray(batch[n], jnp.int32 if n == "action" else dtype) for n in Minibatch._fields[1:]}
-    config = jax.tree.map(dtype, PPOConfig(**HYPER, **changes))
-    return ppo_loss(params, apply, Minibatch(stacks, **arrays), config)
+    """The package's loss of a minibatch of `minibatch`, whose advantages are normalised already."""
+    samples = Samples(**{n: jnp.asarray(batch[n], jnp.int32 if n == "action" else dtype) for n in Samples._fields})
+    config = jax.tree.map(dtype, PPOConfig(**HYPER, **changes, normalize_advantages=False))
+    mean = Mean.over(jnp.asarray(batch["weight"], dtype))
+    return ppo_loss(params, apply, Minibatch(Observation(stacks), samples, mean, KEY), config)
 
 
-def outputs_as_params(params, stacks):
+def outputs_as_params(params, observation):
     """A network whose parameters are its outputs."""
-    return params
+    return Outputs(*params)
 
 
 @pytest.mark.parametrize("clip_value", [True, False])
@@ -250,12 +253,15 @@ def test_gradients_of_all_parameters(conv):
 
 def test_normalized_advantages():
     advantage, weight = jnp.array([1.0, 3.0, 1e6, 5.0]), jnp.array([1.0, 1.0, 0.0, 1.0])
-    counted = normalize(advantage, weight)[jnp.array([0, 1, 3])]
-    np.testing.assert_allclose(counted, [-(1.5**0.5), 0, 1.5**0.5], atol=1e-6)
-    assert np.isfinite(normalize(advantage, jnp.zeros(4))).all()  # a minibatch in which nothing counts
+
+    def normalize(weight, shard=ONE_DEVICE, advantage=advantage):
+        return Mean.over(weight, shard).normalize(advantage)
+
+    np.testing.assert_allclose(normalize(weight)[jnp.array([0, 1, 3])], [-(1.5**0.5), 0, 1.5**0.5], atol=1e-6)
+    assert np.isfinite(normalize(jnp.zeros(4))).all()  # a minibatch in which nothing counts
     two = Shard(count=2, sum=partial(jax.lax.psum, axis_name="d"))
-    halves = jax.vmap(partial(normalize, shard=two), axis_name="d")(advantage.reshape(2, 2), weight.reshape(2, 2))
-    np.testing.assert_allclose(halves.ravel(), normalize(advantage, weight), rtol=1e-6)
+    halves = jax.vmap(lambda x, w: normalize(w, two, x), axis_name="d")(advantage.reshape(2, 2), weight.reshape(2, 2))
+    np.testing.assert_allclose(halves.ravel(), normalize(weight), rtol=1e-6)
 
 
 # --- one whole update -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.fast.frames import arrange_stacks, gather_stacks
-from jaxrl_atari.networks import init_params
+from jaxrl_atari.networks import Observation, init_params, make_module
 from jaxrl_atari.rollout import EnvGroup, act, begin_rollout, collect, empty_state
 from jaxrl_atari.runs.progress import EpisodeStatistics
 
@@ -42,7 +42,7 @@ def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS, rules=V5, devices=1):
     The groups are dealt to `devices` devices; the rollouts are those of the first.
     """
     network = make_network(NetworkConfig(), pools[0].num_actions, "cpu")
-    params = init_params(NetworkConfig(), pools[0].num_actions, jax.random.key(seed))
+    params = init_params(make_module(NetworkConfig(), pools[0].num_actions, jnp.float32), jax.random.key(seed))
     params["policy"]["kernel"] *= 100  # so that the actions depend on what is seen
     first_env, groups = 0, []
     for pool in pools:
@@ -76,11 +76,11 @@ def test_the_policy_and_the_update_see_naive_frame_stacks(played):
         np.testing.assert_array_equal(seen, jnp.concatenate(stacks[start : start + LENGTH]))
         np.testing.assert_array_equal(rollout.action, actions[start : start + LENGTH])
         for t in range(LENGTH):
-            logits, value = apply(params, stacks[start + t])
+            logits, value, *_ = apply(params, Observation(stacks[start + t]))
             np.testing.assert_allclose(rollout.value[t], value, atol=1e-5)
             log_prob = jax.nn.log_softmax(logits)[jnp.arange(pool.num_envs), rollout.action[t]]
             np.testing.assert_allclose(rollout.log_prob[t], log_prob, atol=1e-5)
-        _, value = apply(params, stacks[start + LENGTH])
+        _, value, *_ = apply(params, Observation(stacks[start + LENGTH]))
         np.testing.assert_allclose(rollout.bootstrap_value, value, atol=1e-5)
 
 
@@ -169,7 +169,7 @@ def test_return_ma_is_the_mean_of_return_mean_over_the_last_million_env_steps():
 def test_every_step_and_every_environment_draws_for_itself():
     """Where the policy has no preference and sees always the same, only the keys decide."""
     network = make_network(NetworkConfig(), 4, "cpu")
-    params = jax.tree.map(jnp.zeros_like, init_params(NetworkConfig(), 4, jax.random.key(0)))
+    params = jax.tree.map(jnp.zeros_like, init_params(make_module(NetworkConfig(), 4, jnp.float32), jax.random.key(0)))
     state = begin_rollout(empty_state(8, 8, network.layout.shape), jax.random.key(0))
     for _ in range(8):
         state, _ = act(network, params, state, np.zeros((8, 84, 84), np.uint8), np.zeros(8, bool))
@@ -191,7 +191,7 @@ def test_the_wait_for_the_update_is_no_time_of_the_policy():
             super().send()
 
     network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
-    params = init_params(NetworkConfig(), Corridor.num_actions, jax.random.key(0))
+    params = init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0))
     cpu = jax.devices("cpu")[0]
     groups = [kind(Corridor(2, seed=0), network, 2, cpu, V5) for kind in (EnvGroup, Waiting)]  # the first one compiles
     *_, seconds = (collect([[group]], [params], jax.random.key(0)).seconds for group in groups)

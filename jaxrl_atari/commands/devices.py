@@ -25,8 +25,9 @@ from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import driver_version, network_platform, visible
 from jaxrl_atari.hardware.memory import do_not_preallocate
-from jaxrl_atari.networks import STACK, init_params
+from jaxrl_atari.networks import STACK, init_params, make_module
 from jaxrl_atari.ppo import KEYS, Rollout, init_train_state, update
+from jaxrl_atari.registry import ALGORITHMS
 
 ACTIONS = 18  # the most that a game has
 
@@ -123,6 +124,7 @@ def memory_report(config: Config, devices: Sequence[jax.Device]) -> str:
     home = devices[0]
     ppo = replace(ppo, minibatch_size=ppo.minibatch_size // len(devices), gae_lambda=config.resolved_gae_lambda)
     network = make_network(config.network, ACTIONS, network_platform(home))
+    algorithm = ALGORITHMS.get(config.algorithm)
     frames = (ppo.rollout_length + STACK, num_envs, *network.layout.shape)
 
     def arguments(key: jax.Array) -> tuple[Any, ...]:
@@ -140,11 +142,13 @@ def memory_report(config: Config, devices: Sequence[jax.Device]) -> str:
             truncated=marks,
             weight=numbers,
             bootstrap_value=numbers[0],
+            carry=network.initial_carry(num_envs),
         )
-        return init_train_state(init_params(config.network, ACTIONS, key), ppo), rollout, ppo, key
+        params = init_params(make_module(config.network, ACTIONS, jnp.float32), key)
+        return init_train_state(params, ppo, algorithm, key), rollout, ppo, key
 
     with jax.default_device(home):
-        program = jax.jit(partial(update, apply=network.apply), donate_argnums=0)
+        program = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
     memory = program.lower(*jax.eval_shape(arguments, jax.random.key(0, impl=KEYS))).compile().memory_analysis()
     assert memory is not None
     held = memory.argument_size_in_bytes

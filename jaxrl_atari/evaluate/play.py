@@ -49,13 +49,14 @@ def play(policy: Policy, pool: EnvPool, seed: int, greedy: bool) -> Iterator[tup
     with jax.default_device(policy.device):  # a GPU that trains has no part in an evaluation on the CPU
         key = jax.random.key(seed, impl="threefry2x32")
         key = jax.random.fold_in(key, 2**31 + 1)  # a session of that seed uses 0 to 2**31
+        carry = policy.initial_carry(pool.num_envs)
     step = pool.reset()
     actions = None
     for number in itertools.count():
         yield step, actions
         with jax.default_device(policy.device):
             window, age, stacks = push_frame(window, age, step.frame, step.first)
-            actions = policy.act(stacks, jax.random.fold_in(key, number), greedy)
+            actions, carry = policy.step(stacks, step.first, carry, jax.random.fold_in(key, number), greedy)
         step = pool.step(actions)
 
 

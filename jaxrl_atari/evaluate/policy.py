@@ -17,6 +17,7 @@ from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays
+from jaxrl_atari.networks import Observation, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
 from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dir
 
@@ -24,10 +25,18 @@ _log = logging.getLogger(__name__)
 
 
 @partial(jax.jit, static_argnames=("network", "greedy"))
-def choose_actions(network: Network, params: Any, stacks: jax.Array, key: jax.Array, greedy: bool) -> jax.Array:
-    """Actions int32 `[n]` for stacks uint8 `[n, 84, 84, 4]`: sampled, or the most probable ones (`greedy`)."""
-    logits, _ = network.apply(params, arrange_stacks(network.layout, stacks))
-    return jnp.argmax(logits, axis=-1) if greedy else jax.random.categorical(key, logits)
+def choose_actions(
+    network: Network, params: Any, observation: Observation, key: jax.Array, greedy: bool
+) -> tuple[jax.Array, Any]:
+    """Actions int32 `[n]` for stacks uint8 `[n, 84, 84, 4]`: sampled, or the most probable ones (`greedy`).
+
+    Returns:
+        The actions, and the memory of a recurrent network.
+    """
+    stacks = arrange_stacks(network.layout, observation.stacks)
+    outputs = network.apply(params, observation._replace(stacks=stacks))
+    action = jnp.argmax(outputs.logits, axis=-1) if greedy else jax.random.categorical(key, outputs.logits)
+    return action, outputs.carry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +55,8 @@ class Policy:
     ) -> np.ndarray | np.int32:
         """Chooses an action for each frame stack, or for one: an observation of `make_env`.
 
+        A recurrent network needs `step`.
+
         Args:
             frames: uint8 [n, 84, 84, 4], preprocessed as in training, the oldest frame first; or one, [84, 84, 4].
             key: the source of the actions; pass a fresh one to each call. Not used if `greedy`.
@@ -54,20 +65,50 @@ class Policy:
             int32 [n], indices into the game's action set; for one stack, int32 [].
 
         Raises:
+            ValueError: frames of another type or shape; no key, and not `greedy`; a recurrent network.
+        """
+        if is_recurrent(self.initial_carry(1)):
+            raise ValueError("the network is recurrent: use Policy.step, which takes and returns its memory")
+        if frames.ndim == 3:
+            return self.act(frames[None], key, greedy)[0]
+        return self.step(frames, np.zeros(len(frames), bool), (), key, greedy)[0]
+
+    def initial_carry(self, num_envs: int) -> Any:
+        """The memory of a recurrent network before its first game, for `step`; `()` for others."""
+        return self.network.initial_carry(num_envs)
+
+    def step(
+        self,
+        frames: np.ndarray | jax.Array,
+        first: np.ndarray,
+        carry: Any,
+        key: jax.Array | None = None,
+        greedy: bool = False,
+    ) -> tuple[np.ndarray, Any]:
+        """Chooses an action for each frame stack with any network, and its memory.
+
+        Args:
+            frames, key, greedy: as `act` takes them.
+            first: bool [n], true where a game starts: there, the network forgets.
+            carry: what `step` returned for the step before; `initial_carry(n)` at first.
+
+        Returns:
+            int32 [n], indices into the game's action set; the memory, on the policy's device.
+
+        Raises:
             ValueError: frames of another type or shape; no key, and not `greedy`.
         """
-        if frames.dtype != np.uint8 or frames.shape[-3:] != (84, 84, 4) or frames.ndim > 4:
+        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[1:] != (84, 84, 4):
             raise ValueError(
                 f"frames: expected uint8 [n, 84, 84, 4] or [84, 84, 4], got {frames.dtype} {list(frames.shape)}"
             )
-        if frames.ndim == 3:
-            return self.act(frames[None], key, greedy)[0]
         if key is None:
             if not greedy:
                 raise ValueError("key: expected a JAX key, such as jax.random.key(0), or greedy=True")
             key = jax.random.key(0)
-        frames, key = jax.device_put((frames, key), self.device)
-        return jax.device_get(choose_actions(self.network, self.params, frames, key, greedy))
+        observation, key = jax.device_put((Observation(frames, first, carry), key), self.device)
+        actions, carry = choose_actions(self.network, self.params, observation, key, greedy)
+        return jax.device_get(actions), carry
 
 
 def find_session(run_dir: str | Path, session: int | None) -> Path:

@@ -43,14 +43,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.networks import STACK
-
-SOURCE_SHA256 = "a33a47e21efeaa80877163bde3d654a970a700b0fcb480c1d101849247c4e742"
-"""SHA-256 of the text of the module that is computed here, with the functions that it calls (`forms.py`). After an edit
-that leaves its outputs as they are for given parameters, such as another initialisation, put the new one here."""
+from jaxrl_atari.networks import STACK, Observation, Outputs
 
 UNROLLED = 8
 """Up to this many chunks are compiled without a loop, which would copy what each keeps for its gradient."""
+
+
+class Computed(nn.Module):
+    """What is computed here, in flax's own layers and float32, to compare a network with (`forms.py`)."""
+
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, stacks: jax.Array) -> tuple[jax.Array, jax.Array]:
+        dense = partial(nn.Dense, precision="highest")
+        x = stacks.astype(jnp.float32) / 255
+        for name, features, size, stride in (("conv1", 32, 8, 4), ("conv2", 64, 4, 2), ("conv3", 64, 3, 1)):
+            x = nn.relu(nn.Conv(features, (size, size), stride, padding="VALID", name=name)(x))
+        x = nn.relu(dense(512, name="dense")(x.reshape(*x.shape[:-3], -1)))
+        return dense(self.num_actions, name="policy")(x), dense(1, name="value")(x)[..., 0]
 
 
 def chunk_size(platform: str, dtype: Any) -> int:
@@ -67,26 +78,25 @@ def chunk_size(platform: str, dtype: Any) -> int:
     return 16 if platform in ("cpu", "bfloat16 cpu") else 64
 
 
-def apply(params: Any, blocks: jax.Array, dtype: Any, chunk: int) -> tuple[jax.Array, jax.Array]:
+def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outputs:
     """Policy and value of blocked frame stacks.
 
     Args:
         params: parameters of `networks.NatureActorCritic`.
-        blocks: uint8 `[N, 21, 21, 64]`; a channel is (frame, row, column) of a block.
+        observation: its stacks are uint8 `[N, 21, 21, 64]`; a channel is (frame, row, column) of a block.
         dtype: type of the torso's arithmetic, float32 or bfloat16. The heads compute in float32.
         chunk: `chunk_size`.
 
-    Returns:
-        logits float32 `[N, A]` and value float32 `[N]`.
     """
-    features = _torso_in_chunks(params, blocks, dtype, chunk).astype(dtype)
+    features = _torso_in_chunks(params, observation.stacks, dtype, chunk).astype(dtype)
     dense = params["dense"]
     policy = params["policy"]
     value = params["value"]
     hidden = _dense(features, dense["kernel"]) + dense["bias"].astype(dtype)
     hidden = nn.relu(hidden).astype(jnp.float32)
     head = partial(jnp.matmul, hidden, precision="highest")  # on a GPU, float32 and not TF32
-    return head(policy["kernel"]) + policy["bias"], (head(value["kernel"]) + value["bias"])[:, 0]
+    logits = head(policy["kernel"]) + policy["bias"]
+    return Outputs(logits, (head(value["kernel"]) + value["bias"])[:, 0], features=hidden)
 
 
 def acting_params(params: Any, dtype: Any) -> Any:

@@ -1,23 +1,27 @@
 """The form and the arithmetic of a network that suit a kind of device.
 
-Where CPUs alone learn and act, or with `network.conv = "matmul"`, `fast/cpu_conv.py` computes `nature`, unless its text
-was edited. Everywhere else the modules of `networks.py` do.
+Where CPUs alone learn and act, or with `network.conv = "matmul"`, a network of `FAST_FORMS` is computed in its fast
+form, as long as it is what that form was written for. Everywhere else the modules of `networks.py` do.
 """
 
-import hashlib
-import inspect
 import logging
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.fast.frames import BLOCKED, PLAIN, FrameLayout
-from jaxrl_atari.networks import NETWORKS, bias_in_float32, dense, heads, make_module
+from jaxrl_atari.networks import STACK, Apply, apply_module, initial_carry, make_module
+
+FAST_FORMS: dict[str, Any] = {"nature": cpu_conv}
+"""`network.name` -> the module that computes it fast on CPUs: `apply`, `acting_params`, `chunk_size`, and `Computed`,
+the flax module that these were written for."""
 
 BFLOAT16_CPUS = {"bfloat16 cpu", "amx cpu"}
 """The platforms that are CPUs which multiply bfloat16; see `hardware.gpus.network_platform`."""
@@ -26,13 +30,13 @@ BFLOAT16_CPUS = {"bfloat16 cpu", "amx cpu"}
 class Network(NamedTuple):
     """A network as plain functions, in the form and arithmetic that suit a kind of device."""
 
-    apply: Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]  # params, stacks -> logits [N, A], value [N]
-    layout: FrameLayout  # the form of the frames in `stacks`, uint8 [N, H, W, 4 * C]
+    apply: Apply  # parameters, observation -> outputs
+    layout: FrameLayout  # the form of the frames in `Observation.stacks`, uint8 [N, H, W, 4 * C]
     acting_params: Callable[[Any], Any]  # params -> params that `apply` reads faster, with the same outputs
     dtype: Any  # type of the torso's arithmetic
+    initial_carry: Callable[[int], Any] = lambda num_envs: ()  # memory before the first game, [num_envs, ...]
 
 
-@cache
 def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: str | None = None) -> Network:
     """The network of a config in the form that suits a platform (`network_platform`).
 
@@ -46,38 +50,51 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
         peer: the platform of the other side: of the actor if this is the learner's network, of the learner if it is the
             actor's. None: the same. Both store frames in the same layout and compute in the same arithmetic: if a GPU
             learns and a CPU acts, float32 in both keeps the ratio at 1 in an update's first gradient step.
+
+    Raises:
+        ConfigError: no network has that name.
     """
-    platforms = {platform, peer or platform}
-    chosen = config.conv == "matmul" or (config.conv == "auto" and platforms <= {"cpu", *BFLOAT16_CPUS})
-    as_products = config.name == "nature" and chosen and _source_is_known(NETWORKS["nature"])
-    in_bfloat16 = platforms == {"gpu"} or (as_products and platforms <= BFLOAT16_CPUS)
-    automatic = "bfloat16" if in_bfloat16 else "float32"
-    dtype = jnp.dtype(automatic if config.compute_dtype == "auto" else config.compute_dtype)
-    if as_products:
-        acting_params = jax.jit(partial(cpu_conv.acting_params, dtype=dtype))
-        chunk = cpu_conv.chunk_size(platform, dtype)
-        return Network(partial(cpu_conv.apply, dtype=dtype, chunk=chunk), BLOCKED, acting_params, dtype)
-
-    module = make_module(config, num_actions, dtype)
-
-    def apply(params: Any, stacks: jax.Array) -> Any:
-        return module.apply({"params": params}, stacks)
-
-    return Network(apply, PLAIN, lambda params: params, dtype)
+    return _make_network(make_module(config, num_actions, jnp.float32), config, platform, peer or platform)
 
 
 @cache
-def _source_is_known(network: Any) -> bool:
-    """Whether the source of a module is the one that `cpu_conv` was written for. Else an edit does nothing on a CPU.
+def _make_network(module: nn.Module, config: NetworkConfig, platform: str, peer: str) -> Network:
+    platforms = {platform, peer}
+    chosen = config.conv == "matmul" or (config.conv == "auto" and platforms <= {"cpu", *BFLOAT16_CPUS})
+    fast = FAST_FORMS.get(config.name) if chosen and _has_fast_form(module, config.name) else None
+    in_bfloat16 = platforms == {"gpu"} or (fast is not None and platforms <= BFLOAT16_CPUS)
+    automatic = "bfloat16" if in_bfloat16 else "float32"
+    dtype = jnp.dtype(automatic if config.compute_dtype == "auto" else config.compute_dtype)
+    if fast is not None:
+        acting_params = jax.jit(partial(fast.acting_params, dtype=dtype))
+        chunk = fast.chunk_size(platform, dtype)
+        return Network(partial(fast.apply, dtype=dtype, chunk=chunk), BLOCKED, acting_params, dtype)
 
-    The text is compared, comments included, not the outputs: an edit may change gradients alone, as a `stop_gradient`
-    does. Python must have the source files.
+    module = module.clone(dtype=dtype)
+    return Network(partial(apply_module, module), PLAIN, lambda params: params, dtype, partial(initial_carry, module))
+
+
+@cache
+def _has_fast_form(module: nn.Module, name: str) -> bool:
+    """Whether a network is still what its fast form was written for. Else an edit would do nothing on a CPU.
+
+    Their programs are compared, not their texts, so comments, names and initialisation are free; and not their outputs,
+    because an edit may change gradients alone, as a `stop_gradient` does.
     """
-    text = "".join(map(inspect.getsource, (network, heads, dense, bias_in_float32)))
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    if digest != cpu_conv.SOURCE_SHA256:
+    if name not in FAST_FORMS:
+        return False
+    same = _program(module) == _program(FAST_FORMS[name].Computed(module.num_actions))
+    if not same:
         logging.getLogger(__name__).warning(
-            "%s was edited: its convolutions are plain, which is slow on a CPU; see SOURCE_SHA256 in cpu_conv (now %s)",
-            network.__name__, digest,
+            "%s was edited: its convolutions are plain, which is slow on a CPU; see Computed in %s",
+            type(module).__name__, FAST_FORMS[name].__name__,
         )  # fmt: skip
-    return digest == cpu_conv.SOURCE_SHA256
+    return same
+
+
+def _program(module: nn.Module) -> str:
+    """What a network computes, as text: its jaxpr, from the parameters and one stack to the outputs."""
+    stacks = jax.ShapeDtypeStruct((1, 84, 84, STACK), jnp.uint8)
+    params = jax.eval_shape(module.init, jax.random.key(0), stacks)
+    program = jax.make_jaxpr(lambda params, stacks: module.apply(params, stacks)[:2])(params, stacks)
+    return re.sub(r"0x[0-9a-f]+", "", f"{jax.tree.structure(params)} {program}")

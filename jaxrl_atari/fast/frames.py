@@ -41,6 +41,14 @@ def arrange_stacks(layout: FrameLayout, stacks: jax.Array) -> jax.Array:
     return jnp.concatenate([layout.arrange(stacks[..., j]) for j in range(STACK)], axis=-1)
 
 
+def images(frames: jax.Array) -> jax.Array:
+    """Stored frames of any layout, uint8 `[..., H, W, C]`, as images `[..., 84, 84]`: undoes `FrameLayout.arrange`."""
+    *batch, height, _, _ = frames.shape
+    if height == FRAME_SIZE:
+        return frames[..., 0]
+    return frames.reshape(*batch, 21, 21, 4, 4).swapaxes(-3, -2).reshape(*batch, FRAME_SIZE, FRAME_SIZE)
+
+
 def next_age(age: jax.Array, first: jax.Array) -> jax.Array:
     """Ages int32 `[B]` of the newest frames, from those of the frames before; `first` marks the start of a game."""
     return jnp.where(first, 0, jnp.minimum(age + 1, STACK - 1))

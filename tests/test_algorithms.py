@@ -1,0 +1,268 @@
+"""The open core: algorithms, optimisers and losses that are not PPO's, on networks and games of milliseconds."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fake_pools import Corridor, FakePool
+from small_networks import FeedForward, Recurrent, make
+
+from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.devices import DataParallel
+from jaxrl_atari.envs.protocols import PROTOCOLS
+from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.networks import Observation
+from jaxrl_atari.ppo import PPO, Mean, init_train_state, log_prob_of, observe, ppo_loss, ppo_terms, update
+from jaxrl_atari.registry import ALGORITHMS
+from jaxrl_atari.rollout import EnvGroup, collect
+
+LENGTH, ENVS = 16, 8
+CONFIG = PPOConfig(rollout_length=LENGTH, minibatch_size=2 * LENGTH, epochs=2, gae_lambda=0.95)
+KEY = jax.random.key(7)
+
+
+def collected(network, params, envs=ENVS, seed=0):
+    group = EnvGroup(Corridor(envs, seed), network, LENGTH, jax.devices("cpu")[0], PROTOCOLS["v5"])
+    for number in range(2):  # in the second rollout games are in progress
+        rollout = collect([[group]], [params], jax.random.fold_in(KEY, number)).rollouts[0]
+    return rollout
+
+
+def updated(algorithm, network=FeedForward, config=CONFIG):
+    """The states before and after an update, and the metrics."""
+    params, made = make(network, Corridor.num_actions)
+    before = init_train_state(params, config, algorithm, KEY)
+    rollout = collected(made, params)
+    after, metrics = jax.jit(partial(update, apply=made.apply, algorithm=algorithm))(before, rollout, config, KEY)
+    return before, after, metrics
+
+
+@pytest.mark.parametrize("network", [FeedForward, Recurrent])
+@pytest.mark.parametrize("name", ALGORITHMS.names())
+def test_every_algorithm_moves_every_parameter(name, network):
+    before, after, metrics = updated(ALGORITHMS.get(name), network)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((after.params, after.extra, metrics)))
+    for old, new in zip(*map(jax.tree.leaves, (before.params, after.params)), strict=True):
+        assert np.any(old != new)
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    assert {"loss", "entropy", "explained_variance", "gradient_norm"} <= metrics.keys()
+
+
+def test_an_algorithm_that_does_not_exist():
+    with pytest.raises(ConfigError, match=r"algorithm = 'pppo': expected one of ppo, rnd, vtrace; .*--import"):
+        ALGORITHMS.get("pppo")
+    with pytest.raises(ConfigError, match=r"algorithm = 'ppo': expected a new name"):
+        ALGORITHMS.register("ppo", PPO)
+
+
+# --- Losses ----------------------------------------------------------------------------------------------------------
+
+
+def idea(params, apply, batch, config):
+    """A term with a mean, a penalty without samples, the log of a mean, and something drawn."""
+    outputs = apply(params, batch.observation)
+    loss, metrics = ppo_terms(outputs, batch, config)
+    spread = jnp.log(batch.mean(jnp.square(outputs.value)))
+    penalty = optax.tree.norm(params, squared=True)
+    z_loss = batch.mean(jnp.square(jax.nn.logsumexp(outputs.logits, axis=-1)))
+    return loss + 0.1 * spread + 1e-3 * penalty + 0.1 * z_loss, metrics | {
+        "z_loss": z_loss,
+        "penalty": penalty,
+        "drawn": jax.random.uniform(batch.key),
+    }
+
+
+def test_one_device_and_two_compute_the_same_loss():
+    """A rounding apart: what is drawn differs from device to device, and is averaged."""
+    algorithm = PPO._replace(loss=idea)
+    params, network = make(FeedForward, Corridor.num_actions)
+    halves = [collected(network, params, ENVS // 2, seed) for seed in (0, 1)]
+    whole = jax.tree.map(lambda *x: jnp.concatenate(x, axis=min(1, x[0].ndim - 1)), *halves)
+    step = partial(update, apply=network.apply, algorithm=algorithm)
+    found = []
+    for devices, rollouts in ((jax.devices("cpu")[:1], [whole]), (jax.devices("cpu")[:2], halves)):
+        parallel = DataParallel(devices)
+        state, config, key = map(parallel.replicate, (init_train_state(params, CONFIG, algorithm), CONFIG, KEY))
+        found.append(parallel.shard(parallel.compile(step)(state, parallel.assemble(rollouts), config, key), 0))
+    (one, one_metrics), (two, two_metrics) = jax.device_get(found)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-5), one.params, two.params)
+    assert one_metrics.keys() == two_metrics.keys() > {"z_loss", "penalty"}
+    for name in one_metrics.keys() - {"drawn"}:
+        np.testing.assert_allclose(one_metrics[name], two_metrics[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    moved = optax.tree.norm(optax.tree.sub(one.params, params))
+    assert moved > 100 * optax.tree.norm(optax.tree.sub(one.params, two.params))
+
+
+def test_a_metric_of_a_loss_is_the_mean_over_gradient_steps():
+    def loss(params, apply, batch, config):
+        value, metrics = ppo_loss(params, apply, batch, config)
+        return value, metrics | {"size": jnp.float32(len(batch.samples.action))}
+
+    _, _, metrics = updated(PPO._replace(loss=loss))
+    assert metrics["size"] == CONFIG.minibatch_size
+
+
+def test_a_loss_without_approx_kl_refuses_target_kl():
+    def loss(params, apply, batch, config):
+        return ppo_loss(params, apply, batch, config)[0], {}
+
+    with pytest.raises(ConfigError, match=r"ppo.target_kl = 0.01: expected None: the loss of this algorithm"):
+        updated(PPO._replace(loss=loss), config=PPOConfig(**{**vars(CONFIG), "target_kl": 0.01}))
+
+
+# --- Optimisers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda config: optax.adam(config.learning_rate),
+        lambda config: optax.sgd(config.learning_rate, momentum=0.9),
+        lambda config: optax.lamb(config.learning_rate),
+        lambda config: optax.contrib.muon(config.learning_rate),
+        lambda config: optax.chain(optax.clip_by_global_norm(0.5), optax.rmsprop(config.learning_rate)),
+    ],
+    ids=["adam", "sgd", "lamb", "muon", "rmsprop"],
+)
+def test_any_optimiser_of_optax_steps_downhill(optimizer):
+    """The loss is that of the value alone; its targets do not change."""
+    config = PPOConfig(**{**vars(CONFIG), "learning_rate": 1e-3, "entropy_coef": 0.0, "clip_value_loss": False})
+
+    def loss(params, apply, batch, config):
+        error = batch.mean(jnp.square(apply(params, batch.observation).value - batch.samples.target))
+        return error, {"value_loss": error}
+
+    algorithm = PPO._replace(loss=loss, optimizer=optimizer)
+    params, network = make(FeedForward, Corridor.num_actions)
+    rollout = collected(network, params)
+    step = jax.jit(partial(update, apply=network.apply, algorithm=algorithm))
+    state, first = step(init_train_state(params, config, algorithm), rollout, config, KEY)
+    for _ in range(10):
+        state, last = step(state, rollout, config, KEY)
+    assert last["value_loss"] < 0.9 * first["value_loss"]
+
+
+# --- V-trace ---------------------------------------------------------------------------------------------------------
+
+
+def naive_vtrace(rollout, value, log_prob, gamma, gae_lambda):
+    """Equation 1 of the paper as a double loop in float64: targets and advantages."""
+    rollout = jax.tree.map(np.asarray, rollout)
+    length, envs = rollout.reward.shape
+    rho = np.minimum(np.exp(log_prob - rollout.log_prob), 1.0)
+    values = np.concatenate([value, rollout.bootstrap_value[None]])
+    targets = np.zeros((length + 1, envs))
+    targets[length] = rollout.bootstrap_value
+    advantages = np.zeros((length, envs))
+    for b in range(envs):
+        for t in range(length):
+            total, factor = 0.0, 1.0
+            for k in range(t, length):
+                beyond = 0.0 if rollout.terminated[k, b] else values[k + 1, b]
+                total += factor * rho[k, b] * (rollout.reward[k, b] + gamma * beyond - values[k, b])
+                factor *= gamma * gae_lambda * rho[k, b]
+                if rollout.terminated[k, b] or rollout.truncated[k, b]:
+                    break
+            targets[t, b] = values[t, b] + total
+        for t in range(length):
+            beyond = 0.0 if rollout.terminated[t, b] else targets[t + 1, b]
+            if rollout.truncated[t, b]:
+                beyond = values[t + 1, b]
+            advantages[t, b] = rho[t, b] * (rollout.reward[t, b] + gamma * beyond - values[t, b])
+    return targets[:-1], advantages
+
+
+def test_vtrace_is_the_double_sum_for_a_policy_that_has_moved_on():
+    params, network = make(FeedForward, Corridor.num_actions)
+    rollout = collected(network, params)
+    assert rollout.terminated.any()
+    rollout = rollout._replace(truncated=rollout.truncated.at[5, 2].set(True))
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda x: x + 0.1 * rng.standard_normal(x.shape, np.float32), params)
+    algorithm = ALGORITHMS.get("vtrace")
+    state = init_train_state(params, CONFIG, algorithm)
+    _, samples, metrics = algorithm.prepare(state, network.apply, rollout, Mean.over(rollout.weight), CONFIG)
+    outputs = network.apply(params, observe(rollout, jnp.arange(LENGTH * ENVS)))
+    log_prob = np.reshape(log_prob_of(outputs.logits, rollout.action.reshape(-1)), (LENGTH, ENVS))
+    value = np.reshape(outputs.value, (LENGTH, ENVS))
+    target, advantage = naive_vtrace(rollout, value, log_prob, CONFIG.gamma, CONFIG.gae_lambda)
+    assert 0.5 < metrics["mean_rho"] < 0.99
+    np.testing.assert_allclose(samples.target, target, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(samples.advantage, advantage, rtol=1e-4, atol=1e-5)
+
+
+def test_vtrace_of_the_policy_that_acted_has_the_targets_of_gae():
+    params, network = make(FeedForward, Corridor.num_actions)
+    rollout = collected(network, params)
+    state, mean = init_train_state(params, CONFIG), Mean.over(rollout.weight)
+    _, samples, _ = ALGORITHMS.get("vtrace").prepare(state, network.apply, rollout, mean, CONFIG)
+    _, gae_samples, _ = PPO.prepare(state, network.apply, rollout, mean, CONFIG)
+    np.testing.assert_allclose(samples.target, gae_samples.target, rtol=1e-4, atol=1e-5)
+
+
+# --- Random network distillation -------------------------------------------------------------------------------------
+
+
+class Chain(FakePool):
+    """A walk of at most 60 steps on 15 cells, from the left end. Only the right end gives a reward, and ends the game.
+
+    A random walk reaches it in about 1 of 40 games; a step to the left always works, one to the right goes on only with
+    the action that the cell asks for, which the frame does not show.
+    """
+
+    num_actions = 4
+    CELLS, STEPS = 15, 60
+
+    def __init__(self, num_envs, seed):
+        super().__init__(num_envs)
+        self._right = np.random.default_rng(seed).integers(self.num_actions, size=self.CELLS)
+        self._place, self._steps = np.zeros(num_envs, int), np.zeros(num_envs, int)
+
+    def _start(self, i):
+        self._place[i] = self._steps[i] = 0
+
+    def _play(self, i, action):
+        self._steps[i] += 1
+        right = action == self._right[self._place[i]]
+        self._place[i] = self._place[i] + 1 if right else max(0, self._place[i] - 1)
+        found = self._place[i] == self.CELLS - 1
+        return float(found), bool(found), bool(not found and self._steps[i] == self.STEPS), False
+
+    def _frame(self, i):
+        frame = np.zeros((84, 84), np.uint8)
+        x = 5 * self._place[i]
+        frame[28:56, x : x + 12] = 255
+        return frame
+
+
+def games_won(name, seed, updates=60):
+    """Share of the games of the last ten rollouts that found the reward."""
+    config = PPOConfig(rollout_length=64, minibatch_size=256, learning_rate=1e-3, gae_lambda=0.95, weight_decay=0.0)
+    algorithm = ALGORITHMS.get(name)
+    params, network = make(FeedForward, Chain.num_actions, seed)
+    state = init_train_state(params, config, algorithm, jax.random.key(seed))
+    step = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
+    group = EnvGroup(Chain(16, seed=0), network, 64, jax.devices("cpu")[0], PROTOCOLS["v5"])
+    won = []
+    for number in range(updates):
+        act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), number))
+        played = collect([[group]], [state.params], act_key)
+        state, _ = step(state, played.rollouts[0], config, update_key)
+        won.append([game[2] for game in played.games])
+    return float(np.mean(np.concatenate(won[-10:])))
+
+
+@pytest.mark.long
+def test_rnd_finds_a_reward_that_ppo_does_not():
+    assert games_won("ppo", seed=1) < 0.05
+    assert games_won("rnd", seed=1) > 0.5
+
+
+def test_an_observation_of_a_feed_forward_network_needs_no_carry():
+    params, network = make(FeedForward, 3)
+    outputs = network.apply(params, Observation(jnp.zeros((2, 84, 84, 4), jnp.uint8)))
+    assert outputs.carry == ()
+    assert outputs.features.shape == (2, 32)
