@@ -22,6 +22,7 @@ from typing import Annotated
 import tyro
 
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.registry import ALGORITHMS, NETWORKS
 
 IMPORTS = "JAXRL_ATARI_IMPORT"
 """Variable with a JSON list of modules and absolute paths of files, for the processes that this one starts."""
@@ -147,9 +148,17 @@ def _home(module_name: str) -> str:
 
 
 def registered() -> set[str]:
-    """The ids of Gymnasium's registry; none where Gymnasium is not imported."""
+    """What user code can register: ids of Gymnasium (none where it is not imported), networks and algorithms."""
     gymnasium = sys.modules.get("gymnasium")
-    return set(gymnasium.registry) if gymnasium else set()
+    names = set(gymnasium.registry) if gymnasium else set()
+    for registry in (NETWORKS, ALGORITHMS):
+        names |= {f"{registry.field} = {name}" for name in registry.names()}
+    return names
+
+
+def imported_files() -> list[Path]:
+    """The files, not the installed modules, that this process hands on: a run keeps copies of them."""
+    return [Path(name) for name in json.loads(os.environ.get(IMPORTS, "[]")) if Path(name).is_absolute()]
 
 
 def import_module_of(environment: str) -> None:

@@ -15,6 +15,7 @@ from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import DataParallel, Networks, Placement, check_placement
 from jaxrl_atari.errors import require
 from jaxrl_atari.fast.forms import Network
+from jaxrl_atari.imports import import_inherited
 from jaxrl_atari.networks import init_params, initial_carry, is_recurrent, make_module
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.runs.session_log import ReadMetrics
@@ -142,6 +143,7 @@ def check_update(config: Config, devices: int = 1) -> None:
     Raises:
         ConfigError: naming the field.
     """
+    import_inherited()
     ALGORITHMS.get(config.algorithm)
     module = make_module(config.network, 1, jnp.float32)
     length = config.ppo.rollout_length

@@ -1,6 +1,7 @@
 """Run directories: making one, finding what is in it, and config.json, which says what is needed to run it again.
 
 RUN_DIR/config.json    the config, versions, git revision, machine, and every resume
+RUN_DIR/code/          copies of the files of the user's own that the run imported
 RUN_DIR/session_<i>/   session i of the trial: metrics.csv, evaluations.csv, checkpoints/, graphs/, actions/
 """
 
@@ -20,6 +21,7 @@ from jaxrl_atari.config import Config, changed_fields, config_from_dict
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.runtime import numeric_settings, read_cpu
+from jaxrl_atari.imports import imported_files
 from jaxrl_atari.runs.files import read_json, unused
 from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
 
@@ -123,6 +125,19 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
     except OSError as error:
         raise UserError(f"{run_dir}: {error.strerror}; choose a folder that can be written to") from error
     return run_dir
+
+
+def keep_code(run_dir: Path) -> None:
+    """Copies the files that the user imported for this run (`imports.py`) to `code/`, so that it can be loaded later.
+
+    A file that was edited since an earlier start is kept beside the earlier one, as NAME_2.py.
+    """
+    folder = run_dir / "code"
+    for path in imported_files():
+        text = path.read_bytes()
+        if text not in [kept.read_bytes() for kept in folder.glob(f"{path.stem}*.py")]:
+            folder.mkdir(exist_ok=True)
+            unused(folder / path.name).write_bytes(text)
 
 
 # --- config.json -----------------------------------------------------------------------------------------------------

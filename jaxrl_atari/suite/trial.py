@@ -22,6 +22,7 @@ from jaxrl_atari.hardware import distributed, runtime
 from jaxrl_atari.hardware.choice import session_gpus
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
+from jaxrl_atari.learner import check_update
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import read_run, summary_table, trial_summary
 from jaxrl_atari.runs.files import only_writer, write_json
@@ -30,6 +31,7 @@ from jaxrl_atari.runs.run_dir import (
     CONFIG_FILE,
     describe,
     is_run,
+    keep_code,
     make_run_dir,
     read_config,
     require_resumable,
@@ -86,6 +88,7 @@ def run_training(
     if in_session_process():
         raise UserError("a session's process imports this script: call run_training under if __name__ == '__main__'")
     # Everything that can be refused is refused before a run directory is made.
+    check_update(config)
     if plan_slots(config, config.sessions).needs_processes:
         check_processes(partial(train_in_process, writers=writers, stop=stop))
         hint = "or use env.vectorization_mode = sync"
@@ -156,6 +159,7 @@ def _train_sessions(
         say_changes("the run has finished, and keeps its own values", wanted, config)
     if before is None or (not items and config != before):
         write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
+        keep_code(run_dir)
     say_changes("changed", before or config, config)
     for session in {*range(config.sessions)} - {item.session for item in items}:
         say(f"session {session}  finished already")
@@ -260,6 +264,7 @@ def train_item(
             requested.training = True
             if distributed.is_leader():
                 write_json(item.run_dir / CONFIG_FILE, item.description)
+                keep_code(item.run_dir)
             on_first_update()
 
         run_session(
