@@ -174,7 +174,7 @@ class NatureLSTM(nn.Module):
     """`NatureActorCritic` with an LSTM of 256 units between its features and its heads.
 
     Trained as Dhariwal et al. 2017 (OpenAI Baselines, `ppo2` with `cnn_lstm`) did: minibatches of whole environments,
-    from the carry with which the rollout began. 2,474,919 parameters with 6 actions.
+    from the carry with which the rollout began. 2,473,383 parameters with 6 actions.
     """
 
     num_actions: int

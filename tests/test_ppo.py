@@ -363,9 +363,9 @@ def test_target_kl_ends_the_epochs():
             np.testing.assert_allclose(metrics[name], mean, rtol=1e-5, atol=1e-8, err_msg=name)
 
 
-def nature_in_float64(params, stacks):
+def nature_in_float64(params, observation):
     """The network of `reference.forward` in JAX. Matrix products: XLA's float64 convolutions take minutes on a CPU."""
-    x = stacks.astype(jnp.float64) / 255.0
+    x = observation.stacks.astype(jnp.float64) / 255.0
     for name, stride in reference.STRIDES.items():
         kernel = params[name]["kernel"]
         size = kernel.shape[0]
@@ -375,7 +375,7 @@ def nature_in_float64(params, stacks):
         x = jax.nn.relu(x + params[name]["bias"])
     x = jax.nn.relu(x.reshape(len(x), -1) @ params["dense"]["kernel"] + params["dense"]["bias"])
     logits, value = (x @ params[head]["kernel"] + params[head]["bias"] for head in ("policy", "value"))
-    return logits, value[:, 0]
+    return Outputs(logits, value[:, 0])
 
 
 def test_the_update_of_the_a2c_config_is_a_step_of_a2c(request):
