@@ -12,7 +12,7 @@ from jaxrl_atari.cli.options import load_config
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import AXIS, DataParallel
 from jaxrl_atari.fast.forms import make_network
-from jaxrl_atari.fast.frames import BLOCKED, PLAIN, arrange_stacks, gather_stacks
+from jaxrl_atari.fast.frames import BLOCKED, PLAIN, arrange_stacks
 from jaxrl_atari.networks import Observation, Outputs
 from jaxrl_atari.ppo import (
     ONE_DEVICE,
@@ -25,6 +25,7 @@ from jaxrl_atari.ppo import (
     init_train_state,
     log_prob_of,
     minibatch_indices,
+    observe,
     ppo_loss,
     sample_action,
     update,
@@ -330,18 +331,19 @@ def test_a_whole_update(conv, seed, changes):
     np.testing.assert_allclose(metrics["explained_variance"], explained, rtol=1e-3)
 
 
-def linear(params, stacks):
+def linear(params, observation):
     """A network that compiles fast: a few pixels, and one layer."""
+    stacks = observation.stacks
     x = stacks.reshape(len(stacks), -1)[:, ::977] / 255.0
-    return x @ params["policy"], (x @ params["value"])[:, 0]
+    return Outputs(x @ params["policy"], (x @ params["value"])[:, 0])
 
 
 def test_target_kl_ends_the_epochs():
     """The update is that of as many epochs as were taken, metrics and optimiser state included."""
     rng, rollout = np.random.default_rng(1), shipped(random_rollout(1), PLAIN)
     params = {name: jnp.float32(0.1 * rng.standard_normal((29, n))) for name, n in (("policy", ACTIONS), ("value", 1))}
-    logits, _ = linear(params, gather_stacks(rollout.frames, rollout.age, jnp.arange(16)))
-    log_prob = log_prob_of(logits, rollout.action.reshape(-1)).reshape(4, 4)
+    outputs = linear(params, observe(rollout, jnp.arange(16)))
+    log_prob = log_prob_of(outputs.logits, rollout.action.reshape(-1)).reshape(4, 4)
     rollout = rollout._replace(log_prob=log_prob)  # so that the updates alone move the policy away
 
     def run(epochs, target_kl=None):
