@@ -17,7 +17,7 @@ from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report.statistics import FIGURES
-from jaxrl_atari.report.suites import read_suite, write_results
+from jaxrl_atari.report.suites import read_suite, save_results, suite_results
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.run_dir import describe, read_config
 from jaxrl_atari.suite import __main__ as suite_command
@@ -68,7 +68,7 @@ WORSE = {"Pong": [0.0, 0.5], "Breakout": [0.5, 0.25]}
 
 def results(suite_dir, failures=None):
     """results.md without its padding, results.json and the rows of results.csv by game."""
-    write_results(suite_dir, failures or {})
+    save_results(suite_results(suite_dir, failures or {}))
     rows = {row["game"]: row for row in read_csv(suite_dir / "results.csv")}
     text = re.sub(r" +", " ", (suite_dir / "results.md").read_text())
     return text, json.loads((suite_dir / "results.json").read_text()), rows

@@ -258,13 +258,6 @@ def save_results(found: SuiteResults) -> None:
     write_file(suite_dir / "results.md", found.text)
 
 
-def write_results(suite_dir: Path, failures: Mapping[str, str]) -> str:
-    """Saves the results of a suite, and returns the content of results.md; see `suite_results`, `save_results`."""
-    found = suite_results(suite_dir, failures)
-    save_results(found)
-    return found.text
-
-
 # Comparison.
 
 

@@ -26,6 +26,7 @@ from jaxrl_atari.report.suites import (
     SuiteResults,
     aggregate_rows,
     aggregates,
+    missing_intervals,
     normalised,
     suite_results,
 )
@@ -49,9 +50,9 @@ TABLE_COLUMNS = (
 """Columns of the table of a sweep, after the game and the fields that vary: some of `GAME_COLUMNS`."""
 
 EXPLANATION = (
-    "score: `return_ma` at the end, mean and standard deviation over sessions, and the 95% interval of the mean (from "
-    "3 sessions on). Where intervals overlap, the table does not rank the settings. The best of several owes a part of "
-    "its score to chance: train it again with other seeds (--seed) before you quote a score."
+    "score: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
+    "interval of the mean (from 3 sessions on). Where intervals overlap, the table does not rank the settings. The "
+    "best of several owes a part of its score to chance: train it again with other seeds (--seed) before you quote it."
 )
 
 
@@ -243,7 +244,8 @@ def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
     found = aggregates(kinds)
     if not found:
         return []
-    return [markdown_table(aggregate_rows(found, "human-normalised, over the complete games")), INTERVALS]
+    table = markdown_table(aggregate_rows(found, "human-normalised, over the complete games"))
+    return [table, *missing_intervals(found), INTERVALS]
 
 
 def save_sweep_results(found: SweepResults) -> None:
