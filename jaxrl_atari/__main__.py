@@ -1,7 +1,11 @@
 """`python -m jaxrl_atari`: the list of commands. `jaxrl_atari train` is `python -m jaxrl_atari.train`."""
 
+import difflib
 import runpy
 import sys
+
+from jaxrl_atari import cli
+from jaxrl_atari.errors import UserError
 
 COMMANDS = {
     "train": "train one or several sessions of a game",
@@ -17,14 +21,24 @@ COMMANDS = {
 }
 
 
+def list_commands() -> None:
+    """Prints the commands. Raises `UserError` for a word that is none, and names the one that was probably meant."""
+    words = sys.argv[1:]
+    if words and words[0] not in ("--help", "-h"):
+        close = difflib.get_close_matches(words[0], COMMANDS, 1)
+        meant = f"did you mean {close[0]}? " if close else ""
+        raise UserError(f"{words[0]}: no such command; {meant}expected one of {', '.join(COMMANDS)}")
+    cli.say("usage: python -m jaxrl_atari.COMMAND [--help]\n")
+    for name, purpose in COMMANDS.items():
+        cli.say(f"  {name:11}{purpose}")
+
+
 def main() -> None:
     """Runs a command, or lists all."""
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
         runpy.run_module(f"jaxrl_atari.{sys.argv.pop(1)}", run_name="__main__", alter_sys=True)
         return
-    print("usage: python -m jaxrl_atari.COMMAND [--help]\n")
-    print("\n".join(f"  {name:11}{purpose}" for name, purpose in COMMANDS.items()))
-    sys.exit(2 if sys.argv[1:] and sys.argv[1:] != ["--help"] else 0)
+    cli.run(list_commands)
 
 
 if __name__ == "__main__":

@@ -329,7 +329,7 @@ class LogConfig:
     graphs: bool = True
     """Draw graphs and write report.html at the end. `plots` and `report` do so at any time."""
     tensorboard: bool = True
-    """Write TensorBoard event files."""
+    """Write TensorBoard event files. Their viewer is an extra: pip install 'jaxrl_atari[tensorboard]'."""
     actions: bool = True
     """Log seeds and actions (3 to 5 MB per 10M env steps), from which `verify` recomputes every score. Only `ale`."""
     wandb: bool = False

@@ -67,8 +67,11 @@ class Limits(NamedTuple):
     high: float = math.inf
 
     def __str__(self) -> str:
-        numbers = [f"{x:,}" if isinstance(x, int) else f"{x:g}" for x in self]
-        return f"from {numbers[0]} to {numbers[1]}"
+        """Completes "a number": ` from 1 to 16`, ` from 1 on`, or nothing without limits."""
+        low, high = (f"{limit:,}" if isinstance(limit, int) else f"{limit:g}" for limit in self)
+        if self.high == math.inf:
+            return "" if self.low == -math.inf else f" from {low} on"
+        return f" from {low} to {high}"
 
 
 def check_fields(config: Any, prefix: str = "") -> None:
@@ -77,7 +80,7 @@ def check_fields(config: Any, prefix: str = "") -> None:
     NumPy's numbers become Python's.
 
     Args:
-        prefix: stands before the fields' names in errors, such as `ppo.`.
+        prefix: stands before the fields' names in errors, such as `ppo.`; `--` for the options of a command.
 
     Raises:
         ConfigError: the first field whose value does not fit.
@@ -86,11 +89,14 @@ def check_fields(config: Any, prefix: str = "") -> None:
         kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
         limits = next((x for x in metadata if isinstance(x, Limits)), Limits())
         kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-        if isinstance(value := getattr(config, name), np.generic):
-            object.__setattr__(config, name, value := value.item())
+        value = getattr(config, name)
+        if isinstance(value, np.generic):
+            value = value.item()
+            object.__setattr__(config, name, value)
         if not any(_fits(value, kind, limits) for kind in kinds):
             expected = " or ".join(_description(kind, limits) for kind in kinds)
-            raise ConfigError(f"{prefix}{name}", value, expected)
+            field = f"{prefix}{name.replace('_', '-')}" if prefix.startswith("--") else f"{prefix}{name}"
+            raise ConfigError(field, value, expected)
         if dataclasses.is_dataclass(value):
             check_fields(value, f"{prefix}{name}.")
 
@@ -109,8 +115,8 @@ def _description(kind: Any, limits: Limits) -> str:
         choices = get_args(kind)
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     words = {
-        int: f"a whole number {limits}",
-        float: f"a number {limits}",
+        int: f"a whole number{limits}",
+        float: f"a number{limits}",
         bool: "true or false",
         str: "text",
         type(None): "None",

@@ -21,11 +21,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-import tyro
 from tyro.conf import Positional
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import counted
+from jaxrl_atari.cli.options import parse_command
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware.gpus import forbid_gpu
@@ -263,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     forbid_gpu()  # orbax starts JAX's back end to read a checkpoint; a GPU may be training
     commands = {"push": push, "pull": pull, "pack": pack}
-    tyro.extras.subcommand_cli_from_dict(commands, prog="python -m jaxrl_atari.hub", args=arguments)
+    parse_command(commands, arguments, "hub")()
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ compares suites: learning curves of each game, and statistics over the games tha
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tyro
 
 from jaxrl_atari import cli
+from jaxrl_atari.cli.options import parse
 from jaxrl_atari.errors import require
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run
 from jaxrl_atari.report.suites import compare_suites, read_suite
@@ -42,9 +43,15 @@ class Options:
     """The x axis of the comparison."""
 
 
+def say_paths(paths: Iterable[Path]) -> None:
+    """Prints the files that were drawn, a line each."""
+    for path in paths:
+        cli.say(str(path))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.plots")
+    options = parse(Options, arguments, "plots")
     directories = (options.run_dir, *options.others)
     output = options.output
     names = options.labels or [directory.absolute().name for directory in directories]
@@ -54,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         suites = dict(zip(names, map(read_suite, directories), strict=True))
         runs = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
         if runs:
-            print(*plot_comparison(runs, output, options.title, x=options.x), sep="\n")
-        print(f"\n{compare_suites(suites, output)}")
+            say_paths(plot_comparison(runs, output, options.title, x=options.x))
+        cli.say(f"\n{compare_suites(suites, output)}")
         return
     runs = dict(zip(names, map(read_run, directories), strict=True))
     for run in runs.values():
-        print(*plot_run(run, options.title if len(runs) == 1 else ""), sep="\n")
+        say_paths(plot_run(run, options.title if len(runs) == 1 else ""))
     if len(runs) > 1:
-        print(*plot_comparison([*runs.items()], output, options.title, x=options.x), sep="\n")
+        say_paths(plot_comparison([*runs.items()], output, options.title, x=options.x))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import FromDirectory, parse
+from jaxrl_atari.cli.options import FromDirectory, load_config, parse, read_start
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.runs.run_dir import is_run, read_config
 
@@ -20,8 +20,19 @@ class Options(FromDirectory):
 
 
 def parse_options(arguments: Sequence[str] | None) -> Options:
-    """Command line -> options."""
-    return parse(Options, arguments, holds=is_run, read=lambda run_dir: [read_config(run_dir)])[0]
+    """Reads the command line. The directory of a run that goes on, or the config file, has the defaults.
+
+    Raises:
+        UserError: a value, file or directory that cannot be used.
+    """
+    start = read_start(arguments)
+    config = load_config(start.config)
+    run_dir = start.continued(is_run)
+    stored = None
+    if run_dir is not None:
+        stored = read_config(run_dir)
+        start.say_kept(config, stored)
+    return parse(Options, arguments, "train", Options(full_config=stored or config), stored)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

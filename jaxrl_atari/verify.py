@@ -20,15 +20,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import tyro
-from rich.progress import track
 
 from jaxrl_atari import __version__, cli
 from jaxrl_atari.cli import counted
+from jaxrl_atari.cli.options import parse
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EpisodeCounter, make_pool
 from jaxrl_atari.envs.replay import play_again
-from jaxrl_atari.errors import Limits, UserError, check_fields, reason
+from jaxrl_atari.errors import Limits, UserError, reason
 from jaxrl_atari.imports import WithImports, import_named
+from jaxrl_atari.output import tracked
 from jaxrl_atari.runs.actions import segments
 from jaxrl_atari.runs.files import not_saved
 from jaxrl_atari.runs.progress import EpisodeStatistics
@@ -47,11 +48,11 @@ class Options(WithImports):
 
     run_dir: tyro.conf.Positional[Path]
     """Directory of a run."""
-    sessions: Literal["all"] | int = "all"
+    sessions: Annotated[Literal["all"] | int, Limits(0, 10_000)] = "all"
     """All sessions, or the number of one."""
-    start: Annotated[int, tyro.conf.arg(name="from")] = 0
+    start: Annotated[int, tyro.conf.arg(name="from"), Limits(0, 10**12)] = 0
     """Play only pieces of games that end after about this env step."""
-    end: Annotated[int | None, tyro.conf.arg(name="to")] = None
+    end: Annotated[int | None, tyro.conf.arg(name="to"), Limits(0, 10**12)] = None
     """Play only pieces that start before about this env step. None: to the end."""
     sample: Annotated[int | None, Limits(1)] = None
     """Play only so many random pieces of the games, which takes seconds. None: all of them."""
@@ -221,8 +222,7 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
         random.shuffle(chosen)
         chosen = chosen[: options.sample]
     batches = [chosen[first : first + SLOTS] for first in range(0, len(chosen), SLOTS)]
-    # Closed here: collected in the thread that draws it, rich's line would wait for itself.
-    with contextlib.closing(track(batches, f"{session_dir.name}  playing")) as shown:  # pyright: ignore
+    with contextlib.closing(tracked(batches, f"{session_dir.name}  playing")) as shown:
         played = sum(play(config, log, batch) for batch in shown)
     values: dict[str, Any] = {}
     games = counted(played, "game")
@@ -243,9 +243,8 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.verify")
+    options = parse(Options, arguments, "verify")
     import_named(options.imports)
-    check_fields(options, "--")
     config = read_config(options.run_dir)
     if config.env.resume_note:
         raise UserError(f"{options.run_dir}: has no log of actions; the back end {config.env.backend} records no games")

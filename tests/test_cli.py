@@ -4,21 +4,26 @@ import contextlib
 import csv
 import errno
 import importlib.util
+import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from user_commands import ROOT, run_here, skip_without_extra
 
 from jaxrl_atari import cli, train
 from jaxrl_atari.cli.options import load_config
-from jaxrl_atari.config import Config, EnvConfig, PPOConfig
+from jaxrl_atari.config import EnvConfig, PPOConfig
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.output import tracked
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.run_dir import describe, make_run_dir
+from jaxrl_atari.runs.writers import TerminalWriter
 
 QBERT = ["--config", "configs/qbert.py"]
 
@@ -97,6 +102,73 @@ def test_a_terminal_that_takes_no_more_for_now_ends_nothing():
     os.close(read)
 
 
+class Silent:
+    """A stream with no more than `write`, as a caller may put in place of `sys.stdout`."""
+
+    text = ""
+
+    def write(self, text):
+        self.text += text
+
+
+class Broken:
+    def write(self, text):
+        raise RuntimeError("no output here")
+
+    isatty = flush = write
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+def test_printing_needs_no_more_than_write(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Silent())
+    cli.say("λ ± a line")
+    assert sys.stdout.text == "λ ± a line\n"
+    latin = io.TextIOWrapper(io.BytesIO(), "latin-1")
+    monkeypatch.setattr(sys, "stdout", latin)
+    cli.say("λ ± a line")
+    assert latin.buffer.getvalue() == "? ± a line\n".encode("latin-1")
+
+
+def streams():
+    """What `sys.stdout` may be."""
+    return {
+        "none": None,
+        "no encoding": Silent(),
+        "broken": Broken(),
+        "closed": closed(),
+        "latin-1": io.TextIOWrapper(io.BytesIO(), "latin-1"),
+    }
+
+
+@pytest.mark.parametrize("name", streams())
+def test_no_stream_ends_what_prints_to_it(name, monkeypatch):
+    """The lines of a run, rich's bars and live lines, help, and the answer to a signal."""
+    monkeypatch.setattr(sys, "stdout", streams()[name])
+    cli.say("λ")
+    assert list(tracked([1, 2], "λ")) == [1, 2]
+    writer = TerminalWriter(100, "λ")
+    writer.write({"env_steps": 50, "return_ma": 1.0})
+    writer.message("λ")
+    writer.close()
+    with pytest.raises(SystemExit) as end:
+        train.main(["--help"])
+    assert not end.value.code
+    with cli.StopRequest(quick=False) as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested
+
+
+def test_help_into_a_pipe_that_closes():
+    ended = shell('"$0" -m jaxrl_atari.train --help | head -n 1')
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("usage: python -m jaxrl_atari.train")
+
+
 @pytest.mark.long
 def test_training_without_standard_streams(tmp_path):
     """What a native library logs goes to descriptor 2, whatever it is: no stop request, and no file of the run."""
@@ -120,12 +192,34 @@ def test_a_warning_has_no_name_of_a_module():
 # --- Options ---------------------------------------------------------------------------------------------------------
 
 REFUSALS = [
-    # Drawn by tyro.
-    ("train", "--seed 1e6", "--seed", "'1e6'", "INT"),
-    ("train", "--ppo.gamma x", "--ppo.gamma", "'x'", "FLOAT"),
+    # No such option, or no option at all.
+    ("train", "--sed 1", "--sed: train has no such option; did you mean --seed? (--help lists all options)"),
+    ("train", "--lr 1e-4", "--lr: train has no such option; did you mean --ppo.learning-rate?"),
+    ("train", "--device cuda", "--device: train has no such option; did you mean --devices.gpu?"),
+    ("train", "--gamma 0.9", "did you mean --ppo.gamma?"),
+    ("train", "--ppo.learnig_rate 1e-4", "did you mean --ppo.learning-rate?"),
+    ("train", "--no-graphs", "did you mean --log.graphs?"),
+    ("train", "--wholly-unlike-any", "error: --wholly-unlike-any: train has no such option (--help lists all"),
+    ("train", "quickstart", "quickstart: belongs to no option of train; did you mean --config quickstart?"),
+    ("train", "configs/qbert.py", "did you mean --config configs/qbert.py?"),
+    ("train", "configs", "did you mean --resume configs?"),
+    ("evaluate", "nowhere --num-episodes 3", "evaluate has no such option; did you mean --episodes?"),
+    ("hub", "psh nowhere user/x", "psh: hub has no such command; did you mean push? expected one of push, pull, pack"),
+    ("hub", "push nowhere user/x --privat", "--privat"),
+    # Values that an option cannot have.
+    ("train", "--seed", "error: Missing value for argument '--seed'."),
+    ("train", "--seed 1.5", "error: seed = '1.5': expected a whole number from 0 to 2,147,483,647"),
+    ("train", "--ppo.gamma x", "error: ppo.gamma = 'x': expected a number from 0 to 1"),
+    ("train", "--ppo.gae-lambda x", "error: ppo.gae_lambda = 'x': expected a number from 0 to 1 or None"),
     ("train", "--env.backend gym", "'gym'", "--env.backend", "'ale', 'envpool'"),
-    ("train", "--sed 1", "--sed", "Perhaps you meant: --seed INT"),
-    ("train", "--log.graphs false", "Unrecognized options: false"),
+    ("train", "--log.graphs maybe", "maybe: belongs to no option of train"),
+    ("evaluate", "nowhere --episodes 0", "error: --episodes = 0: expected a whole number from 1 to 1,000,000"),
+    ("evaluate", "nowhere --num-envs 0", "error: --num-envs = 0: expected a whole number from 1 to 4,096"),
+    ("evaluate", "nowhere --checkpoint x", "error: --checkpoint = 'x': expected one of best, latest or a whole number"),
+    ("evaluate", "", "Missing from python -m jaxrl_atari.evaluate: PATH Directory of a run"),
+    ("verify", "nowhere --sample 0", "error: --sample = 0: expected a whole number from 1 on or None"),
+    ("plots", "nowhere --x foo", "invalid choice 'foo' for argument '--x'. Expected one of ('env steps', 'hours')."),
+    ("benchmark", "--compare ppo.gama=1,2", "did you mean --ppo.gamma?"),
     # Raised by the config: its sections, which tyro makes, and its root.
     ("train", "--env.num-envs 0", "env.num_envs = 0: expected a whole number from 1 to 65,536"),
     ("train", "--env.fire-on-reset maybe", "env.fire_on_reset = 'maybe': expected true or false or None"),
@@ -136,7 +230,13 @@ REFUSALS = [
     ("train", "--ppo.minibatch-size 300", "error: ppo.minibatch_size = 300: expected a divisor"),
     # Raised by the command.
     ("train", "--config", "--config: expected one argument"),
-    ("train", "--config nowhere.py", "error: --config nowhere.py: no such file"),
+    ("train", "--config nowhere.py", "error: --config nowhere.py: no such file; expected a Python file that defines"),
+    (
+        "train",
+        "--config quickstrat",
+        "--config quickstrat: no such file; did you mean quickstart? ",
+        "qbert, quickstart",
+    ),
     ("train", "--run-dir a --resume b", "error: --resume: the directory has its config already"),
     ("train", "--resume nowhere", "nowhere"),
     ("train", "--run-dir configs", "configs"),
@@ -172,7 +272,7 @@ def test_a_refusal_says_what_is_wrong_and_writes_nothing(case, tmp_path, monkeyp
     for word in words:
         assert word in text
     assert "Traceback" not in text
-    assert text.count("error: ") <= 1
+    assert output.count("\n") == output.count("error: ") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["configs"]
 
 
@@ -195,6 +295,55 @@ def test_help_shows_options_with_defaults_and_descriptions(capsys, monkeypatch):
     assert "--seed INT Everything random in session i derives from seed + i. (default: 0)" in text
     assert "--network.name {nature,impala}" in text
     assert "--devices.gpu auto|true|false|INDEX" in text
+
+
+def test_numbers_of_steps_are_written_as_people_write_them():
+    for text in ("1e6", "1_000_000", "1000000", "1.0e6"):
+        assert train.parse_options(["--total-env-steps", text]).full_config.total_env_steps == 1_000_000
+    config = train.parse_options(
+        ["--ppo.learning-rate", "1e-4", "--ppo.target-kl", "none", "--env.noop-max", "1e1"]
+    ).full_config
+    assert (config.ppo.learning_rate, config.ppo.target_kl, config.env.noop_max) == (1e-4, None, 10)
+    assert type(config.env.noop_max) is int
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", True),
+        ("--ppo.normalize-advantages false", False),
+        ("--ppo.normalize_advantages False", False),
+        ("--ppo.normalize-advantages=false", False),
+        ("--ppo.normalize-advantages true", True),
+        ("--ppo.no-normalize-advantages", False),
+        ("--ppo.no-normalize-advantages false", True),
+        ("--ppo.no-normalize-advantages --seed 1", False),
+    ],
+)
+def test_a_value_after_a_switch_is_taken(line, expected):
+    assert train.parse_options(line.split()).full_config.ppo.normalize_advantages is expected
+
+
+def test_a_config_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there is no configs/
+    assert load_config(Path("quickstart")) == load_config(ROOT / "configs" / "quickstart.py")
+    assert load_config(Path("configs/qbert.py")).name == "qbert"
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "qbert.py").write_text(
+        "from jaxrl_atari import Config\nget_config = lambda: Config(seed=7)"
+    )
+    assert load_config(Path("qbert")).seed == 7  # the user's own comes first
+
+
+def test_the_command_that_was_meant_is_named():
+    for line, status, words in (
+        ("trian --seed 1", 2, "error: trian: no such command; did you mean train? expected one of train, evaluate"),
+        ("--help", 0, "usage: python -m jaxrl_atari.COMMAND"),
+        ("", 0, "usage: python -m jaxrl_atari.COMMAND"),
+    ):
+        ended = shell(f'"$0" -m jaxrl_atari {line}')
+        assert (ended.returncode, "Traceback" in ended.stderr) == (status, False)
+        assert words in ended.stdout + ended.stderr
 
 
 def test_the_rules_of_the_protocol_are_options():
@@ -225,14 +374,12 @@ def test_every_shipped_config_runs():
     for path in ROOT.glob("configs/*.py"):
         if path.stem.startswith("search_") and importlib.util.find_spec("optuna") is None:
             continue
-        (config,) = load_config(path, get_config=Config)
+        config = load_config(path)
         assert path.stem.endswith(config.name)
 
 
 def test_reinforce_and_the_quickstart_are_what_their_pages_say():
-    reinforce, quickstart = (
-        load_config(ROOT / "configs" / f"{name}.py", get_config=Config)[0] for name in ("reinforce_qbert", "quickstart")
-    )
+    reinforce, quickstart = (load_config(ROOT / "configs" / f"{name}.py") for name in ("reinforce_qbert", "quickstart"))
     ppo = reinforce.ppo
     assert (ppo.epochs, reinforce.num_minibatches, ppo.gae_lambda, ppo.entropy_coef) == (1, 1, 1.0, 0.0)
     assert (ppo.normalize_advantages, ppo.clip_value_loss) == (False, False)
@@ -265,7 +412,7 @@ def test_a_config_file_may_import_its_neighbour_from_any_folder(tmp_path, monkey
 def test_an_unusable_config_file(tmp_path, text, message):
     (tmp_path / "config.py").write_text(text)
     with pytest.raises(UserError, match=message):
-        load_config(tmp_path / "config.py", get_config=Config)
+        load_config(tmp_path / "config.py")
 
 
 # --- Settings of the process -----------------------------------------------------------------------------------------

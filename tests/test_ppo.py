@@ -9,7 +9,7 @@ import pytest
 import reference
 
 from jaxrl_atari.cli.options import load_config
-from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
+from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.devices import AXIS, DataParallel
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.fast.frames import BLOCKED, PLAIN, arrange_stacks
@@ -382,7 +382,7 @@ def nature_in_float64(params, observation):
 
 def test_the_update_of_the_a2c_config_is_a_step_of_a2c(request):
     """In float64, from parameters and a rollout that they played: log_prob and value are theirs."""
-    (config,) = load_config(request.config.rootpath / "configs" / "a2c_qbert.py", get_config=Config)
+    config = load_config(request.config.rootpath / "configs" / "a2c_qbert.py")
     steps, num_envs = config.ppo.rollout_length, config.env.num_envs
     assert (config.ppo.epochs, config.num_minibatches, steps) == (1, 1, 5)
     rollout, params = random_rollout(2, steps, num_envs), in_float64(trained_params(2))

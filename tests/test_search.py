@@ -244,7 +244,7 @@ def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
 
 def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
     (tmp_path / "tiny.py").write_text(TINY)
-    (config,) = load_config(tmp_path / "tiny.py", get_config=Config)
+    config = load_config(tmp_path / "tiny.py")
     search = new_search(tmp_path, dataclasses.replace(config, sessions=1), grace_env_steps=200, reduction=2, trials=3)
     for number in range(2):  # two trials beyond its reach
         reporter = Reporter(open_trial(tmp_path, search, number), config, lambda: False)
@@ -314,7 +314,7 @@ def test_results(tmp_path, monkeypatch):
 
     file = tmp_path / "small_best.py"
     expected = dataclasses.replace(set_fields(config, best), name="small_best", seed=1)
-    assert load_config(file, get_config=Config) == [expected]
+    assert load_config(file) == expected
     chosen = train.parse_options(["--config", str(file), "--sessions", "4"]).full_config
     assert (chosen.sessions, chosen.ppo) == (4, expected.ppo)
 
@@ -338,7 +338,7 @@ def test_a_finished_search_starts_nothing_and_is_shown_where_it_cannot_be_saved(
 def test_a_trial_without_a_finished_game_has_one_status(tmp_path):
     """In Optuna's journal and in the table. It has spent its budget, so it does not run again."""
     (tmp_path / "tiny.py").write_text(TINY)
-    (config,) = load_config(tmp_path / "tiny.py", get_config=Config)
+    config = load_config(tmp_path / "tiny.py")
     config = dataclasses.replace(config, total_env_steps=64, sessions=1)  # games last 100 env steps
     search = new_search(tmp_path, config, trials=1)
     (tmp_path / "trial_0").mkdir()
@@ -438,7 +438,7 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path):
     best = search_dir / f"trial_{rows[0]['trial']}"
     assert json.loads((best / "config.json").read_text())["config"]["devices"]["memory_fraction"] == 0.45
     assert (search_dir / "report.html").exists()
-    assert load_config(search_dir / "tiny_best.py", get_config=Config)[0].sessions == 2
+    assert load_config(search_dir / "tiny_best.py").sessions == 2
 
 
 @pytest.mark.long
@@ -448,7 +448,7 @@ def test_a_search_in_which_all_trials_fail_has_status_1(tmp_path):
     (tmp_path / "tiny.py").write_text(TINY)
     search_dir = tmp_path / "search"
     search_dir.mkdir()
-    (config,) = load_config(tmp_path / "tiny.py", get_config=Config)
+    config = load_config(tmp_path / "tiny.py")
     config = dataclasses.replace(config, log=dataclasses.replace(config.log, graphs=False))
     new_search(
         search_dir, config, space={"ppo.gae_lambda": FloatDistribution(0.7, 0.98)}, trials=2, early_stopping="none"

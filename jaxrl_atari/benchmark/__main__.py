@@ -21,8 +21,8 @@ import psutil
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import compare, make_sides
 from jaxrl_atari.benchmark.measure import PARTS, measure, trace
-from jaxrl_atari.cli.options import FromConfig, parse
-from jaxrl_atari.errors import Limits, check_fields, require
+from jaxrl_atari.cli.options import FromConfig, load_config, parse, read_start
+from jaxrl_atari.errors import Limits, require
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
@@ -69,8 +69,8 @@ def print_report(result: dict[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    options, _ = parse(Options, arguments)
-    check_fields(options, "--")
+    start = read_start(arguments)
+    options = parse(Options, arguments, "benchmark", Options(full_config=load_config(start.config)))
     config = options.full_config
     parts = options.parts.split(",")
     known = f"some of {Options.parts}, with commas between them"

@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from jaxrl_atari.benchmark.measure import summary
 from jaxrl_atari.cli import say
+from jaxrl_atari.cli.options import parse
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, require
 
@@ -57,7 +56,7 @@ def make_sides(text: str, config: Config, part: str, seconds: float) -> Sides:
 
     Raises:
         UserError: it is of another form, or the config cannot have such a value.
-        SystemExit: after tyro has printed that the config has no such field or value.
+        UserError: the config has no such field or value.
     """
     if text == "cpu,gpu":
         text = "devices.gpu=true,false"  # a GPU that is missing is reported at once
@@ -66,9 +65,7 @@ def make_sides(text: str, config: Config, part: str, seconds: float) -> Sides:
     require(len({*chosen}) == len(chosen) > 1, "--compare", text, "cpu,gpu or FIELD=VALUE,VALUE,... (different values)")
 
     def side(value: str) -> Callable[[], dict[str, Any]]:
-        word = {"true": "True", "false": "False"}.get(value, value)
-        only_words = (tyro.conf.FlagConversionOff,)
-        changed = tyro.cli(Config, args=[f"--{field}", word], default=config, prog="--compare", config=only_words)
+        changed = parse(Config, [f"--{field}", value], "benchmark --compare", config)
         return partial(run_side, changed, part, seconds)
 
     return {f"{field}={value}": side(value) for value in chosen}

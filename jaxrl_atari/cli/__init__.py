@@ -11,9 +11,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.output import counted, is_terminal, say, write
+
+__all__ = ["StopRequest", "correctable", "counted", "resume_command", "run", "say", "write"]
 
 INTERRUPTED = 130  # 128 + SIGINT, as in shells: stopped on request, by whatever signal; nothing failed
 
@@ -93,34 +96,6 @@ def resume_command(command: str, directory: Path) -> str:
     return f"python -m jaxrl_atari.{command} --resume {shlex.quote(str(directory))}"
 
 
-def write(text: str, stream: TextIO | None = None) -> None:
-    """Writes text to standard output, or another stream, at once.
-
-    If the pipe or the terminal behind it is closed, or the disk is full, output goes nowhere from then on: that must
-    not end a training run, whose own files are elsewhere.
-    """
-    output = stream or sys.stdout
-    try:
-        output.write(text)
-        output.flush()
-    except BlockingIOError:  # a terminal that takes no more for now
-        pass
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, output.fileno())
-        os.close(nowhere)
-
-
-def say(line: str, stream: TextIO | None = None) -> None:
-    """Prints a line; see `write`."""
-    write(line + "\n", stream)
-
-
-def counted(count: float, noun: str) -> str:
-    """`1 game`, `2 games`, `0.25 GPUs`."""
-    return f"{count:g} {noun}{'' if count == 1 else 's'}"
-
-
 # --- Stop requests ----------------------------------------------------------------------------------------------------
 
 
@@ -169,7 +144,8 @@ class StopRequest:
         ends = self._quick and not self.training
         answer = "interrupted before the first update: there is nothing to save" if ends else self._answer
         with contextlib.suppress(OSError):  # a closed terminal. Not `print`, which fails within another `print`
-            os.write(1, f"{CLEAR_LINE * sys.stdout.isatty()}{self._label}{answer}\n".encode())
+            start = CLEAR_LINE if is_terminal(sys.stdout) else ""
+            os.write(1, f"{start}{self._label}{answer}\n".encode())
         if ends:
             raise KeyboardInterrupt
 

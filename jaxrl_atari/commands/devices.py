@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import say
-from jaxrl_atari.cli.options import FromConfig, parse
+from jaxrl_atari.cli.options import FromConfig, load_config, parse, read_start
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.fast.forms import make_network
@@ -167,7 +167,8 @@ On a GPU, add 0.6 to 0.8 GiB for the CUDA context, cuDNN and cuBLAS.
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exits with status 1 if the driver or a device fails."""
-    options, _ = parse(Options, arguments)
+    start = read_start(arguments)
+    options = parse(Options, arguments, "devices", Options(full_config=load_config(start.config)))
     choose_devices(options.full_config.devices)
     print_report(options.full_config, with_memory=options != Options())
 

@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from rich.progress import track
 
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter
 from jaxrl_atari.envs.record import Games
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.output import tracked
 
 PAST = 3
 """Frames before the newest one that a stack can hold."""
@@ -57,7 +57,7 @@ def replay(pool: EnvPool, games: Games) -> tuple[EnvStep, np.ndarray, np.ndarray
     episodes = EpisodeCounter(pool.num_envs)
     newest = deque(maxlen=PAST + 1)
     steps = play_again(pool, games.anchor_seed, actions)
-    for _, step in track(steps, "playing the games of the checkpoint again", since.max() + 1, transient=True):
+    for _, step in tracked(steps, "playing the games of the checkpoint again", since.max() + 1, transient=True):
         episodes.count(step)  # starts anew where a game does
         newest.append(step)
     step = newest.pop()

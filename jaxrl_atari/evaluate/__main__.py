@@ -14,14 +14,15 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from jaxrl_atari.cli import counted, run, say
+from jaxrl_atari.cli.options import parse
 from jaxrl_atari.config import GpuWord
 from jaxrl_atari.devices import pick_device
-from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.errors import Limits, UserError, reason
 from jaxrl_atari.evaluate.play import record_video, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware import runtime
@@ -41,22 +42,22 @@ class Options(WithImports):
 
     run_dir: tyro.conf.Positional[Path]
     """Directory of a run (data/NAME_TIMESTAMP) or of one of its sessions (data/NAME_TIMESTAMP/session_0)."""
-    checkpoint: Literal["best", "latest"] | int = "best"
+    checkpoint: Annotated[Literal["best", "latest"] | int, Limits(0, 10**12)] = "best"
     """The one with the highest mean return of the last 100 games, the latest one, or the one at an env step."""
-    episodes: int = 32
+    episodes: Annotated[int, Limits(1, 1_000_000)] = 32
     """Full games to play."""
     video: bool = False
     """Also record a game of that seed, to video_STEP.mp4 in the session's directory (or video_STEP_2.mp4, ...), and to
     TensorBoard."""
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
-    session: int | None = None
+    session: Annotated[int | None, Limits(0, 10_000)] = None
     """Session of the run. None: its only one, else the one with the highest mean return of 100 games."""
     sessions: Literal["one", "all"] = "one"
     """all: play every session, and report the mean over sessions with its 95% interval."""
-    seed: int = 0
+    seed: Annotated[int, Limits(0, 2**31 - 1)] = 0
     """Seed of games and actions. With --sessions all, session i has seed + i."""
-    num_envs: int = 16
+    num_envs: Annotated[int, Limits(1, 4_096)] = 16
     """Games played at once."""
     backend: Literal["ale", "envpool", "gymnasium"] | None = None
     """Emulator pool. None: that of training. With another one, scores may differ: so do the emulators."""
@@ -66,7 +67,7 @@ class Options(WithImports):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.evaluate")
+    options = parse(Options, arguments, "evaluate")
     import_named(options.imports)
     every_session = options.sessions == "all"
     if every_session and options.session is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import tyro
 
 from jaxrl_atari import cli
+from jaxrl_atari.cli.options import parse
 from jaxrl_atari.report.page import write_report
 
 
@@ -27,7 +28,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.report")
+    options = parse(Options, arguments, "report")
     for directory in (options.run_dir, *options.others):
         cli.say(str(write_report(directory)))
 

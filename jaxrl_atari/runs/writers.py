@@ -17,9 +17,9 @@ from typing import Any, Protocol, TextIO
 
 from rich.progress import BarColumn, Progress
 
-from jaxrl_atari.cli import say
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.output import console, is_terminal, say
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import unused, write_file
 from jaxrl_atari.runs.reading import EVALUATION_COLUMNS, EVALUATIONS_FILE, METRICS_FILE, number, read_rows
@@ -97,9 +97,9 @@ class TerminalWriter(Writer):
 
     def __init__(self, total_env_steps: int, label: str):
         self._label = label
-        self._live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self._live = is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
         self._bar = Progress(
-            "{task.description}", BarColumn(None),
+            "{task.description}", BarColumn(None), console=console(),
             refresh_per_second=2, speed_estimate_period=60.0, disable=not self._live,
         )  # fmt: skip
         self._bar.add_task(label, total=total_env_steps)

@@ -6,13 +6,12 @@ python -m jaxrl_atari.search --config configs/search_qbert.py --run-dir data/qbe
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import resume_command, say
-from jaxrl_atari.cli.options import FromDirectory, load_config, parse
+from jaxrl_atari.cli.options import FromDirectory, parse, read_start, run_config_file
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs import describe_environment
 from jaxrl_atari.errors import SessionsFailed, reason, require
@@ -55,8 +54,19 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
     Raises:
         UserError: a value that cannot be used, or that a search cannot change when it continues.
     """
-    load = functools.partial(load_config, get_config=Config, get_search=SearchConfig)
-    options, default = parse(Options, arguments, load, is_search, read_search, ["search"])
+    start = read_start(arguments)
+    default = Options()
+    if start.config is not None:
+        file = run_config_file(start.config)
+        search = file.call("get_search", SearchConfig)
+        default = Options(full_config=file.call("get_config", Config), search=search)
+    stored = None
+    continued = start.continued(is_search)
+    if continued is not None:
+        stored, search = read_search(continued)
+        start.say_kept(default.full_config, stored)
+        default = Options(full_config=stored, search=search)
+    options = parse(Options, arguments, "search", default, stored)
     config = options.full_config
     search = options.search
     search_dir = options.directory

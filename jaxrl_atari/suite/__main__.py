@@ -10,14 +10,13 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import counted, resume_command, say
-from jaxrl_atari.cli.options import FromDirectory, load_config, parse, say_changes
-from jaxrl_atari.config import Config
+from jaxrl_atari.cli.options import FromDirectory, load_config, parse, read_start, say_changes
 from jaxrl_atari.errors import SessionsFailed, reason, require
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.suites import save_results, suite_results
@@ -86,15 +85,15 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Sweep, Swee
     Raises:
         UserError: a value that cannot be used.
     """
-
-    def load(path: Path | None) -> list[Any]:
-        return [dataclasses.replace(load_config(path, get_config=Config)[0], name="suite"), None]
-
-    def read(directory: Path) -> list[Any]:
-        plan = read_plan(directory)
-        return [plan.config, plan.games]
-
-    options, default = parse(Options, arguments, load, holds_suite, read, ["games"])
+    start = read_start(arguments)
+    default = Options(full_config=dataclasses.replace(load_config(start.config), name="suite"))
+    before = None
+    continued = start.continued(holds_suite)
+    if continued is not None:
+        before = read_plan(continued)
+        start.say_kept(default.full_config, before.config)
+        default = Options(full_config=before.config, games=before.games)
+    options = parse(Options, arguments, "suite", default, before.config if before else None)
     config = options.full_config
     game = default.full_config.env.game
     expected = "nothing; each game of a suite has its own trial"
@@ -106,10 +105,8 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Sweep, Swee
     games = list(game_configs(config, named))
     vary = parse_vary(options.vary, config)
 
-    directory = options.directory
-    if directory is None or not holds_suite(directory):
+    if before is None:
         return options, Sweep(config, games, vary), None
-    before = read_plan(directory)
     expected = f"{' '.join(before.games)}, the games of the suite"
     require(games == before.games, "--games", " ".join(games), expected)
     sweep = Sweep(config, games, vary or before.vary)

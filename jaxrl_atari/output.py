@@ -1,0 +1,104 @@
+"""Text for the user: nothing that a stream does ends what is printed about."""
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Generator, Iterable
+from typing import TextIO, TypeVar
+
+from rich.console import Console
+from rich.progress import track
+
+Item = TypeVar("Item")
+
+
+def write(text: str, stream: TextIO | None = None) -> None:
+    """Writes text to standard output, or another stream, at once.
+
+    Nothing that a stream does ends a training run, whose own files are elsewhere. Characters that the stream cannot
+    encode become "?". Where there is no stream (`sys.stdout` may be None), or writing to it fails, the text is lost. If
+    the pipe or terminal behind it is closed, or the disk is full, later text goes nowhere as well.
+    """
+    output = sys.stdout if stream is None else stream
+    try:
+        try:
+            output.write(text)
+        except UnicodeEncodeError:
+            encoding = getattr(output, "encoding", None) or "ascii"
+            output.write(text.encode(encoding, "replace").decode(encoding))
+        if hasattr(output, "flush"):
+            output.flush()
+    except BlockingIOError:  # a terminal that takes no more for now
+        pass
+    except OSError:
+        with contextlib.suppress(Exception):  # a stream without a descriptor
+            descriptor = output.fileno()
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
+    except Exception:  # None, a closed file, or a caller's own stream, which may raise anything
+        pass
+
+
+def say(line: str, stream: TextIO | None = None) -> None:
+    """Prints a line; see `write`."""
+    write(line + "\n", stream)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal. False for one that does not say, and for None."""
+    try:
+        return bool(stream is not None and stream.isatty())
+    except Exception:  # a closed file, or a caller's own stream
+        return False
+
+
+class SafeStream(io.TextIOBase):
+    """A stream for libraries that print, such as rich and tyro: each write is that of `write`.
+
+    Args:
+        stream: where the text goes. None: nowhere.
+    """
+
+    def __init__(self, stream: TextIO | None):
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # pyright: ignore
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        if self._stream is not None:
+            write(text, self._stream)
+        return len(text)
+
+    def isatty(self) -> bool:
+        return is_terminal(self._stream)
+
+
+def console() -> Console:
+    """A console of rich on standard output, which never fails; see `SafeStream`."""
+    return Console(file=SafeStream(sys.stdout))  # pyright: ignore
+
+
+def tracked(
+    items: Iterable[Item], description: str, total: float | None = None, transient: bool = False
+) -> Generator[Item, None, None]:
+    """Iterates over items and draws a bar with the share that is done.
+
+    Close it where the loop may end early (`contextlib.closing`): if the thread that draws it collects it as garbage,
+    rich's bar waits for itself.
+
+    Args:
+        total: number of the items. None: their length.
+        transient: remove the bar from a terminal at the end.
+    """
+    bar = track(items, description, total, console=console(), transient=transient)
+    with contextlib.closing(bar) as shown:  # pyright: ignore
+        yield from shown
+
+
+def counted(count: float, noun: str) -> str:
+    """`1 game`, `2 games`, `0.25 GPUs`."""
+    return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"
