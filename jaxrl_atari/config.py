@@ -465,7 +465,7 @@ def config_from_dict(values: dict[str, Any]) -> Config:
         if not isinstance(values, dict) or not dataclasses.is_dataclass(cls):
             return values
         fields = {f.name: f.type for f in dataclasses.fields(cls)}
-        known = {name: value for name, value in values.items() if name != "jsonl"}  # log.jsonl of an earlier version
+        known = {name: value for name, value in values.items() if name != "jsonl"}  # of log, in runs with format 3
         for name in known.keys() - fields:
             raise UserError(
                 f"{prefix}{name}: this version of jaxrl_atari has no such field; use the version that saved it"

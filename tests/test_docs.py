@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import tyro
 from user_commands import run_here, skip_without_extra
 
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import make_sides
-from jaxrl_atari.cli import options
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.errors import UserError
 
@@ -78,13 +78,16 @@ def run(module, words, monkeypatch):
 
     def stop_after(function):
         def wrapper(*args, **kwargs):
-            function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            if kwargs.get("return_unknown_args") and result[1]:
+                return result  # the command names what it does not know
             raise Parsed
 
         return wrapper
 
-    monkeypatch.setattr(options, "parse", stop_after(options.parse))
-    monkeypatch.setattr(options, "parse_command", stop_after(options.parse_command))
+    monkeypatch.setattr(tyro, "cli", stop_after(tyro.cli))
+    subcommands = tyro.extras.subcommand_cli_from_dict
+    monkeypatch.setattr(tyro.extras, "subcommand_cli_from_dict", stop_after(subcommands))
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop_after(argparse.ArgumentParser.parse_args))
     monkeypatch.chdir(ROOT)
     error = io.StringIO()
