@@ -189,9 +189,10 @@ def parse_command(
         raise UserError(f"{words[0]}: {command} has no such command; {meant}expected one of {', '.join(commands)}")
     later = {name: deferred(function) for name, function in commands.items()}
     with one_line_errors():
-        return tyro.extras.subcommand_cli_from_dict(
+        chosen: Any = tyro.extras.subcommand_cli_from_dict(
             later, prog=f"python -m jaxrl_atari.{command}", args=words, registry=NUMBERS
         )
+    return chosen
 
 
 @contextlib.contextmanager
