@@ -293,7 +293,7 @@ def test_help_shows_options_with_defaults_and_descriptions(capsys, monkeypatch):
     text = " ".join(re.sub("[│\x1b]|\\[[0-9;]*m", " ", capsys.readouterr().out).split())
     assert "--config {None}|PATH" in text
     assert "--seed INT Everything random in session i derives from seed + i. (default: 0)" in text
-    assert "--network.name {nature,impala}" in text
+    assert "--overlap {none,update}" in text
     assert "--devices.gpu auto|true|false|INDEX" in text
 
 

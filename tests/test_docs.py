@@ -23,6 +23,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import make_sides
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.imports import IMPORTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -67,7 +68,10 @@ def command_lines(page):
 def examples(page):
     """The commands of a page, each once, with files that exist in place of those of the page."""
     for case in dict.fromkeys(command_lines(page)):
-        words = ["configs/qbert.py" if word == "FILE" or word.endswith("_best.py") else word for word in case.words]
+        words = [
+            "configs/qbert.py" if word in ("FILE", "my_idea.py") or word.endswith("_best.py") else word
+            for word in case.words
+        ]
         words = [word.replace("HOST:PORT", "localhost:1234") for word in words]
         if words:
             yield case._replace(words=tuple(words))
@@ -90,6 +94,7 @@ def run(module, words, monkeypatch):
     monkeypatch.setattr(tyro.extras, "subcommand_cli_from_dict", stop_after(subcommands))
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop_after(argparse.ArgumentParser.parse_args))
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv(IMPORTS, "[]")
     error = io.StringIO()
     try:
         with redirect_stderr(error):
