@@ -1,4 +1,4 @@
-"""Graphs of sessions, trials and comparisons of trials, as PNG and SVG.
+"""Graphs of sessions, trials, searches and comparisons, as PNG and SVG.
 
     python -m jaxrl_atari.plots RUN_DIR... [--output DIR]
 
@@ -8,29 +8,37 @@ comparison into DIR.
     python -m jaxrl_atari.plots SUITE_DIR... [--output DIR]
 
 compares suites: learning curves of each game, and statistics over the games that are complete in all suites.
+
+    python -m jaxrl_atari.plots SEARCH_DIR...
+
+draws the trials of each search into SEARCH_DIR/graphs/. Directories of all kinds may be given at once (data/*): each
+kind is drawn for itself.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import parse
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import NoLogPoint, UserError, require
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run
+from jaxrl_atari.report.searches import draw_graphs, read_study
 from jaxrl_atari.report.suites import compare_suites, read_suite
-from jaxrl_atari.report.summary import read_run
-from jaxrl_atari.runs.run_dir import is_suite
+from jaxrl_atari.report.summary import Run, read_run
+from jaxrl_atari.runs.run_dir import is_search, is_suite
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Draws graphs of runs, and compares runs or suites."""
+    """Draws graphs of runs and searches, and compares runs or suites."""
 
     run_dir: tyro.conf.Positional[Path]
-    """Directory of a run or of a suite."""
+    """Directory of a run, a suite or a search."""
     others: tyro.conf.Positional[tuple[Path, ...]] = ()
     """More of them, to compare."""
     output: Path = Path("graphs")
@@ -49,6 +57,45 @@ def say_paths(paths: Iterable[Path]) -> None:
         cli.say(str(path))
 
 
+Kind = TypeVar("Kind", Run, list[Path])
+
+
+def draw_search(search_dir: Path) -> list[Path]:
+    """Draws the trials of a search into SEARCH_DIR/graphs/, and returns the files.
+
+    Raises:
+        NoLogPoint: no game of a trial has ended, or Optuna is not installed.
+    """
+    study = read_study(search_dir)
+    files = draw_graphs(study, search_dir / "graphs") if study else []
+    if not files:
+        hint = "wait for the first finished game; drawing needs pip install 'jaxrl_atari[search]'"
+        raise NoLogPoint(f"{search_dir}: holds no trial with a score; {hint}")
+    return files
+
+
+def without_empty(work: Callable[[Path], Kind], directories: Mapping[str, Path], alone: bool) -> dict[str, Kind]:
+    """Reads or draws directories of one kind: name -> result. One without a log point is named on stderr and left out.
+
+    Args:
+        work: reads or draws a directory.
+        directories: by name.
+        alone: there is no other directory, so that its error ends the command.
+
+    Raises:
+        UserError: a directory that cannot be read for another reason.
+    """
+    found = {}
+    for name, directory in directories.items():
+        try:
+            found[name] = work(directory)
+        except NoLogPoint as error:
+            if alone:
+                raise
+            cli.say(f"not drawn: {error}", sys.stderr)
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = parse(Options, arguments, "plots")
@@ -57,18 +104,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = options.labels or [directory.absolute().name for directory in directories]
     count = len(directories)
     require(len(names) == len({*names}) == count, "--labels", " ".join(names), f"{count} different names")
-    if is_suite(options.run_dir):
-        suites = dict(zip(names, map(read_suite, directories), strict=True))
-        runs = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
-        if runs:
-            say_paths(plot_comparison(runs, output, options.title, x=options.x))
-        cli.say(f"\n{compare_suites(suites, output)}")
-        return
-    runs = dict(zip(names, map(read_run, directories), strict=True))
+    named = dict(zip(names, directories, strict=True))
+    searches = {name: path for name, path in named.items() if is_search(path)}
+    suites = {name: path for name, path in named.items() if is_suite(path)}
+    run_dirs = {name: path for name, path in named.items() if name not in searches | suites}
+
+    # Runs and suites are read before anything is drawn, so that a directory of another kind is an error at once.
+    runs = without_empty(read_run, run_dirs, count == 1)
+    opened = {name: read_suite(path) for name, path in suites.items()}
+    drawn = without_empty(draw_search, searches, count == 1)
+    if not (runs or opened or drawn):
+        raise UserError("nothing is drawn: no directory holds a log point; wait for the first one")
+    for files in drawn.values():
+        say_paths(files)
     for run in runs.values():
         say_paths(plot_run(run, options.title if len(runs) == 1 else ""))
     if len(runs) > 1:
         say_paths(plot_comparison([*runs.items()], output, options.title, x=options.x))
+    if opened:
+        curves = [(name, run) for name, suite in opened.items() for run in suite.runs.values()]
+        if curves:
+            file = "comparison_of_suites" if len(runs) > 1 else "comparison"  # beside that of the runs
+            say_paths(plot_comparison(curves, output, options.title, file, options.x))
+        try:
+            cli.say(f"\n{compare_suites(opened, output)}")
+        except UserError as error:
+            if not (runs or drawn):
+                raise
+            cli.say(f"not compared: {error}", sys.stderr)
 
 
 if __name__ == "__main__":

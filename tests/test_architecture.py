@@ -100,7 +100,7 @@ def test_imports_point_one_way():
         ("wandb", {"runs"}),
         ("pynvml", {"hardware"}),
         ("huggingface_hub", {"hub"}),
-        ("optuna", {"search"}),
+        ("optuna", {"search", "report"}),
         ("ray", {"suite", "search"}),
         ("jinja2", {"report"}),
         ("jaxrl_atari.train", set()),

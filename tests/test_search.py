@@ -26,6 +26,7 @@ from jaxrl_atari import train
 from jaxrl_atari.cli.options import load_config
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, set_fields
 from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.report.searches import draw_graphs
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.run_dir import checkpoint_steps
 from jaxrl_atari.search import (
@@ -39,7 +40,6 @@ from jaxrl_atari.search import __main__ as command
 from jaxrl_atari.search.options import check_search, read_search, to_dict
 from jaxrl_atari.search.study import (
     Reporter,
-    draw_graphs,
     open_study,
     open_trial,
     run_trial,

@@ -6,7 +6,6 @@ the page's own security policy allows neither scripts nor network.
 
 import base64
 import contextlib
-import csv
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import NoLogPoint, UserError, reason
 from jaxrl_atari.report import summary
 from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
+from jaxrl_atari.report.searches import JOURNAL_FILE, draw_graphs, read_study, search_facts, trial_rows
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import aggregate_rows, missing_intervals, read_suite, results, text_rows
 from jaxrl_atari.report.summary import Run, read_run, trial_summary
@@ -31,8 +31,8 @@ REPORT_FILE = "report.html"
 def write_report(directory: Path) -> Path:
     """Writes report.html into the directory of a run, a suite or a search; returns its path.
 
-    The runs of a suite or a search get theirs first; one without a log point gets none. Graphs of runs and suites that
-    are missing or older than the metrics are drawn.
+    The runs of a suite or a search get theirs first; one without a log point gets none. Graphs that are missing or
+    older than what they show are drawn.
 
     Raises:
         UserError: the directory is none of the three, has no log point yet, or has a damaged file.
@@ -136,13 +136,19 @@ def _describe_suite(suite_dir: Path) -> dict[str, Any]:
 def _describe_search(search_dir: Path) -> dict[str, Any]:
     config = read_config(search_dir, SEARCH_FILE)
     description = read_json(search_dir / SEARCH_FILE)
-    table = search_dir / "trials.csv"
-    trials = list(csv.reader(table.read_text(encoding="utf-8").splitlines())) if table.is_file() else []
+    trials = trial_rows(search_dir)
+    directory = search_dir / "graphs"
+    curves = directory / "curves.svg"
+    journal = search_dir / JOURNAL_FILE
+    if not curves.is_file() or (journal.is_file() and curves.stat().st_mtime < journal.stat().st_mtime):
+        study = read_study(search_dir)
+        if study is not None:
+            draw_graphs(study, directory)
     return _settings(config, description) | {
         "trials": trials,
         "links": _write_runs(search_dir, [f"trial_{number}" for number, *_ in trials[1:]]),
-        "graphs": sorted(search_dir.glob("graphs/*.svg")),
-        "search": flat({"search": description.get("search")}),
+        "graphs": sorted(directory.glob("*.svg")),
+        "search": search_facts(description["search"]),
     }
 
 

@@ -213,6 +213,15 @@ def score_text(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{round(value, 2) + 0.0:.2f}".removesuffix(".00")
 
 
+def number_text(value: float) -> str:
+    """A number of any size as people write it, with three significant digits: 0.000343, 0.95, 2,048, 1e-08."""
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) < 1e-6:
+        return f"{value:.3g}"
+    return np.format_float_positional(value, precision=3, fractional=False, trim="-")
+
+
 def interval_text(scores: Sequence[float]) -> str:
     """The interval of the mean score; with two sessions, both scores; with one, nothing."""
     if (interval := score_interval(scores)) is not None:

@@ -16,6 +16,7 @@ from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs import describe_environment
 from jaxrl_atari.errors import SessionsFailed, reason, require
 from jaxrl_atari.report.page import try_report
+from jaxrl_atari.report.searches import draw_graphs
 from jaxrl_atari.report.summary import score_text
 from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, describe, is_search, make_run_dir
@@ -24,7 +25,6 @@ from jaxrl_atari.search.options import check_search, read_search, to_dict
 from jaxrl_atari.search.study import (
     FAILURE,
     SearchResults,
-    draw_graphs,
     has_failed,
     open_study,
     open_trial,

@@ -15,7 +15,6 @@ import csv
 import io
 import math
 import pprint
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,17 +31,14 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from jaxrl_atari.cli import say
 from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.report.graphs import default_style, save_figure
-from jaxrl_atari.report.summary import markdown_table, read_run, trial_summary
+from jaxrl_atari.report.searches import JOURNAL_FILE, STUDY_NAME
+from jaxrl_atari.report.summary import markdown_table, number_text, read_run, trial_summary
 from jaxrl_atari.runs.files import write_file, write_json
 from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, session_dir
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.options import SearchConfig, read_search, space_dict
 from jaxrl_atari.suite.ray_cluster import Share
-
-NAME = "search"
-"""Name of the study."""
 
 FAILURE = "failure"
 """Attribute of a trial in the study: why it failed. Empty if it has not."""
@@ -54,7 +50,7 @@ NO_GAME = "no game ended within the budget"
 def _open_journal(search_dir: Path) -> JournalStorage:
     """The file in which Optuna keeps the study. It allows several processes at a time."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return JournalStorage(JournalFileBackend(str(search_dir / "journal.log")))
+    return JournalStorage(JournalFileBackend(str(search_dir / JOURNAL_FILE)))
 
 
 def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optuna.Study:
@@ -63,7 +59,7 @@ def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optun
     seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
     asha = search.early_stopping == "asha"
     return optuna.create_study(
-        study_name=NAME, storage=_open_journal(search_dir), load_if_exists=True, direction="maximize",
+        study_name=STUDY_NAME, storage=_open_journal(search_dir), load_if_exists=True, direction="maximize",
         sampler=TPESampler(seed=seed) if search.method == "optuna" else RandomSampler(seed),
         pruner=SuccessiveHalvingPruner(search.grace_env_steps, search.reduction) if asha else NopPruner(),
     )  # fmt: skip
@@ -75,7 +71,7 @@ def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     The command calls this too, for a trial whose process died: that trial has fields even if it had not sampled them.
     """
     journal = _open_journal(search_dir)
-    trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(NAME), number)
+    trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(STUDY_NAME), number)
     journal.set_trial_state_values(trial_id, TrialState.RUNNING)
     trial = Trial(open_study(search_dir, search, number), trial_id)
     for name, distribution in space_dict(search).items():
@@ -194,11 +190,11 @@ class SearchResults(NamedTuple):
 
 
 def cell_text(value: Any) -> str:
-    """A value in a table, with six significant digits of a float."""
+    """A value in a table: numbers below 1 with three significant digits, others with up to six."""
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:,.6g}"
+        return number_text(value) if abs(value) < 1 else f"{value:,.6g}"
     return f"{value:,}" if type(value) is int else str(value)
 
 
@@ -252,38 +248,3 @@ from jaxrl_atari.config import *
 def get_config() -> Config:
     return {pprint.pformat(config, width=110)}
 '''
-
-
-def draw_graphs(study: optuna.Study, directory: Path) -> None:
-    """Draws Optuna's graphs, as PNG and SVG: curves, fields (a panel for each), parallel, and importances.
-
-    Nothing is drawn before two trials have a score. A stopped trial has the score that it was stopped at.
-    """
-    trials = study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED])
-    if len(trials) < 2:
-        return
-    for trial in trials:
-        trial.state = TrialState.COMPLETE  # Optuna would leave out pruned trials, which with ASHA are most of them
-    drawn = optuna.create_study(direction="maximize")
-    drawn.add_trials(trials)
-    with default_style(), warnings.catch_warnings():
-        from matplotlib import pyplot
-        from optuna.visualization import matplotlib as graphs
-
-        warnings.simplefilter("ignore")  # the graphs are experimental; few trials have equal importances
-        drawings = {
-            "curves": graphs.plot_intermediate_values,
-            "fields": graphs.plot_slice,
-            "parallel": graphs.plot_parallel_coordinate,
-            "importances": graphs.plot_param_importances,
-        }
-        pyplot.switch_backend("agg")
-        pyplot.rcParams["text.parse_math"] = True  # in the numbers along a logarithmic axis
-        for name, draw in drawings.items():
-            axes = draw(drawn)
-            if name == "curves":
-                axes.set(title="return_ma of each trial", xlabel="env steps", ylabel="return_ma")
-            for panel in pyplot.gcf().axes:
-                panel.tick_params(axis="x", which="both", rotation=30)
-            save_figure(pyplot.gcf(), directory, name)
-            pyplot.close()

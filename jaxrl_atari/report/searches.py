@@ -1,0 +1,336 @@
+"""Searches: the table of the trials and the search space as text, and graphs of the trials.
+
+The trials are read from the search's Optuna study, SEARCH_DIR/journal.log. Optuna is imported when it is read.
+"""
+
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_atari.config import flat
+from jaxrl_atari.report.graphs import COLOURS, GREY, default_style, finish_axes, new_figure, save_figure
+from jaxrl_atari.report.summary import number_text, score_text
+
+if TYPE_CHECKING:
+    import optuna
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from optuna.distributions import BaseDistribution
+
+STUDY_NAME = "search"
+JOURNAL_FILE = "journal.log"
+RETURN_MA = "return_ma"
+
+COLOUR_OF = {"best": COLOURS[1], "finished": COLOURS[0], "stopped by ASHA": GREY, "unfinished": COLOURS[5]}
+"""Kind of a trial -> its colour."""
+
+
+class Trial(NamedTuple):
+    """A trial that has a score: the last `return_ma`, or that at which it was stopped."""
+
+    number: int
+    fields: dict[str, Any]  # dotted name -> value
+    distributions: dict[str, "BaseDistribution"]  # dotted name -> what the value was drawn from
+    score: float
+    env_steps: list[int]  # of its log points that have a return_ma
+    returns: list[float]  # return_ma at these
+    kind: str  # a key of COLOUR_OF
+
+
+# Tables.
+
+
+def trial_rows(search_dir: Path) -> list[list[str]]:
+    """The table of the trials, as in trials.csv and with rounded numbers: header, then a row for each, best first.
+
+    Empty before a search has written its first results.
+    """
+    path = search_dir / "trials.csv"
+    if not path.is_file():
+        return []
+    header, *rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
+    scores = {"score", "env_steps"}
+
+    def text(name: str, cell: str) -> str:
+        try:
+            value = float(cell)
+        except ValueError:
+            return cell
+        if name == "trial" or not math.isfinite(value):
+            return cell
+        return score_text(value) if name in scores else number_text(value)
+
+    return [header, *([text(name, cell) for name, cell in zip(header, row, strict=False)] for row in rows)]
+
+
+def search_facts(search: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a search, as search.json has them, in words: name -> value.
+
+    A searched field has the range or the values that it is drawn from: `0.0001 to 0.0005, logarithmic`.
+    """
+    options = {name: value for name, value in search.items() if name != "space"}
+    space = search.get("space")
+    fields = space.items() if isinstance(space, Mapping) else ()
+    return {name: distribution_text(saved) for name, saved in fields} | flat(options)
+
+
+def distribution_text(saved: Any) -> str:
+    """A distribution of Optuna, as JSON, in words."""
+    attributes = saved.get("attributes", saved) if isinstance(saved, Mapping) else None
+    if not isinstance(attributes, Mapping):
+        return str(saved)
+    if "choices" in attributes:
+        return " or ".join(map(str, attributes["choices"]))
+    if not {"low", "high"} <= set(attributes):
+        return str(saved)
+    text = f"{_number(attributes['low'])} to {_number(attributes['high'])}"
+    if attributes.get("step") not in (None, 1):
+        text += f" in steps of {_number(attributes['step'])}"
+    return f"{text}, logarithmic" if attributes.get("log") else text
+
+
+def _number(value: Any) -> str:
+    return number_text(value) if isinstance(value, int | float) else str(value)
+
+
+# Trials.
+
+
+def read_study(search_dir: Path) -> "optuna.Study | None":
+    """The study of a search; None if the search has not begun or Optuna is not installed."""
+    journal = search_dir / JOURNAL_FILE
+    if not journal.is_file() or find_spec("optuna") is None:
+        return None
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = JournalStorage(JournalFileBackend(str(journal)))
+    try:
+        return optuna.load_study(study_name=STUDY_NAME, storage=storage)
+    except KeyError:  # its process died before it was written
+        return None
+
+
+def read_trials(study: "optuna.Study") -> list[Trial]:
+    """The trials that have a score, in the order of their numbers. A trial that runs has its score so far."""
+    from optuna.trial import TrialState
+
+    kinds = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped by ASHA"}
+    trials = []
+    for found in study.trials:
+        points = sorted((step, value) for step, value in found.intermediate_values.items() if math.isfinite(value))
+        score = found.value
+        if score is None and points:
+            score = points[-1][1]
+        if score is not None and found.params:
+            trial = Trial(
+                number=found.number,
+                fields=dict(found.params),
+                distributions=dict(found.distributions),
+                score=float(score),
+                env_steps=[step for step, _ in points],
+                returns=[value for _, value in points],
+                kind=kinds.get(found.state, "unfinished"),
+            )
+            trials.append(trial)
+    finished = [trial for trial in trials if trial.kind == "finished"] or trials
+    best = max(finished, key=lambda trial: trial.score, default=None)
+    return [trial._replace(kind="best") if trial is best else trial for trial in trials]
+
+
+# Graphs.
+
+
+def draw_graphs(study: "optuna.Study", directory: Path) -> list[Path]:
+    """Draws the trials of a search, each graph as PNG and SVG; returns the files.
+
+    - curves: return_ma against env steps, a line for each trial
+    - fields: score against each searched field
+    - parallel: fields and score of each trial, a line for each
+    - importances: how much of the variance of the score each field explains (Optuna's fANOVA)
+
+    The last two need two trials with a score. Nothing is drawn before a game has ended.
+    """
+    trials = read_trials(study)
+    if not trials:
+        return []
+    drawings: dict[str, Callable[[], Figure | None]] = {
+        "curves": lambda: _draw_curves(trials),
+        "fields": lambda: _draw_fields(trials),
+    }
+    if len(trials) > 1:
+        drawings["parallel"] = lambda: _draw_parallel(trials)
+        drawings["importances"] = lambda: _draw_importances(trials)
+    files = []
+    with default_style():
+        for name, draw in drawings.items():
+            figure = draw()
+            if figure is not None:
+                files += save_figure(figure, directory, name)
+    return files
+
+
+def _draw_curves(trials: Sequence[Trial]) -> "Figure | None":
+    """return_ma against env steps; None without log points."""
+    figure = new_figure("return_ma of each trial", 10, 5)
+    axes = figure.add_subplot()
+    for trial in sorted(trials, key=lambda each: each.kind == "best"):  # the best one on top
+        width = 2.2 if trial.kind == "best" else 1.1
+        axes.plot(trial.env_steps, trial.returns, color=COLOUR_OF[trial.kind], linewidth=width)
+    if not axes.has_data():
+        return None
+    finish_axes(axes, "env steps", RETURN_MA)
+    _add_legend(axes, trials)
+    return figure
+
+
+def _draw_fields(trials: Sequence[Trial]) -> "Figure":
+    """Score against each searched field, a panel for each."""
+    names = _field_names(trials)
+    columns = min(len(names), 3)
+    rows = math.ceil(len(names) / columns)
+    figure = new_figure("score of each trial against its fields", 4.4 * columns, 3.8 * rows)
+    for index, name in enumerate(names, 1):
+        axes = figure.add_subplot(rows, columns, index)
+        for kind, colour in COLOUR_OF.items():
+            shown = [trial for trial in trials if trial.kind == kind and name in trial.fields]
+            positions = _positions([trial.fields[name] for trial in shown], name, trials)
+            axes.plot(positions, [trial.score for trial in shown], "o", color=colour, zorder=3)
+        if _is_logarithmic(name, trials):
+            axes.set_xscale("log")
+        _write_ticks(axes, name, trials)
+        axes.set_xlabel(name)
+        axes.set_ylabel("score")
+    _add_legend(figure.axes[0], trials)
+    return figure
+
+
+def _draw_parallel(trials: Sequence[Trial]) -> "Figure":
+    """A vertical axis for each field and one for the score; each trial is a line, coloured by its score."""
+    import matplotlib
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    names = _field_names(trials)
+    figure = new_figure("fields and score of each trial", max(8, 2.4 * (len(names) + 1)), 5)
+    axes = figure.add_subplot()
+    columns = []
+    for name in names:
+        positions = np.array(_positions([trial.fields.get(name) for trial in trials], name, trials), np.float64)
+        if _is_logarithmic(name, trials):
+            positions = np.log(positions)
+        columns.append(positions)
+    columns.append(np.array([trial.score for trial in trials]))
+    heights = np.array([_to_unit(column) for column in columns])
+    colours = ScalarMappable(Normalize(columns[-1].min(), columns[-1].max()), matplotlib.colormaps["viridis_r"])
+    for index in np.argsort(columns[-1]):
+        axes.plot(heights[:, index], color=colours.to_rgba(columns[-1][index]), linewidth=1.6)
+    for place, (name, column) in enumerate(zip([*names, "score"], columns, strict=True)):
+        axes.axvline(place, color=GREY, linewidth=0.8)
+        for at in (np.nanargmin(column), np.nanargmax(column)):
+            value = trials[at].fields.get(name, trials[at].score)
+            text = number_text(value) if isinstance(value, int | float) else str(value)
+            axes.annotate(text, (place, heights[place, at]), (4, 3), textcoords="offset points", color=GREY)
+    axes.set_xticks(range(len(columns)), [*names, "score"])
+    axes.set_yticks([])
+    axes.set_ylim(-0.05, 1.1)
+    axes.grid(visible=False)
+    figure.colorbar(colours, ax=axes, label="score")
+    return figure
+
+
+def _draw_importances(trials: Sequence[Trial]) -> "Figure | None":
+    """Optuna's importances of the fields; None where it has none, as for trials of equal score."""
+    import optuna
+    from optuna.importance import get_param_importances
+
+    copies = [
+        optuna.trial.create_trial(params=trial.fields, distributions=trial.distributions, value=trial.score)
+        for trial in trials
+    ]  # Optuna would leave out pruned trials, which with ASHA are most of them
+    complete = optuna.create_study(direction="maximize")
+    complete.add_trials(copies)
+    try:
+        importances = get_param_importances(complete)
+    except (ValueError, RuntimeError):  # no field differs
+        return None
+    names = list(importances)[::-1]
+    shares = [importances[name] for name in names]
+    figure = new_figure("importance of each field for the score", 9, 1.5 + 0.5 * len(names))
+    axes = figure.add_subplot()
+    bars = axes.barh(names, shares, color=COLOURS[0])
+    axes.bar_label(bars, [f"{share:.0%}" for share in shares], padding=3)
+    axes.set_xlim(0, max(1.0, *shares) * 1.1)
+    axes.set_xlabel("share of the variance of the score that the field explains")
+    return figure
+
+
+def _field_names(trials: Sequence[Trial]) -> list[str]:
+    """The searched fields, in the order of the search space."""
+    return list(dict.fromkeys(name for trial in trials for name in trial.fields))
+
+
+def _is_logarithmic(name: str, trials: Sequence[Trial]) -> bool:
+    """Whether a field was drawn on a logarithmic scale."""
+    return any(getattr(trial.distributions.get(name), "log", False) for trial in trials)
+
+
+def _categories(name: str, trials: Sequence[Trial]) -> list[str]:
+    """The values of a field that are no numbers, as text; empty for a field of numbers."""
+    values = [trial.fields[name] for trial in trials if name in trial.fields]
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return []
+    return sorted({str(value) for value in values})
+
+
+def _positions(values: Sequence[Any], name: str, trials: Sequence[Trial]) -> list[float]:
+    """Where values of a field stand along its axis: numbers at themselves, others at 0, 1, ...; NaN for None."""
+    categories = _categories(name, trials)
+    if categories:
+        return [np.nan if value is None else categories.index(str(value)) for value in values]
+    return [np.nan if value is None else float(value) for value in values]
+
+
+def _write_ticks(axes: "Axes", name: str, trials: Sequence[Trial]) -> None:
+    """Labels the x axis of a field: its categories, or plain numbers, of which few fit."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    categories = _categories(name, trials)
+    if categories:
+        axes.set_xticks(range(len(categories)), categories)
+        axes.set_xlim(-0.5, len(categories) - 0.5)
+        return
+    logarithmic = axes.get_xscale() == "log"
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if logarithmic else MaxNLocator(4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number_text(value)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis="x", rotation=30)
+
+
+def _to_unit(values: np.ndarray) -> np.ndarray:
+    """Values from 0, the lowest, to 1, the highest; 0.5 if they are equal."""
+    low, high = np.nanmin(values), np.nanmax(values)
+    return (values - low) / (high - low) if high > low else np.where(np.isnan(values), np.nan, 0.5)
+
+
+def _add_legend(axes: "Axes", trials: Sequence[Trial]) -> None:
+    """Names the kinds of trials that are drawn, and the best trial with its score."""
+    from matplotlib.lines import Line2D
+
+    entries = []
+    for kind, colour in COLOUR_OF.items():
+        shown = [trial for trial in trials if trial.kind == kind]
+        if shown:
+            label = kind
+            if kind == "best":
+                label = f"best: trial {shown[0].number}, score {score_text(shown[0].score)}"
+            entries.append(Line2D([], [], color=colour, linewidth=2, marker="o", label=label))
+    axes.legend(handles=entries, loc="upper left", bbox_to_anchor=(0, -0.24), borderaxespad=0)
