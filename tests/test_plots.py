@@ -1,5 +1,6 @@
 """Graphs: what their files show, read from the SVG's texts and from the lines that are drawn."""
 
+import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -12,11 +13,15 @@ from sample_runs import FEW_COLUMNS, learning_table, table, write_run
 from user_commands import ROOT, user_environment
 
 from jaxrl_atari import plots
+from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import graphs, statistics
+from jaxrl_atari.report import searches as graphs_of_search
 from jaxrl_atari.report.graphs import COLOURS
+from jaxrl_atari.report.page import write_report
 from jaxrl_atari.report.summary import read_run
+from jaxrl_atari.runs.files import write_json
 
 NAN = np.nan
 
@@ -240,3 +245,81 @@ def test_the_command_draws_everything_and_prints_the_files(tmp_path, capsys, mon
         plots.main(["a", "a"])
     with pytest.raises(UserError, match="nowhere: not a run directory"):
         plots.main(["a", "nowhere"])
+
+
+def test_directories_of_all_kinds_are_drawn_and_an_empty_one_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "a", [short(100, 200)])
+    empty = write_run(tmp_path / "empty", [short(1)])
+    (empty / "session_0" / "metrics.csv").unlink()
+    write_search(tmp_path / "search")
+    capsys.readouterr()  # Optuna's news
+    plots.main(["a", "empty", "search", "--output", "out"])
+    printed, errors = capsys.readouterr()
+    files = printed.split()
+    assert {"a/graphs/trial.svg", "search/graphs/curves.svg", "search/graphs/importances.png"} <= set(files)
+    assert all((tmp_path / file).is_file() for file in files)
+    assert len(errors.splitlines()) == 1
+    assert errors.startswith("not drawn: empty/session_0/metrics.csv: holds no log point")
+    with pytest.raises(UserError, match=r"empty/session_0/metrics\.csv: holds no log point"):
+        plots.main(["empty"])
+    (tmp_path / "search" / "journal.log").unlink()
+    with pytest.raises(UserError, match="search: holds no trial with a score; wait for the first finished game"):
+        plots.main(["search"])
+
+
+# Searches.
+
+
+def write_search(search_dir, trials=((1e-4, 3.0, "COMPLETE"), (3e-4, 9.0, "COMPLETE"), (1e-3, 6.0, "PRUNED"))):
+    """A search over the learning rate, whose trials have a log point at 100 env steps with a third of their score."""
+    optuna = pytest.importorskip("optuna")
+    search_dir.mkdir(parents=True)
+    space = {"ppo.learning_rate": optuna.distributions.FloatDistribution(1e-5, 1e-2, log=True)}
+    saved = {name: json.loads(optuna.distributions.distribution_to_json(each)) for name, each in space.items()}
+    write_json(search_dir / "search.json", {"config": Config().to_dict(), "search": {"trials": 4, "space": saved}})
+    backend = optuna.storages.journal.JournalFileBackend(str(search_dir / "journal.log"))
+    study = optuna.create_study(
+        study_name="search", storage=optuna.storages.JournalStorage(backend), direction="maximize"
+    )
+    for rate, score, state in trials:
+        made = optuna.trial.create_trial(
+            params={"ppo.learning_rate": rate},
+            distributions=space,
+            value=None if state == "RUNNING" else score,
+            state=optuna.trial.TrialState[state],
+            intermediate_values={100: score / 3, 200: score},
+        )
+        study.add_trial(made)
+    return study
+
+
+def test_the_graphs_of_a_search_show_each_trial_in_our_style(tmp_path, figures):
+    study = write_search(tmp_path / "search")
+    graphs_of_search.draw_graphs(study, tmp_path)
+    by_title = {figure.get_suptitle(): figure for figure in figures}
+    assert {figure.axes[0].get_facecolor()[:3] for figure in figures} == {(1, 1, 1)}
+    curves = by_title["return_ma of each trial"]
+    drawn = [line.get_xydata().tolist() for line in curves.axes[0].lines]
+    assert sorted(drawn) == [[[100, 1], [200, 3]], [[100, 2], [200, 6]], [[100, 3], [200, 9]]]
+    labels = [text.get_text() for text in curves.legends[0].get_texts()]
+    assert labels == ["best: trial 1, score 9", "finished", "stopped by ASHA"]
+    (fields,) = by_title["score of each trial against its fields"].axes
+    points = sorted(point for line in fields.lines for point in line.get_xydata().tolist())
+    assert points == [[1e-4, 3], [3e-4, 9], [1e-3, 6]]
+    assert (fields.get_xscale(), fields.get_xlabel()) == ("log", "ppo.learning_rate")
+    ticks = {label.get_text() for label in fields.get_xticklabels()}
+    assert {"0.0001", "0.001"} <= ticks
+    parallel = by_title["fields and score of each trial"].axes[0]
+    heights = [line.get_ydata().tolist() for line in parallel.lines[:3]]  # of field and score, from low to high score
+    assert heights == [[0, 0], [1, 0.5], [pytest.approx(np.log(3) / np.log(10)), 1]]
+    importances = by_title["importance of each field for the score"].axes[0]
+    assert [bar.get_width() for bar in importances.patches] == [pytest.approx(1)]
+
+
+def test_an_interrupted_search_is_drawn_with_its_scores_so_far(tmp_path, figures):
+    write_search(tmp_path / "search", [(1e-4, 3.0, "RUNNING")])
+    page = write_report(tmp_path / "search").read_text()
+    assert page.count("<img") == 2  # curves and fields
+    labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert labels == ["best: trial 0, score 3"]

@@ -18,6 +18,7 @@ from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.__main__ import main
 from jaxrl_atari.report.page import try_report, write_report
+from jaxrl_atari.report.searches import distribution_text
 from jaxrl_atari.report.suites import normalised, read_suite, write_rliable
 from jaxrl_atari.runs.files import write_json
 
@@ -132,7 +133,7 @@ def test_a_protocol_without_references_is_named_and_nothing_is_compared(tmp_path
 def test_the_first_log_points_make_a_page(tmp_path, returns, game):
     write_run(tmp_path / "run", [short(*returns)], game=game)
     text = Page(write_report(tmp_path / "run")).text
-    assert f"not complete: mean {100 * len(returns)} env steps, 1 of 1 session begun" in text
+    assert f"not complete: mean {100 * len(returns)} env steps so far, 1 of 1 session begun" in text
     assert ("No game has ended yet" in text) == bool(np.isnan(returns[-1]))
     assert "interval" not in text
 
@@ -200,10 +201,50 @@ def test_the_page_of_a_search_shows_its_table_and_graphs_and_links_its_trials(tm
     page = Page(write_report(search_dir))
     assert page.all("a", "href") == ["./trial_1/report.html", "./trial_0/report.html"]
     assert all((search_dir / link).is_file() for link in page.all("a", "href"))
-    assert "1 0.00012345678 2345678 225.0 200.5 finished budget spent" in page.text
-    assert "0 1e-05 2345678 75.125 200 stopped worse, by far 2 0.01 2345678 0 failed the loss" in page.text
+    assert "1 0.000123 2,345,678 225 200.50 finished budget spent" in page.text
+    assert "0 0.00001 2,345,678 75.12 200 stopped worse, by far 2 0.01 2,345,678 0 failed the loss" in page.text
     assert page.contents("img") == [(search_dir / "graphs" / "importances.svg").read_bytes()]
-    assert "search.space.ppo.learning_rate.log True" in page.text
+    assert "ppo.learning_rate 0.00001 to 0.01, logarithmic trials 3" in page.text
+
+
+def test_the_page_of_a_search_before_its_first_finished_game_has_no_empty_card(tmp_path):
+    search_dir = make_search(tmp_path / "search")
+    (search_dir / "graphs" / "importances.svg").unlink()
+    (search_dir / "trials.csv").unlink()
+    page = Page(write_report(search_dir))
+    assert "Graphs" not in page.text
+    assert "No trial has ended yet." in page.text
+
+
+@pytest.mark.parametrize(
+    ("saved", "text"),
+    [
+        ({"name": "FloatDistribution", "attributes": {"low": 1e-4, "high": 5e-4, "log": True, "step": None}},
+         "0.0001 to 0.0005, logarithmic"),
+        ({"name": "IntDistribution", "attributes": {"low": 256, "high": 2048, "log": False, "step": 256}},
+         "256 to 2,048 in steps of 256"),
+        ({"name": "IntDistribution", "attributes": {"low": 1, "high": 8, "log": False, "step": 1}}, "1 to 8"),
+        ({"name": "CategoricalDistribution", "attributes": {"choices": ["nature", "impala"]}}, "nature or impala"),
+    ],
+)  # fmt: skip
+def test_a_distribution_in_words(saved, text):
+    assert distribution_text(saved) == text
+
+
+def test_the_newest_video_and_evaluation_are_those_of_the_latest_date_in_their_files(tmp_path):
+    """A copy of a run may give every file a new time, in any order."""
+    run_dir = make_run(tmp_path / "run")
+    figures = {"checkpoint": "best", "episodes": 1, "greedy": False, "mean": 1.0, "std": 0.0, "cut_off": 0}
+    for step, date in ((300, "2026-01-02 00:00:00 UTC"), (400, "2026-01-01 00:00:00 UTC")):
+        evaluation = run_dir / "session_0" / f"evaluation_{step}.json"
+        write_json(evaluation, figures | {"date": date, "returns": [float(step)], "truncated": [False]})
+        video = run_dir / "session_0" / f"video_{step}.mp4"
+        video.write_bytes(str(step).encode())
+        for copied in (evaluation, video):
+            os.utime(copied, (step, step))
+    page = Page(write_report(run_dir))
+    assert page.contents("video") == [b"300"]
+    assert page.text.index("evaluation_400.json") < page.text.index("evaluation_300.json")  # oldest first
 
 
 # A run is data.

@@ -99,6 +99,9 @@ def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_e
     if axes.get_xlim()[1] >= 1000:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    low, high = axes.dataLim.intervaly
+    if low == high:  # a scale around a single value would be made up
+        axes.set_yticks([low])
     axes.set(xlabel=x_label, ylabel=y_label)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxrl_atari import __version__
 from jaxrl_atari.cli import counted, say
 from jaxrl_atari.config import Config, flat
@@ -101,6 +103,7 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
     return _settings(run.config, run.description) | {
         "run": run,
         "summary": trial_summary(run),
+        "mean_env_steps": float(np.mean([table["env_steps"][-1] for table in run.tables.values()])),
         "graphs": graphs,
         "evaluations": [
             evaluation for directory in (run_dir, *run.tables) for evaluation in summary.evaluations(directory)

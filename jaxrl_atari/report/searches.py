@@ -73,10 +73,12 @@ def search_facts(search: Mapping[str, Any]) -> dict[str, Any]:
 
     A searched field has the range or the values that it is drawn from: `0.0001 to 0.0005, logarithmic`.
     """
-    options = {name: value for name, value in search.items() if name != "space"}
     space = search.get("space")
     fields = space.items() if isinstance(space, Mapping) else ()
-    return {name: distribution_text(saved) for name, saved in fields} | flat(options)
+    options = flat({name: value for name, value in search.items() if name != "space"})
+    return {name: distribution_text(saved) for name, saved in fields} | {
+        name: _number(value) for name, value in options.items()
+    }
 
 
 def distribution_text(saved: Any) -> str:
@@ -95,7 +97,8 @@ def distribution_text(saved: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    return number_text(value) if isinstance(value, int | float) else str(value)
+    """A value of JSON as text, with a number as people write it."""
+    return number_text(value) if type(value) in (int, float) else str(value)
 
 
 # Trials.
@@ -187,7 +190,7 @@ def _draw_curves(trials: Sequence[Trial]) -> "Figure | None":
     if not axes.has_data():
         return None
     finish_axes(axes, "env steps", RETURN_MA)
-    _add_legend(axes, trials)
+    _add_legend(figure, trials)
     return figure
 
 
@@ -208,7 +211,7 @@ def _draw_fields(trials: Sequence[Trial]) -> "Figure":
         _write_ticks(axes, name, trials)
         axes.set_xlabel(name)
         axes.set_ylabel("score")
-    _add_legend(figure.axes[0], trials)
+    _add_legend(figure, trials)
     return figure
 
 
@@ -217,6 +220,7 @@ def _draw_parallel(trials: Sequence[Trial]) -> "Figure":
     import matplotlib
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
+    from matplotlib.ticker import StrMethodFormatter
 
     names = _field_names(trials)
     figure = new_figure("fields and score of each trial", max(8, 2.4 * (len(names) + 1)), 5)
@@ -242,13 +246,15 @@ def _draw_parallel(trials: Sequence[Trial]) -> "Figure":
     axes.set_yticks([])
     axes.set_ylim(-0.05, 1.1)
     axes.grid(visible=False)
-    figure.colorbar(colours, ax=axes, label="score")
+    axes.spines[["left", "bottom"]].set_visible(False)
+    figure.colorbar(colours, ax=axes, label="score", format=StrMethodFormatter("{x:,.10g}"))
     return figure
 
 
 def _draw_importances(trials: Sequence[Trial]) -> "Figure | None":
     """Optuna's importances of the fields; None where it has none, as for trials of equal score."""
     import optuna
+    from matplotlib.ticker import PercentFormatter
     from optuna.importance import get_param_importances
 
     copies = [
@@ -267,7 +273,8 @@ def _draw_importances(trials: Sequence[Trial]) -> "Figure | None":
     axes = figure.add_subplot()
     bars = axes.barh(names, shares, color=COLOURS[0])
     axes.bar_label(bars, [f"{share:.0%}" for share in shares], padding=3)
-    axes.set_xlim(0, max(1.0, *shares) * 1.1)
+    axes.set_xlim(0, 1.08)  # with room for the last label
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel("share of the variance of the score that the field explains")
     return figure
 
@@ -321,8 +328,8 @@ def _to_unit(values: np.ndarray) -> np.ndarray:
     return (values - low) / (high - low) if high > low else np.where(np.isnan(values), np.nan, 0.5)
 
 
-def _add_legend(axes: "Axes", trials: Sequence[Trial]) -> None:
-    """Names the kinds of trials that are drawn, and the best trial with its score."""
+def _add_legend(figure: "Figure", trials: Sequence[Trial]) -> None:
+    """Names the kinds of trials that are drawn, and the best trial with its score, below the axes."""
     from matplotlib.lines import Line2D
 
     entries = []
@@ -333,4 +340,4 @@ def _add_legend(axes: "Axes", trials: Sequence[Trial]) -> None:
             if kind == "best":
                 label = f"best: trial {shown[0].number}, score {score_text(shown[0].score)}"
             entries.append(Line2D([], [], color=colour, linewidth=2, marker="o", label=label))
-    axes.legend(handles=entries, loc="upper left", bbox_to_anchor=(0, -0.24), borderaxespad=0)
+    figure.legend(handles=entries, loc="outside lower left", ncols=len(entries))
