@@ -313,7 +313,7 @@ def prepare(
             (session_dir / "verified.json").unlink(missing_ok=True)  # it describes what was there before
             logged = meta.get("logged_env_steps", progress.env_steps)
             last_evaluation = evaluated - 1 if running else evaluated
-            outputs += make_writers(config, session_dir, logged, last_evaluation)
+            outputs += make_writers(config, session_dir, logged, last_evaluation, say)
         for writer in outputs:
             exits.callback(writer.close)
         if leader:

@@ -33,7 +33,7 @@ from jaxrl_atari.output import tracked
 from jaxrl_atari.runs.actions import segments
 from jaxrl_atari.runs.files import not_saved
 from jaxrl_atari.runs.progress import EpisodeStatistics
-from jaxrl_atari.runs.reading import METRICS_FILE, read_rows
+from jaxrl_atari.runs.reading import METRICS_FILE, number, read_rows
 from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dirs, session_number
 
 VERIFIED_FILE = "verified.json"
@@ -196,7 +196,8 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
             raise Differs(f"{at}: metrics.csv has a row where no update ended")
         for name, value in expected[float(row["env_steps"])].items():
             text = "" if np.isnan(value) else f"{value:.9g}"
-            if (recorded := row.get(name, text)) != text:
+            recorded = row.get(name, text)
+            if recorded != text and f"{number(recorded):.9g}" != text:  # a spreadsheet writes 2.0 as 2
                 raise Differs(f"{at}: {name} is {recorded}, the games give {text}")
     if env_steps < max(checkpoint_steps(session_dir), default=0):
         raise Differs(f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints")

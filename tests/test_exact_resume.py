@@ -27,7 +27,9 @@ CONFIG = change(
     log={"every_env_steps": 100, "checkpoint_every_env_steps": 300},
 )
 OVERLAP = change(CONFIG, overlap="update")
-TIMES = {"wall_seconds", "sps"} | {name for name, column in COLUMNS.items() if column.group in ("system", "time")}
+TIMES = {"wall_seconds", "unix_time", "sps"} | {
+    name for name, column in COLUMNS.items() if column.group in ("system", "time")
+}
 
 
 def train(config, session_dir, stops=(), later=None):

@@ -1,6 +1,7 @@
 """Writers: what they leave is read back by independent readers, after kills and resumes, too."""
 
 import contextlib
+import csv
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import sys
 import time
 import urllib.request
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from jaxrl_atari.config import Config, LogConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.reading import read_evaluations, read_metrics
+from jaxrl_atari.runs.tables import read_table
 from jaxrl_atari.runs.writers import CsvWriter, TensorBoardWriter, TerminalWriter, make_writers, set_aside_logs
 
 
@@ -61,7 +64,7 @@ def test_the_documentation_defines_every_column():
 
 
 def test_csv_has_all_columns_and_leaves_unknown_cells_empty(tmp_path):
-    CsvWriter(tmp_path, 0, 0).write(row(10240, value_loss=float(np.float32(0.1)), sps=math.inf, loss=3.0))
+    CsvWriter(tmp_path, 0, 0, print).write(row(10240, value_loss=float(np.float32(0.1)), sps=math.inf))
     header, line = (tmp_path / "metrics.csv").read_text().splitlines()
     assert header == ",".join(COLUMNS)
     cells = dict(zip(COLUMNS, line.split(","), strict=True))
@@ -69,7 +72,27 @@ def test_csv_has_all_columns_and_leaves_unknown_cells_empty(tmp_path):
     assert {name: cell for name, cell in cells.items() if cell} == expected
 
 
-def test_a_resumed_csv_drops_later_and_damaged_rows(tmp_path):
+def test_what_has_no_column_yet_becomes_one(tmp_path):
+    """As an algorithm's own metrics, which may come later than the first log point, and after a resume."""
+    writers = make_writers(Config(), tmp_path, 0, 0)
+    for values in (row(100), row(200, novelty=0.5), row(300, novelty=0.25, spread=2.0), row(400)):
+        for writer in writers:
+            writer.write(values)
+        assert max(read_metrics(tmp_path)["env_steps"]) == values["env_steps"], "at no moment is a row lost"
+    for writer in (*writers, *make_writers(Config(), tmp_path, 300, 300)):
+        writer.close()
+    CsvWriter(tmp_path, 300, 300, print).write(row(500, spread=3.0))
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        header, *lines = csv.reader(file)
+    assert header == [*COLUMNS, "novelty", "spread"]
+    assert [(cells[0], *cells[-2:]) for cells in lines] == [
+        ("100", "", ""), ("200", "0.5", ""), ("300", "0.25", "2"), ("500", "", "3"),
+    ]  # fmt: skip
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("losses/novelty")] == [(200, 0.5), (300, 0.25)]
+
+
+def test_a_resumed_csv_drops_later_rows_and_damaged_ones_after_them(tmp_path):
     write(tmp_path, (100, 200, 300), tensorboard=False)
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("\0\0\n150x,20\n200,20,1234")  # the crash came in the middle of a line
@@ -79,6 +102,143 @@ def test_a_resumed_csv_drops_later_and_damaged_rows(tmp_path):
     assert metrics["return_mean"].tolist() == [50, 100, 350, 400]
     assert evaluations["env_steps"].tolist() == [95, 295, 395]
     assert evaluations["mean"].tolist() == [7.25, 207.25, 207.25]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evaluations.csv", "metrics.csv"]
+
+
+# --- Tables that another program has saved ---------------------------------------------------------------------------
+
+
+def cells_of(session_dir):
+    return {name: read_table(session_dir / name).rows for name in ("metrics.csv", "evaluations.csv")}
+
+
+def saved_by(path, reverse=False, encoding="utf-8", **dialect):
+    """Saves a table as other programs do, with Python's csv."""
+    with path.open(newline="") as file:
+        table = list(csv.reader(file))
+    with path.open("w", newline="", encoding=encoding) as file:
+        csv.writer(file, **dialect).writerows([cells[::-1] for cells in table] if reverse else table)
+
+
+def with_decimal_commas(path):
+    saved_by(path, delimiter=";")
+    path.write_text(path.read_text().replace(".", ","))
+
+
+def with_empty_rows_and_columns(path):
+    path.write_text(path.read_text().replace("\n", ",,\n") + ",,\n\n")
+
+
+def sorted_the_other_way(path):
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([header, *lines[::-1]]) + "\n")
+
+
+SPREADSHEETS = {
+    "CRLF": saved_by,
+    "byte order mark": partial(saved_by, encoding="utf-8-sig"),
+    "UTF-16 and tabs": partial(saved_by, encoding="utf-16", delimiter="\t"),
+    "semicolons": partial(saved_by, delimiter=";"),
+    "quotes": partial(saved_by, quoting=csv.QUOTE_ALL),
+    "another order of columns": partial(saved_by, reverse=True),
+    "decimal commas": with_decimal_commas,
+    "empty rows and columns": with_empty_rows_and_columns,
+    "sorted the other way": sorted_the_other_way,
+}
+
+
+@pytest.mark.parametrize("save", SPREADSHEETS.values(), ids=SPREADSHEETS)
+def test_a_table_that_a_spreadsheet_has_saved_is_read_and_written_in_full(tmp_path, save):
+    write(tmp_path, (100, 200, 300), tensorboard=False)
+    before, said = cells_of(tmp_path), []
+    as_written = {name: (tmp_path / name).read_bytes() for name in before}
+    for name in before:
+        save(tmp_path / name)
+    assert {name: (tmp_path / name).read_bytes() for name in before} != as_written
+    assert [dict(x) for rows in cells_of(tmp_path).values() for x in rows] == [
+        dict(x) for rows in before.values() for x in rows
+    ]
+    writer = CsvWriter(tmp_path, 300, 300, said.append)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == as_written
+    save(tmp_path / "metrics.csv")  # while the session trains
+    writer.write(row(400))
+    assert read_metrics(tmp_path)["env_steps"].tolist() == [100, 200, 300, 400]
+    assert said == []
+
+
+CUT = {
+    "a row cut in half": (lambda text: text.replace("200,0,", "20\n", 1), "line 3: it has 1 cells, the header "),
+    "a row without its end": (lambda text: text[:-9], "the last line: it does not end"),
+    "no number of env steps": (lambda text: text.replace("200,0,", "#REF!,0,"), "line 3: env_steps is '#REF!'"),
+    "thousands": (lambda text: text.replace("200,0,", '"1,200",0,'), "line 3: env_steps is '1,200'"),
+    "a date for a number": (lambda text: text.replace(",100,", ",05. Jan,"), "line 3: return_mean is '05. Jan'"),
+    "a quote that does not end": (lambda text: text.replace("200,0,", '"200,0,'), "line 3: it has 1 cells"),
+    "a note": (lambda text: text.replace("200,0,", "well done\n200,0,"), "line 3: it has 1 cells"),
+}
+
+
+@pytest.mark.parametrize(("edit", "problem"), CUT.values(), ids=CUT)
+def test_a_table_with_lines_that_are_not_understood_is_set_aside(tmp_path, edit, problem):
+    write(tmp_path, (100, 200, 300), tensorboard=False)
+    path, said = tmp_path / "metrics.csv", []
+    path.write_text(edit(path.read_text()))
+    damaged = path.read_bytes()
+    kept = read_metrics(tmp_path)["env_steps"].tolist()
+    CsvWriter(tmp_path, 300, 300, said.append).write(row(400))
+    assert (tmp_path / "metrics_2.csv").read_bytes() == damaged
+    assert re.match(rf"metrics.csv: \d lines? (is|are) not understood \({re.escape(problem)}", said[0])
+    assert said[0].endswith("the file as it was is now metrics_2.csv")
+    assert read_metrics(tmp_path)["env_steps"].tolist() == [*kept, 400]
+    assert len(kept) >= 2
+
+
+@pytest.mark.parametrize("content", ["\0" * 50 + "\n", "a,b\n1,2\n", "env_steps,env_steps\n1,2\n"])
+@pytest.mark.parametrize("name", ["metrics.csv", "evaluations.csv"])
+def test_a_table_without_a_header_that_is_understood_is_refused_and_left_as_it_is(tmp_path, name, content):
+    write(tmp_path, (100, 200), tensorboard=False)
+    (tmp_path / name).write_text(content)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(UserError, match=rf"{name}: line 1: .*; restore it from a copy"):
+        CsvWriter(tmp_path, 200, 200, print)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    if name == "metrics.csv":
+        with pytest.raises(UserError, match=r"metrics.csv: is not understood \(line 1: "):
+            read_metrics(tmp_path)
+
+
+def test_a_column_of_the_users_own_is_kept(tmp_path):
+    write(tmp_path, (100, 200), tensorboard=False)
+    path = tmp_path / "metrics.csv"
+    header, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([f"note,{header}", *(f'"good, so far",{line}' for line in lines)]) + "\n")
+    CsvWriter(tmp_path, 200, 200, print).write(row(300))
+    assert [cells["note"] for cells in read_table(path).rows] == ["good, so far", "good, so far", ""]
+
+
+def test_missing_rows_are_named(tmp_path):
+    said = []
+    write(tmp_path, (100,), tensorboard=False)
+    CsvWriter(tmp_path, 200, 0, said.append)
+    assert said == ["metrics.csv ends at 100 env steps: the rows up to 200 are not there"]
+
+
+def test_points_of_tensorboard_have_the_times_of_their_rows(tmp_path, monkeypatch):
+    """Also after a resume; rows of an older version, which had no time, are as far apart as they were."""
+    monkeypatch.setattr(time, "time", lambda: 5_000.0)
+    times = {}
+    for name, dates in (("new", [{"unix_time": 1_000}, {"unix_time": 1_060}]), ("old", [{}, {}])):
+        session_dir = tmp_path / name
+        session_dir.mkdir()
+        tables = CsvWriter(session_dir, 0, 0, print)
+        tables.write(row(100, wall_seconds=10.0, **dates[0]))
+        tables.write(row(200, wall_seconds=70.0, **dates[1]))
+        tables.evaluation({"env_steps": 200, "mean": 1.0, "std": 0.0, "unix_time": 1_090})
+        TensorBoardWriter(Config(), session_dir).close()
+        events = EventAccumulator(str(session_dir)).Reload()
+        times[name] = [event.wall_time for event in events.Scalars("charts/wall_seconds")]
+        assert "charts/unix_time" not in events.Tags()["scalars"]
+        assert [event.wall_time for event in events.Scalars("evaluation/return_mean")] == [1_090]
+    assert times == {"new": [1_000, 1_060], "old": [4_940, 5_000]}
 
 
 @pytest.fixture
@@ -123,7 +283,7 @@ def test_every_reader_of_tensorboard_sees_what_the_tables_have(killed):
 
 def test_a_full_disk_is_an_error_at_once(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for writer in (CsvWriter(tmp_path, 0, 0), TensorBoardWriter(Config(), tmp_path)):
+    for writer in (CsvWriter(tmp_path, 0, 0, print), TensorBoardWriter(Config(), tmp_path)):
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
         with pytest.raises(OSError, match="File too large"):
             [writer.write(row(env_steps)) for env_steps in range(1_000)]

@@ -1,6 +1,7 @@
 """Evaluations beside training, in a thread."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -15,7 +16,7 @@ from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware.gpus import network_platform
-from jaxrl_atari.runs.reading import EVALUATION_COLUMNS
+from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
 from jaxrl_atari.runs.writers import Row
 
 
@@ -82,7 +83,7 @@ class Evaluator:
         except Exception as error:  # training goes on
             self._say(f"{at} failed: {reason(error)}")
             return
-        values = policy.env_steps, len(result.games), result.mean, result.std, result.cut_off
+        values = policy.env_steps, len(result.games), result.mean, result.std, result.cut_off, int(time.time())
         self._write(dict(zip(EVALUATION_COLUMNS, values, strict=True)))
         self._say(
             f"{at}: mean return {result.mean:,.1f} ± {result.std:,.1f} over {len(result.games)} full games,"

@@ -1,4 +1,8 @@
-"""The columns of metrics.csv: name, group of graphs, unit and definition. docs/metrics.md explains them at length."""
+"""The columns of metrics.csv: name, group of graphs, unit and definition. docs/metrics.md explains them at length.
+
+An algorithm may log more: what has no entry here is written all the same, after these columns, and drawn among
+"losses". An entry adds a unit, a definition and a place in the order.
+"""
 
 from typing import NamedTuple
 
@@ -16,12 +20,14 @@ COLUMNS = {
     "updates": Column("charts", "", "updates so far"),
     "optimizer_steps": Column("charts", "", "gradient steps so far"),
     "wall_seconds": Column("charts", "s", "training time so far, without the first rollout and update of each start"),
+    "unix_time": Column("charts", "s", "when the log point was written, since 1970 (UTC)"),
     "sps": Column("charts", "env steps / s", "env steps per second since the last log point"),
     "episodes": Column("charts", "games", "games finished so far"),
     "return_mean": Column("charts", "game points", "mean return of the last 100 finished games"),
     "return_ma": Column("charts", "game points", "mean of return_mean over the last 1M env steps; the score"),
     "episode_length": Column("charts", "env steps", "mean length of the last 100 finished games"),
     "learning_rate": Column("charts", "", "Adam's step size in the next update"),
+    "loss": Column("losses", "", "what the gradient is of"),
     "policy_loss": Column("losses", "", "clipped surrogate loss"),
     "value_loss": Column("losses", "", "clipped value loss, before the value coefficient"),
     "entropy": Column("losses", "nats", "entropy of the policy"),
@@ -39,7 +45,21 @@ COLUMNS = {
     "policy_percent": Column("time", "% of the time", "the rest of acting: policy, transfers, bookkeeping"),
     "learning_percent": Column("time", "% of the time", "waiting for the update; log points, checkpoints"),
 }
-"""All columns, in the order of metrics.csv. "losses" are means over the updates since the last log point."""
+"""The columns of every session, in the order of metrics.csv.
+
+"losses" are means over the updates since the last log point.
+"""
 
 TIME_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group == "time")
 """Where the time since the last log point went; their sum is 100."""
+
+EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std", "cut_off", "unix_time")
+"""Columns of evaluations.csv; `cut_off` counts the games that reached `env.max_frames`."""
+
+AXES = ("env_steps", "unix_time")
+"""Columns that TensorBoard and Weights & Biases have as axes, and do not draw."""
+
+
+def group_of(name: str) -> str:
+    """The group of graphs of any column that a session logs."""
+    return COLUMNS[name].group if name in COLUMNS else "losses"

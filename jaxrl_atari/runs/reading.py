@@ -1,9 +1,7 @@
 """Reading the sessions of a run directory: metrics.csv, with a row for each log point, and evaluations.csv."""
 
-import csv
-import io
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,10 @@ import numpy as np
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import NoLogPoint
+from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
 from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.run_dir import checkpoint_steps, latest_text, session_dirs, session_number
+from jaxrl_atari.runs.tables import read_table
 
 _log = logging.getLogger(__name__)
 
@@ -24,20 +24,10 @@ EVALUATIONS_FILE = "evaluations.csv"
 STOPPED_FILE = "stopped.json"
 """What ended a session before its budget was spent, other than a stop request: `stop` of `run_training`."""
 
-EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std", "cut_off")
-"""Columns of evaluations.csv; `cut_off` counts the games that reached `env.max_frames`."""
 
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file as text; none if there is no such file. Rows without a number of env steps are left out.
-
-    Only a line feed completes a row: the last one may have been cut short when its process was killed.
-    """
-    if not path.is_file():
-        return []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-    return [row for row in rows if number(row.get("env_steps")) >= 0]
+def read_rows(path: Path) -> Sequence[Mapping[str, str]]:
+    """The rows of metrics.csv or evaluations.csv as text, as `read_table` understands them; see there."""
+    return read_table(path).rows
 
 
 def number(cell: str | None) -> float:
@@ -51,16 +41,21 @@ def number(cell: str | None) -> float:
 def read_metrics(session_dir: Path) -> Table:
     """Reads a session's metrics.csv, which may still be growing: column name -> float64 `[N]`, N >= 1.
 
-    Empty cells are NaN.
+    Empty cells, and cells that are no number, are NaN. Lines that are not understood are named in a warning.
 
     Raises:
-        NoLogPoint: the file is missing or has no row.
+        NoLogPoint: the file is missing, has no row, or is not understood.
     """
     path = session_dir / METRICS_FILE
-    rows = read_rows(path)
-    if not rows:
+    table = read_table(path)
+    if not table.rows and table.problems:
+        raise NoLogPoint(f"{path}: is not understood ({table.problems[0].text}); restore it from a copy")
+    if not table.rows:
         raise NoLogPoint(f"{path}: holds no log point; wait for the first one, or remove the session")
-    return {name: np.array([number(row.get(name)) for row in rows]) for name in rows[0] if name}
+    if table.problems:
+        lines = "1 line is" if len(table.problems) == 1 else f"{len(table.problems)} lines are"
+        _log.warning("%s: %s not understood (%s)", path, lines, table.problems[0].text)
+    return {name: np.array([number(row.get(name)) for row in table.rows]) for name in table.columns}
 
 
 def read_evaluations(session_dir: Path) -> Table:

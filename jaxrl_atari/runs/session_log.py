@@ -114,15 +114,16 @@ class SessionLog:
     def _write_row(self, learning_rate: float) -> None:
         progress = self._progress
         before = self.row
-        names = self._metrics[0] if self._metrics else ()
+        names = dict.fromkeys(name for each in self._metrics for name in each)
         self.row = {
             "env_steps": progress.env_steps,
             "updates": progress.updates,
             "optimizer_steps": progress.optimizer_steps,
             "wall_seconds": self.wall_seconds(),
+            "unix_time": int(time.time()),
             **progress.statistics.to_row(),
             "learning_rate": learning_rate,
-            **{name: float(np.mean([each[name] for each in self._metrics])) for name in names},
+            **{name: float(np.mean([each[name] for each in self._metrics if name in each])) for name in names},
             **self._monitor(),
         }
         if before:

@@ -1,28 +1,28 @@
 """Writers of log points: the terminal, CSV, TensorBoard, and Weights & Biases."""
 
 import contextlib
-import csv
-import io
 import itertools
 import math
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from rich.progress import BarColumn, Progress
 
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import console, is_terminal, say
-from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.columns import AXES, COLUMNS, EVALUATION_COLUMNS, group_of
 from jaxrl_atari.runs.files import unused, write_file
-from jaxrl_atari.runs.reading import EVALUATION_COLUMNS, EVALUATIONS_FILE, METRICS_FILE, number, read_rows
+from jaxrl_atari.runs.reading import EVALUATIONS_FILE, METRICS_FILE, number, read_rows
+from jaxrl_atari.runs.tables import read_table, table_text
 
 Row = Mapping[str, Any]
 """A log point: column -> number. An unknown value is NaN, None, or left out."""
@@ -47,17 +47,20 @@ class Writer(Protocol):
         """Flushes and closes files. Called once, also after an error."""
 
 
-def make_writers(config: Config, session_dir: Path, logged: int, evaluated: int) -> list[Writer]:
+def make_writers(
+    config: Config, session_dir: Path, logged: int, evaluated: int, say: Callable[[str], object] = lambda line: None
+) -> list[Writer]:
     """Creates the writers that `config.log` selects, and their files.
 
     Args:
         logged, evaluated: env steps of the newest log point and evaluation before a resume. Later ones are dropped from
             the files, because the session will write them again.
+        say: receives lines for the user.
 
     Raises:
-        UserError: Weights & Biases is selected and not usable.
+        UserError: Weights & Biases is selected and not usable, or a table of the session is not understood.
     """
-    writers: list[Writer] = [CsvWriter(session_dir, logged, evaluated)]
+    writers: list[Writer] = [CsvWriter(session_dir, logged, evaluated, say)]
     if config.log.tensorboard:
         writers.append(TensorBoardWriter(config, session_dir))
     if config.log.wandb:
@@ -67,19 +70,20 @@ def make_writers(config: Config, session_dir: Path, logged: int, evaluated: int)
 
 def set_aside_logs(session_dir: Path, say: Callable[[str], object]) -> None:
     """Renames what a session without a checkpoint has logged, because it starts anew."""
-    files = [session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, "wandb_id")]
-    if kept := [path.rename(unused(path)).name for path in files if path.is_file()]:
+    files = [session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, "wandb_id", "actions")]
+    if kept := [path.rename(unused(path)).name for path in files if path.exists()]:
         say(f"there is no checkpoint: the session starts at 0; what was logged before is in {', '.join(kept)}")
 
 
 def finite(row: Row) -> dict[str, int | float]:
-    """The values of a log point that are known, in the order of `COLUMNS`."""
-    return {name: row[name] for name in COLUMNS if row.get(name) is not None and math.isfinite(row[name])}
+    """The values of a log point that are known: those of `COLUMNS` in their order, then all others."""
+    names = dict.fromkeys([*COLUMNS, *row])
+    return {name: row[name] for name in names if row.get(name) is not None and math.isfinite(row[name])}
 
 
 def charts(row: Row) -> dict[str, int | float]:
     """What TensorBoard and Weights & Biases draw of a log point, against env steps: "charts/return_ma" -> value."""
-    return {f"{COLUMNS[name].group}/{name}": value for name, value in finite(row).items() if name != "env_steps"}
+    return {f"{group_of(name)}/{name}": value for name, value in finite(row).items() if name not in AXES}
 
 
 def evaluation_charts(row: Row) -> dict[str, float]:
@@ -142,21 +146,62 @@ def _text(value: float | None, digits: int = 0) -> str:
 class CsvWriter(Writer):
     """metrics.csv and evaluations.csv: a header, then a row for each log point or evaluation, flushed at once.
 
-    An unknown value is an empty cell. A resumed session keeps the rows up to its checkpoint.
+    An unknown value is an empty cell. A value whose name has no column becomes a further column. A resumed session
+    keeps the rows up to its checkpoint. A table that another program has saved, before a resume or while the session
+    trains, is written anew in this package's form; one with lines that are not understood is set aside first.
+
+    Args:
+        logged, evaluated: see `make_writers`.
+        say: receives lines for the user.
+
+    Raises:
+        UserError: a table has no header that is understood. It is left as it is.
     """
 
-    def __init__(self, session_dir: Path, logged: int, evaluated: int):
+    def __init__(self, session_dir: Path, logged: int, evaluated: int, say: Callable[[str], object]):
         self._dir = session_dir
+        self._say = say
+        self._columns = {METRICS_FILE: list(COLUMNS), EVALUATIONS_FILE: list(EVALUATION_COLUMNS)}
+        self._left: dict[str, tuple[int, int]] = {}  # size and time of each table, as this writer left it
+        for name in self._columns:
+            table = read_table(session_dir / name)
+            if table.problems and not table.columns:
+                raise UserError(
+                    f"{session_dir / name}: {table.problems[0].text}; restore it from a copy, or move it away to go on"
+                    " without its rows"
+                )
         for name, last in ((METRICS_FILE, logged), (EVALUATIONS_FILE, evaluated)):
-            path = session_dir / name
-            content = io.StringIO()
-            if path.is_file():
-                _write_rows(content, name, (row for row in read_rows(path) if float(row["env_steps"]) <= last))
-                write_file(path, content.getvalue())  # at no moment are the rows lost
+            self._take_over(name, last)
+        last_row = max((float(row["env_steps"]) for row in read_rows(session_dir / METRICS_FILE)), default=0)
+        if last_row < logged:
+            say(f"{METRICS_FILE} ends at {last_row:,.0f} env steps: the rows up to {logged:,} are not there")
+
+    def _take_over(self, name: str, last: float = math.inf) -> None:
+        """Writes a table anew, with the rows up to `last` env steps; sets it aside if not all of it is understood."""
+        path = self._dir / name
+        if not path.is_file():
+            return
+        table = read_table(path)
+        if lost := table.lost_before(last):
+            copy = unused(path)
+            shutil.copy2(path, copy)
+            count = "1 line is" if len(lost) == 1 else f"{len(lost)} lines are"
+            self._say(f"{name}: {count} not understood ({lost[0]}); the file as it was is now {copy.name}")
+        self._columns[name] += [column for column in table.columns if column not in self._columns[name]]
+        rows = [row for row in table.rows if float(row["env_steps"]) <= last]
+        write_file(path, table_text(self._columns[name], rows))  # at no moment are the rows lost
+        self._left[name] = _state(path)
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        with (self._dir / name).open("a", encoding="utf-8", newline="") as file:
-            _write_rows(file, name, [row])
+        path = self._dir / name
+        exists = path.is_file() and path.stat().st_size > 0
+        further = [column for column in row if column not in self._columns[name]]
+        self._columns[name] += further
+        if exists and (further or _state(path) != self._left.get(name)):  # or another program has saved it
+            self._take_over(name)
+        with path.open("a", encoding="utf-8", newline="") as file:
+            file.write(table_text(self._columns[name], [row], header=not exists))
+        self._left[name] = _state(path)
 
     def write(self, row: Row) -> None:
         # 9 digits identify every float32 number.
@@ -166,13 +211,10 @@ class CsvWriter(Writer):
         self._append(EVALUATIONS_FILE, row)
 
 
-def _write_rows(file: TextIO, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes rows of metrics.csv or evaluations.csv, after the header in an empty file."""
-    columns = COLUMNS if name == METRICS_FILE else EVALUATION_COLUMNS
-    table = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-    if file.tell() == 0:
-        table.writeheader()
-    table.writerows(rows)
+def _state(path: Path) -> tuple[int, int]:
+    """What changes when another program saves a file: its size and the time of its last change."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
 
 
 class TensorBoardWriter(Writer):
@@ -194,21 +236,32 @@ class TensorBoardWriter(Writer):
         self._events = EventsWriter(str(session_dir / "events"))
         options = "\n".join(f"| {name} | {value} |" for name, value in flat(config.to_dict()).items())
         self._add(0, summary.text("config", f"| option | value |\n|---|---|\n{options}"))
-        for row in read_rows(session_dir / METRICS_FILE):
-            self.write({name: number(row.get(name)) for name in COLUMNS})
+        self._now = time.time()
+        metrics = [{name: number(cell) for name, cell in row.items()} for row in read_rows(session_dir / METRICS_FILE)]
+        for row in metrics:
+            # A row of an older version has no time. Its distance from the last row is known.
+            ago = metrics[-1].get("wall_seconds", math.nan) - row.get("wall_seconds", math.nan)
+            self._add_row(row, charts(row), self._now - ago)
         for row in read_rows(session_dir / EVALUATIONS_FILE):
-            self.evaluation({name: number(row[name]) for name in EVALUATION_COLUMNS})
+            self.evaluation({name: number(cell) for name, cell in row.items()})
 
-    def _add(self, env_steps: float, *summaries: Any) -> None:
+    def _add(self, env_steps: float, *summaries: Any, wall_time: float | None = None) -> None:
         for each in summaries:
-            self._events.write_event(self._event(wall_time=time.time(), step=int(env_steps), summary=each))
+            event = self._event(wall_time=wall_time or time.time(), step=int(env_steps), summary=each)
+            self._events.write_event(event)
         self._events.flush()
 
+    def _add_row(self, row: Row, values: Mapping[str, float], otherwise: float) -> None:
+        """Adds points at the time that a row has, or otherwise at another one."""
+        times = [row.get("unix_time", math.nan), otherwise, self._now]
+        wall_time = next(each for each in times if math.isfinite(each))
+        self._add(row["env_steps"], *itertools.starmap(self._scalar, values.items()), wall_time=wall_time)
+
     def write(self, row: Row) -> None:
-        self._add(row["env_steps"], *itertools.starmap(self._scalar, charts(row).items()))
+        self._add_row(row, charts(row), time.time())
 
     def evaluation(self, row: Row) -> None:
-        self._add(row["env_steps"], *itertools.starmap(self._scalar, evaluation_charts(row).items()))
+        self._add_row(row, evaluation_charts(row), time.time())
 
     def close(self) -> None:
         self._events.close()

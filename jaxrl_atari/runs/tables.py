@@ -1,0 +1,142 @@
+"""Tables of a session, metrics.csv and evaluations.csv: read as whatever program has saved them, and never cut short.
+
+A spreadsheet may have saved a table: with a byte order mark, CRLF, quotes, semicolons or tabs between the cells,
+decimal commas, columns in another order, further columns. All of this is understood. A line that is not, such as one
+that was cut in half, is reported as a problem: it is not the same as a line that is not there.
+"""
+
+import codecs
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_atari.runs.columns import COLUMNS, EVALUATION_COLUMNS
+
+DELIMITERS = ",;\t|"
+DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
+COMMA_OF_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")
+"""A number that is also one with a decimal comma."""
+
+
+class Problem(NamedTuple):
+    """A line that is not understood."""
+
+    rows: int  # rows before it
+    text: str  # "line 7: ..."
+
+
+class TableFile(NamedTuple):
+    """The content of a table."""
+
+    columns: Sequence[str] = ()  # none if there is no header
+    rows: Sequence[Mapping[str, str]] = ()  # in ascending order of env steps; the cells are Python's numbers, or text
+    problems: Sequence[Problem] = ()
+    unfinished: str = ""
+    """What follows the last line feed: a line that is being written, or was cut short when its process was killed."""
+
+    def lost_before(self, env_steps: float) -> list[str]:
+        """What is not understood of the lines up to a number of env steps; later lines do not count."""
+        reached = [float(row["env_steps"]) >= env_steps for row in self.rows]
+        needed = reached.index(True) if True in reached else len(reached)
+        texts = [problem.text for problem in self.problems if problem.rows <= needed]
+        if self.unfinished and True not in reached:
+            texts.append("the last line: it does not end")
+        return texts
+
+
+def read_table(path: Path) -> TableFile:
+    """Reads metrics.csv or evaluations.csv. One that does not exist has no columns and no rows."""
+    if not path.is_file():
+        return TableFile()
+    *lines, unfinished = _decode(path.read_bytes()).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    rows: list[dict[str, str]] = []
+    problems: list[Problem] = []
+    names: list[str] = []
+    delimiter = ","
+    for number, line in enumerate(lines, start=1):
+        if not line.strip(f" {DELIMITERS}"):
+            continue  # a spreadsheet's empty row
+        if not names:
+            delimiter, names = _header(line)
+            if problem := _problem_of_header(names):
+                return TableFile(problems=[Problem(0, f"line {number}: {problem}")])
+            continue
+        cells = [_number(cell, delimiter) for cell in _cells(line, delimiter)]
+        row = dict(zip(names, cells, strict=False))
+        problem = ""
+        if len(cells) != len(names):
+            problem = f"it has {len(cells)} cells, the header {len(names)}"
+        elif not _is_number(row["env_steps"]) or float(row["env_steps"]) < 0:
+            problem = f"env_steps is {row['env_steps']!r:.40}"
+        elif row.get("", ""):
+            problem = f"{row['']!r:.40} is in a column without a name"
+        if problem:
+            problems.append(Problem(len(rows), f"line {number}: {problem}"))
+            continue
+        known = [name for name in row if name in COLUMNS or name in EVALUATION_COLUMNS]
+        if odd := next((name for name in known if row[name] and not _is_number(row[name])), None):
+            problems.append(Problem(len(rows), f"line {number}: {odd} is {row[odd]!r:.40}"))
+        row["env_steps"] = f"{float(row['env_steps']):.0f}"
+        row.pop("", None)
+        rows.append(row)
+    ordered = sorted(rows, key=lambda row: float(row["env_steps"]))
+    if ordered != rows:  # sorted by something else: which problem comes before which row is unknown
+        problems = [problem._replace(rows=0) for problem in problems]
+    return TableFile([name for name in names if name], ordered, problems, unfinished)
+
+
+def table_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool = True) -> str:
+    """Rows as CSV, as this package writes it: with commas, a line feed at the end of each line, and decimal points."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    if header:
+        table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
+
+
+def _decode(content: bytes) -> str:
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # a spreadsheet's "Unicode text"
+        return content.decode("utf-16", errors="replace")
+    return content.decode("utf-8-sig", errors="replace")
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    """The cells of one line. A line is parsed alone: a quote that does not end takes no other line with it."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
+    except csv.Error:  # longer than any cell may be
+        return []
+
+
+def _header(line: str) -> tuple[str, list[str]]:
+    """The delimiter of a table, and its names."""
+    for delimiter in DELIMITERS:
+        if "env_steps" in (names := _cells(line, delimiter)):
+            return delimiter, names
+    return ",", _cells(line, ",")
+
+
+def _problem_of_header(names: Sequence[str]) -> str:
+    if "env_steps" not in names:
+        return "it is no header with a column env_steps"
+    twice = next((name for name in names if name and names.count(name) > 1), "")
+    return f"the column {twice} is there twice" if twice else ""
+
+
+def _number(cell: str, delimiter: str) -> str:
+    """A cell with a decimal point, if it is a number with a decimal comma. Between semicolons, a comma is one."""
+    if DECIMAL_COMMA.fullmatch(cell) and (delimiter == ";" or not COMMA_OF_THOUSANDS.fullmatch(cell)):
+        return cell.replace(",", ".")
+    return cell
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
