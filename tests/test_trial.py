@@ -1,6 +1,7 @@
 """Trials of several sessions: in this process, and in processes on simulated GPUs."""
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -170,6 +171,36 @@ class OwnPPOConfig(PPOConfig):
 def test_a_subclass_of_a_group_of_options_is_one_line():
     with pytest.raises(ConfigError, match="ppo = 'OwnPPOConfig': expected PPOConfig itself, not a subclass; a run is"):
         dataclasses.replace(TINY, ppo=OwnPPOConfig())
+
+
+class Unknown:
+    """A stream of a program that embeds Python: it has nothing but `write`."""
+
+    def write(self, text):
+        return len(text)
+
+
+def open_stream(kind):
+    """A standard output that takes less than the text of a run."""
+    if kind == "latin-1":
+        return io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    if kind == "closed pipe":
+        read, write = os.pipe()
+        os.close(read)
+        return os.fdopen(write, "w")
+    return {"none": None, "unknown": Unknown()}[kind]
+
+
+@pytest.mark.parametrize("kind", ["none", "unknown", "latin-1", "closed pipe"])
+def test_no_standard_output_ends_or_loses_a_run(kind, tmp_path, monkeypatch):
+    stream = open_stream(kind)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        result = run_training(dataclasses.replace(TINY, sessions=1, name="λ"), tmp_path / "run")
+    if kind == "closed pipe":
+        stream.close()  # its descriptor leads nowhere by now
+    assert result.summary["complete"]
+    assert read(tmp_path / "run" / "trial.json") == result.summary
 
 
 def test_a_summary_that_cannot_be_saved_is_shown_and_returned(tmp_path, capsys):
