@@ -10,17 +10,20 @@ import subprocess
 from collections import Counter
 from importlib.util import find_spec
 from io import BytesIO
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
+from gymnasium.error import ResetNeeded
+from gymnasium.utils.env_checker import check_env
 from PIL import Image
 from sample_runs import flip_bit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from jaxrl_atari import load_policy, record_video, run_evaluation, run_training
+from jaxrl_atari import load_policy, make_env, record_video, run_evaluation, run_training
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.envs import env_seeds, make_pool
 from jaxrl_atari.envs.ale import AlePool
@@ -248,6 +251,91 @@ def test_not_a_run_directory(tmp_path, own_run):
         shutil.rmtree(session_dir / "checkpoints")
     with pytest.raises(UserError, match="holds no checkpoint"):
         load_policy(own_run)
+
+
+# --- A Gymnasium environment -----------------------------------------------------------------------------------------
+
+
+def snippet(page, word):
+    """The Python code of a page that uses a word."""
+    text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
+    (code,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.S) if word in code)
+    return code
+
+
+def test_the_loop_of_the_page_scores_what_an_evaluation_does(own_run):
+    code = snippet("environments.md", "make_env").replace('"data/quickstart_20261122_054147"', repr(str(own_run)))
+    scope = {}
+    exec(code, scope)
+    policy, env = scope["policy"], scope["env"]
+    scores = [scope["score"]]
+    observation, _ = env.reset()  # the next game
+    score, over = 0.0, False
+    while not over:
+        observation, reward, terminated, truncated, _ = env.step(policy.act(observation, greedy=True))
+        score, over = score + reward, terminated or truncated
+    scores.append(score)
+    expected = run_evaluation(policy, episodes=2, seed=0, greedy=True, num_envs=1)
+    assert scores == expected.returns.tolist()
+    with pytest.raises(ResetNeeded, match="the game is over"):
+        env.step(0)
+
+
+def test_sampled_actions_score_what_an_evaluation_does(policy):
+    """With the keys of `play.play`: observations are those of an evaluation, step by step."""
+    played = play.play(policy, make_pool("ale", "Qbert", 1, seed=4, rules=policy.config.env.rules), 4, greedy=False)
+    env = make_env(policy.config)
+    observation, _ = env.reset(seed=4)
+    next(played)
+    for _ in range(30):
+        step, actions = next(played)
+        observation, reward, *_ = env.step(actions[0])
+        np.testing.assert_array_equal(observation[..., 3], step.frame[0])
+        assert reward == step.reward[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"game": "Breakout"},
+        pytest.param({"game": "Breakout", "protocol": "machado"}, marks=pytest.mark.long),
+        pytest.param(
+            {"game": "ALE/Breakout-v5", "backend": "gymnasium", "options": {"mode": 12}}, marks=pytest.mark.long
+        ),
+    ],
+)
+@pytest.mark.parametrize("render_mode", [None, "rgb_array"])
+@pytest.mark.filterwarnings("ignore:.*Not able to test alternative render modes:UserWarning")
+def test_gymnasiums_checker_passes(options, render_mode):
+    env = make_env(Config(env=EnvConfig(**options)), render_mode)
+    check_env(env)
+    env.reset(seed=1)
+    assert (env.render() is None) == (render_mode is None)
+    if render_mode:
+        assert (env.render().shape, env.metadata["render_fps"]) == ((210, 160, 3), 15)
+    env.close()
+    env.close()
+
+
+def test_stacks_and_seeds_of_the_environment():
+    """Stacks hold the last four frames of the pool; the first frame of a game fills them."""
+    config = Config(env=EnvConfig(game="Breakout", max_frames=80))
+    env = make_env(config)
+    assert env.action_space.n == 4
+    pool = make_pool("ale", "Breakout", 1, seed=9, rules=config.env.rules)
+    frames = [pool.reset().frame[0]] * 4
+    observation, info = env.reset(seed=9)
+    assert info == {"lives": 5}
+    for t in range(20):
+        np.testing.assert_array_equal(observation, np.stack(frames[-4:], axis=-1))
+        frames.append(pool.step(np.array([t % 4])).frame[0])
+        observation, _, terminated, truncated, _ = env.step(t % 4)
+        assert (terminated, truncated) == (False, t == 19)
+    first = pool.step(np.array([0])).frame[0]  # the auto-reset step
+    np.testing.assert_array_equal(env.reset()[0], np.stack([first] * 4, axis=-1))
+    env.step(2)
+    others = [env.reset()[0].tobytes() for _ in range(3)]  # in the middle of a game: others, at random
+    assert len({*others, env.reset(seed=9)[0].tobytes()}) > 1
 
 
 # --- Videos ----------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def _settings(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "config": config,
         "comparison_note": comparison_note(config.env.resolved_protocol),
-        "options": [(name, value, usual[name]) for name, value in flat(config.to_dict()).items()],
+        "options": [(name, value, usual.get(name)) for name, value in flat(config.to_dict()).items()],
         "software": flat(software),
         "resumed": description.get("resumed", ()),
     }

@@ -1,0 +1,217 @@
+"""An environment of the user's own, from the first command to the video; and what a stored run may not do."""
+
+import json
+import re
+import shutil
+import sys
+
+import pytest
+from user_commands import one_error_line, run_here
+
+from jaxrl_atari.imports import IMPORTS
+from jaxrl_atari.runs.files import write_json
+
+MY_ENVS = '''
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Lamp(gymnasium.Env):
+    """Three steps; the action that the lamp shows gives 1. The picture is a part of a dictionary."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, brightness=255, render_mode=None):
+        self.render_mode, self.brightness = render_mode, brightness
+        self.observation_space = spaces.Dict(
+            {"picture": spaces.Box(0, 255, (32, 32, 3), np.uint8), "number": spaces.Discrete(3)}
+        )
+        self.action_space = spaces.Discrete(2)
+
+    def picture(self):
+        picture = np.zeros((32, 32, 3), np.uint8)
+        picture[:, 16 * self.side : 16 * self.side + 16] = self.brightness
+        return picture
+
+    def observe(self):
+        self.side = int(self.np_random.integers(2))
+        return {"picture": self.picture(), "number": self.time}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        reward = float(action == self.side)
+        self.time += 1
+        return self.observe(), reward, self.time == 3, False, {}
+
+    def render(self):
+        return self.picture()
+
+
+gymnasium.register("LampOfTheTest-v0", Lamp, kwargs={"brightness": 200})
+'''
+MY_CONFIG = """
+import lamp_of_the_test
+
+from jaxrl_atari import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
+
+
+def get_config():
+    return Config(
+        name="lamp",
+        sessions=2,
+        total_env_steps=256,
+        env=EnvConfig(
+            game="LampOfTheTest-v0", backend="gymnasium", options={"brightness": 99}, image_key="picture", num_envs=4
+        ),
+        ppo=PPOConfig(rollout_length=16, minibatch_size=32, epochs=1),
+        devices=DevicesConfig(gpu=False),
+        log=LogConfig(every_env_steps=64, checkpoint_every_env_steps=128, tensorboard=False),
+    )
+"""
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(autouse=True)
+def user(tmp_path, monkeypatch):
+    """A user's folder with their own environment and config; nothing of it is imported yet."""
+    monkeypatch.setenv(IMPORTS, "[]")
+    monkeypatch.setattr("jaxrl_atari.imports._imported", set())
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lamp_of_the_test.py").write_text(MY_ENVS)
+    (tmp_path / "my_config.py").write_text(MY_CONFIG)
+    forget()
+    yield
+    forget()
+
+
+def forget():
+    """As in a new process: the module is not imported, and the environment is not registered."""
+    sys.modules.pop("lamp_of_the_test", None)
+    if gymnasium := sys.modules.get("gymnasium"):
+        gymnasium.registry.pop("LampOfTheTest-v0", None)
+
+
+def command(capsys, module, *words, status=0):
+    """Runs a command in this process, as the first one of a new process; returns what it says."""
+    with pytest.raises(SystemExit) as ended:
+        run_here(module, words)
+    said = capsys.readouterr()
+    assert ended.value.code == status, said.err
+    return said.out if status == 0 else one_error_line(said.err)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of two sessions, each in a process of its own."""
+    import subprocess
+
+    from user_commands import user_environment
+
+    folder = tmp_path_factory.mktemp("user")
+    (folder / "lamp_of_the_test.py").write_text(MY_ENVS)
+    (folder / "my_config.py").write_text(MY_CONFIG)
+    words = ["--config", "my_config.py", "--run-dir", "run", "--trial.parallel", "2"]
+    line = [sys.executable, "-m", "jaxrl_atari.train", *words]
+    ended = subprocess.run(line, cwd=folder, env=user_environment(), capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    return folder / "run", ended.stdout
+
+
+@pytest.fixture
+def run_dir(trained, tmp_path):
+    return shutil.copytree(trained[0], tmp_path / "run")
+
+
+def test_a_run_of_ones_own_environment(trained):
+    run_dir, said = trained
+    assert "LampOfTheTest-v0: 2 actions, pictures of 32 x 32 pixels" in said
+    assert "note: new games at each resume, and no log of actions for `verify`" in said
+    assert "not compared: no reference, random or human score is of this protocol (gymnasium, image_key=picture" in said
+    described = json.loads((run_dir / "config.json").read_text())
+    assert described["game"] == "LampOfTheTest-v0"
+    assert described["protocol"] == 'gymnasium, image_key=picture, options={"brightness": 99}'
+    assert described["resume_note"].startswith("new games at each resume")
+    assert not list(run_dir.glob("session_*/actions/*"))
+    trial = json.loads((run_dir / "trial.json").read_text())
+    assert trial["references"] == []
+    assert 0 <= trial["score"] <= 3
+    assert (run_dir / "report.html").is_file(), said
+    page = (run_dir / "report.html").read_text()
+    assert "new games at each resume" in page
+    assert "LampOfTheTest-v0" in page
+
+
+def test_it_is_evaluated_and_filmed(run_dir, capsys):
+    words = ["run", "--gpu", "false", "--episodes", "4", "--num-envs", "2", "--video", "--import"]
+    said = command(capsys, "evaluate", *words, "lamp_of_the_test.py")
+    assert "0 of 4 games cut off at the environment's time limit" in said
+    (path,) = run_dir.glob("session_*/evaluation_*.json")
+    figures = json.loads(path.read_text())
+    assert figures["lengths"] == [3] * 4
+    assert figures["backend"] == "gymnasium"
+    (video,) = run_dir.glob("session_*/video_*.mp4")
+    assert video.stat().st_size > 0
+
+
+def test_it_is_resumed(run_dir, capsys):
+    forget()
+    said = command(capsys, "train", "--resume", "run", "--total-env-steps", "384", "--import", "lamp_of_the_test.py",
+                   "--trial.parallel", "1", "--log.no-graphs")  # fmt: skip
+    assert said.count("new games are started") == 2
+    assert json.loads((run_dir / "trial.json").read_text())["complete"]
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("train", ["--resume", "run", "--total-env-steps", "384"]),
+        ("evaluate", ["run", "--gpu", "false"]),
+    ],
+)
+def test_a_stored_run_is_not_played_without_it(run_dir, capsys, module, words):
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    error = command(capsys, module, *words, status=2)
+    assert re.search(r"env.game = 'LampOfTheTest-v0': no such environment is registered .*--import names", error)
+    after = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_verify_says_why_it_cannot(run_dir, capsys):
+    error = command(capsys, "verify", "run", status=2)
+    assert error.endswith("run: has no log of actions; the back end gymnasium records no games")
+
+
+@pytest.mark.parametrize("module", ["evaluate", "report", "plots", "verify", "train"])
+def test_a_stored_run_never_chooses_what_is_imported(run_dir, tmp_path, capsys, module):
+    """Its id names a module that lies on the path."""
+    (tmp_path / "evil_module_of_the_test.py").write_text("open('it_ran', 'w').close()\n")
+    sys.path.insert(0, str(tmp_path))
+    for path in [run_dir / "config.json"]:
+        described = json.loads(path.read_text())
+        described["config"]["env"]["game"] = "evil_module_of_the_test:LampOfTheTest-v0"
+        write_json(path, described)
+    words = ["--resume", "run", "--total-env-steps", "384"] if module == "train" else ["run"]
+    with pytest.raises(SystemExit) as ended:
+        run_here(module, words)
+    assert ended.value.code == (0 if module in ("report", "plots") else 2)
+    assert "Traceback" not in capsys.readouterr().err
+    assert "evil_module_of_the_test" not in sys.modules
+    assert not (tmp_path / "it_ran").exists()
+
+
+def test_on_the_command_line_an_id_may_name_its_module(tmp_path, capsys):
+    words = ["--env.backend", "gymnasium", "--devices.gpu", "false", "--output-dir", "data"]
+    sys.path.insert(0, str(tmp_path))
+    error = command(capsys, "train", "--env.game", "lamp_of_the_test:LampOfTheTest-v0", *words, status=2)
+    assert "env.image_key = None: expected the key of an image; LampOfTheTest-v0 has: picture [32, 32, 3]" in error
+    error = command(capsys, "train", "--env.game", "nowhere_of_the_test:Lamp-v0", *words, status=2)
+    assert "nowhere_of_the_test: ModuleNotFoundError" in error
+    error = command(capsys, "suite", "--games", "Pong", *words[:2], status=2)
+    assert "env.backend = 'gymnasium': expected ale or envpool in a suite" in error
+    assert not (tmp_path / "data").exists()
