@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import pickle
 import re
 import resource
 import shutil
@@ -184,6 +185,18 @@ def test_a_policy_acts_by_its_logits(policy):
     assert actions.dtype == np.int32
     found = np.bincount(actions, minlength=NUM_ACTIONS) / len(actions)
     np.testing.assert_allclose(found, probabilities[0], atol=5 * 0.5 / np.sqrt(len(actions)))
+
+
+def test_a_policy_pickles(policy):
+    content = pickle.dumps(policy)
+    again = pickle.loads(content)
+    assert (again.config, again.session_dir, again.env_steps) == (policy.config, policy.session_dir, policy.env_steps)
+    frames = np.random.default_rng(0).integers(0, 256, (3, 84, 84, 4), np.uint8)
+    np.testing.assert_array_equal(again.act(frames, greedy=True), policy.act(frames, greedy=True))
+    key = jax.random.key(3)
+    np.testing.assert_array_equal(again.act(frames, key), policy.act(frames, key))
+    arrays = [(jax.tree.map(np.asarray, each.params)) for each in (again, policy)]
+    assert all(map(np.array_equal, *map(jax.tree.leaves, arrays)))
 
 
 @pytest.mark.parametrize("shape", [(1, 84, 84, 1), (1, 84, 84, 6), (1, 4, 84, 84), (84, 84), (1, 1, 84, 84, 4)])

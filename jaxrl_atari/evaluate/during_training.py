@@ -45,6 +45,7 @@ class Evaluator:
         self._dir = session_dir
         self._say = say
         self._write = write
+        self._num_actions = num_actions
         self._network = make_network(config.network, num_actions, network_platform(device))
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "evaluator")
@@ -53,7 +54,7 @@ class Evaluator:
     def start(self, params: Any, env_steps: int) -> None:
         """Starts an evaluation of `params`, which are copied first. None may be running."""
         snapshot = jax.tree.map(lambda x: x.copy(), jax.device_put(params, self._device))
-        policy = Policy(self._config, self._network, snapshot, self._device, self._dir, env_steps)
+        policy = Policy(self._config, self._network, snapshot, self._device, self._dir, env_steps, self._num_actions)
         options = self._config.evaluation
         seed = np.random.SeedSequence([self._seed, env_steps]).generate_state(1)[0]
         result = self._thread.submit(

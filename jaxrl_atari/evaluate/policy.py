@@ -41,7 +41,11 @@ def choose_actions(
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A trained network on a device, and the config it was trained with."""
+    """A trained network on a device, and the config it was trained with.
+
+    It pickles as its config and its arrays. Where it is unpickled, it acts on the first GPU, or on the CPU if there is
+    none; a network of the user's own must be registered there. Unpickle only what you trust, as with any pickle.
+    """
 
     config: Config
     network: Network
@@ -49,6 +53,11 @@ class Policy:
     device: jax.Device
     session_dir: Path
     env_steps: int  # env steps of training at the checkpoint
+    num_actions: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        params = jax.device_get(self.params)
+        return _policy_of, (self.config, params, self.session_dir, self.env_steps, self.num_actions)
 
     def act(
         self, frames: np.ndarray | jax.Array, key: jax.Array | None = None, greedy: bool = False
@@ -109,6 +118,13 @@ class Policy:
         observation, key = jax.device_put((Observation(frames, first, carry), key), self.device)
         actions, carry = choose_actions(self.network, self.params, observation, key, greedy)
         return jax.device_get(actions), carry
+
+
+def _policy_of(config: Config, params: Any, session_dir: Path, env_steps: int, num_actions: int) -> Policy:
+    """A policy from what `Policy.__reduce__` gives to pickle: `params` are NumPy arrays."""
+    device = pick_device("auto")
+    network = make_network(config.network, num_actions, network_platform(device))
+    return Policy(config, network, jax.device_put(params, device), device, session_dir, env_steps, num_actions)
 
 
 def find_session(run_dir: str | Path, session: int | None) -> Path:
@@ -180,4 +196,4 @@ def load_policy(
     env = dataclasses.replace(config.env, num_threads=0, backend=backend or config.env.backend)
     network = make_network(config.network, meta["num_actions"], network_platform(home))
     params = arrays["train_state"].params
-    return Policy(dataclasses.replace(config, env=env), network, params, home, session_dir, step)
+    return Policy(dataclasses.replace(config, env=env), network, params, home, session_dir, step, meta["num_actions"])
