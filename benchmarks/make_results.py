@@ -68,7 +68,10 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
     if run.config.total_env_steps != BUDGET:
         budget = run.config.total_env_steps
         raise UserError(f"{run_dir}: total_env_steps = {budget:,}; expected {BUDGET:,}, as for the references")
-    revision = run.description.get("git_revision") or "unknown"  # of the start; + is a checkout with changes
+    revision = run.description.get("git_revision") or "unknown"  # of the start
+    commit = revision[:7]
+    if revision.endswith("+"):  # a checkout with changes
+        commit += "+"
     rows = {key(row): row for row in read_rows(folder)}
     (folder / "curves").mkdir(exist_ok=True)
     for session_dir, table in run.tables.items():
@@ -85,13 +88,14 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
             "sps": f"{figures['sps']:.0f}",
             "compute_dtype": latest_text(session_dir, "compute_dtype") or run.config.network.compute_dtype,
             "hardware": hardware,
-            "commit": revision[:7] + "+" * revision.endswith("+"),
+            "commit": commit,
             "protocol": run.protocol,
             "weight_decay": f"{run.config.ppo.weight_decay:g}",
         }
         rows[key(row)] = row
         write_file(curve_file(folder, row), thinned((session_dir / "metrics.csv").read_text(encoding="utf-8")))
-    writer = csv.DictWriter(text := io.StringIO(), COLUMNS, lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows[found] for found in sorted(rows))
     write_file(folder / "scores.csv", text.getvalue())
@@ -106,7 +110,8 @@ def thinned(metrics: str, count: int = CURVE_ROWS) -> str:
 
 def session_table(rows: Sequence[Row]) -> str:
     """Markdown: a row for each session."""
-    return markdown_table([[name.replace("_", " ") for name in COLUMNS], *map(list, map(Row.values, rows))])
+    header = [name.replace("_", " ") for name in COLUMNS]
+    return markdown_table([header, *(list(row.values()) for row in rows)])
 
 
 def groups(rows: Sequence[Row], *names: str) -> dict[tuple[str, ...], list[Row]]:
@@ -135,7 +140,7 @@ def game_table(rows: Sequence[Row]) -> str:
             score_text(float(np.mean(scores))),
             interval_text(scores) or "-",
             "; ".join(references),
-            score_text(known.random and known.random.score),
+            "-" if known.random is None else score_text(known.random.score),
         ])  # fmt: skip
     return markdown_table(table)
 
@@ -164,7 +169,8 @@ def draw(folder: Path, rows: Sequence[Row], path: Path) -> None:
         axes = figure.add_subplot(height, columns, index)
         for row, colour in zip(sessions, COLOURS, strict=False):
             label = f"seed {row['seed']}, {row['compute_dtype']}, weight decay {row['weight_decay']}"
-            if (curve := curve_file(folder, row)).is_file():
+            curve = curve_file(folder, row)
+            if curve.is_file():
                 values = np.genfromtxt(curve, delimiter=",", names=True)
                 axes.plot(values["env_steps"], values["return_mean"], color=colour, alpha=0.4, linewidth=0.8)
                 axes.plot(values["env_steps"], values["return_ma"], color=colour, linewidth=2)
@@ -175,7 +181,8 @@ def draw(folder: Path, rows: Sequence[Row], path: Path) -> None:
         finish_returns(axes, comparable(game, protocol))
         axes.set_xlim(0, BUDGET)
         axes.set_title(f"{game}, protocol {protocol}")
-    figure.savefig(image := io.BytesIO(), format="png", dpi=110)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=110)
     write_file(path, image.getvalue())
 
 

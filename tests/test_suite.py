@@ -298,6 +298,7 @@ def test_with_one_session_a_game_the_interval_is_a_dash(tmp_path):
     add_games(suite_dir, {game: scores[:1] for game, scores in BETTER.items()}, config)
     text, written, rows = results(suite_dir)
     assert "| human-normalised | 2 | 1 (-) | 1 (-) | 1 (-) | 0.25 (-) |" in text
+    assert "\nNo intervals: a game has a single session.\n" in text
     assert [rows["Pong"][name] for name in ("score_std", "score_low", "score_high")] == ["", "", ""]
     assert written["aggregates"]["human-normalised"]["iqm_interval"] is None
 

@@ -100,6 +100,11 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
     if not all(_is_drawn(graph, [run]) for graph in graphs):
         plot_run(run)
     videos = [*run_dir.glob("session_*/video_*.mp4"), *run_dir.glob("replay.mp4")]
+    verified = {}
+    for session_dir in run.tables:
+        file = session_dir / "verified.json"
+        if file.is_file():
+            verified[session_dir] = read_json(file)
     return _settings(run.config, run.description) | {
         "run": run,
         "summary": trial_summary(run),
@@ -108,7 +113,7 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
         "evaluations": [
             evaluation for directory in (run_dir, *run.tables) for evaluation in summary.evaluations(directory)
         ],
-        "verified": {path: read_json(file) for path in run.tables if (file := path / "verified.json").is_file()},
+        "verified": verified,
         "video": max(videos, key=summary.written_at, default=None),
         "devices": {session_dir.name: latest_text(session_dir, "device") for session_dir in run.tables},
     }
@@ -124,7 +129,8 @@ def _describe_suite(suite_dir: Path) -> dict[str, Any]:
     if table["aggregates"]:
         graphs += plot_profiles({suite_dir.absolute().name: table["aggregates"]}, directory)[1:]
     if suite.runs:
-        graphs.append(comparison := directory / "comparison.svg")
+        comparison = directory / "comparison.svg"
+        graphs.append(comparison)
         if not _is_drawn(comparison, suite.runs.values()):
             plot_comparison([*suite.runs.items()], directory)
     return _settings(suite.config, suite.description) | {

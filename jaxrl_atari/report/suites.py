@@ -70,11 +70,12 @@ class Suite(NamedTuple):
 
     def scores(self) -> dict[str, list[float]]:
         """Game -> raw final scores of its sessions, of the complete games in which every session has one."""
-        return {
-            game: scores
-            for game, run in self.runs.items()
-            if run.is_complete(self.config) and len(scores := self.summaries[game]["session_scores"]) == len(run.tables)
-        }
+        found = {}
+        for game, run in self.runs.items():
+            scores = self.summaries[game]["session_scores"]
+            if run.is_complete(self.config) and len(scores) == len(run.tables):
+                found[game] = scores
+        return found
 
 
 def read_suite(suite_dir: Path) -> Suite:
@@ -121,7 +122,8 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -
         for name, scores in suites.items():
             columns[kind] = sorted(scores[kind])
             arrays[name] = np.array([scores[kind][game] for game in columns[kind]]).T
-        np.savez(content := io.BytesIO(), **arrays)
+        content = io.BytesIO()
+        np.savez(content, **arrays)
         write_file(directory / f"scores_{kind.replace('-', '_')}.npz", content.getvalue())
     return columns
 
@@ -201,9 +203,15 @@ def missing_intervals(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     figures_of: dict[str, list[str]] = {}
     for name, figures in results.items():
         for key, figure in FIGURES.items():
-            if why := figures[f"{key}_why_none"]:
-                figures_of.setdefault(why, []).append(f"{figure.title} of {name}")
-    return [f"No interval of the {', '.join(figures)}: {why}." for why, figures in figures_of.items()]
+            why = figures[f"{key}_why_none"]
+            if why:
+                figures_of.setdefault(why, []).append(f"{figure.title} ({name})")
+    lines = []
+    for why, named in figures_of.items():
+        every = len(named) == len(results) * len(FIGURES)
+        what = "No intervals" if every else f"No interval of the {', '.join(named)}"
+        lines.append(f"{what}: {why}.")
+    return lines
 
 
 class SuiteResults(NamedTuple):
