@@ -25,7 +25,10 @@ from jaxrl_atari.errors import Limits, UserError, check_fields, require
 def parse_word(text: str) -> Any:
     """The value that a word of a command line stands for: True, False, None, a whole number, or the word itself."""
     word = text.lower()
-    return {"true": True, "false": False, "none": None}.get(word, int(word) if word.isdecimal() else word)
+    named = {"true": True, "false": False, "none": None}
+    if word in named:
+        return named[word]
+    return int(word) if word.isdecimal() else word
 
 
 def one_word(metavar: str) -> PrimitiveConstructorSpec:
@@ -144,7 +147,8 @@ class EnvConfig:
     @property
     def chosen_rules(self) -> dict[str, Any]:
         """The rules that an option overrides."""
-        return {name: value for name in Rules._fields if (value := getattr(self, name)) is not None}
+        values = {name: getattr(self, name) for name in Rules._fields}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def gymnasium(self) -> GymnasiumOptions:

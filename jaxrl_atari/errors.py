@@ -87,7 +87,7 @@ def check_fields(config: Any, prefix: str = "") -> None:
     """
     for name, annotation in get_type_hints(type(config), include_extras=True).items():
         kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-        limits = next((x for x in metadata if isinstance(x, Limits)), Limits())
+        limits = next((each for each in metadata if isinstance(each, Limits)), Limits())
         kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
         value = getattr(config, name)
         if isinstance(value, np.generic):
@@ -95,8 +95,10 @@ def check_fields(config: Any, prefix: str = "") -> None:
             object.__setattr__(config, name, value)
         if not any(_fits(value, kind, limits) for kind in kinds):
             expected = " or ".join(_description(kind, limits) for kind in kinds)
-            field = f"{prefix}{name.replace('_', '-')}" if prefix.startswith("--") else f"{prefix}{name}"
-            raise ConfigError(field, value, expected)
+            if prefix == "--":  # an option that may have another name, in `tyro.conf.arg(name=...)`
+                renamed = [each.name for each in metadata if getattr(each, "name", None)]
+                name = renamed[0] if renamed else name.replace("_", "-")
+            raise ConfigError(f"{prefix}{name}", value, expected)
         if dataclasses.is_dataclass(value):
             check_fields(value, f"{prefix}{name}.")
 

@@ -54,7 +54,17 @@ CHECKPOINT_FILES = "session_*/checkpoints/*/*"
 STANDARD_FILES = {".gitattributes", "README.md"}
 """Files that any repository on the Hub may have: its Git attributes and its card."""
 
-VARIABLES = "ALL_PROXY HTTPS_PROXY HTTP_PROXY NO_PROXY SSL_CERT_FILE SSL_CERT_DIR HF_ENDPOINT HF_TOKEN HF_HUB_OFFLINE"
+VARIABLES = (
+    "ALL_PROXY",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "HF_ENDPOINT",
+    "HF_TOKEN",
+    "HF_HUB_OFFLINE",
+)
 """What a connection to the Hub depends on. The names of proxies may also be in lower case."""
 
 CARD = str(Path(summary.__file__).parent / "templates" / "card.md")
@@ -68,7 +78,7 @@ def _require_library() -> None:
 
 @contextlib.contextmanager
 def _client(repo_id: str) -> Iterator[Any]:
-    """Gives the library's client. Errors inside the block become a `UserError`, which names the variables in force."""
+    """The client of huggingface_hub. Errors inside the block become a `UserError` that names the variables in force."""
     _require_library()
     from huggingface_hub import HfApi
 
@@ -78,8 +88,10 @@ def _client(repo_id: str) -> Iterator[Any]:
     except UserError:
         raise
     except Exception as error:  # an unusable proxy, certificate or URL may raise any type
-        chosen = ", ".join(name for name in os.environ if name.upper() in VARIABLES.split())
-        where = f"{repo_id} at {api.endpoint}{f' (in the environment: {chosen})' if chosen else ''}"
+        where = f"{repo_id} at {api.endpoint}"
+        in_force = [name for name in os.environ if name.upper() in VARIABLES]
+        if in_force:
+            where += f" (in the environment: {', '.join(in_force)})"
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 
 
@@ -109,9 +121,12 @@ def parameter_files(policy: Policy, rounded: bool = False) -> dict[str, bytes]:
 def repository_files(
     run_dir: Path, repo_id: str, checkpoint: Checkpoint, rounded: bool = False, card: bool = True
 ) -> dict[str, Path | bytes]:
-    """The contents of a repository: name -> file, or the bytes that it holds.
+    """The contents of a repository: name -> a file to copy, or the content itself.
 
     Args:
+        run_dir: directory of the run.
+        repo_id: the repository, which the card names.
+        checkpoint: best or an env step of the best session; latest: of every session.
         rounded: see `Checkpoints.save_parameters`.
         card: with the model card.
 
@@ -142,9 +157,12 @@ def repository_files(
 
 
 def model_card(run: summary.Run, repo_id: str, checkpoint: Checkpoint, checkpoints: dict[Path, int]) -> str:
-    """The card of a run; it starts with the metadata that the Hub reads.
+    """The model card of a run, in Markdown. It starts with the metadata that the Hub reads.
 
     Args:
+        run: the run.
+        repo_id: the repository, which the card names.
+        checkpoint: what was asked for: best, latest, or an env step.
         checkpoints: session directory -> env steps of its checkpoint that is pushed.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -208,7 +226,10 @@ def push(
             [*added, *map(CommitOperationDelete, others - files.keys())],
             commit_message=f"{run_dir.resolve().name}, checkpoint {checkpoint}",
         )
-    cli.say("\n".join(filter(None, (left_out(checkpoint), f"pushed: {url}"))))
+    note = left_out(checkpoint)
+    if note:
+        cli.say(note)
+    cli.say(f"pushed: {url}")
 
 
 def pack(
@@ -260,7 +281,7 @@ def pull(repo_id: Positional[str], directory: Positional[Path | None] = None) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Runs `python -m jaxrl_atari.hub`."""
     forbid_gpu()  # orbax starts JAX's back end to read a checkpoint; a GPU may be training
     commands = {"push": push, "pull": pull, "pack": pack}
     parse_command(commands, arguments, "hub")()

@@ -218,6 +218,7 @@ REFUSALS = [
     ("evaluate", "nowhere --checkpoint x", "error: --checkpoint = 'x': expected one of best, latest or a whole number"),
     ("evaluate", "", "Missing from python -m jaxrl_atari.evaluate: PATH Directory of a run"),
     ("verify", "nowhere --sample 0", "error: --sample = 0: expected a whole number from 1 on or None"),
+    ("verify", "nowhere --from x", "error: --from = 'x': expected a whole number from 0 to"),
     ("plots", "nowhere --x foo", "invalid choice 'foo' for argument '--x'. Expected one of ('env steps', 'hours')."),
     ("benchmark", "--compare ppo.gama=1,2", "did you mean --ppo.gamma?"),
     # Raised by the config: its sections, which tyro makes, and its root.

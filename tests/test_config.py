@@ -18,6 +18,7 @@ from jaxrl_atari.config import (
 )
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.registry import NETWORKS
 
 
 def test_the_defaults_are_the_published_spec():
@@ -97,7 +98,7 @@ def env(**options):
             r"devices\.data_parallel = 0: expected a whole number from 1 to 4,096 or all",
         ),
         (
-            lambda: Config(network=NetworkConfig(name="resnet")),
+            lambda: NETWORKS.get("resnet"),
             r"network\.name = 'resnet': expected one of nature, impala",
         ),
         (lambda: Config(env=None), r"env = None: expected a value of type EnvConfig"),

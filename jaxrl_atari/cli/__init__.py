@@ -1,4 +1,4 @@
-"""How every command runs: one-line errors on stderr, exit statuses, stop requests, output to pipes that may close."""
+"""What all commands share: one-line errors on stderr, exit statuses, and stop requests."""
 
 import contextlib
 import errno
@@ -35,15 +35,16 @@ def run(main: Callable[[], object]) -> NoReturn:
     """Calls `main` and exits: with 0 when it returns, the error's status (2 or 1) on a `UserError`.
 
     Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and the message of the `KeyboardInterrupt` that `main`
-    raises; a second one ends it at once. What `correctable` recognises is an error of one line. Any other exception is
-    a bug and keeps its traceback.
+    raises; a second one ends it at once. An exception that `correctable` recognises is printed in one line. Any other
+    is a bug and keeps its traceback.
     """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:  # closed by a shell's `>&-`: the next file to be opened would become the output
             os.open(os.devnull, os.O_RDWR)
-    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows "?" for "±"
     logging.basicConfig(format="%(levelname)s: %(message)s")
@@ -77,7 +78,7 @@ def run(main: Callable[[], object]) -> NoReturn:
         else:
             say(f"error: {known}", sys.stderr)
             status = known.exit_status
-    write("")  # what a pipe or terminal that has gone away did not take goes nowhere
+    write("")  # flushes: text that a closed pipe did not take is dropped here, and not reported at Python's end
     if status == INTERRUPTED:
         os._exit(status)  # Python's end would crash while XLA runs a computation whose start was interrupted
     sys.exit(status)

@@ -1,1 +1,1 @@
-"""CPU, GPUs and drivers, their choice, monitoring, memory, several processes, settings of the process."""
+"""The machine: its GPUs, the choice among them, memory, monitoring, several processes, and settings of the process."""

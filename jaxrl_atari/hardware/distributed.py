@@ -39,12 +39,18 @@ def join_processes(devices: DevicesConfig) -> None:
             except (OSError, OverflowError) as error:
                 expected = "a free port of this machine"
                 raise ConfigError("devices.coordinator", coordinator, expected, str(error)) from error
-        say(f"waiting for all {count or ''} processes at {coordinator}")
+        everyone = f"all {count} processes" if count else "all processes"
+        say(f"waiting for {everyone} at {coordinator}")
     jax_config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM until a session handles it
     try:  # in a thread: JAX waits in C++, where signals have no effect
         with ThreadPool(1) as thread:
-            who = coordinator, count, devices.process_index
-            thread.apply(jax.distributed.initialize, who, {"initialization_timeout": WAIT_SECONDS})
+            options = {
+                "coordinator_address": coordinator,
+                "num_processes": count,
+                "process_id": devices.process_index,
+                "initialization_timeout": WAIT_SECONDS,
+            }
+            thread.apply(jax.distributed.initialize, kwds=options)
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"devices.distributed: {str(error).rstrip('.')}; it needs devices.coordinator HOST:PORT,"
@@ -69,7 +75,7 @@ def sum_over_processes(count: int) -> int:
 
 
 def gather_rows(rows: np.ndarray) -> np.ndarray:
-    """The rows `[n, k]` of all processes, in the order of the processes; each may have another n.
+    """The rows `[n, k]` of all processes, in the order of the processes. n may differ between them.
 
     Numbers come back as float32 from several processes, and as they are from one.
     """
@@ -77,7 +83,8 @@ def gather_rows(rows: np.ndarray) -> np.ndarray:
         return rows
     with jax.transfer_guard("allow"):
         counts = process_allgather(np.int32(len(rows)))
-        padding = (1 << int(counts.max()).bit_length()) - len(rows)  # to a power of 2: few sizes are compiled
+        longest = int(counts.max())
+        padding = 2 ** longest.bit_length() - len(rows)  # to a power of 2, so that few sizes are compiled
         everywhere = process_allgather(np.pad(rows.astype(np.float32), ((0, padding), (0, 0))))
     return everywhere[np.arange(everywhere.shape[1]) < counts[:, None]]
 
@@ -91,5 +98,5 @@ def agree(text: str) -> str:
 
 
 def wait_for_all() -> None:
-    """Waits until every process has come here. JAX ends the others soon after one has left."""
+    """Waits until every process calls it. Without that, the first process to exit would end the others."""
     agree("")
