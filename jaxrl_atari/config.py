@@ -279,8 +279,8 @@ class NetworkConfig:
     `matmul`, on a CPU with AVX512-BF16; else float32. Parameters, heads and losses are always float32. On a GPU from
     Ampere on, `float32` convolutions compute in TF32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
-    """Form of the convolutions: `plain` (cuDNN), `matmul` (fast on a CPU) or `auto`, which is `matmul` for `nature`
-    where CPUs alone learn and act, else `plain`. `impala` has `plain` alone. Results agree up to rounding."""
+    """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU), `matmul` (matrix products, fast on a CPU) or
+    `auto`, which is `matmul` where CPUs alone learn and act, else `plain`. Results agree up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -391,8 +391,6 @@ class Config:
         require(is_named, "name", self.name, "a plain file name")
         last_seed = self.seed + self.sessions
         require(last_seed <= 2**31, "seed", self.seed, "at most 2,147,483,648 - sessions", "lower the seed")
-        has_form = self.network.name == "nature" or self.network.conv != "matmul"
-        require(has_form, "network.conv", self.network.conv, f"auto or plain for {self.network.name}")
         if self.devices.distributed:
             # Processes sum their env steps while acting: with overlap, each would do so at another point of the update.
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")

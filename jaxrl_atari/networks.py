@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.config import NetworkConfig
+from jaxrl_atari.layers import Conv, in_chunks
 from jaxrl_atari.registry import NETWORKS
 
 STACK = 4
@@ -49,15 +50,6 @@ Apply = Callable[[Any, Observation], Outputs]
 """A network as a pure function: parameters, observation -> outputs."""
 
 
-def bias_in_float32(*arrays: Any, dtype: Any = None, inexact: bool = True) -> list[Any]:
-    """Casts a layer's inputs and kernel to `dtype` and leaves its bias in float32.
-
-    The gradient of a bias is a sum over thousands of outputs, which loses several percent when added in bfloat16.
-    """
-    inputs, kernel, bias = arrays
-    return [inputs.astype(dtype), kernel.astype(dtype), bias]
-
-
 def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
     """A dense layer with orthogonal initialisation, which computes in `dtype` (float32 without TF32)."""
     return nn.Dense(
@@ -85,11 +77,9 @@ def heads(features: jax.Array, num_actions: int, carry: Any = ()) -> Outputs:
 # --- Feed-forward ----------------------------------------------------------------------------------------------------
 
 
-def nature_torso(stacks: jax.Array, dtype: Any) -> jax.Array:
-    """The three convolutions of Mnih et al. 2015: uint8 `[..., 84, 84, 4]` -> `[..., 7, 7, 64]`."""
-    init = nn.initializers.orthogonal(2**0.5)
-    conv = partial(nn.Conv, padding="VALID", kernel_init=init, dtype=dtype, promote_dtype=bias_in_float32)
-    x = stacks.astype(dtype) / 255
+def nature_torso(x: jax.Array, dtype: Any) -> jax.Array:
+    """The three convolutions of Mnih et al. 2015: uint8 `[N, 84, 84, 4]` -> float32 `[N, 7, 7, 64]`."""
+    conv = partial(Conv, padding="VALID", kernel_init=nn.initializers.orthogonal(2**0.5), dtype=dtype)
     x = nn.relu(conv(32, (8, 8), 4, name="conv1")(x))
     x = nn.relu(conv(64, (4, 4), 2, name="conv2")(x))
     return nn.relu(conv(64, (3, 3), 1, name="conv3")(x))
@@ -107,9 +97,25 @@ class NatureActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, stacks: jax.Array) -> Outputs:
-        """uint8 `[..., 84, 84, 4]` -> logits float32 `[..., A]`, value float32 `[...]`."""
-        features = hidden_layer(nature_torso(stacks, self.dtype), 512, self.dtype)
-        return heads(features, self.num_actions)
+        """uint8 `[N, 84, 84, 4]` -> logits float32 `[N, A]`, value float32 `[N]`."""
+        x = in_chunks(partial(nature_torso, dtype=self.dtype), self, stacks)
+        return heads(hidden_layer(x, 512, self.dtype), self.num_actions)
+
+
+def impala_torso(x: jax.Array, dtype: Any) -> jax.Array:
+    """The 15 convolutions of Espeholt et al. 2018: uint8 `[N, 84, 84, 4]` -> float32 `[N, 11, 11, 32]`."""
+    names = (f"Conv_{number}" for number in range(15))
+
+    def conv(x: jax.Array, channels: int) -> jax.Array:
+        init = nn.initializers.orthogonal(2**0.5)
+        return Conv(channels, kernel_init=init, dtype=dtype, name=next(names))(x)
+
+    for channels in (16, 32, 32):
+        x = nn.max_pool(conv(x, channels), (3, 3), strides=(2, 2), padding="SAME")
+        for _ in range(2):
+            residual = conv(nn.relu(x), channels)
+            x = x + conv(nn.relu(residual), channels)
+    return nn.relu(x)
 
 
 class ImpalaActorCritic(nn.Module):
@@ -124,17 +130,9 @@ class ImpalaActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, stacks: jax.Array) -> Outputs:
-        """uint8 `[..., 84, 84, 4]` -> logits float32 `[..., A]`, value float32 `[...]`."""
-        init = nn.initializers.orthogonal(2**0.5)
-        conv = partial(nn.Conv, kernel_size=(3, 3), kernel_init=init, dtype=self.dtype, promote_dtype=bias_in_float32)
-        x = stacks.astype(self.dtype) / 255
-        for channels in (16, 32, 32):
-            x = conv(channels)(x)
-            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
-            for _ in range(2):
-                residual = conv(channels)(nn.relu(x))
-                x = x + conv(channels)(nn.relu(residual))
-        return heads(hidden_layer(nn.relu(x), 256, self.dtype), self.num_actions)
+        """uint8 `[N, 84, 84, 4]` -> logits float32 `[N, A]`, value float32 `[N]`."""
+        x = in_chunks(partial(impala_torso, dtype=self.dtype), self, stacks)
+        return heads(hidden_layer(x, 256, self.dtype), self.num_actions)
 
 
 # --- Recurrent -------------------------------------------------------------------------------------------------------
@@ -188,8 +186,8 @@ class NatureLSTM(nn.Module):
     @nn.compact
     def __call__(self, stacks: jax.Array, first: jax.Array, carry: Any) -> Outputs:
         """The fields of an `Observation` -> `Outputs`."""
-        features = hidden_layer(nature_torso(stacks, self.dtype), 512, self.dtype)
-        features, carry = lstm(256, features, first, carry)
+        x = in_chunks(partial(nature_torso, dtype=self.dtype), self, stacks)
+        features, carry = lstm(256, hidden_layer(x, 512, self.dtype), first, carry)
         return heads(features, self.num_actions, carry)
 
 

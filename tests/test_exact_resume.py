@@ -68,6 +68,17 @@ def left(session_dir):
             change(OVERLAP, env={"protocol": "classic"}, evaluation={"every_env_steps": 200, "episodes": 2}),
             {"log": {"checkpoint_every_env_steps": 150}},
         ),
+        (  # what the LSTM remembers goes on; RND's statistics and its target do
+            change(
+                CONFIG,
+                total_env_steps=640,
+                network={"name": "nature_lstm"},
+                algorithm="rnd",
+                ppo={"minibatch_size": 32},
+                evaluation={"every_env_steps": 300, "episodes": 2},
+            ),
+            {"env": {"num_groups": 2}},
+        ),
         (  # stopped while an evaluation that is due waits for the one before
             change(
                 CONFIG,
@@ -78,7 +89,14 @@ def left(session_dir):
             {},
         ),
     ],
-    ids=["v5", "v5, overlap, two devices", "classic, groups", "classic, overlap, evaluations", "waiting evaluations"],
+    ids=[
+        "v5",
+        "v5, overlap, two devices",
+        "classic, groups",
+        "classic, overlap, evaluations",
+        "LSTM, RND",
+        "waiting evaluations",
+    ],
 )
 def test_two_stops_change_nothing(config, later, tmp_path, capsys):
     straight = left(train(config, tmp_path / "straight"))

@@ -43,6 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxrl_atari.layers import Conv
 from jaxrl_atari.networks import STACK, Observation, Outputs
 
 UNROLLED = 8
@@ -50,16 +51,17 @@ UNROLLED = 8
 
 
 class Computed(nn.Module):
-    """What is computed here, in flax's own layers and float32, to compare a network with (`forms.py`)."""
+    """The network that is computed here, layer by layer in float32. `forms.py` compares a network with it."""
 
     num_actions: int
 
     @nn.compact
     def __call__(self, stacks: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """uint8 `[N, 84, 84, 4]` -> logits float32 `[N, A]`, value float32 `[N]`."""
         dense = partial(nn.Dense, precision="highest")
-        x = stacks.astype(jnp.float32) / 255
+        x = stacks
         for name, features, size, stride in (("conv1", 32, 8, 4), ("conv2", 64, 4, 2), ("conv3", 64, 3, 1)):
-            x = nn.relu(nn.Conv(features, (size, size), stride, padding="VALID", name=name)(x))
+            x = nn.relu(Conv(features, (size, size), stride, "VALID", name=name)(x))
         x = nn.relu(dense(512, name="dense")(x.reshape(*x.shape[:-3], -1)))
         return dense(self.num_actions, name="policy")(x), dense(1, name="value")(x)[..., 0]
 
