@@ -119,7 +119,7 @@ def _forward(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dtype: An
         (1, 1),
         "VALID",
         dimension_numbers=FORM,
-        preferred_element_type=jnp.float32,
+        preferred_element_type=_sum_type(dtype),
     )
     return y, (x, kernel)
 
@@ -141,7 +141,7 @@ def _backward(stride: int, pads: Pads, dtype: Any, saved: Any, g: jax.Array) -> 
     dw = jnp.matmul(
         shifted.reshape(height * outputs, -1),
         columns.reshape(-1, width * channels),
-        preferred_element_type=jnp.float32,
+        preferred_element_type=_sum_type(dtype),
     )
     dw = lax.optimization_barrier(dw).reshape(height, outputs, width, channels)
     (d_kernel,) = kernel_gradient(dw.transpose(0, 2, 3, 1))
@@ -152,13 +152,18 @@ def _backward(stride: int, pads: Pads, dtype: Any, saved: Any, g: jax.Array) -> 
     turned = lax.optimization_barrier(w[::-1, ::-1].swapaxes(2, 3).astype(dtype))
     edges = ((height - 1, height - 1), (width - 1, width - 1))
     d_blocks = lax.conv_general_dilated(
-        g, turned, (1, 1), edges, dimension_numbers=FORM, preferred_element_type=jnp.float32
+        g, turned, (1, 1), edges, dimension_numbers=FORM, preferred_element_type=_sum_type(dtype)
     )
     (dx,) = jax.linear_transpose(block, jax.ShapeDtypeStruct(x.shape, d_blocks.dtype))(d_blocks)
     return dx.astype(x.dtype), d_kernel
 
 
 convolve.defvjp(_forward, _backward)
+
+
+def _sum_type(dtype: Any) -> Any:
+    """Products are added in float32, or in a wider type of the arithmetic."""
+    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _block(size: tuple[int, ...], stride: int, pads: Pads, x: jax.Array) -> jax.Array:

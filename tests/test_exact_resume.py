@@ -77,7 +77,7 @@ def left(session_dir):
                 ppo={"minibatch_size": 32},
                 evaluation={"every_env_steps": 300, "episodes": 2},
             ),
-            {"env": {"num_groups": 2}},
+            {"env": {"num_threads": 3}},
         ),
         (  # stopped while an evaluation that is due waits for the one before
             change(

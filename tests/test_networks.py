@@ -280,10 +280,9 @@ def test_no_shipped_network_has_plain_convolutions_on_a_cpu(name, caplog):
     ("size", "stride", "shape"),
     [(8, 4, (20, 20)), (4, 2, (9, 10)), (3, 1, (7, 6)), (5, 3, (11, 13)), (2, 3, (9, 8))],
 )
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_convolution_and_its_gradients_are_those_of_flax(size, stride, shape, padding, seed):
+def test_a_convolution_and_its_gradients_are_those_of_flax(size, stride, shape, padding):
     """In float64, where the naive loops of XLA are fast enough for images of this size."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     x = rng.standard_normal((3, *shape, 2))
     params = {"kernel": rng.standard_normal((size, size, 2, 5)), "bias": rng.standard_normal(5)}
     with jax.enable_x64(True):
@@ -298,7 +297,7 @@ def test_a_convolution_and_its_gradients_are_those_of_flax(size, stride, shape, 
         expected = outputs_and_gradients(oracle)
         with cpu_gradients():
             got = outputs_and_gradients(conv)
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), got, expected)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10), got, expected)
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), outputs_and_gradients(conv), expected)
 
 

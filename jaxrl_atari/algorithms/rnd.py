@@ -23,7 +23,7 @@ COEFFICIENT = 0.5
 """Weight of the intrinsic reward."""
 
 DECAY = 0.99
-"""Weight of the past in the running statistics, per update."""
+"""Weight of the past in the running means, per update. In the first 100 updates they are plain means."""
 
 
 class Embedding(nn.Module):
@@ -39,6 +39,7 @@ class Extra(NamedTuple):
     """What is kept between updates: `TrainState.extra`."""
 
     target: Any  # parameters of the target
+    updates: jax.Array  # int32 []: updates so far
     pixel_mean: jax.Array  # [441]: running means, of each pixel
     pixel_mean_square: jax.Array  # [441]: and of its square
     error_mean_square: jax.Array  # []: running mean of the squared prediction error
@@ -56,7 +57,9 @@ def init(params: Any, key: jax.Array) -> tuple[Any, Extra]:
     """`Algorithm.init`: adds the predictor to the parameters, and draws the target."""
     pixels = jnp.zeros((1, 441))
     target, predictor = (Embedding().init(each, pixels)["params"] for each in jax.random.split(key))
-    return {**params, "rnd": predictor}, Extra(target, jnp.zeros(441), jnp.ones(441), jnp.ones(()))
+    return {**params, "rnd": predictor}, Extra(
+        target, jnp.zeros((), jnp.int32), jnp.zeros(441), jnp.zeros(441), jnp.zeros(())
+    )
 
 
 def prepare(
@@ -67,6 +70,11 @@ def prepare(
     frames = images(rollout.frames[STACK:])  # of step t + 1
     pixels = nn.avg_pool(frames[..., None] / 255.0, (4, 4), (4, 4)).reshape(*frames.shape[:2], 441)
     mean_of_each = jax.vmap(mean, in_axes=-1)
+    share = jnp.maximum(1.0 - DECAY, 1.0 / (extra.updates + 1))  # of this rollout in the running means
+
+    def running(before: jax.Array, now: jax.Array) -> jax.Array:
+        return (1.0 - share) * before + share * now
+
     pixel_mean = running(extra.pixel_mean, mean_of_each(pixels))
     pixel_mean_square = running(extra.pixel_mean_square, mean_of_each(jnp.square(pixels)))
     deviation = jnp.sqrt(jnp.maximum(pixel_mean_square - jnp.square(pixel_mean), 1e-4))
@@ -77,7 +85,9 @@ def prepare(
     error_mean_square = running(extra.error_mean_square, mean(jnp.square(error)))
     bonus = COEFFICIENT * error / jnp.sqrt(error_mean_square + 1e-8)
 
-    state = state.replace(extra=Extra(extra.target, pixel_mean, pixel_mean_square, error_mean_square))
+    state = state.replace(
+        extra=Extra(extra.target, extra.updates + 1, pixel_mean, pixel_mean_square, error_mean_square)
+    )
     rollout = rollout._replace(reward=rollout.reward + bonus)
     state, samples, metrics = ppo_samples(state, apply, rollout, mean, config)
     return state, RNDSamples(samples, pixels, feature), metrics | {"intrinsic_reward": mean(bonus)}
@@ -94,11 +104,6 @@ def loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tupl
 def prediction_error(params: Any, pixels: jax.Array, feature: jax.Array) -> jax.Array:
     """Mean squared error of the predictor: pixels `[..., 441]`, feature `[..., 64]` -> `[...]`."""
     return jnp.mean(jnp.square(Embedding().apply({"params": params["rnd"]}, pixels) - feature), axis=-1)
-
-
-def running(before: jax.Array, now: jax.Array) -> jax.Array:
-    """An exponential running mean."""
-    return DECAY * before + (1.0 - DECAY) * now
 
 
 RND = PPO._replace(init=init, prepare=prepare, loss=loss)
