@@ -120,7 +120,12 @@ def members(run: Run) -> Members:
     if finished:
         return Members({path: run.tables[path] for path in finished}, left_out, None)
     common = min(reached[path] for path in counted_in)
-    return Members({path: cut_table(run.tables[path], common) for path in counted_in}, left_out, float(common))
+    tables = {path: cut_table(run.tables[path], common) for path in counted_in}
+    for path in scored.keys() & tables.keys():
+        if not np.isfinite(tables[path]["return_ma"]).any():
+            left_out[path] = f"no finished game up to {common:,.0f} env steps"
+            del tables[path]
+    return Members(tables, left_out, float(common))
 
 
 def trial_summary(run: Run) -> dict[str, Any]:
