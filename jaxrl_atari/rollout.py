@@ -193,6 +193,10 @@ class EnvGroup:
             return None
         return record.take(self._newest.frame, self.pool.lives, self._episodes.in_progress)
 
+    def in_progress(self) -> np.ndarray:
+        """Return and env steps of each game in progress, float64 [B, 2]."""
+        return self._episodes.in_progress
+
     def carry(self) -> Any:
         """Between two rollouts: the memory of a recurrent network, [B, ...]; `()` for others."""
         return self._state.last_carry

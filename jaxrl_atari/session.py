@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,12 @@ import numpy as np
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import Placement, make_networks, place
 from jaxrl_atari.envs.record import Games, join, split
-from jaxrl_atari.errors import reason
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.hardware.runtime import numeric_settings
+from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, check_update, first_arrays
 from jaxrl_atari.rollout import EnvGroup, collect, make_groups
 from jaxrl_atari.runs.actions import cut_segments, write_segment
@@ -81,7 +82,9 @@ def train(run: "Session") -> Iterator[ReadMetrics]:
         with jax.transfer_guard("disallow" if guarded else "allow"):
             options = current_options(config, progress.env_steps)
             actor_key, update_key = run.keys(progress.updates)
+            run.log.phase("first rollout")
             collected = collect(run.groups, learner.acting_params(), actor_key)
+            run.log.phase("first update")
             metrics = learner.update(collected.rollouts, options, update_key)
         # From steps of the rollout to steps of the session.
         run.games += [(progress.steps + t, *game) for t, *game in collected.games]
@@ -278,13 +281,17 @@ def prepare(
             for writer in outputs:
                 writer.message(text)
 
+        began: list[bool] = []
         if leader:
+            if not session_dir.exists():  # a session that is refused leaves no directory
+                exits.enter_context(removed_if_refused(session_dir, began))
             session_dir.mkdir(parents=True, exist_ok=True)
             exits.enter_context(only_writer(session_dir))
             if not resume:
                 require_unused(session_dir)
 
         # Checkpoint and games.
+        say("starting the games and the network")
         checkpoints = Checkpoints(session_dir, say)
         restored = None
         if resume:
@@ -319,7 +326,11 @@ def prepare(
         if leader:
             outputs += writers  # whoever made them closes them
         read_monitor = exits.enter_context(monitor([*placement.learner, *placement.actors]))
-        log = SessionLog(outputs, config.log.every_env_steps, progress, read_monitor, meta)
+        log = SessionLog(
+            outputs, config.log.every_env_steps, progress, read_monitor, meta,
+            in_progress=lambda: np.concatenate([group.in_progress() for group in itertools.chain(*groups)]),
+            compiled=compile_clock(),
+        )  # fmt: skip
 
         # Evaluator.
         evaluator = None
@@ -347,8 +358,19 @@ def prepare(
         say(f"device: {run.device_text()}")
         if restored:
             say(resume_text(meta, run.meta()))
-        say("compiling (about 20 s the first time)")
+        began.append(True)
         yield run
+
+
+@contextlib.contextmanager
+def removed_if_refused(directory: Path, began: list[bool]) -> Iterator[None]:
+    """Removes a new directory if the block ends with a `UserError` while `began` is empty."""
+    try:
+        yield
+    except UserError:
+        if not began:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def start_games(

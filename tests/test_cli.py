@@ -434,7 +434,7 @@ def test_the_default_cache_folder_keeps_compiled_programs(tmp_path):
     folder, programs = tmp_path / ".cache" / "jaxrl_atari" / "xla" / "threads_3", []
     for _ in range(2):
         output = configured(after="jax.jit(lambda x: 3 * x + 1)(2.0)", HOME=tmp_path, NPROC=3)
-        assert output == f"malloc keeps freed memory\ncompiled programs are kept in {folder}\n"
+        assert output == f"compiled programs are kept in {folder}\n"
         programs.append(sorted(path.name for path in folder.iterdir() if not path.name.endswith("-atime")))
     assert programs[0] == programs[1]
     assert any("lambda" in name for name in programs[0])

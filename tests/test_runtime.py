@@ -1,11 +1,12 @@
 """Settings of the process: the cache of compiled programs, and what changes numbers."""
 
 import json
+import math
 
 import pytest
 from fake_cuda import python
 
-from jaxrl_atari.hardware.runtime import usable_cores
+from jaxrl_atari.hardware.runtime import cpu_quota, usable_cores
 
 COMPILE = """
 import warnings
@@ -50,3 +51,49 @@ def test_settings_that_change_numbers(variables, expected):
     code = "import json; from jaxrl_atari.hardware.runtime import *; print(json.dumps(numeric_settings()))"
     found = json.loads(python("-c", code, **variables).stdout)
     assert found == {"xla_threads": usable_cores()} | expected
+
+
+QUOTAS = {
+    "v2": ("0::/pod/app\n", {"pod/app/cpu.max": "50000 100000", "pod/cpu.max": "max 100000"}, 0.5),
+    "v2, of a group above": ("0::/pod/app\n", {"pod/app/cpu.max": "max 100000", "pod/cpu.max": "150000 100000"}, 1.5),
+    "v2, seen from inside": ("0::/\n", {"cpu.max": "100000 100000"}, 1.0),
+    "v2, none": ("0::/\n", {"cpu.max": "max 100000"}, math.inf),
+    "v1": (
+        "5:memory:/a\n4:cpu,cpuacct:/docker/b\n",
+        {"cpu,cpuacct/docker/b/cpu.cfs_quota_us": "200000", "cpu,cpuacct/docker/b/cpu.cfs_period_us": "100000"},
+        2.0,
+    ),
+    "v1, the host's path": (
+        "4:cpu,cpuacct:/docker/b\n", {"cpu/cpu.cfs_quota_us": "25000", "cpu/cpu.cfs_period_us": "100000"}, 0.25
+    ),
+    "v1, none": (
+        "4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, math.inf
+    ),
+    "no files": ("0::/\n", {}, math.inf),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("own", "files", "expected"), QUOTAS.values(), ids=QUOTAS)
+def test_a_cpu_quota_of_a_container_is_read(tmp_path, own, files, expected):
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    assert cpu_quota(tmp_path / "root", tmp_path / "own") == expected
+
+
+QUOTA = """
+import os
+from jaxrl_atari.hardware import runtime
+runtime.cpu_quota, runtime.usable_cores = lambda: 1.5, lambda: 8
+print(*runtime.configure(), os.environ["JAXRL_ATARI_THREADS"], sep="\\n")
+"""
+
+
+def test_a_quota_limits_the_emulator_threads_unless_the_user_has_chosen(tmp_path):
+    line = "this process may use 1.5 CPUs (a quota): emulator threads: 2"
+    lines = python("-c", QUOTA, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).stdout.splitlines()
+    assert (lines[0], lines[-1]) == (line, "2")
+    lines = python("-c", QUOTA, JAX_COMPILATION_CACHE_DIR=str(tmp_path), JAXRL_ATARI_THREADS="4").stdout.splitlines()
+    assert (line in lines, lines[-1]) == (False, "4")

@@ -19,7 +19,7 @@ import pytest
 from small_training import TINY, Lines, change, edit_meta, flip_bit, latest_meta, read_table, stop_before
 from user_commands import user_environment
 
-from jaxrl_atari import session
+from jaxrl_atari import run_training, session
 from jaxrl_atari.cli import StopRequest
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate.play import run_evaluation
@@ -480,3 +480,21 @@ def test_whether_a_session_is_finished_is_known_without_starting_jax(trained):
     )
     command = [sys.executable, "-c", code, trained]
     assert subprocess.check_output(command, cwd=__file__[:-15], env=user_environment()).split() == [b"True", b"False"]
+
+
+def test_a_refused_session_leaves_no_directory_and_a_refused_run_neither(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = change(TINY, output_dir=str(tmp_path / "data"), log={"wandb": True})
+    with pytest.raises(UserError, match="wandb is not installed"):
+        run_training(config)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_the_start_names_its_phases(session_dir, capsys):
+    run_session(change(TINY, total_env_steps=32), session_dir)
+    lines = capsys.readouterr().out
+    assert "session 0  starting the games and the network\n" in lines
+    phases = (
+        r"first rollout \.\.\.\n.*first rollout: [\d.]+ s, [\d.]+ s compiling; first update \.\.\.\n.*first update: "
+    )
+    assert re.search(phases, lines)

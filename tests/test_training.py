@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from small_training import change
+from small_training import Lines, change
 
 from jaxrl_atari import ppo, rollout, session
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
@@ -261,11 +261,15 @@ def test_groups_on_a_device(num_envs, devices, platform, groups):
 
 
 @pytest.mark.long
-def test_optimizer_steps_leave_out_the_epochs_that_target_kl_skips(open_run):
-    run = open_run(change(SMALL, ppo={"target_kl": 0.0}), 2)
-    run.log.read_newest()
-    taken = 2 * SMALL.num_minibatches  # one epoch of two, in two updates
-    assert run.progress.optimizer_steps == run.learner.state.optimizer_steps == taken
+def test_optimizer_steps_of_a_row_are_those_of_the_train_state(tmp_path):
+    """Also where `target_kl` has left out epochs of the newest update."""
+    rows, counters = Lines(), []
+    config = change(SMALL, ppo={"target_kl": 0.0}, log={"every_env_steps": 1})
+    with prepare(config, tmp_path / "session_0", writers=[rows], quiet=True) as run:
+        for _ in itertools.islice(train(run), 3):
+            counters.append(int(run.learner.state.optimizer_steps))
+    taken = SMALL.num_minibatches  # of one epoch of two, in each update
+    assert [row["optimizer_steps"] for row in rows.rows] == counters == [taken, 2 * taken, 3 * taken]
 
 
 @pytest.mark.long

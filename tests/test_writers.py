@@ -353,3 +353,16 @@ def test_a_file_or_pipe_gets_plain_lines(capsys):
     assert message == "session 0  a message"
     figures = r"env_steps 1,000  return_ma 99.5  sps [\d,]+  eta 0:00:00  return_mean -  episodes 3"
     assert re.fullmatch(rf"session 0  100.0%  {figures}", point)
+
+
+def test_before_a_game_has_ended_the_line_shows_the_games_in_progress(capsys):
+    writer = TerminalWriter(1_000, "session 0")
+    games = {"games_in_progress": 16, "return_in_progress": 3.25, "length_in_progress": 640.0}
+    writer.progress(100, {**games, "entropy": 1.79, "approx_kl": 0.00312})
+    writer.write(row(100, updates=1))
+    writer.progress(200, {"return_ma": 4.0, "return_mean": 5.0, "episodes": 1, "entropy": 1.5, "approx_kl": 0.01})
+    writer.write(row(200, return_ma=4.0, return_mean=5.0, episodes=1))
+    first, second = capsys.readouterr().out.splitlines()
+    life = "16 games in progress: mean return 3.2 after 640 env steps  entropy 1.79  approx_kl 0.0031"
+    assert first.endswith(life)
+    assert second.endswith("return_mean 5.0  episodes 1  entropy 1.50  approx_kl 0.0100")

@@ -7,15 +7,19 @@
 import contextlib
 import ctypes
 import importlib
+import itertools
+import math
 import os
 import platform
 import re
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import jax
 
+from jaxrl_atari.envs import THREADS
 from jaxrl_atari.errors import require
 
 jax_config: Any = jax.config  # the type checker does not know its attributes
@@ -49,8 +53,47 @@ class Cpu(NamedTuple):
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may use."""
+    """Number of cores that this process may use, without a container's CPU quota, which XLA does not see either."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """The CPUs that a container's quota gives this process, such as 0.5; infinity without a quota.
+
+    It is the smallest of the process's control group and those above it, of cgroup v2 (`cpu.max`) or v1
+    (`cpu.cfs_quota_us`). A quota does not show in the number of cores: `docker run --cpus 1` sees all of them.
+
+    Args:
+        root: where control groups are mounted.
+        own: the groups of this process: lines `0::/path` (v2) or `4:cpu,cpuacct:/path` (v1).
+    """
+    quotas = [math.inf]
+    with contextlib.suppress(OSError):  # not on Linux
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            mounts = [root / "cpu", root / "cpu,cpuacct", root] if controllers else [root, root / "unified"]
+            group = PurePosixPath(path.lstrip("/"))
+            for mount, each in itertools.product(mounts, (group, *group.parents)):
+                quotas.append(_quota(mount / each))
+    return min(quotas)
+
+
+def _quota(group: Path) -> float:
+    """The quota of one control group in CPUs; infinity if it has none."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (group / "cpu.max").read_text().split()  # "50000 100000", or "max 100000"
+        return math.inf if quota == "max" else int(quota) / int(period)
+    with contextlib.suppress(OSError, ValueError):
+        quota = int((group / "cpu.cfs_quota_us").read_text())  # -1: none
+        return quota / int((group / "cpu.cfs_period_us").read_text()) if quota > 0 else math.inf
+    return math.inf
+
+
+def emulator_cores() -> int:
+    """Cores for emulator threads: those that this process may use, no more than its CPU quota (rounded up)."""
+    return max(1, math.ceil(min(usable_cores(), cpu_quota())))
 
 
 def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
@@ -115,10 +158,33 @@ def configure() -> tuple[str, ...]:
     """
     if os.environ.get("JAXRL_ATARI_NO_TUNING", "0") not in ("", "0"):
         return ("process tuning off (JAXRL_ATARI_NO_TUNING)",)
-    return (*_keep_freed_memory(), *_cache_compiled_programs())
+    _keep_freed_memory()
+    return (*_limit_emulator_threads(), *_cache_compiled_programs())
 
 
-def _keep_freed_memory() -> list[str]:
+def _limit_emulator_threads() -> list[str]:
+    """One thread per CPU of a quota, unless the user has chosen: more would wait in turns for the same CPU time."""
+    cores = emulator_cores()
+    if cores == usable_cores() or THREADS in os.environ:
+        return []
+    os.environ[THREADS] = str(cores)
+    return [f"this process may use {cpu_quota():g} CPUs (a quota): emulator threads: {cores}"]
+
+
+@cache
+def compile_clock() -> Callable[[], float]:
+    """A function that returns the seconds that XLA has spent compiling in this process, from the first call on."""
+    total = [0.0]
+
+    def count(event: str, seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            total[0] += seconds
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    return lambda: total[0]
+
+
+def _keep_freed_memory() -> None:
     """Lets glibc keep freed memory for the next allocation.
 
     One arena serves all threads: training reuses the memory that the compiler's threads have freed, which lowers the
@@ -128,9 +194,9 @@ def _keep_freed_memory() -> list[str]:
     """
     chosen = any(name.startswith("MALLOC_") for name in os.environ)
     library = ctypes.CDLL(None)
-    if chosen or not hasattr(library, "gnu_get_libc_version"):
-        return []
-    return ["malloc keeps freed memory"] if all(library.mallopt(*setting) for setting in MALLOC.items()) else []
+    if not chosen and hasattr(library, "gnu_get_libc_version"):
+        for setting in MALLOC.items():
+            library.mallopt(*setting)
 
 
 def _cache_compiled_programs() -> list[str]:

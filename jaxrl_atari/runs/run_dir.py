@@ -5,10 +5,13 @@ RUN_DIR/code/          copies of the files of the user's own that the run import
 RUN_DIR/session_<i>/   session i of the trial: metrics.csv, evaluations.csv, checkpoints/, graphs/, actions/
 """
 
+import contextlib
 import os
 import platform
+import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -138,6 +141,19 @@ def keep_code(run_dir: Path) -> None:
         if text not in [kept.read_bytes() for kept in folder.glob(f"{path.stem}*.py")]:
             folder.mkdir(exist_ok=True)
             unused(folder / path.name).write_bytes(text)
+
+
+@contextlib.contextmanager
+def removed_if_unused(run_dir: Path, is_new: bool) -> Iterator[None]:
+    """Removes a run directory at the end of the block if it is new and no session has begun in it: all were refused."""
+    with contextlib.ExitStack() as exits:
+        if is_new:
+            exits.callback(lambda: session_dirs(run_dir) or shutil.rmtree(run_dir, ignore_errors=True))
+        try:
+            yield
+        except KeyboardInterrupt:  # it may be resumed
+            exits.pop_all()
+            raise
 
 
 # --- config.json -----------------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ class SessionLog:
     Args:
         monitor: the machine's figures for a log point.
         meta: meta of the checkpoint that the session resumes from.
+        in_progress: return and env steps of the games in progress, float [B, 2].
+        compiled: seconds that this process has spent compiling.
     """
 
     def __init__(
@@ -38,6 +40,8 @@ class SessionLog:
         progress: Progress,
         monitor: Callable[[], Mapping[str, float]],
         meta: Mapping[str, Any],
+        in_progress: Callable[[], np.ndarray] = lambda: np.zeros((0, 2)),
+        compiled: Callable[[], float] = lambda: 0.0,
     ):
         self._writers = writers
         self._every = every_env_steps
@@ -50,6 +54,12 @@ class SessionLog:
         self._logged: int = meta.get("logged_env_steps", progress.env_steps)
         self._acting = np.zeros(2)  # seconds since the last log point: waiting for the emulators, the policy
         self.row: dict[str, Any] = {}  # the newest log point of this start
+        self._in_progress = in_progress
+        self._compiled = compiled
+        self._phase = ""  # of the first iteration
+        self._phase_start = (0.0, 0.0)  # on the clock, and of compilation
+        self._values: dict[str, float] = {}  # metrics of the newest update that was read
+        self._skips = False  # whether updates may leave out gradient steps
 
     def evaluation(self, row: Row) -> None:
         """Writes an evaluation during training."""
@@ -68,6 +78,21 @@ class SessionLog:
             "unlogged_metrics": self._metrics,
         }
 
+    def phase(self, name: str) -> None:
+        """Names what the first iteration does now, and how long the phase before took; later iterations are silent."""
+        if not self.compiling:
+            return
+        now, compiled = time.monotonic(), self._compiled()
+        text = f"{name} ..."
+        if self._phase:
+            seconds = now - self._phase_start[0]
+            text = f"{self._phase}: {seconds:.1f} s, {min(seconds, compiled - self._phase_start[1]):.1f} s compiling"
+            text += f"; {name} ..." if name else ""
+        for writer in self._writers:
+            writer.message(text)
+        self._phase = name
+        self._phase_start = now, compiled
+
     def after_update(self, metrics: ReadMetrics, learning_rate: float, acting: tuple[float, float]) -> None:
         """Writes a log point where one is due.
 
@@ -79,7 +104,8 @@ class SessionLog:
         self.read_newest()
         self._newest = metrics
         if self.compiling:
-            metrics()  # waits
+            self._skips = "skipped_steps" in metrics()  # waits
+            self.phase("")
             now = time.monotonic()
             for writer in self._writers:
                 writer.message(f"the first rollout and update took {now - self._start:.1f} s, compilation included")
@@ -87,11 +113,19 @@ class SessionLog:
             self.compiling = False
         self._acting += acting
         for writer in self._writers:
-            writer.progress(self._progress.env_steps, self.row)
+            writer.progress(self._progress.env_steps, self._news())
         if due(self._every, self._logged, self._progress.env_steps):
             self._logged = self._progress.env_steps
             self._write_row(learning_rate)
             self._metrics = []
+
+    def _news(self) -> dict[str, Any]:
+        """What is known now: the newest log point, the games so far, and the newest update that was read."""
+        news = self.row | self._progress.statistics.to_row() | self._values
+        if not self._progress.statistics.episodes and len(games := self._in_progress()):
+            news |= {"games_in_progress": len(games)}
+            news |= zip(("return_in_progress", "length_in_progress"), games.mean(axis=0).tolist(), strict=True)
+        return news
 
     def read_newest(self) -> None:
         """Waits for the newest update and checks its metrics."""
@@ -102,6 +136,7 @@ class SessionLog:
         self.require_finite(values)
         self._progress.optimizer_steps -= round(values.pop("skipped_steps", 0.0))  # `count` has counted them
         self._metrics.append(values)
+        self._values = values
 
     def require_finite(self, values: Mapping[str, float]) -> None:
         """Raises `NonFiniteError` if a value of the newest update is not finite."""
@@ -118,7 +153,7 @@ class SessionLog:
         self.row = {
             "env_steps": progress.env_steps,
             "updates": progress.updates,
-            "optimizer_steps": progress.optimizer_steps,
+            "optimizer_steps": progress.optimizer_steps - self._unread_skips(),
             "wall_seconds": self.wall_seconds(),
             "unix_time": int(time.time()),
             **progress.statistics.to_row(),
@@ -134,6 +169,12 @@ class SessionLog:
         self._acting = np.zeros(2)
         for writer in self._writers:
             writer.write(self.row)
+
+    def _unread_skips(self) -> int:
+        """Gradient steps that the newest update has left out, if its metrics were not read. Waits for it then."""
+        if self._newest is None or not self._skips:
+            return 0
+        return round(self._newest()["skipped_steps"])
 
     def last_point(self, learning_rate: float) -> None:
         """Writes a log point for the steps since the last one. A resumed session drops it."""

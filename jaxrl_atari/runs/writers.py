@@ -38,7 +38,12 @@ class Writer(Protocol):
         """Writes an evaluation during training: a number for each of `EVALUATION_COLUMNS`."""
 
     def progress(self, env_steps: int, row: Row) -> None:
-        """Called after each update; `row` is the newest log point, empty before the first."""
+        """Called after each update.
+
+        Args:
+            row: what is known now: the newest log point with the newest figures of games and losses and, before the
+                first finished game, `games_in_progress` with the means `return_in_progress` and `length_in_progress`.
+        """
 
     def message(self, text: str) -> None:
         """Shows a line to the user."""
@@ -108,28 +113,39 @@ class TerminalWriter(Writer):
         )  # fmt: skip
         self._bar.add_task(label, total=total_env_steps)
         self._task = self._bar.tasks[0]
+        self._news: Row = {}
 
     def _line(self, row: Row) -> str:
         task = self._task
         eta = task.time_remaining
         busy = _text(row.get("gpu_busy_percent"))
         left = "-" if eta is None else timedelta(seconds=round(eta))
-        line = (
-            f"{self._label}  {task.percentage:5.1f}%  env_steps {task.completed:,}  return_ma"
-            f" {_text(row.get('return_ma'), 1)}  sps {_text(task.speed)}  eta {left}  return_mean"
-            f" {_text(row.get('return_mean'), 1)}  episodes {_text(row.get('episodes'))}"
-        )
+        line = f"{self._label}  {task.percentage:5.1f}%  env_steps {task.completed:,}  "
+        rates = f"sps {_text(task.speed)}  eta {left}  "
+        if "games_in_progress" in row:
+            line += (
+                f"{rates}{row['games_in_progress']} games in progress: mean return"
+                f" {_text(row['return_in_progress'], 1)} after {_text(row['length_in_progress'])} env steps"
+            )
+        else:
+            line += (
+                f"return_ma {_text(row.get('return_ma'), 1)}  {rates}return_mean {_text(row.get('return_mean'), 1)}"
+                f"  episodes {_text(row.get('episodes'))}"
+            )
+        if row.get("entropy") is not None and row.get("approx_kl") is not None:
+            line += f"  entropy {_text(row['entropy'], 2)}  approx_kl {_text(row['approx_kl'], 4)}"
         return line if busy == "-" else f"{line}  gpu_busy_percent {busy}"
 
     def progress(self, env_steps: int, row: Row) -> None:
+        self._news = row
         self._bar.start()
         self._bar.update(self._task.id, completed=env_steps)
         self._bar.update(self._task.id, description=self._line(row))
 
     def write(self, row: Row) -> None:
-        self.progress(row["env_steps"], row)
+        self.progress(row["env_steps"], {**self._news, **finite(row)})
         if not self._live:
-            say(self._line(row))
+            say(self._line(self._news))
 
     def message(self, text: str) -> None:
         say(f"{self._label}  {text}")  # above the live line: rich has redirected `sys.stdout`

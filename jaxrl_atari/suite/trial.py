@@ -34,6 +34,7 @@ from jaxrl_atari.runs.run_dir import (
     keep_code,
     make_run_dir,
     read_config,
+    removed_if_unused,
     require_resumable,
     require_same_run,
     session_dir,
@@ -121,12 +122,14 @@ def run_training(
     for note in filter(None, notes):
         say(note)
     try:
-        with only_writer(run_dir):
+        with only_writer(run_dir), removed_if_unused(run_dir, before is None):
             failures = _train_sessions(config, before, run_dir, writers, stop)
     except KeyboardInterrupt:
         with contextlib.suppress(UserError):  # no session has a log point
             _save_summary(run_dir, trial_summary(read_run(run_dir)))
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
+    if failures and not run_dir.exists():  # all were refused
+        raise UserError(failures[0][1].reason)
     if failures and config.sessions == 1 and failures[0][1].correctable:
         raise UserError(failures[0][1].reason)  # as if it had run in this process
     summary = _summarise(config, run_dir, bool(failures))
@@ -385,7 +388,7 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
                     where += f", {fraction:.0%} of its memory"
                     environment[FRACTION] = str(fraction)
         if parallel > 1:
-            environment[THREADS] = str(max(1, runtime.usable_cores() // parallel))
+            environment[THREADS] = str(max(1, runtime.emulator_cores() // parallel))
         slots.append(Slot(f"on {where} ({why})", environment))
     return SlotPlan(slots, parallel)
 
