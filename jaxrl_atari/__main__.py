@@ -14,9 +14,10 @@ COMMANDS = {
     "report": "write one HTML page for a run, a suite or a search",
     "suite": "train many games; one table of all scores",
     "search": "search hyperparameters with Ray Tune and Optuna",
-    "verify": "recompute the scores of a run from its seeds and actions",
+    "verify": "recompute the scores of a run from its seeds and actions; train a part of it again",
     "devices": "check devices and drivers; estimate the memory of training",
     "benchmark": "measure the speed of training and of its parts",
+    "export": "write a policy for ONNX, for NumPy and for JAX, without this package",
     "hub": "push a run to the Hugging Face Hub, or pull one",
 }
 

@@ -39,6 +39,12 @@ class NoLogPoint(UserError):
     """A run has no log point yet."""
 
 
+class Differs(UserError):
+    """A figure or a checkpoint of a run is not what its seeds and actions give."""
+
+    exit_status = 1
+
+
 class SessionsFailed(UserError):
     """Sessions or trials failed; what they wrote is kept."""
 

@@ -5,6 +5,7 @@ import itertools
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
+from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings, xla_threads
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, check_update, first_arrays
 from jaxrl_atari.rollout import EnvGroup, collect, make_groups
 from jaxrl_atari.runs.actions import cut_segments, write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints, Restored, games_problem, resume_text
+from jaxrl_atari.runs.digests import Written, add_digests, cut_digests
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.progress import Game, Progress, due
-from jaxrl_atari.runs.run_dir import require_unused
+from jaxrl_atari.runs.run_dir import require_unused, surroundings
 from jaxrl_atari.runs.session_log import ReadMetrics, SessionLog
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, make_writers, set_aside_logs
 
@@ -208,7 +210,30 @@ class Session:
             if self.config.log.actions:
                 write_segment(self.session_dir, segments, self.games, self.config.ppo.rollout_length)
         self.games = []
-        self.checkpoints.save(self.progress.env_steps, items, self.meta(), score)
+        digests = self.checkpoints.save(self.progress.env_steps, items, self.meta(), score)
+        # Whether an evaluation runs at that moment depends on the machine's speed.
+        kept = {name: digest for name, digest in digests.items() if not name.startswith("evaluation/")}
+        progress = self.progress
+        written = Written(progress.env_steps, progress.updates, kept, self.config.to_dict(), self.environment)
+        add_digests(self.session_dir, written)
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """What the bits of a session depend on beside its config and seed, as JSON values."""
+        around = surroundings(self.config)
+        placement = self.placement
+        return {
+            "python": around["python"],
+            "versions": around["versions"],
+            "git_revision": around["git_revision"],
+            "numeric_settings": around["numeric_settings"],
+            "compute_dtype": self.learner.compute_dtype.name,
+            "learns_on": [device.device_kind for device in placement.learner],
+            "acts_on": [device.device_kind for device in placement.actors],
+            "cpu": around["hardware"]["cpu"],
+            "instruction_sets": around["hardware"]["instruction_sets"],
+            "threads": xla_threads(),
+        }
 
     def meta(self) -> dict[str, Any]:
         """Content of a checkpoint other than the arrays, as JSON values."""
@@ -317,6 +342,7 @@ def prepare(
             if resume and restored is None:
                 set_aside_logs(session_dir, say)
             cut_segments(session_dir, progress.steps)
+            cut_digests(session_dir, progress.env_steps)
             (session_dir / "verified.json").unlink(missing_ok=True)  # it describes what was there before
             logged = meta.get("logged_env_steps", progress.env_steps)
             last_evaluation = evaluated - 1 if running else evaluated

@@ -27,7 +27,7 @@ from jaxrl_atari.cli.options import parse
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EpisodeCounter, make_pool
 from jaxrl_atari.envs.replay import play_again
-from jaxrl_atari.errors import Limits, UserError, reason
+from jaxrl_atari.errors import Differs, Limits, UserError, reason
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.output import tracked
 from jaxrl_atari.runs.actions import segments
@@ -56,12 +56,9 @@ class Options(WithImports):
     """Play only pieces that start before about this env step. None: to the end."""
     sample: Annotated[int | None, Limits(1)] = None
     """Play only so many random pieces of the games, which takes seconds. None: all of them."""
-
-
-class Differs(UserError):
-    """A figure of a run is not what its seeds and actions give."""
-
-    exit_status = 1
+    retrain: Annotated[int | None, Limits(0, 10**12)] = None
+    """Instead of playing, train from the kept checkpoint at this env step to the next one that was written, on the same
+    software, device and threads, and compare all bits. Nothing in the run is changed."""
 
 
 class Log(NamedTuple):
@@ -242,11 +239,31 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
     return f"{session_dir.name}  verified: {rows:,} of {all_rows:,} rows and {games} are equal", values
 
 
+def _retrain(run_dir: Path, sessions: Literal["all"] | int, start: int) -> None:
+    """Retrains from the checkpoint at `start` env steps in one session, or in all that have it."""
+    from jaxrl_atari.hardware import runtime
+    from jaxrl_atari.retrain import retrain
+
+    chosen = [path for path in session_dirs(run_dir) if sessions == session_number(path)]
+    if sessions == "all":
+        chosen = [path for path in session_dirs(run_dir) if start in checkpoint_steps(path)]
+    if not chosen:
+        kept = {path.name: checkpoint_steps(path) for path in session_dirs(run_dir)}
+        raise UserError(f"--retrain {start}: no session has a checkpoint there; there are: {kept}")
+    for line in runtime.configure():
+        cli.say(line)
+    for session_dir in chosen:
+        cli.say(retrain(session_dir, start))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = parse(Options, arguments, "verify")
     import_named(options.imports)
     config = read_config(options.run_dir)
+    if options.retrain is not None:
+        _retrain(options.run_dir, options.sessions, options.retrain)
+        return
     if config.env.resume_note:
         raise UserError(f"{options.run_dir}: has no log of actions; the back end {config.env.backend} records no games")
     chosen = [path for path in session_dirs(options.run_dir) if options.sessions in ("all", session_number(path))]

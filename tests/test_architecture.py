@@ -15,9 +15,9 @@ PACKAGE = Path(__file__).parents[1] / "jaxrl_atari"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = [
-    "__init__", "__main__", "train", "search", "suite", "hub", "benchmark", "verify", "commands", "session", "evaluate",
-    "plots", "report", "rollout", "learner", "runs", "devices", "algorithms", "ppo", "fast", "networks", "layers",
-    "hardware", "cli", "config", "envs", "imports", "output", "registry", "errors",
+    "__init__", "__main__", "train", "search", "suite", "hub", "export", "benchmark", "verify", "retrain", "commands",
+    "session", "evaluate", "plots", "report", "rollout", "learner", "runs", "devices", "algorithms", "ppo", "fast",
+    "networks", "layers", "hardware", "cli", "config", "envs", "imports", "output", "registry", "errors",
 ]  # fmt: skip
 """A room imports only from rooms after it."""
 
@@ -92,7 +92,7 @@ def test_imports_point_one_way():
 @pytest.mark.parametrize(
     ("package", "rooms"),
     [
-        ("ale_py", {"envs"}),
+        ("ale_py", {"envs", "export"}),  # export/play.py is a program of its own
         ("envpool", {"envs"}),
         ("orbax", {"runs"}),
         ("tensorboard", set()),
@@ -101,6 +101,8 @@ def test_imports_point_one_way():
         ("pynvml", {"hardware"}),
         ("huggingface_hub", {"hub"}),
         ("optuna", {"search", "report"}),
+        ("onnx", {"export"}),
+        ("onnxruntime", {"export"}),
         ("ray", {"suite", "search"}),
         ("jinja2", {"report"}),
         ("jaxrl_atari.train", set()),

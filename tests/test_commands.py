@@ -55,7 +55,13 @@ LIKE_ANOTHER = re.compile(r"--compare (?!cpu,gpu|network\.conv)")
 """Comparisons that differ from another line in the field alone; `test_docs.py` checks their values."""
 ONCE = {case: name for name, case in reversed(CASES.items()) if not LIKE_ANOTHER.search(" ".join(case.words))}
 """The name of each command: several pages may have it."""
-NEEDED = {"search": ("ray", "optuna"), "hub": ("huggingface_hub",), "torch": ("torch",), "envpool": ("envpool",)}
+NEEDED = {
+    "search": ("ray", "optuna"),
+    "hub": ("huggingface_hub",),
+    "export": ("onnx", "onnxruntime"),
+    "torch": ("torch",),
+    "envpool": ("envpool",),
+}
 """A module or a word of a command -> the packages without which it cannot run."""
 
 

@@ -47,6 +47,8 @@ def free_address():
 
 def skip_without_extra(module: str) -> None:
     """Skips a test of a command whose extra is not installed."""
-    package = {"search": "optuna", "hub": "huggingface_hub"}.get(module.removeprefix("jaxrl_atari."))
+    package = {"search": "optuna", "hub": "huggingface_hub", "export": "onnxruntime"}.get(
+        module.removeprefix("jaxrl_atari.")
+    )
     if package and importlib.util.find_spec(package) is None:
         pytest.skip(f"pip install 'jaxrl_atari[{module.removeprefix('jaxrl_atari.')}]'")

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from ale_py import roms
+from ale_py import Action, roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
@@ -40,6 +40,8 @@ def rom_path(game: str) -> Path:
 
 class AlePool(EnvPool):
     """A pool on ale-py's `AtariVectorEnv`, which returns new arrays at every step: nothing needs to be copied.
+
+    `action_names` has ALE's name of each action, such as `FIRE`.
 
     Args:
         colour: `frame` is the colour screen, uint8 [n, 210, 160, 3], for videos (also the maximum of two). The emulator
@@ -78,7 +80,9 @@ class AlePool(EnvPool):
                 raise
             raise UserError(f"ale-py {found} is too old: 0.12.1 is needed; pip install -U ale-py") from error
         self._seeds = np.array(seeds)
-        super().__init__(envs, len(seeds), len(envs.ale.get_action_set()), record)
+        actions = envs.ale.get_action_set()
+        self.action_names = [Action(action).name for action in actions]
+        super().__init__(envs, len(seeds), len(actions), record)
 
     def _reset(self) -> RawStep:
         return self._reseed(np.ones(self.num_envs, bool), self._seeds)

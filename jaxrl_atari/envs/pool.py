@@ -3,7 +3,7 @@
 No emulator is imported in this file; the back ends are `ale.py`, `envpool.py` and `gymnasium.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +83,8 @@ class EnvPool:
             state as it is.
     """
 
+    action_names: Sequence[str] = ()
+    """Name of each action, where they have names."""
     fps = FRAMES_PER_SECOND
     """Env steps in a second of a video at real speed."""
 

@@ -152,13 +152,15 @@ def _evaluate(policy: Policy, options: Options, seed: int, unsaved: list[str]) -
         video = unused(path.with_name(f"{path.stem.replace('evaluation', 'video')}.mp4"))  # the same date is theirs
         try:
             say(f"recording a game with seed {seed} to {video}")
-            game = record_video(policy, video, seed, options.greedy, say)
+            page = unused(path.with_name(f"{path.stem.replace('evaluation', 'game')}.html"))
+            game = record_video(policy, video, seed, options.greedy, say, page)
             if policy.config.log.tensorboard:
                 add_to_tensorboard(video, policy.env_steps)
         except (UserError, OSError) as error:
             unsaved.append(reason(error))
         else:
             say(f"written: {video} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
+            say(f"written: {page} (the video beside the network's outputs; it opens in a browser)")
     return figures
 
 

@@ -18,8 +18,10 @@ from jaxrl_atari.config import EvaluationConfig
 from jaxrl_atari.envs import EnvPool, EnvStep, Episode, EpisodeCounter, make_pool
 from jaxrl_atari.envs.pool import FRAME_SKIP
 from jaxrl_atari.errors import UserError, check_fields
+from jaxrl_atari.evaluate.game_page import WatchedGame, write_game_page
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
+from jaxrl_atari.networks import Outputs
 
 SECONDS_BETWEEN_NEWS = 30
 SECONDS_BETWEEN_VIDEO_NEWS = 10
@@ -43,8 +45,18 @@ class EvaluationResult(NamedTuple):
     cut_off: int  # games that reached their time limit, `env.max_frames`; their returns count all the same
 
 
-def play(policy: Policy, pool: EnvPool, seed: int, greedy: bool) -> Iterator[tuple[EnvStep, np.ndarray | None]]:
-    """Plays game after game in every environment of a pool; yields each step, and the actions before it, if any."""
+def play(
+    policy: Policy,
+    pool: EnvPool,
+    seed: int,
+    greedy: bool,
+    decided: Callable[[np.ndarray, Outputs], object] = lambda actions, outputs: None,
+) -> Iterator[tuple[EnvStep, np.ndarray | None]]:
+    """Plays game after game in every environment of a pool; yields each step, and the actions before it, if any.
+
+    Args:
+        decided: receives the actions chosen at each step, and the outputs of the network.
+    """
     window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
     with jax.default_device(policy.device):  # a GPU that trains has no part in an evaluation on the CPU
         key = jax.random.key(seed, impl="threefry2x32")
@@ -56,7 +68,9 @@ def play(policy: Policy, pool: EnvPool, seed: int, greedy: bool) -> Iterator[tup
         yield step, actions
         with jax.default_device(policy.device):
             window, age, stacks = push_frame(window, age, step.frame, step.first)
-            actions, carry = policy.step(stacks, step.first, carry, jax.random.fold_in(key, number), greedy)
+            actions, outputs = policy.decide(stacks, step.first, carry, jax.random.fold_in(key, number), greedy)
+            carry = outputs.carry
+            decided(actions, outputs)
         step = pool.step(actions)
 
 
@@ -126,6 +140,7 @@ def record_video(
     seed: int = 0,
     greedy: bool = False,
     say: Callable[[str], object] = lambda line: None,
+    page: str | Path | None = None,
 ) -> Episode:
     """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, about 630 pixels high).
 
@@ -135,6 +150,8 @@ def record_video(
 
     Args:
         say: receives a line every 10 seconds on how far the game is.
+        page: an HTML file to write beside the video: it contains the video and, moving with it, the value, the
+            probabilities of the actions, the reward and the return (`game_page.py`).
 
     Raises:
         UserError: a seed that is not possible, or the file cannot be written.
@@ -150,7 +167,8 @@ def record_video(
     )  # fmt: skip
     counter = EpisodeCounter(1)
     games = []
-    steps = play(policy, pool, seed, greedy)
+    record = WatchedGame(pool.action_names, pool.fps)
+    steps = play(policy, pool, seed, greedy, record.decided)
     step, _ = next(steps)
     height, width, _ = pool.screen().shape
     scale = max(1, round(VIDEO_HEIGHT / height))
@@ -170,6 +188,7 @@ def record_video(
             with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended, and its output has the reason
                 while True:
                     ffmpeg.stdin.write(pool.screen().tobytes())
+                    record.rewards.append(float(step.reward[0]))
                     games = counter.count(step)
                     if games:
                         break
@@ -183,6 +202,8 @@ def record_video(
             complaint = complaint.replace(partial.name, path.name)
             raise UserError(f"{path}: the video could not be written ({complaint[-200:]})")
         partial.replace(path)
+        if page is not None:
+            write_game_page(Path(page), path, record, policy, seed, greedy)
     finally:
         partial.unlink(missing_ok=True)
     return games[0]

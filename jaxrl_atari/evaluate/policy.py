@@ -17,7 +17,7 @@ from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_arrays
-from jaxrl_atari.networks import Observation, is_recurrent
+from jaxrl_atari.networks import Observation, Outputs, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
 from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dir
 
@@ -27,16 +27,16 @@ _log = logging.getLogger(__name__)
 @partial(jax.jit, static_argnames=("network", "greedy"))
 def choose_actions(
     network: Network, params: Any, observation: Observation, key: jax.Array, greedy: bool
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, Outputs]:
     """Actions int32 `[n]` for stacks uint8 `[n, 84, 84, 4]`: sampled, or the most probable ones (`greedy`).
 
     Returns:
-        The actions, and the memory of a recurrent network.
+        The actions, and the outputs of the network.
     """
     stacks = arrange_stacks(network.layout, observation.stacks)
     outputs = network.apply(params, observation._replace(stacks=stacks))
     action = jnp.argmax(outputs.logits, axis=-1) if greedy else jax.random.categorical(key, outputs.logits)
-    return action, outputs.carry
+    return action, outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +107,21 @@ class Policy:
         Raises:
             ValueError: frames of another type or shape; no key, and not `greedy`.
         """
+        actions, outputs = self.decide(frames, first, carry, key, greedy)
+        return actions, outputs.carry
+
+    def decide(
+        self,
+        frames: np.ndarray | jax.Array,
+        first: np.ndarray,
+        carry: Any,
+        key: jax.Array | None = None,
+        greedy: bool = False,
+    ) -> tuple[np.ndarray, Outputs]:
+        """`step`, which returns all outputs of the network with the actions: logits, value and memory, on its device.
+
+        The arguments and errors are those of `step`.
+        """
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[1:] != (84, 84, 4):
             raise ValueError(
                 f"frames: expected uint8 [n, 84, 84, 4] or [84, 84, 4], got {frames.dtype} {list(frames.shape)}"
@@ -116,8 +131,8 @@ class Policy:
                 raise ValueError("key: expected a JAX key, such as jax.random.key(0), or greedy=True")
             key = jax.random.key(0)
         observation, key = jax.device_put((Observation(frames, first, carry), key), self.device)
-        actions, carry = choose_actions(self.network, self.params, observation, key, greedy)
-        return jax.device_get(actions), carry
+        actions, outputs = choose_actions(self.network, self.params, observation, key, greedy)
+        return jax.device_get(actions), outputs
 
 
 def _policy_of(config: Config, params: Any, session_dir: Path, env_steps: int, num_actions: int) -> Policy:

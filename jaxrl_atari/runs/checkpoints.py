@@ -250,7 +250,7 @@ class Checkpoints:
         meta: dict[str, Any],
         score: float | None,
         chunk_bytes: int | None = None,
-    ) -> None:
+    ) -> dict[str, str]:
         """Writes a checkpoint, and removes those that are no longer kept.
 
         A step that is there already, with the same arrays, is not written again. One with other arrays is renamed to
@@ -262,6 +262,9 @@ class Checkpoints:
             score: the best checkpoint is the one with the highest score. None: not a candidate.
             chunk_bytes: largest part of an array in a file, before compression. None: each array has one file.
 
+        Returns:
+            `ITEM/PATH` of each array -> digest of its bytes.
+
         Raises:
             UserError: it cannot be written, for example because the disk is full.
         """
@@ -269,6 +272,9 @@ class Checkpoints:
         host = {name: to_host(tree) for name, tree in items.items()}
         described = {
             name: {"shapes": array_shapes(tree), "checksums": array_digests(host[name])} for name, tree in items.items()
+        }
+        digests = {
+            f"{item}/{path}": digest for item, each in described.items() for path, digest in each["checksums"].items()
         }
         meta = meta | described.pop("arrays") | {
             "items": described,
@@ -310,6 +316,7 @@ class Checkpoints:
                 f"{path}: the checkpoint could not be written ({reason(error)}); fix the cause, then use --resume"
             ) from error
         self._remove_old()
+        return digests
 
     def _is_saved(self, env_steps: int, meta: dict[str, Any]) -> bool:
         """Whether the checkpoint of a step can be read, and has the arrays that another meta describes."""

@@ -1,0 +1,331 @@
+"""Exports the policy of a checkpoint to a folder that needs none of this package (pip install 'jaxrl_atari[export]').
+
+    python -m jaxrl_atari.export RUN_DIR [--checkpoint best|latest|STEP] [--session N] [--to DIR]
+
+policy.onnx            frame stacks in, logits and value out, for any runtime of ONNX
+policy.npz, play.py    the parameters, and a program on NumPy and ale-py that plays games with them
+policy.jaxexport       the program as `jax.export` serializes it, for JAX
+README.md              game, protocol, preprocessing, score, and how to use each
+
+All compute in float32. Before anything is written, the three are run on the same inputs and their outputs compared.
+"""
+
+import dataclasses
+import io
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax import export
+
+from jaxrl_atari import __version__, cli
+from jaxrl_atari.envs import make_pool
+from jaxrl_atari.envs.ale import rom_ids
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.evaluate.policy import Policy, load_policy
+from jaxrl_atari.export import play
+from jaxrl_atari.hardware.gpus import forbid_gpu
+from jaxrl_atari.networks import Observation, apply_module, initial_carry, make_module
+from jaxrl_atari.report import summary
+from jaxrl_atari.runs.files import unused, write_file
+from jaxrl_atari.runs.run_dir import session_number
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+"""Platforms of the program for JAX."""
+TOLERANCE = 1e-4
+"""Largest difference of outputs, absolute or relative, between the exported programs: float32 sums in another order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Exports a policy to a folder that needs none of this package."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """Directory of a run."""
+    checkpoint: Literal["best", "latest"] | int = "best"
+    """The one with the highest mean return of the last 100 games, the latest one, or the one at an env step."""
+    session: int | None = None
+    """Session of the run. None: its only one, else the one with the highest mean return of 100 games."""
+    to: Path | None = None
+    """New folder. None: export_STEP in the session's directory (or export_STEP_2, ...)."""
+
+
+class Outputs(NamedTuple):
+    """What a network computes for a batch, as NumPy arrays."""
+
+    logits: np.ndarray  # float32 [N, actions]
+    value: np.ndarray  # float32 [N]
+    memory: tuple[np.ndarray, ...]  # float32 [N, F] each; empty for a network without one
+
+
+def describe(policy: Policy, memory: list[int]) -> dict[str, Any]:
+    """What policy.npz says of itself, as JSON values: the network, and the game with its rules."""
+    env = policy.config.env
+    rules = env.rules
+    pool = make_pool("ale", env.game_name, 1, seed=0, rules=rules)
+    actions = pool.action_names
+    pool.close()
+    return {
+        "network": policy.config.network.name,
+        "memory": memory,
+        "game": env.game_name,
+        "rom": rom_ids()[env.game_name],
+        "protocol": env.resolved_protocol,
+        "actions": actions,
+        "sticky_actions": rules.sticky_actions,
+        "full_action_space": rules.full_action_space,
+        "noop_max": rules.noop_max,
+        "fire_on_reset": rules.fire_on_reset,
+        "max_frames": rules.max_frames,
+        "env_steps": policy.env_steps,
+        "trained_in": policy.network.dtype.name,
+        "exported_by": f"jaxrl_atari {__version__}",
+    }
+
+
+def parameters_file(params: Any, about: dict[str, Any]) -> bytes:
+    """The content of policy.npz: an array for each parameter, `conv1/kernel`, and `about`, JSON as bytes."""
+    arrays = {jax.tree_util.keystr(at, simple=True, separator="/"): x for at, x in jax.tree.leaves_with_path(params)}
+    content = io.BytesIO()
+    np.savez(content, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)
+    return content.getvalue()
+
+
+def jax_program(module: Any, params: Any, memory: list[int]) -> export.Exported:
+    """The program for JAX: stacks uint8 `[batch, 84, 84, 4]` -> logits, value.
+
+    With a memory: stacks, first bool `[batch]`, memory -> logits, value, memory; the memory is a tuple of float32
+    `[batch, F]`.
+    """
+    (batch,) = export.symbolic_shape("batch")
+    stacks = jax.ShapeDtypeStruct((batch, 84, 84, 4), jnp.uint8)
+    if not memory:
+
+        def act(stacks: Any) -> Any:
+            outputs = apply_module(module, params, Observation(stacks))
+            return outputs.logits, outputs.value
+
+        return export.export(jax.jit(act), platforms=PLATFORMS)(stacks)
+
+    def act_once(stacks: Any, first: Any, carry: Any) -> Any:
+        one = jax.tree.map(lambda x: x[None], Observation(stacks, first, carry))
+        outputs = apply_module(module, params, one)
+        return jax.tree.map(lambda x: x[0], (outputs.logits, outputs.value, outputs.carry))
+
+    first = jax.ShapeDtypeStruct((batch,), jnp.bool_)
+    carry = tuple(jax.ShapeDtypeStruct((batch, size), jnp.float32) for size in memory)
+    return export.export(jax.jit(jax.vmap(act_once)), platforms=PLATFORMS)(stacks, first, carry)
+
+
+def run_jax(program: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple) -> Outputs:
+    """Runs a serialized program."""
+    inputs = (stacks, first, memory) if memory else (stacks,)
+    logits, value, *carry = export.deserialize(bytearray(program)).call(*inputs)
+    return Outputs(np.asarray(logits), np.asarray(value), tuple(map(np.asarray, *carry)) if memory else ())
+
+
+def run_onnx(model: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple) -> Outputs:
+    """Runs a model in onnxruntime, on the CPU."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    inputs = {"stacks": stacks, "first": first} | {f"memory_{i}": x for i, x in enumerate(memory)}
+    wanted = {each.name for each in session.get_inputs()}
+    logits, value, *carry = session.run(None, {name: x for name, x in inputs.items() if name in wanted})
+    return Outputs(logits, value, tuple(carry))
+
+
+def largest_difference(one: Outputs, other: Outputs) -> float:
+    """The largest difference of two outputs, absolute or relative, whichever is smaller."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return max(float(np.max(np.abs(a - b) / np.maximum(1, np.abs(a)))) for a, b in pairs)
+
+
+def score_lines(policy: Policy, run: summary.Run) -> list[str]:
+    """The score of the run, and the newest evaluation of the policy's checkpoint."""
+    trial = summary.trial_summary(run)
+    number = summary.score_text
+    sessions = cli.counted(len(trial["sessions"]), "session")
+    lines = [
+        f"The run's score is {number(trial['score'])}, the mean of `return_ma` over {sessions} (`return_ma`:",
+        f"{trial['return_ma']} of the mean return of the last 100 full games, while it trained).",
+        summary.interval_text(trial["session_scores"]),
+        "",
+    ]
+    evaluated = [each for each in summary.evaluations(policy.session_dir) if each["env_steps"] == policy.env_steps]
+    if not evaluated:
+        return [*lines, "This checkpoint has not been evaluated by itself (`python -m jaxrl_atari.evaluate`)."]
+    newest = evaluated[-1]
+    games = cli.counted(newest["episodes"], "full game")
+    actions = "greedy" if newest["greedy"] else "sampled"
+    return [
+        *lines,
+        f"This checkpoint, evaluated in {newest.get('compute_dtype', 'another arithmetic')}: mean return",
+        f"{number(newest['mean'])} over {games} (std {number(newest['std'])} over games), {actions} actions, seed"
+        f" {newest['seed']}.",
+    ]
+
+
+def readme(policy: Policy, about: dict[str, Any], run: summary.Run, difference: float) -> str:
+    """The README of an export."""
+    actions = about["actions"]
+    memory = about["memory"]
+    rewards = ", of rewards clipped to [-1, 1]" if policy.config.env.rules.clip_rewards else ""
+    onnx_inputs = '{"stacks": stacks}'
+    outputs = "logits, value"
+    jax_call = "logits, value = policy.call(stacks)"
+    recurrent = []
+    if memory:
+        inner = ", ".join(f'"memory_{i}": memory[{i}]' for i in range(len(memory)))
+        onnx_inputs = f'{{"stacks": stacks, "first": first, {inner}}}'
+        outputs = "logits, value, *memory"
+        jax_call = "logits, value, memory = policy.call(stacks, first, memory)"
+        recurrent = [
+            f"The network has a memory: {len(memory)} arrays of float32 `[batch, {memory[0]}]`, zero before the first",
+            "game. Pass the memory that a step returns to the next step, and `first`, bool `[batch]`, true where a",
+            "game starts.",
+            "",
+        ]
+    trained_in = about["trained_in"]
+    rounding = f"It was trained in {trained_in}, so its logits differ from training's by that rounding."
+    return "\n".join(
+        [
+            f"# {about['game']}: a policy trained with PPO",
+            "",
+            f"Network `{about['network']}`, {policy.session_dir.name} of {run.path.absolute().name} after"
+            f" {policy.env_steps:,} env steps of training,",
+            f"exported by {about['exported_by']}.",
+            "",
+            "## Score",
+            "",
+            *score_lines(policy, run),
+            "",
+            f"Protocol: {about['protocol']}. Scores of other protocols do not compare.",
+            "",
+            "## Play",
+            "",
+            "    pip install numpy 'ale-py[vector]'",
+            "    python play.py --games 3",
+            "",
+            "## Inputs",
+            "",
+            "`stacks` is uint8 `[batch, 84, 84, 4]`: the last four frames of a game, the oldest first. A game's first",
+            "frame fills the stack. A frame is the maximum of the last two of 4 emulator frames (frame skip 4), in",
+            "grey, resized to 84x84 by area (OpenCV's `INTER_AREA`); ale-py's `AtariVectorEnv` does all of it. The",
+            "division by 255 is part of the network.",
+            "",
+            f"Rules: sticky actions {about['sticky_actions']}, up to {about['noop_max']} no-ops at the start of a game,"
+            f" {'FIRE' if about['fire_on_reset'] else 'no FIRE'} after",
+            f"them, at most {about['max_frames']:,} emulator frames a game, all lives.",
+            "",
+            *recurrent,
+            "## Outputs",
+            "",
+            f"`logits` float32 `[batch, {len(actions)}]`, of the actions {', '.join(actions)};",
+            "the policy samples from their softmax. `value` float32 `[batch]`: the discounted return that the network",
+            f"expects{rewards}.",
+            "",
+            "## Use",
+            "",
+            "    import onnxruntime",
+            '    session = onnxruntime.InferenceSession("policy.onnx")',
+            f"    {outputs} = session.run(None, {onnx_inputs})",
+            "",
+            f"    from jax import export  # a program for {', '.join(PLATFORMS)}; it needs JAX alone",
+            '    policy = export.deserialize(bytearray(open("policy.jaxexport", "rb").read()))',
+            f"    {jax_call}",
+            "",
+            f"Everything computes in float32. {rounding if trained_in != 'float32' else ''}".rstrip(),
+            f"When this was written, the outputs of NumPy, onnxruntime and JAX differed by {difference:.1e} at most.",
+            "",
+        ]
+    )
+
+
+def export_policy(policy: Policy, run: summary.Run, directory: Path) -> float:
+    """Writes the folder of an export.
+
+    Returns:
+        The largest difference between the outputs of the three programs, on random inputs.
+
+    Raises:
+        UserError: the network is not one of `play.NETWORKS`, or was edited so that it computes something else than the
+            function there.
+    """
+    from jaxrl_atari.export.onnx import make_model
+
+    env = policy.config.env
+    if env.backend == "gymnasium":
+        raise UserError(f"env.backend = 'gymnasium': export knows the games of ALE, and not {env.game_name}")
+    name = policy.config.network.name
+    if name not in play.NETWORKS:
+        raise UserError(
+            f"network.name = {name!r}: export knows {', '.join(play.NETWORKS)}; write the network with the layers of"
+            " jaxrl_atari/export/play.py and enter it in NETWORKS there"
+        )
+    params = jax.tree.map(np.asarray, jax.device_get(policy.params))
+    num_actions = len(params["policy"]["bias"])
+    module = make_module(policy.config.network, num_actions, jnp.float32)
+    carry = initial_carry(module, 4)
+    memory = [x.shape[1] for x in jax.tree.leaves(carry)]
+    about = describe(policy, memory)
+
+    program = jax_program(module, params, memory).serialize()
+    model = make_model(play.NETWORKS[name], params, num_actions, memory).SerializeToString()
+    random = np.random.default_rng(0)
+    stacks = random.integers(0, 256, (4, 84, 84, 4), np.uint8)
+    first = np.array([True, False, False, True])
+    before = tuple(random.normal(size=(4, size)).astype(np.float32) for size in memory)
+    computed = {
+        "JAX": run_jax(program, stacks, first, before),
+        "NumPy": Outputs(*play.NETWORKS[name](play.NumPy, params, stacks, first, before)),
+        "onnxruntime": run_onnx(model, stacks, first, before),
+    }
+    differences = {where: largest_difference(computed["JAX"], outputs) for where, outputs in computed.items()}
+    difference = max(differences.values())
+    if not difference <= TOLERANCE:  # also NaN
+        worst = max(differences, key=lambda where: differences[where])
+        raise UserError(
+            f"network.name = {name!r}: the outputs of {worst} and JAX differ by {difference:.1e}, expected at most"
+            f" {TOLERANCE}; nothing was written: make jaxrl_atari/export/play.py compute what networks.py does"
+        )
+    files = {
+        "policy.npz": parameters_file(params, about),
+        "policy.onnx": model,
+        "policy.jaxexport": program,
+        "play.py": Path(play.__file__).read_bytes(),
+        "README.md": readme(policy, about, run, difference),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+        write_file(directory / file, bytes(content) if not isinstance(content, str) else content)
+    return difference
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.export")
+    for package in ("onnx", "onnxruntime"):
+        if find_spec(package) is None:
+            raise UserError(f"{package} is not installed; pip install 'jaxrl_atari[export]'")
+    if options.to is not None and (options.to.is_file() or any(options.to.glob("*"))):
+        raise UserError(f"--to {options.to}: exists already; choose another folder, or remove it")
+    forbid_gpu()  # a GPU may be training
+    run = summary.read_run(options.run_dir)
+    policy = load_policy(options.run_dir, options.checkpoint, session=options.session)
+    directory = options.to or unused(policy.session_dir / f"export_{policy.env_steps}")
+    difference = export_policy(policy, run, directory)
+    cli.say(
+        f"{run.config.env.game_name}, session {session_number(policy.session_dir)}, env step {policy.env_steps:,}:"
+        f" NumPy, onnxruntime and JAX differ by {difference:.1e} at most\nexported: {directory}"
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,113 @@
+"""The ONNX graph of a network, made of the layers that `play.py` calls.
+
+`onnx.helper` is used and no converter: jax2onnx 0.17, the maintained one, asks for an orbax-checkpoint before 0.11.37,
+with which this package's checkpoints cannot be read.
+"""
+
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_helper
+
+OPSET = 17
+IR_VERSION = 9
+"""Versions that onnxruntime has read since 1.14 (2023)."""
+
+Tensor = str
+"""A value in the graph is its name."""
+
+
+class Layers:
+    """The layers of `play.NumPy` as nodes of a graph. Images are `[N, channels, height, width]`, as ONNX has them."""
+
+    def __init__(self) -> None:
+        self.nodes: list[NodeProto] = []
+        self.constants: list[TensorProto] = []
+
+    def _node(self, operator: str, *inputs: Tensor, **attributes: Any) -> Tensor:
+        name = f"{operator.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(operator, inputs, [name], name=name, **attributes))
+        return name
+
+    def _constant(self, value: Any) -> Tensor:
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+        return name
+
+    def pixels(self, stacks: Tensor) -> Tensor:
+        real = self._node("Cast", stacks, to=TensorProto.FLOAT)
+        return self._node("Transpose", self._node("Div", real, self._constant(np.float32(255))), perm=[0, 3, 1, 2])
+
+    def conv(self, x: Tensor, layer: dict[str, Any], stride: int = 1, pad: int = 0) -> Tensor:
+        kernel = self._constant(layer["kernel"].transpose(3, 2, 0, 1))
+        bias = self._constant(layer["bias"])
+        return self._node("Conv", x, kernel, bias, strides=[stride] * 2, pads=[pad] * 4)
+
+    def max_pool(self, x: Tensor) -> Tensor:
+        return self._node("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")
+
+    def dense(self, x: Tensor, layer: dict[str, Any]) -> Tensor:
+        product = self._node("MatMul", x, self._constant(layer["kernel"]))
+        return self._node("Add", product, self._constant(layer["bias"])) if "bias" in layer else product
+
+    def relu(self, x: Tensor) -> Tensor:
+        return self._node("Relu", x)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return self._node("Sigmoid", x)
+
+    def tanh(self, x: Tensor) -> Tensor:
+        return self._node("Tanh", x)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return self._node("Add", x, y)
+
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        return self._node("Mul", x, y)
+
+    def flatten(self, x: Tensor) -> Tensor:
+        # In the order of [height, width, channels], in which the dense layer was trained.
+        return self._node("Flatten", self._node("Transpose", x, perm=[0, 2, 3, 1]), axis=1)
+
+    def forget(self, memory: Tensor, first: Tensor) -> Tensor:
+        column = self._node("Unsqueeze", first, self._constant(np.array([1])))
+        return self._node("Where", column, self._constant(np.float32(0)), memory)
+
+    def scalar(self, x: Tensor) -> Tensor:
+        return self._node("Squeeze", x, self._constant(np.array([1])))
+
+
+def make_model(network: Any, params: dict[str, Any], num_actions: int, memory: list[int]) -> ModelProto:
+    """The graph of a network.
+
+    Args:
+        network: a function of `play.NETWORKS`.
+        params: float32, nested dicts.
+        memory: sizes of its memory; empty for a network without one.
+
+    Returns:
+        Inputs `stacks` uint8 `[batch, 84, 84, 4]` and, with a memory, `first` bool `[batch]` and `memory_<i>`; outputs
+        `logits` `[batch, num_actions]`, `value` `[batch]` and `new_memory_<i>`.
+    """
+    layers = Layers()
+    remembered = tuple(f"memory_{i}" for i in range(len(memory)))
+    logits, value, carry = network(layers, params, "stacks", "first", remembered)
+    results = {"logits": logits, "value": value} | {f"new_{name}": x for name, x in zip(remembered, carry, strict=True)}
+    nodes = [*layers.nodes, *(helper.make_node("Identity", [x], [name]) for name, x in results.items())]
+    sizes = [("batch", size) for size in memory]
+
+    def info(name: str, kind: int, shape: tuple) -> Any:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    inputs = [info("stacks", TensorProto.UINT8, ("batch", 84, 84, 4))]
+    outputs = [info("logits", TensorProto.FLOAT, ("batch", num_actions)), info("value", TensorProto.FLOAT, ("batch",))]
+    if memory:
+        inputs.append(info("first", TensorProto.BOOL, ("batch",)))
+    for name, shape in zip(remembered, sizes, strict=True):
+        inputs.append(info(name, TensorProto.FLOAT, shape))
+        outputs.append(info(f"new_{name}", TensorProto.FLOAT, shape))
+    graph = helper.make_graph(nodes, "policy", inputs, outputs, layers.constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="jaxrl_atari")
+    model.ir_version = IR_VERSION
+    checker.check_model(model, full_check=True)
+    return model

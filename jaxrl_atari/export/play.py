@@ -1,0 +1,286 @@
+"""Plays Atari with an exported policy. Needs NumPy and ale-py, and nothing of the package that trained it:
+
+    pip install numpy 'ale-py[vector]'
+    python play.py [--games 3] [--seed 0] [--greedy]
+
+`policy.npz`, beside this file, has the parameters, and the game and its rules as JSON. To use the policy elsewhere, see
+`load`, `NETWORKS` and `FrameStack`. The pixels that it expects are described in README.md.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = Any
+Parameters = dict[str, Any]
+
+
+# --- Layers ----------------------------------------------------------------------------------------------------------
+
+
+class NumPy:
+    """The layers that the networks below are made of, in float32. Images are `[N, height, width, channels]`."""
+
+    @staticmethod
+    def pixels(stacks: Array) -> Array:
+        """uint8 -> float32 in [0, 1]."""
+        return stacks.astype(np.float32) / np.float32(255)
+
+    @staticmethod
+    def conv(x: Array, layer: Parameters, stride: int = 1, pad: int = 0) -> Array:
+        """A convolution with a kernel `[height, width, in, out]`, as one product of all its windows."""
+        kernel = layer["kernel"]
+        height, width, _, _ = kernel.shape
+        x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(x, (height, width), (1, 2))[:, ::stride, ::stride]
+        # [N, H, W, in, height, width] -> the order of the kernel
+        return np.tensordot(windows, kernel.transpose(2, 0, 1, 3), 3) + layer["bias"]
+
+    @staticmethod
+    def max_pool(x: Array) -> Array:
+        """The maximum of 3x3 windows that move by 2, with TensorFlow's `SAME` padding."""
+        pads = []
+        for size in x.shape[1:3]:
+            total = max(2 * (-(-size // 2) - 1) + 3 - size, 0)
+            pads.append((total // 2, total - total // 2))
+        x = np.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-np.inf)
+        return np.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2))[:, ::2, ::2].max((-2, -1))
+
+    @staticmethod
+    def dense(x: Array, layer: Parameters) -> Array:
+        """`x @ kernel + bias`; a layer may lack the bias."""
+        return x @ layer["kernel"] + layer.get("bias", np.float32(0))
+
+    @staticmethod
+    def relu(x: Array) -> Array:
+        return np.maximum(x, 0)
+
+    @staticmethod
+    def sigmoid(x: Array) -> Array:
+        return 1 / (1 + np.exp(-x))
+
+    @staticmethod
+    def tanh(x: Array) -> Array:
+        return np.tanh(x)
+
+    @staticmethod
+    def add(x: Array, y: Array) -> Array:
+        return x + y
+
+    @staticmethod
+    def multiply(x: Array, y: Array) -> Array:
+        return x * y
+
+    @staticmethod
+    def flatten(x: Array) -> Array:
+        """`[N, ...]` -> `[N, features]`."""
+        return x.reshape(len(x), -1)
+
+    @staticmethod
+    def forget(memory: Array, first: Array) -> Array:
+        """Zero where a game starts: `[N, F]`, bool `[N]`."""
+        return np.where(first[:, None], np.float32(0), memory)
+
+    @staticmethod
+    def scalar(x: Array) -> Array:
+        """`[N, 1]` -> `[N]`."""
+        return x[:, 0]
+
+
+# --- Networks --------------------------------------------------------------------------------------------------------
+# Each takes the layers, the parameters, uint8 stacks [N, 84, 84, 4], bool [N] (where a game starts) and its memory, a
+# tuple of float32 [N, F] (empty for a network without one), and returns logits [N, actions], value [N] and the memory.
+
+
+def nature_torso(layers: Any, params: Parameters, stacks: Array) -> Array:
+    """The convolutions of Mnih et al. 2015, and a dense layer."""
+    x = layers.pixels(stacks)
+    x = layers.relu(layers.conv(x, params["conv1"], stride=4))
+    x = layers.relu(layers.conv(x, params["conv2"], stride=2))
+    x = layers.relu(layers.conv(x, params["conv3"]))
+    return layers.relu(layers.dense(layers.flatten(x), params["dense"]))
+
+
+def heads(layers: Any, params: Parameters, x: Array) -> tuple[Array, Array]:
+    """Logits and value."""
+    return layers.dense(x, params["policy"]), layers.scalar(layers.dense(x, params["value"]))
+
+
+def nature(layers: Any, params: Parameters, stacks: Array, first: Array, memory: tuple) -> tuple:
+    """The network of Mnih et al. 2015 with two heads."""
+    return *heads(layers, params, nature_torso(layers, params, stacks)), ()
+
+
+def impala(layers: Any, params: Parameters, stacks: Array, first: Array, memory: tuple) -> tuple:
+    """The residual network of Espeholt et al. 2018: three sections of five convolutions."""
+    x = layers.pixels(stacks)
+    number = 0
+    for _ in range(3):
+        x = layers.max_pool(layers.conv(x, params[f"Conv_{number}"], pad=1))
+        for _ in range(2):
+            residual = layers.conv(layers.relu(x), params[f"Conv_{number + 1}"], pad=1)
+            x = layers.add(x, layers.conv(layers.relu(residual), params[f"Conv_{number + 2}"], pad=1))
+            number += 2
+        number += 1
+    x = layers.relu(layers.dense(layers.flatten(layers.relu(x)), params["dense"]))
+    return *heads(layers, params, x), ()
+
+
+def nature_lstm(layers: Any, params: Parameters, stacks: Array, first: Array, memory: tuple) -> tuple:
+    """`nature` with an LSTM between its features and its heads. The memory is (cell, output)."""
+    x = nature_torso(layers, params, stacks)
+    gates = params["lstm"]["cell"]
+    cell, hidden = (layers.forget(each, first) for each in memory)
+
+    def gate(name: str) -> Array:
+        return layers.add(layers.dense(x, gates[f"i{name}"]), layers.dense(hidden, gates[f"h{name}"]))
+
+    kept = layers.multiply(layers.sigmoid(gate("f")), cell)
+    new = layers.multiply(layers.sigmoid(gate("i")), layers.tanh(gate("g")))
+    cell = layers.add(kept, new)
+    hidden = layers.multiply(layers.sigmoid(gate("o")), layers.tanh(cell))
+    return *heads(layers, params, hidden), (cell, hidden)
+
+
+NETWORKS = {"nature": nature, "impala": impala, "nature_lstm": nature_lstm}
+
+
+# --- The policy ------------------------------------------------------------------------------------------------------
+
+
+def load(path: str | Path) -> tuple[Parameters, dict[str, Any]]:
+    """Reads policy.npz: the parameters, as nested dicts of float32 arrays, and what they are for."""
+    params: Parameters = {}
+    with np.load(path) as arrays:
+        about = json.loads(bytes(arrays["about"]))
+        for name in arrays.files:
+            *folders, last = name.split("/")
+            if folders:
+                inner = params
+                for folder in folders:
+                    inner = inner.setdefault(folder, {})
+                inner[last] = arrays[name]
+    return params, about
+
+
+class Policy:
+    """A network, its parameters, and its memory of `num_envs` games."""
+
+    def __init__(self, path: str | Path, num_envs: int):
+        self.params, self.about = load(path)
+        self.network = NETWORKS[self.about["network"]]
+        self.memory = tuple(np.zeros((num_envs, size), np.float32) for size in self.about["memory"])
+
+    def outputs(self, stacks: Array, first: Array) -> tuple[Array, Array]:
+        """Logits `[N, actions]` and value `[N]` of one step; the memory goes on to the next."""
+        logits, value, self.memory = self.network(NumPy, self.params, stacks, first, self.memory)
+        return logits, value
+
+
+class FrameStack:
+    """The last four frames of each game; a game's first frame fills the stack."""
+
+    def __init__(self, num_envs: int):
+        self.stacks = np.zeros((num_envs, 84, 84, 4), np.uint8)
+
+    def push(self, frame: Array, first: Array) -> Array:
+        """frame uint8 `[N, 84, 84]`; first bool `[N]`, where it starts a game -> uint8 `[N, 84, 84, 4]`."""
+        self.stacks = np.concatenate([self.stacks[..., 1:], frame[..., None]], axis=-1)
+        self.stacks[first] = frame[first][..., None]
+        return self.stacks
+
+
+# --- Games -----------------------------------------------------------------------------------------------------------
+
+
+def make_envs(about: dict[str, Any], num_envs: int) -> Any:
+    """The games under the rules that the policy was trained with."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    return AtariVectorEnv(
+        about["rom"],
+        num_envs,
+        max_num_frames_per_episode=about["max_frames"],
+        repeat_action_probability=about["sticky_actions"],
+        full_action_space=about["full_action_space"],
+        noop_max=about["noop_max"],
+        use_fire_reset=about["fire_on_reset"],
+        img_height=84,
+        img_width=84,
+        grayscale=True,
+        stack_num=1,
+        frameskip=4,
+        maxpool=True,
+        episodic_life=False,  # all lives are one game
+        reward_clipping=False,
+    )
+
+
+def env_seeds(seed: int, num_envs: int) -> list[int]:
+    """Different seeds of the games, as training derives them from one."""
+    words = np.random.SeedSequence(seed).generate_state(2 * num_envs) >> 1
+    return list(dict.fromkeys(words.tolist()))[:num_envs]
+
+
+class Step(NamedTuple):
+    """A step of N games."""
+
+    actions: Array  # int32 [N], that were taken
+    reward: Array  # [N], raw
+    first: Array  # bool [N]: this step started a game and ignored its action; it follows the end of the one before
+    ended: Array  # bool [N]: the game ended
+
+
+def play(policy: Policy, seed: int, greedy: bool, num_envs: int = 1) -> Iterator[Step]:
+    """Plays game after game."""
+    envs = make_envs(policy.about, num_envs)
+    random = np.random.default_rng(seed)
+    stack = FrameStack(num_envs)
+    frame, _ = envs.reset(seed=np.array(env_seeds(seed, num_envs)))
+    first = np.ones(num_envs, bool)
+    ended = np.zeros(num_envs, bool)
+    while True:
+        logits, _ = policy.outputs(stack.push(frame[:, 0], first), first)
+        # The largest of logits with Gumbel noise is a sample of their distribution.
+        noise = np.zeros_like(logits) if greedy else random.gumbel(size=logits.shape)
+        actions = np.argmax(logits + noise, axis=-1).astype(np.int32)
+        frame, reward, terminated, truncated, _ = envs.step(actions)
+        first = ended
+        ended = (terminated | truncated) & ~first
+        yield Step(actions, reward, first, ended)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Plays Atari with an exported policy.")
+    parser.add_argument("--policy", default=Path(__file__).with_name("policy.npz"), help="the exported parameters")
+    parser.add_argument("--games", type=int, default=1, help="full games to play")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the games and of sampled actions")
+    parser.add_argument("--greedy", action="store_true", help="take the most probable action instead of a sampled one")
+    options = parser.parse_args()
+    policy = Policy(options.policy, 1)
+    about = policy.about
+    print(f"{about['game']}, protocol {about['protocol']}, {'greedy' if options.greedy else 'sampled'} actions")
+    returns: list[float] = []
+    total = 0.0
+    length = 0
+    for step in play(policy, options.seed, options.greedy):
+        if step.first[0]:
+            total = 0.0
+            length = 0
+            continue
+        total += float(step.reward[0])
+        length += 1
+        if step.ended[0]:
+            returns.append(total)
+            print(f"game {len(returns)}: return {total:,.1f} after {length:,} steps", flush=True)
+        if len(returns) == options.games:
+            break
+    print(f"mean return of {len(returns)}: {sum(returns) / len(returns):,.1f}")
+
+
+if __name__ == "__main__":
+    main()

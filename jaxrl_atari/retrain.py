@@ -1,0 +1,88 @@
+"""Trains a part of a session again, from a checkpoint that is kept to the next one that was written, and compares bits.
+
+`python -m jaxrl_atari.verify RUN_DIR --retrain ENV_STEPS` calls it. The log of actions shows what was played, but not
+that the weights chose it. A resumed session repeats an uninterrupted one bit for bit, so whoever trains from one
+checkpoint must arrive at the next one: its digests are in `digests.jsonl`.
+"""
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from jaxrl_atari.config import changed_fields, config_from_dict
+from jaxrl_atari.errors import Differs, UserError
+from jaxrl_atari.runs.checkpoints import Checkpoints, games_problem
+from jaxrl_atari.runs.digests import Written, read_digests
+from jaxrl_atari.runs.run_dir import session_number
+from jaxrl_atari.session import Session, prepare, train
+
+
+def retrain(session_dir: Path, start: int) -> str:
+    """Trains from the checkpoint at `start` env steps to the next one that was written; returns a line on the result.
+
+    Nothing in the session's directory is changed.
+
+    Raises:
+        Differs: it arrives at other bits.
+        UserError: the part cannot be trained again here, and why.
+    """
+    name = f"{session_dir}, --retrain {start}"
+    checkpoints = Checkpoints(session_dir)
+    meta = checkpoints.read_meta(start)
+    if meta.get("parameters_only"):
+        raise UserError(f"{name}: the checkpoint holds the parameters alone; ask its owner for the whole run")
+    if not (session_dir / "digests.jsonl").is_file():
+        raise UserError(f"{name}: the session has no digests.jsonl, because an earlier version trained it")
+    later = [written for written in read_digests(session_dir) if written.env_steps > start]
+    if not later:
+        kept = ", ".join(map(str, checkpoints.steps()))
+        raise UserError(f"{name}: no later checkpoint was written; there are: {kept}; choose one before the last")
+    target = later[0]
+    config = config_from_dict(target.config)
+    if changed := changed_fields(meta["config"], target.config):
+        raise UserError(f"{name}: the config was changed before the next checkpoint ({', '.join(changed)})")
+    if problem := games_problem(config, meta):
+        raise UserError(f"{name}: its games cannot go on ({problem})")
+    if config.devices.distributed:
+        raise UserError(f"{name}: it was trained in several processes, and this command has one")
+
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, session_dir.name)
+        shutil.copytree(checkpoints.directory / str(start), copy / "checkpoints" / str(start))
+        quiet = replace(config.log, tensorboard=False, wandb=False, graphs=False, checkpoint_every_env_steps=0)
+        quiet_config = replace(config, log=quiet, evaluation=replace(config.evaluation, every_env_steps=0))
+        with prepare(quiet_config, copy, session_number(session_dir), resume=True, quiet=True) as run:
+            _require_same_environment(name, target, run)
+            for _ in train(run):
+                if run.progress.env_steps >= target.env_steps:
+                    break
+            run.save(None)
+            revision = run.environment["git_revision"]
+        (found,) = read_digests(copy)
+    if (found.env_steps, found.updates) != (target.env_steps, target.updates):
+        raise Differs(
+            f"{name}: arrives at {found.env_steps:,} env steps after {found.updates} updates, where the session"
+            f" wrote a checkpoint at {target.env_steps:,} after {target.updates}"
+        )
+    different = sorted(path for path, digest in target.digests.items() if found.digests.get(path) != digest)
+    if different:
+        then = target.environment["git_revision"]
+        other = f"; the code was that of {then}, now it is {revision}" if revision != then else ""
+        raise Differs(
+            f"{name}: {len(different)} of {len(target.digests)} arrays differ from those written at"
+            f" {target.env_steps:,} env steps, first {different[0]}{other}"
+        )
+    return (
+        f"{session_dir.name}  retrained: from {start:,} to {target.env_steps:,} env steps, all bits of"
+        f" {len(target.digests)} arrays are equal"
+    )
+
+
+def _require_same_environment(name: str, target: Written, run: Session) -> None:
+    """Refuses to train where other bits are expected."""
+    # Most commits change no number: the revision is named only if the bits differ.
+    before = target.environment | {"git_revision": None}
+    if changed := changed_fields(before, run.environment | {"git_revision": None}):
+        differences = ", ".join(f"{field} {was} -> {present}" for field, (was, present) in changed.items())
+        raise UserError(f"{name}: cannot be compared here, where bits may differ ({differences}); use the same as then")

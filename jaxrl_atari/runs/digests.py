@@ -1,0 +1,58 @@
+"""The digests of a session's checkpoints, kept when the checkpoints are not, so that a part of it can be trained again.
+
+SESSION_DIR/digests.jsonl   a line for each checkpoint that was written: `Written` as JSON
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.runs.files import write_file
+
+DIGESTS_FILE = "digests.jsonl"
+
+
+class Written(NamedTuple):
+    """A checkpoint that was written."""
+
+    env_steps: int
+    updates: int
+    digests: dict[str, str]  # path of each array in it -> digest of its bytes
+    config: dict[str, Any]  # that it was trained with
+    environment: dict[str, Any]  # what the bits depend on beside the config; see `Session.environment`
+
+
+def read_digests(session_dir: Path) -> list[Written]:
+    """The checkpoints that a session has written, in ascending order; none if it is of an earlier version.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = session_dir / DIGESTS_FILE
+    if not path.is_file():
+        return []
+    try:
+        return [Written(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: damaged ({reason(error)}); restore it from a copy, or remove it") from error
+
+
+def add_digests(session_dir: Path, written: Written) -> None:
+    """Adds a checkpoint; one at the same env steps is replaced, which has the same digests."""
+    kept = [each for each in read_digests(session_dir) if each.env_steps != written.env_steps]
+    _write(session_dir, [*kept, written])
+
+
+def cut_digests(session_dir: Path, env_steps: int) -> None:
+    """Removes the checkpoints beyond the one from which a session resumes."""
+    found = read_digests(session_dir)
+    kept = [each for each in found if each.env_steps <= env_steps]
+    if len(kept) < len(found):
+        _write(session_dir, kept)
+
+
+def _write(session_dir: Path, written: Sequence[Written]) -> None:
+    lines = [json.dumps(each._asdict(), sort_keys=True) + "\n" for each in written]
+    write_file(session_dir / DIGESTS_FILE, "".join(lines))

@@ -1,0 +1,124 @@
+"""`verify --retrain`: a part of a session is trained again to the same bits, and a changed weight is found."""
+
+import contextlib
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from small_training import TINY, change, edit_meta, stop_before
+
+from jaxrl_atari import verify
+from jaxrl_atari.errors import Differs, UserError
+from jaxrl_atari.learner import abstract_arrays
+from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.digests import read_digests
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.session import run_session
+
+pytestmark = pytest.mark.long
+CONFIG = change(TINY, total_env_steps=256, devices={"check": False})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A session that was stopped between two checkpoints: digests of five checkpoints, of which two are kept."""
+    run_dir = tmp_path_factory.mktemp("run") / "tiny"
+    for rollout in (4, 100):
+        with contextlib.suppress(KeyboardInterrupt):
+            run_session(CONFIG, run_dir / "session_0", resume=True, stop_requested=stop_before(rollout))
+    write_json(run_dir / "config.json", {"config": CONFIG.to_dict()})
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def retrain(run_dir, step):
+    verify.main([str(run_dir), "--retrain", str(step)])
+
+
+def test_every_checkpoint_leaves_its_digests(run_dir):
+    written = read_digests(run_dir / "session_0")
+    steps = [each.env_steps for each in written]
+    assert steps == sorted(set(steps))
+    assert len(steps) > len(Checkpoints(run_dir / "session_0").steps()) >= 2
+    for each in written:
+        if each.env_steps in Checkpoints(run_dir / "session_0").steps():
+            meta = Checkpoints(run_dir / "session_0").read_meta(each.env_steps)
+            own = {f"arrays/{path}": digest for path, digest in meta["checksums"].items()}
+            assert own.items() <= each.digests.items()
+            assert [path for path in each.digests if path.startswith("games/")]
+
+
+def test_a_part_is_trained_again_to_the_same_bits(run_dir, capsys):
+    before = contents(run_dir)
+    start = Checkpoints(run_dir / "session_0").steps()[0]
+    retrain(run_dir, start)
+    (target,) = [each for each in read_digests(run_dir / "session_0") if each.env_steps > start][:1]
+    line = capsys.readouterr().out.splitlines()[-1]
+    arrays = len(target.digests)
+    expected = f"retrained: from {start:,} to {target.env_steps:,} env steps, all bits of {arrays} arrays are equal"
+    assert line == f"session_0  {expected}"
+    assert contents(run_dir) == before
+
+
+def test_one_changed_weight_is_found(run_dir):
+    """The checkpoint is sound in itself: its digests are those of the changed parameters."""
+    session_dir = run_dir / "session_0"
+    checkpoints = Checkpoints(session_dir)
+    start = checkpoints.steps()[0]
+    meta = checkpoints.read_meta(start)
+    target = abstract_arrays(CONFIG, meta["num_actions"], jax.devices("cpu")[0])
+    arrays = checkpoints.restore(start, target)
+    kernel = np.array(arrays["train_state"].params["dense"]["kernel"])
+    kernel[100, 100] += 1e-3
+    params = {**arrays["train_state"].params, "dense": {**arrays["train_state"].params["dense"], "kernel": kernel}}
+    arrays["train_state"] = arrays["train_state"].replace(params=params)
+    games = checkpoints.restore(start, item="games")
+    shutil.rmtree(checkpoints.directory / str(start))
+    checkpoints.save(start, {"arrays": arrays, "games": games}, meta, meta["score"])
+    assert checkpoints.read_meta(start)["checksums"] != meta["checksums"]
+    with pytest.raises(Differs, match=r"--retrain .*: \d+ of \d+ arrays differ from those written"):
+        retrain(run_dir, start)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("threads", 99, r"where bits may differ \(threads 99 -> "),
+        ("versions", {"jax": "0.1"}, r"versions\.jax 0\.1 -> "),
+        ("learns_on", ["NVIDIA H100"], r"learns_on"),
+        ("compute_dtype", "float16", r"compute_dtype float16 -> "),
+    ],
+)
+def test_another_machine_is_refused_with_its_reason(field, value, words, run_dir):
+    path = run_dir / "session_0" / "digests.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["environment"][field] = value
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UserError, match=words) as error:
+        retrain(run_dir, Checkpoints(run_dir / "session_0").steps()[0])
+    assert error.value.exit_status == 2
+
+
+def test_what_cannot_be_trained_again(run_dir, tmp_path):
+    steps = Checkpoints(run_dir / "session_0").steps()
+    with pytest.raises(UserError, match="no later checkpoint was written"):
+        retrain(run_dir, steps[-1])
+    with pytest.raises(UserError, match=r"--retrain 7: no session has a checkpoint there"):
+        retrain(run_dir, 7)
+    edit_meta(run_dir / "session_0", steps[0], items={})
+    with pytest.raises(UserError, match="its games cannot go on"):
+        retrain(run_dir, steps[0])
+    (run_dir / "session_0" / "digests.jsonl").unlink()
+    with pytest.raises(UserError, match=r"has no digests\.jsonl"):
+        retrain(run_dir, steps[0])
