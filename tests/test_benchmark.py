@@ -161,9 +161,9 @@ def test_wrong_options(arguments, message, capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("overlap=none,some", "invalid choice 'some' for argument '--overlap'"),
-        ("env.num_envs=4,5", r"ppo\.minibatch_size = .*: expected a divisor"),
-        ("env.nothing=1,2", "--env.nothing: benchmark --compare has no such option"),
+        ("overlap=none,some", "^invalid choice 'some' for argument '--overlap'"),
+        ("env.num_envs=4,5", r"^ppo\.minibatch_size = .*: expected a divisor"),
+        ("env.nothing=1,2", "^--env.nothing: benchmark --compare has no such option"),
     ],
 )
 def test_a_value_that_the_config_cannot_have_is_refused_before_anything_is_measured(text, message, capsys):

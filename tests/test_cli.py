@@ -325,6 +325,13 @@ def test_a_value_after_a_switch_is_taken(line, expected):
     assert train.parse_options(line.split()).full_config.ppo.normalize_advantages is expected
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_an_error_of_tyro_is_one_line_in_any_encoding(encoding):
+    ended = shell('"$0" -m jaxrl_atari.train --overlap some', PYTHONIOENCODING=encoding)
+    expected = "error: invalid choice 'some' for argument '--overlap'. Expected one of ('none', 'update').\n"
+    assert (ended.returncode, ended.stderr) == (2, expected)
+
+
 def test_a_config_is_found_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no configs/
     assert load_config(Path("quickstart")) == load_config(ROOT / "configs" / "quickstart.py")

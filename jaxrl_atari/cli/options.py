@@ -210,15 +210,21 @@ def one_line_errors() -> Iterator[None]:
 
 
 def _text_of_box(box: str) -> str:
-    """The message in a box of tyro, without the title above it and the hints below it."""
+    """The message in a box of tyro, without the title above it and the hints below it.
+
+    Where standard output is not UTF-8, the box is made of spaces and hyphens, and a line lies below its title.
+    """
     lines = [line.strip("│ ") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
-    message = []
+    boxed = bool(lines) and lines[0].startswith("╭")
+    parts: list[list[str]] = [[]]
     for line in lines:
-        if line.startswith("─"):
-            break
-        if not line.startswith(("╭", "╰")):
-            message.append(line)
-    return " ".join(" ".join(message or lines).split())
+        if re.fullmatch("[─-]{8,}", line):
+            parts.append([])
+        elif not line.startswith(("╭", "╰")):
+            parts[-1].append(line)
+    message = parts[0] if boxed or len(parts) == 1 else parts[1]
+    text = " ".join(" ".join(message).split())
+    return re.sub(r"^Error parsing [A-Z]\w*: ", "", text)  # the name of a class, which says nothing to the user
 
 
 NUMBERS = ConstructorRegistry()
