@@ -498,3 +498,27 @@ def test_the_start_names_its_phases(session_dir, capsys):
         r"first rollout \.\.\.\n.*first rollout: [\d.]+ s, [\d.]+ s compiling; first update \.\.\.\n.*first update: "
     )
     assert re.search(phases, lines)
+
+
+def test_hours_and_sps_of_a_resume_on_other_clocks(monkeypatch):
+    """After a restart of the machine the monotonic clock begins anew, and the date was set back by a day."""
+    monotonic, date = SimpleNamespace(now=1e6), SimpleNamespace(now=1.8e9)
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic.now)
+    monkeypatch.setattr(time, "time", lambda: date.now)
+    meta, found = {}, []
+    for _ in range(2):
+        lines, progress = Lines(), Progress(meta)
+        log = SessionLog([lines], 100, progress, dict, meta)
+        for _ in range(3):
+            monotonic.now += 2
+            date.now += 2
+            progress.count(100, [], 1, 1)
+            log.after_update(lambda: {"loss": 1.0}, 0.1, (0.5, 0.5))
+        found += [(row["env_steps"], row["wall_seconds"], row.get("sps")) for row in lines.rows]
+        log.read_newest()
+        statistics = progress.statistics.to_dict()
+        meta = {"env_steps": 300, "updates": 3, "config": TINY.to_dict(), "statistics": statistics, **log.state()}
+        monotonic.now, date.now = 5.0, date.now - 86_400
+    # The first update of each start, which may compile, does not count.
+    assert found[:3] == [(100, 0, None), (200, 2, 50), (300, 4, 50)]
+    assert found[3:] == [(400, 4, None), (500, 6, 50), (600, 8, 50)]
