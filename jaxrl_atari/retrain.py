@@ -50,7 +50,7 @@ def retrain(session_dir: Path, start: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, session_dir.name)
         shutil.copytree(checkpoints.directory / str(start), copy / "checkpoints" / str(start))
-        quiet = replace(config.log, tensorboard=False, wandb=False, graphs=False, checkpoint_every_env_steps=0)
+        quiet = replace(config.log, tensorboard=False, wandb=False, graphs=False, checkpoint_every_env_steps=10**12)
         quiet_config = replace(config, log=quiet, evaluation=replace(config.evaluation, every_env_steps=0))
         with prepare(quiet_config, copy, session_number(session_dir), resume=True, quiet=True) as run:
             _require_same_environment(name, target, run)
