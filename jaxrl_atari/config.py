@@ -464,7 +464,7 @@ def config_from_dict(values: dict[str, Any]) -> Config:
     """The inverse of `Config.to_dict`. Raises `UserError` for a field that this version does not have."""
 
     def build(cls: Any, values: Any, prefix: str) -> Any:
-        if not isinstance(values, dict) or not dataclasses.is_dataclass(cls):
+        if not isinstance(values, dict) or not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
             return values
         fields = {f.name: f.type for f in dataclasses.fields(cls)}
         known = {name: value for name, value in values.items() if name != "jsonl"}  # of log, in runs with format 3

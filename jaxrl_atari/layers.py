@@ -75,7 +75,9 @@ class Conv(nn.Module):
         pads = (top_bottom, left_right)
         pixels = jnp.issubdtype(x.dtype, jnp.integer)
         if _for_cpu.get():
-            return convolve(x, kernel / 255 if pixels else kernel, self.stride, pads, jnp.dtype(self.dtype)) + bias
+            scaled = kernel / 255 if pixels else kernel
+            y: Any = convolve(x, scaled, self.stride, pads, jnp.dtype(self.dtype))
+            return y + bias
         x = x.astype(self.dtype) / 255 if pixels else x.astype(self.dtype)
         y = lax.conv_general_dilated(x, kernel.astype(self.dtype), strides, pads, dimension_numbers=FORM)
         return y + bias

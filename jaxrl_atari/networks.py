@@ -32,8 +32,8 @@ class Observation(NamedTuple):
     A recurrent network gets N / n consecutive steps of n environments, ordered by step, then by environment.
     """
 
-    stacks: jax.Array  # uint8 [N, H, W, 4 * C], the oldest frame first
-    first: jax.Array | None = None  # bool [N]: a game starts here. Only a recurrent network needs it
+    stacks: Any  # uint8 [N, H, W, 4 * C], the oldest frame first
+    first: Any = None  # bool [N]: a game starts here. Only a recurrent network needs it
     carry: Any = ()  # [n, ...]: the memory of each environment before its first step here
 
 
@@ -212,7 +212,8 @@ def initial_carry(module: nn.Module, num_envs: int) -> Any:
 def apply_module(module: nn.Module, params: Any, observation: Observation) -> Outputs:
     """The `Apply` of a module. A module without a carry is called with the stacks alone, and may return a pair."""
     inputs = observation if is_recurrent(observation.carry) else (observation.stacks,)
-    return Outputs(*module.apply({"params": params}, *inputs))
+    outputs: Any = module.apply({"params": params}, *inputs)
+    return Outputs(*outputs)
 
 
 def is_recurrent(carry: Any) -> bool:

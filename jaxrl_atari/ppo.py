@@ -449,7 +449,7 @@ def update(
             gradients, metrics = jax.tree.map(lambda x: x / shard.count, shard.sum((gradients, metrics)))
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        state = state.replace(params=params, opt_state=opt_state, optimizer_steps=state.optimizer_steps + 1)
+        state = TrainState(params, opt_state, state.optimizer_steps + 1, state.extra)
         return state, metrics | {"gradient_norm": optax.tree.norm(gradients)}
 
     indices = draw_minibatches(key, rollout, config, shard)

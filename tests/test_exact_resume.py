@@ -51,7 +51,8 @@ def left(session_dir):
         del meta[name]
     rows = [{name: row[name] for name in row.keys() - TIMES} for row in read_table(session_dir / "metrics.csv")]
     evaluations = session_dir / "evaluations.csv"
-    return meta, rows, evaluations.read_text() if evaluations.exists() else None
+    results = read_table(evaluations) if evaluations.exists() else []
+    return meta, rows, [{name: text for name, text in result.items() if name != "unix_time"} for result in results]
 
 
 @pytest.mark.long

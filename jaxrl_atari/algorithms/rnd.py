@@ -8,6 +8,7 @@ frames of 21x21 pixels in place of convolutions; the error is divided by its run
 standard deviation of its discounted sums.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -80,13 +81,13 @@ def prepare(
     deviation = jnp.sqrt(jnp.maximum(pixel_mean_square - jnp.square(pixel_mean), 1e-4))
     pixels = jnp.clip((pixels - pixel_mean) / deviation, -5.0, 5.0)
 
-    feature = Embedding().apply({"params": extra.target}, pixels)
+    feature = embed(extra.target, pixels)
     error = prediction_error(state.params, pixels, feature)
     error_mean_square = running(extra.error_mean_square, mean(jnp.square(error)))
     bonus = COEFFICIENT * error / jnp.sqrt(error_mean_square + 1e-8)
 
-    state = state.replace(
-        extra=Extra(extra.target, extra.updates + 1, pixel_mean, pixel_mean_square, error_mean_square)
+    state = dataclasses.replace(
+        state, extra=Extra(extra.target, extra.updates + 1, pixel_mean, pixel_mean_square, error_mean_square)
     )
     rollout = rollout._replace(reward=rollout.reward + bonus)
     state, samples, metrics = ppo_samples(state, apply, rollout, mean, config)
@@ -103,7 +104,13 @@ def loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tupl
 
 def prediction_error(params: Any, pixels: jax.Array, feature: jax.Array) -> jax.Array:
     """Mean squared error of the predictor: pixels `[..., 441]`, feature `[..., 64]` -> `[...]`."""
-    return jnp.mean(jnp.square(Embedding().apply({"params": params["rnd"]}, pixels) - feature), axis=-1)
+    return jnp.mean(jnp.square(embed(params["rnd"], pixels) - feature), axis=-1)
+
+
+def embed(params: Any, pixels: jax.Array) -> jax.Array:
+    """The features of an `Embedding` with these parameters."""
+    features: Any = Embedding().apply({"params": params}, pixels)
+    return features
 
 
 RND = PPO._replace(init=init, prepare=prepare, loss=loss)

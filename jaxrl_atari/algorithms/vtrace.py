@@ -35,6 +35,7 @@ def prepare(
     V is that of the parameters that learn, except V_T, the rollout's bootstrap value. Beyond the end of a game there is
     no value; where a game is cut off, v_{t+1} is V_{t+1}.
     """
+    assert config.gae_lambda is not None, "pass the value of Config.resolved_gae_lambda"
     outputs = apply_to_rollout(state.params, apply, rollout)
     value = outputs.value
     log_prob = jax.vmap(log_prob_of)(outputs.logits, rollout.action)

@@ -129,8 +129,9 @@ def _to_pictures(env: gymnasium.Env, game: str, image_key: str | None) -> gymnas
         images = [key for key, each in space.items() if _is_image(each)]
         shown = ", ".join(f"{key} {list(space[key].shape or ())}" for key in images) or "none"
         require(image_key in images, "env.image_key", image_key, f"the key of an image; {game} has: {shown}")
-        env = wrappers.TransformObservation(env, lambda observation: observation[image_key], space[image_key])
-        space = space[image_key]
+        key = str(image_key)
+        env = wrappers.TransformObservation(env, lambda observation: observation[key], space[key])
+        space = space[key]
     elif image_key is not None:
         expected = f"nothing; the observations of {game} are no dictionaries"
         raise ConfigError("env.image_key", image_key, expected, "leave it out")

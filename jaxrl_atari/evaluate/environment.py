@@ -1,7 +1,7 @@
 """A Gymnasium environment with the protocol, the preprocessing and the frame stacks of a training run."""
 
 from collections import deque
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -35,7 +35,8 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
     the end of a game starts the one that follows there; in the middle of a game it starts another one.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND}
+    # As Gymnasium declares it: each environment has frames per second of its own.
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND}  # noqa: RUF012
 
     def __init__(self, env: EnvConfig, render_mode: str | None = None):
         if render_mode not in (None, "rgb_array"):

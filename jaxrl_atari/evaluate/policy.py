@@ -79,7 +79,7 @@ class Policy:
         if is_recurrent(self.initial_carry(1)):
             raise ValueError("the network is recurrent: use Policy.step, which takes and returns its memory")
         if frames.ndim == 3:
-            return self.act(frames[None], key, greedy)[0]
+            return np.asarray(self.act(frames[None], key, greedy))[0]
         return self.step(frames, np.zeros(len(frames), bool), (), key, greedy)[0]
 
     def initial_carry(self, num_envs: int) -> Any:
@@ -173,7 +173,7 @@ def load_policy(
     checkpoint: Literal["best", "latest"] | int = "best",
     device: jax.Device | None = None,
     session: int | None = None,
-    backend: Literal["ale", "envpool"] | None = None,
+    backend: Literal["ale", "envpool", "gymnasium"] | None = None,
 ) -> Policy:
     """The policy of a checkpoint, whatever device it was trained on.
 

@@ -176,9 +176,9 @@ def compile_clock() -> Callable[[], float]:
     """A function that returns the seconds that XLA has spent compiling in this process, from the first call on."""
     total = [0.0]
 
-    def count(event: str, seconds: float, **_: Any) -> None:
+    def count(event: str, duration_secs: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            total[0] += seconds
+            total[0] += duration_secs
 
     jax.monitoring.register_event_duration_secs_listener(count)
     return lambda: total[0]

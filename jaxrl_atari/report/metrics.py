@@ -148,7 +148,7 @@ def sample_std(values: ArrayLike, axis: int | None = None) -> Any:
     It estimates the spread of the sessions that might have been trained. The population's, which divides by N, would
     be too small: by 29% with two sessions.
     """
-    return np.std(values, axis=axis, ddof=1)
+    return np.std(np.asarray(values), axis=axis, ddof=1)
 
 
 def cut_table(table: Table, env_steps: float) -> Table:

@@ -238,7 +238,7 @@ def _draw_parallel(trials: Sequence[Trial]) -> "Figure":
         axes.plot(heights[:, index], color=colours.to_rgba(columns[-1][index]), linewidth=1.6)
     for place, (name, column) in enumerate(zip([*names, "score"], columns, strict=True)):
         axes.axvline(place, color=GREY, linewidth=0.8)
-        for at in (np.nanargmin(column), np.nanargmax(column)):
+        for at in (int(np.nanargmin(column)), int(np.nanargmax(column))):
             value = trials[at].fields.get(name, trials[at].score)
             text = number_text(value) if isinstance(value, int | float) else str(value)
             axes.annotate(text, (place, heights[place, at]), (4, 3), textcoords="offset points", color=GREY)
