@@ -171,8 +171,9 @@ def lstm(features: int, x: jax.Array, first: jax.Array, carry: Any) -> tuple[jax
 class NatureLSTM(nn.Module):
     """`NatureActorCritic` with an LSTM of 256 units between its features and its heads.
 
-    Trained as Dhariwal et al. 2017 (OpenAI Baselines, `ppo2` with `cnn_lstm`) did: minibatches of whole environments,
-    from the carry with which the rollout began. 2,473,383 parameters with 6 actions.
+    Trained as in OpenAI Baselines (`ppo2`, Dhariwal et al. 2017): minibatches of whole environments, from the carry
+    with which the rollout began. It forgets where a game starts, and remembers through a lost life. 2,473,383
+    parameters with 6 actions.
     """
 
     num_actions: int
@@ -200,7 +201,7 @@ def make_module(config: NetworkConfig, num_actions: int, dtype: Any) -> nn.Modul
     Raises:
         ConfigError: no network has that name.
     """
-    return NETWORKS.get(config.name)(num_actions, dtype)
+    return NETWORKS.get(config.name)(num_actions=num_actions, dtype=dtype)
 
 
 def initial_carry(module: nn.Module, num_envs: int) -> Any:

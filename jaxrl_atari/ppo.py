@@ -79,10 +79,10 @@ class Samples(NamedTuple):
 class Minibatch(NamedTuple):
     """What the loss of one gradient step may use: N samples."""
 
-    observation: Observation
+    observation: Observation  # change its pictures through `fast.frames.map_images`
     samples: Any  # as `Algorithm.prepare` returned them, [N, ...]
     mean: "Mean"  # the mean over the minibatch
-    key: jax.Array  # for what a loss draws; another one in each gradient step
+    key: jax.Array  # for what a loss draws: another one in each gradient step, and on each device
     extra: Any = ()  # `TrainState.extra`
 
 
@@ -313,7 +313,7 @@ class Algorithm(NamedTuple):
     kept; the samples, any pytree of arrays [T, B, ...]; metrics. `mean` is the mean over the rollout."""
 
     loss: Callable[[Any, Apply, Minibatch, PPOConfig], tuple[jax.Array, Metrics]] = ppo_loss
-    """`loss(params, apply, batch, config)` -> the loss of a minibatch, and metrics. Every metric is logged."""
+    """`loss(params, apply, batch, config)` -> the loss of a minibatch, and metrics. All of them are logged."""
 
     optimizer: Callable[[PPOConfig], optax.GradientTransformation] = make_optimizer
     """`optimizer(config)` -> any optimiser of optax; `config.learning_rate` is the rate of this update."""
@@ -442,7 +442,9 @@ def update(
             jax.random.fold_in(loss_key, state.optimizer_steps),
             state.extra,
         )
-        gradients, metrics = jax.grad(algorithm.loss, has_aux=True)(state.params, apply, batch, config)
+        value_and_gradient = jax.value_and_grad(algorithm.loss, has_aux=True)
+        (loss, metrics), gradients = value_and_gradient(state.params, apply, batch, config)
+        metrics = metrics | {"loss": loss}
         if shard.count > 1:
             # Each device's loss is already that of all devices. The gradient of a sum over devices is again a sum, so
             # what each device has is `count` times its own summand, and the gradient is the mean over devices.

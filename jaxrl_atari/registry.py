@@ -64,7 +64,7 @@ NETWORKS = Registry(
         "nature_lstm": "jaxrl_atari.networks:NatureLSTM",
     },
 )
-"""`network.name` -> a `flax.linen.Module` class, called as `Class(num_actions, dtype)`; see `networks.py`."""
+"""`network.name` -> a `flax.linen.Module` class, called with `num_actions` and `dtype`; see `networks.py`."""
 
 ALGORITHMS = Registry(
     "algorithm",

@@ -149,7 +149,7 @@ def test_any_optimiser_of_optax_steps_downhill(optimizer):
 
 
 def naive_vtrace(rollout, value, log_prob, gamma, gae_lambda):
-    """Equation 1 of the paper as a double loop in float64: targets and advantages."""
+    """Equation 1 of the paper as a double loop in float64: targets, and advantages without their weight."""
     rollout = jax.tree.map(np.asarray, rollout)
     length, envs = rollout.reward.shape
     rho = np.minimum(np.exp(log_prob - rollout.log_prob), 1.0)
@@ -171,7 +171,7 @@ def naive_vtrace(rollout, value, log_prob, gamma, gae_lambda):
             beyond = 0.0 if rollout.terminated[t, b] else targets[t + 1, b]
             if rollout.truncated[t, b]:
                 beyond = values[t + 1, b]
-            advantages[t, b] = rho[t, b] * (rollout.reward[t, b] + gamma * beyond - values[t, b])
+            advantages[t, b] = rollout.reward[t, b] + gamma * beyond - values[t, b]
     return targets[:-1], advantages
 
 

@@ -22,6 +22,7 @@ from jaxrl_atari.fast.frames import (
     block_frames,
     empty_window,
     gather_stacks,
+    map_images,
     push_frame,
 )
 from jaxrl_atari.layers import Conv, cpu_gradients, in_chunks
@@ -367,6 +368,13 @@ def test_gather_stacks_equals_naive_loop(layout):
     assert stored.shape[2:] == layout.shape
     got = gather_stacks(stored, jnp.asarray(age), jnp.asarray(index))
     np.testing.assert_array_equal(got, arrange_stacks(layout, jnp.asarray(expected)))
+
+
+@pytest.mark.parametrize("layout", [PLAIN, BLOCKED], ids=["plain", "blocked"])
+def test_pictures_are_changed_in_any_layout(layout):
+    stacks = jnp.asarray(random_stacks(2))
+    shifted = map_images(lambda x: jnp.roll(x, 3, axis=1), arrange_stacks(layout, stacks))
+    np.testing.assert_array_equal(shifted, arrange_stacks(layout, jnp.roll(stacks, 3, axis=1)))
 
 
 def test_pushed_frames_make_naive_stacks():

@@ -1,7 +1,8 @@
 """PPO with random network distillation (Burda et al. 2018, arXiv:1810.12894): a reward for what was not seen before.
 
 A predictor learns the outputs of a fixed random network, the target, for each frame. Its error is large where frames
-are new, and is added to the reward. The predictor is trained with the policy, by the same optimiser.
+are new, and is added to the reward. The predictor is trained with the policy, by the same optimiser, which scales both
+gradients down together.
 
 Differences from the paper: one value function, of the sum of both rewards, which ends with the game; dense networks on
 frames of 21x21 pixels in place of convolutions; the error is divided by its running root mean square instead of the
@@ -56,6 +57,7 @@ class RNDSamples(NamedTuple):
 
 def init(params: Any, key: jax.Array) -> tuple[Any, Extra]:
     """`Algorithm.init`: adds the predictor to the parameters, and draws the target."""
+    assert "rnd" not in params, "the network has parameters of that name itself"
     pixels = jnp.zeros((1, 441))
     target, predictor = (Embedding().init(each, pixels)["params"] for each in jax.random.split(key))
     return {**params, "rnd": predictor}, Extra(

@@ -26,11 +26,13 @@ from jaxrl_atari.ppo import (
 def prepare(
     state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig
 ) -> tuple[TrainState, Samples, Metrics]:
-    """`Algorithm.prepare` (equation 1 of the paper, with rho and c cut at 1; `gae_lambda` is its lambda).
+    """`Algorithm.prepare` (equation 1 and section 4.2, with rho and c cut at 1; `gae_lambda` is the paper's lambda).
 
         delta_t = rho_t (r_t + gamma V_{t+1} - V_t)
         v_t     = V_t + delta_t + gamma c_t (v_{t+1} - V_{t+1}),              c_t = lambda rho_t
-        A_t     = rho_t (r_t + gamma v_{t+1} - V_t)
+        A_t     = r_t + gamma v_{t+1} - V_t
+
+    The paper weights A_t with rho_t. PPO's loss does so with its ratio, so A_t itself has no weight here.
 
     V is that of the parameters that learn, except V_T, the rollout's bootstrap value. Beyond the end of a game there is
     no value; where a game is cut off, v_{t+1} is V_{t+1}.
@@ -55,7 +57,7 @@ def prepare(
     target = value + correction
     next_target = jnp.concatenate([target[1:], rollout.bootstrap_value[None]])
     next_target = jnp.where(rollout.truncated, next_value, next_target)
-    advantage = rho * (rollout.reward + discount * next_target - value)
+    advantage = rollout.reward + discount * next_target - value
     samples = Samples(rollout.action, rollout.log_prob, value, advantage, target)
     metrics = {"explained_variance": explained_variance(target, correction, mean), "mean_rho": mean(rho)}
     return state, samples, metrics

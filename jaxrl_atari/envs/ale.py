@@ -81,7 +81,7 @@ class AlePool(EnvPool):
             raise UserError(f"ale-py {found} is too old: 0.12.1 is needed; pip install -U ale-py") from error
         self._seeds = np.array(seeds)
         actions = envs.ale.get_action_set()
-        self.action_names = [Action(action).name for action in actions]
+        self.action_names = [Action(int(action)).name for action in actions]
         super().__init__(envs, len(seeds), len(actions), record)
 
     def _reset(self) -> RawStep:

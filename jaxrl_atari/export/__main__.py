@@ -123,7 +123,7 @@ def jax_program(module: Any, params: Any, memory: list[int]) -> export.Exported:
     return export.export(jax.jit(jax.vmap(act_once)), platforms=PLATFORMS)(stacks, first, carry)
 
 
-def run_jax(program: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple) -> Outputs:
+def run_jax(program: bytes | bytearray, stacks: np.ndarray, first: np.ndarray, memory: tuple) -> Outputs:
     """Runs a serialized program."""
     inputs = (stacks, first, memory) if memory else (stacks,)
     logits, value, *carry = export.deserialize(bytearray(program)).call(*inputs)
@@ -137,7 +137,8 @@ def run_onnx(model: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple)
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     inputs = {"stacks": stacks, "first": first} | {f"memory_{i}": x for i, x in enumerate(memory)}
     wanted = {each.name for each in session.get_inputs()}
-    logits, value, *carry = session.run(None, {name: x for name, x in inputs.items() if name in wanted})
+    given = {name: x for name, x in inputs.items() if name in wanted}
+    logits, value, *carry = (np.asarray(output) for output in session.run(None, given))
     return Outputs(logits, value, tuple(carry))
 
 

@@ -37,6 +37,7 @@ import functools
 from functools import partial
 from typing import Any
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -90,6 +91,7 @@ def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outp
         chunk: `chunk_size`.
 
     """
+    chex.assert_type(observation.stacks, jnp.uint8)  # pixels, which are divided by 255
     features = _torso_in_chunks(params, observation.stacks, dtype, chunk).astype(dtype)
     dense = params["dense"]
     policy = params["policy"]

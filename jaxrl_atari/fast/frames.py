@@ -49,6 +49,22 @@ def images(frames: jax.Array) -> jax.Array:
     return frames.reshape(*batch, 21, 21, 4, 4).swapaxes(-3, -2).reshape(*batch, FRAME_SIZE, FRAME_SIZE)
 
 
+def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) -> jax.Array:
+    """`function` of frame stacks as images, uint8 `[N, 84, 84, 4]` -> the same, for stacks of any layout.
+
+    On a CPU, the stacks of `nature` are stored in blocks. A loss that changes pictures, for example by a random shift,
+    changes them through this function.
+
+    Args:
+        stacks: `Observation.stacks`.
+    """
+    if stacks.shape[-3] == FRAME_SIZE:
+        return function(stacks)
+    frames = stacks.reshape(*stacks.shape[:-1], STACK, -1)
+    pictures = jnp.stack([images(frames[..., j, :]) for j in range(STACK)], axis=-1)
+    return arrange_stacks(BLOCKED, function(pictures))
+
+
 def next_age(age: jax.Array, first: jax.Array) -> jax.Array:
     """Ages int32 `[B]` of the newest frames, from those of the frames before; `first` marks the start of a game."""
     return jnp.where(first, 0, jnp.minimum(age + 1, STACK - 1))

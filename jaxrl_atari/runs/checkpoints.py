@@ -305,7 +305,7 @@ class Checkpoints:
                 shutil.rmtree(leftover, ignore_errors=True)
             if path.is_dir():
                 if self._is_saved(env_steps, meta):
-                    return
+                    return digests
                 aside = self.set_aside(env_steps, "replaced")
                 self._say(f"{path}: was there already, with other arrays; it is now {aside}")
             ocp.Checkpointer(handler, multiprocessing_options=alone).save(

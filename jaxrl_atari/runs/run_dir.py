@@ -130,17 +130,26 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
     return run_dir
 
 
-def keep_code(run_dir: Path) -> None:
+def keep_code(run_dir: Path) -> list[str]:
     """Copies the files that the user imported for this run (`imports.py`) to `code/`, so that it can be loaded later.
 
-    A file that was edited since an earlier start is kept beside the earlier one, as NAME_2.py.
+    A file that was edited since an earlier start is kept beside the earlier one, as NAME_2.py: the newest copy has the
+    highest number.
+
+    Returns:
+        A line for each file that was edited.
     """
+    lines = []
     folder = run_dir / "code"
     for path in imported_files():
         text = path.read_bytes()
         if text not in [kept.read_bytes() for kept in folder.glob(f"{path.stem}*.py")]:
             folder.mkdir(exist_ok=True)
-            unused(folder / path.name).write_bytes(text)
+            kept = unused(folder / path.name)
+            kept.write_bytes(text)
+            if kept.name != path.name:
+                lines.append(f"{path.name} was edited since this run began, and is kept as {kept}")
+    return lines
 
 
 @contextlib.contextmanager

@@ -150,7 +150,7 @@ class SessionLog:
         progress = self._progress
         before = self.row
         names = dict.fromkeys(name for each in self._metrics for name in each)
-        self.row = {
+        counted = {
             "env_steps": progress.env_steps,
             "updates": progress.updates,
             "optimizer_steps": progress.optimizer_steps - self._unread_skips(),
@@ -158,6 +158,11 @@ class SessionLog:
             "unix_time": int(time.time()),
             **progress.statistics.to_row(),
             "learning_rate": learning_rate,
+        }
+        if taken := counted.keys() & names:
+            raise UserError(f"metric {min(taken)}: a log point has a column of that name; rename the metric")
+        self.row = {
+            **counted,
             **{name: float(np.mean([each[name] for each in self._metrics if name in each])) for name in names},
             **self._monitor(),
         }

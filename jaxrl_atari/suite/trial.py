@@ -267,7 +267,8 @@ def train_item(
             requested.training = True
             if distributed.is_leader():
                 write_json(item.run_dir / CONFIG_FILE, item.description)
-                keep_code(item.run_dir)
+                for line in keep_code(item.run_dir):
+                    item.say(line)
             on_first_update()
 
         run_session(
