@@ -1,0 +1,124 @@
+"""Dialects of PPO: the settings with which `ppo.update` computes the update of another implementation.
+
+`tests/test_originals.py` runs CleanRL's scripts, stable-baselines3 and this package on one rollout; `slm_lab` and
+`paper` are by reading. `configs/dialects/` has a config file for each, whose header lists what is not the same, and
+`docs/dialects.md` compares them.
+"""
+
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+from jaxrl_atari.config import Config, PPOConfig
+
+
+class Dialect(NamedTuple):
+    """The settings of another implementation for Atari. `gae_lambda` None: that of the game."""
+
+    original: str  # what was run or read
+    ppo: PPOConfig
+    num_envs: int
+
+
+_CLEANRL = PPOConfig(
+    rollout_length=128,
+    epochs=4,
+    minibatch_size=256,
+    learning_rate=2.5e-4,
+    gae_lambda=0.95,
+    adam_epsilon=1e-5,
+    weight_decay=0.0,  # Adam
+    value_coef=0.5,
+    unbiased_std=True,
+    truncation_is_terminal=True,
+    minibatches="uniform",
+)
+
+DIALECTS = {
+    "cleanrl": Dialect("CleanRL's ppo_atari.py, cleanrl 1.2.0", _CLEANRL, num_envs=8),
+    "cleanrl_envpool": Dialect(
+        "CleanRL's ppo_atari_envpool.py, cleanrl 1.2.0", replace(_CLEANRL, learn_from_auto_resets=True), num_envs=8
+    ),
+    "cleanrl_xla": Dialect(
+        "CleanRL's ppo_atari_envpool_xla_jax.py, cleanrl 1.2.0",
+        replace(_CLEANRL, learn_from_auto_resets=True, unbiased_std=False, clip_value_loss=False),
+        num_envs=8,
+    ),
+    "sb3": Dialect(
+        "PPO of stable-baselines3 2.9.2 with the settings of RL Baselines3 Zoo for Atari",
+        PPOConfig(
+            rollout_length=128,
+            epochs=4,
+            minibatch_size=256,
+            learning_rate=2.5e-4,
+            gae_lambda=0.95,
+            adam_epsilon=1e-5,
+            weight_decay=0.0,  # Adam
+            value_coef=1.0,  # its value loss, 0.5 mean((V - R)^2), has no factor of 1/2 besides vf_coef
+            clip_value_loss=False,
+            anneal_clip_epsilon=True,
+            unbiased_std=True,
+            minibatches="uniform",
+        ),
+        num_envs=8,
+    ),
+    "slm_lab": Dialect(
+        "SLM Lab v5.3.0's published spec, by reading",
+        PPOConfig(unbiased_std=True, learn_from_auto_resets=True, minibatches="uniform"),
+        num_envs=16,
+    ),
+    "paper": Dialect(
+        "Schulman et al. 2017, arXiv:1707.06347, table 5, by reading",
+        PPOConfig(
+            rollout_length=128,
+            epochs=3,
+            minibatch_size=32 * 8,
+            learning_rate=2.5e-4,
+            gae_lambda=0.95,
+            weight_decay=0.0,  # Adam
+            value_coef=2.0,  # c1 = 1 of the squared error; our value loss is half of it
+            clip_value_loss=False,
+            anneal_clip_epsilon=True,
+            minibatches="uniform",
+        ),
+        num_envs=8,
+    ),
+}
+"""Name -> settings."""
+
+PUBLISHED_SPEC = "published spec"
+"""The text of the defaults."""
+
+MAX_LISTED = 3
+"""Settings that may differ from a dialect's for a config still to be called by its name."""
+
+
+def dialect_text(config: Config) -> str:
+    """The dialect of a config, as it is shown beside a score: `sb3`, or `sb3, gamma=0.9` where a setting differs.
+
+    It is found by comparing the fields of `ppo` and the number of environments, so that it holds whatever the config
+    was made from. Lambda is left out, because it is shown on its own.
+
+    Returns:
+        The name of the dialect with the fewest differences, and those; `published spec` for the defaults; `own settings`
+        with more than `MAX_LISTED` differences.
+    """
+    found = _settings(config.ppo, config.env.num_envs)
+    known = {PUBLISHED_SPEC: _settings(PPOConfig(), Config().env.num_envs)}
+    known |= {name: _settings(dialect.ppo, dialect.num_envs) for name, dialect in DIALECTS.items()}
+    differences = {
+        name: [f"{field}={_text(value)}" for field, value in found.items() if value != settings[field]]
+        for name, settings in known.items()
+    }
+    name = min(differences, key=lambda each: len(differences[each]))  # the first one of several
+    if len(differences[name]) > MAX_LISTED:
+        return "own settings"
+    return ", ".join([name, *differences[name]])
+
+
+def _settings(ppo: PPOConfig, num_envs: int) -> dict[str, Any]:
+    """The fields that are compared."""
+    return asdict(replace(ppo, gae_lambda=None)) | {"num_envs": num_envs}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool | None) else str(value)
