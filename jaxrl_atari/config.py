@@ -259,10 +259,20 @@ class PPOConfig:
     """Weight of the value loss."""
     max_grad_norm: Annotated[float, Limits(1e-6, 1e6)] = 0.5
     """Gradients are scaled down to this global norm."""
+    anneal_clip_epsilon: bool = False
+    """The clip range falls linearly to zero at total_env_steps, as the learning rate does."""
     normalize_advantages: bool = True
     """Scale the advantages of each minibatch to mean 0 and standard deviation 1."""
+    unbiased_std: bool = False
+    """That standard deviation is the unbiased one, with N - 1 instead of N samples (PyTorch's default)."""
     clip_value_loss: bool = True
     """Clip the change of the value by clip_epsilon in the value loss."""
+    truncation_is_terminal: bool = False
+    """A game that is cut off counts as lost: no value beyond its last step."""
+    learn_from_auto_resets: bool = False
+    """Auto-reset steps are samples like any other. The emulator ignored their actions."""
+    minibatches: Literal["stratified", "uniform"] = "stratified"
+    """`stratified`: a minibatch has as many samples of each environment; `uniform`: any samples, on one device only."""
     target_kl: Annotated[float | None, Limits(0.0, 100.0)] = None
     """An update ends after the first epoch whose mean approx_kl exceeds this. None: every update runs all epochs."""
 
@@ -426,6 +436,9 @@ class Config:
         require(fits, "devices.data_parallel", devices, expected)
         expected = f"a divisor of the {envs // devices} environments of each device"
         require(envs // devices % groups == 0, "env.num_groups", groups, expected)
+        whole = devices == 1 or self.ppo.minibatches == "stratified"
+        hint = "several devices draw what one would only if each has its share of every minibatch"
+        require(whole, "ppo.minibatches", self.ppo.minibatches, f"stratified on {devices} devices", hint)
         alone = minibatch > 1 or not self.ppo.normalize_advantages
         hint = "normalised, the advantage of a single sample is always 0"
         require(alone, "ppo.minibatch_size", minibatch, "at least 2 with ppo.normalize_advantages", hint)

@@ -95,16 +95,19 @@ MAX_LISTED = 3
 def dialect_text(config: Config) -> str:
     """The dialect of a config, as it is shown beside a score: `sb3`, or `sb3, gamma=0.9` where a setting differs.
 
-    It is found by comparing the fields of `ppo` and the number of environments, so that it holds whatever the config
-    was made from. Lambda is left out, because it is shown on its own.
+    It is found by comparing the fields of `ppo`, the number of environments, the algorithm and the network, so that it
+    holds whatever the config was made from. Lambda is left out, because it is shown on its own.
 
     Returns:
-        The name of the dialect with the fewest differences, and those; `published spec` for the defaults; `own settings`
-        with more than `MAX_LISTED` differences.
+        The name of the dialect with the fewest differences, and those; `published spec` for the defaults; with more
+        than `MAX_LISTED` differences, `own settings`.
     """
-    found = _settings(config.ppo, config.env.num_envs)
-    known = {PUBLISHED_SPEC: _settings(PPOConfig(), Config().env.num_envs)}
-    known |= {name: _settings(dialect.ppo, dialect.num_envs) for name, dialect in DIALECTS.items()}
+    default = Config()
+    found = _settings(config)
+    known = {PUBLISHED_SPEC: _settings(default)}
+    for name, dialect in DIALECTS.items():
+        env = replace(default.env, num_envs=dialect.num_envs)
+        known[name] = _settings(replace(default, env=env, ppo=dialect.ppo))
     differences = {
         name: [f"{field}={_text(value)}" for field, value in found.items() if value != settings[field]]
         for name, settings in known.items()
@@ -115,9 +118,14 @@ def dialect_text(config: Config) -> str:
     return ", ".join([name, *differences[name]])
 
 
-def _settings(ppo: PPOConfig, num_envs: int) -> dict[str, Any]:
+def _settings(config: Config) -> dict[str, Any]:
     """The fields that are compared."""
-    return asdict(replace(ppo, gae_lambda=None)) | {"num_envs": num_envs}
+    fields = asdict(replace(config.ppo, gae_lambda=None))
+    return fields | {
+        "num_envs": config.env.num_envs,
+        "algorithm": config.algorithm,
+        "network": config.network.name,
+    }
 
 
 def _text(value: Any) -> str:

@@ -126,9 +126,15 @@ class Mean:
         mean = self.sum(jnp.sum(self.weight * x)) / self.total
         return mean, self.sum(jnp.sum(self.weight * jnp.square(x - mean))) / self.total
 
-    def normalize(self, x: jax.Array) -> jax.Array:
-        """x with mean 0 and standard deviation 1."""
+    def normalize(self, x: jax.Array, unbiased: bool = False) -> jax.Array:
+        """x with mean 0 and standard deviation 1: (x - mean) / (std + 1e-8).
+
+        Args:
+            unbiased: std = sqrt(sum((x - mean)^2) / (N - 1)) instead of / N, as `torch.Tensor.std` has it.
+        """
         mean, variance = self.moments(x)
+        if unbiased:
+            variance = variance * (self.total / jnp.maximum(self.total - 1.0, 1.0))
         return (x - mean) / (jnp.sqrt(variance) + 1e-8)
 
 
@@ -253,7 +259,9 @@ def ppo_terms(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[ja
     mean = batch.mean
     chex.assert_rank([logits, value], [2, 1])
     chex.assert_equal_shape([value, old.action, old.advantage, old.target, mean.weight])
-    advantage = mean.normalize(old.advantage) if config.normalize_advantages else old.advantage
+    advantage = old.advantage
+    if config.normalize_advantages:
+        advantage = mean.normalize(advantage, config.unbiased_std)
     log_ratio = log_prob_of(logits, old.action) - old.log_prob
     ratio = jnp.exp(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1.0 - config.clip_epsilon, 1.0 + config.clip_epsilon)
@@ -342,6 +350,7 @@ def minibatch_indices(
     epochs: int,
     minibatch_size: int,
     shard: Shard = ONE_DEVICE,
+    uniform: bool = False,
 ) -> jax.Array:
     """Random minibatches, stratified by environment: each epoch is a fresh permutation of the samples.
 
@@ -351,11 +360,13 @@ def minibatch_indices(
 
     Args:
         num_envs, minibatch_size: on this device.
+        uniform: not stratified: the whole rollout is one block. Only for one device.
 
     Returns:
         int32 [epochs * T * B / minibatch_size, minibatch_size]: samples as t * B + b.
     """
-    blocks = math.gcd(num_envs, minibatch_size)  # on this device; c devices have c gcd(n, m) = gcd(c n, c m)
+    # On this device: c devices have c gcd(n, m) = gcd(c n, c m).
+    blocks = 1 if uniform else math.gcd(num_envs, minibatch_size)
     width = num_envs // blocks
 
     def permute(epoch: jax.Array, block: jax.Array) -> jax.Array:
@@ -378,9 +389,10 @@ def draw_minibatches(key: jax.Array, rollout: Rollout, config: PPOConfig, shard:
     """
     length, num_envs = rollout.action.shape
     size = config.minibatch_size // shard.count
+    uniform = config.minibatches == "uniform"
     if not is_recurrent(rollout.carry):
-        return minibatch_indices(key, length, num_envs, config.epochs, size, shard)
-    envs = minibatch_indices(key, 1, num_envs, config.epochs, size // length, shard)
+        return minibatch_indices(key, length, num_envs, config.epochs, size, shard, uniform)
+    envs = minibatch_indices(key, 1, num_envs, config.epochs, size // length, shard, uniform)
     return (jnp.arange(length)[:, None] * num_envs + envs[:, None]).reshape(len(envs), -1)
 
 
@@ -402,6 +414,19 @@ def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout) -> Outputs:
 
     _, outputs = lax.scan(step, rollout.carry, jnp.arange(length))
     return outputs
+
+
+def as_learned(rollout: Rollout, config: PPOConfig) -> Rollout:
+    """The rollout as the update reads it.
+
+    truncation_is_terminal:  terminated_t := max(terminated_t, truncated_t)    (CleanRL, OpenAI Baselines)
+    learn_from_auto_resets:  weight_t := 1                                     (CleanRL with EnvPool, SLM Lab)
+    """
+    if config.truncation_is_terminal:
+        rollout = rollout._replace(terminated=rollout.terminated | rollout.truncated)
+    if config.learn_from_auto_resets:
+        rollout = rollout._replace(weight=jnp.ones_like(rollout.weight))
+    return rollout
 
 
 def update(
@@ -426,6 +451,7 @@ def update(
         The new state and metrics: means over the gradient steps taken, and those of the rollout. With
         `config.target_kl` also `skipped_steps`, the gradient steps of the epochs that were left out.
     """
+    rollout = as_learned(rollout, config)
     optimizer = algorithm.optimizer(config)
     state, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, Mean.over(rollout.weight, shard), config)
     # [T, B, ...] -> [T * B, ...]

@@ -100,17 +100,32 @@ def train(run: "Session") -> Iterator[ReadMetrics]:
         yield metrics
 
 
+def annealed(value: float, config: Config, env_steps: int) -> float:
+    """A value that falls linearly in env steps, to 0 at total_env_steps."""
+    return value * max(0.0, 1.0 - env_steps / config.total_env_steps)
+
+
 def learning_rate(config: Config, env_steps: int) -> float:
-    """The rate of the next update: linear in env steps, to 0 at total_env_steps, unless it is not annealed."""
-    remaining = max(0.0, 1.0 - env_steps / config.total_env_steps)
-    return config.ppo.learning_rate * (remaining if config.ppo.anneal_learning_rate else 1.0)
+    """The rate of the next update."""
+    rate = config.ppo.learning_rate
+    return annealed(rate, config, env_steps) if config.ppo.anneal_learning_rate else rate
+
+
+def clip_epsilon(config: Config, env_steps: int) -> float:
+    """The clip range of the next update."""
+    epsilon = config.ppo.clip_epsilon
+    return annealed(epsilon, config, env_steps) if config.ppo.anneal_clip_epsilon else epsilon
 
 
 def current_options(config: Config, env_steps: int) -> PPOConfig:
     """The options of the next update, its numbers as NumPy scalars. To schedule one of them, compute it here."""
-    rate = learning_rate(config, env_steps)
-    gae_lambda = config.resolved_gae_lambda
-    return jax.tree.map(np.float32, replace(config.ppo, learning_rate=rate, gae_lambda=gae_lambda))
+    options = replace(
+        config.ppo,
+        learning_rate=learning_rate(config, env_steps),
+        clip_epsilon=clip_epsilon(config, env_steps),
+        gae_lambda=config.resolved_gae_lambda,
+    )
+    return jax.tree.map(np.float32, options)
 
 
 @jax.jit

@@ -143,12 +143,22 @@ def ppo_loss(logits, value, batch, hyper, clip_value_loss=True):
     return parts, d_logits, d_value
 
 
-def normalize(advantage, weight):
+def normalize(advantage, weight, unbiased_std=False):
     """Mean 0 and standard deviation 1 over the samples that count (weights are 0 or 1)."""
     counted = advantage[weight > 0]
     if counted.size == 0:
         return np.zeros_like(advantage)
-    return (advantage - counted.mean()) / (counted.std() + 1e-8)
+    return (advantage - counted.mean()) / (counted.std(ddof=int(unbiased_std)) + 1e-8)
+
+
+def with_ends(rollout, truncation_is_terminal=False, learn_from_auto_resets=False):
+    """The rollout in which cut-off games are lost ones, and every step counts."""
+    changed = {}
+    if truncation_is_terminal:
+        changed["terminated"] = np.logical_or(rollout["terminated"], rollout["truncated"])
+    if learn_from_auto_resets:
+        changed["weight"] = np.full(rollout["weight"].shape, 1.0)
+    return rollout | changed
 
 
 def stacks_of(rollout, where, size=4):
@@ -221,7 +231,9 @@ class Adam:
         return _map(moved, params, self.first, self.second)
 
 
-def update(params, rollout, hyper, indices, optimizer, normalize_advantages=True, clip_value_loss=True):
+def update(
+    params, rollout, hyper, indices, optimizer, normalize_advantages=True, clip_value_loss=True, unbiased_std=False
+):
     """One gradient step a row of `indices` (samples t * B + b). Returns parameters and each minibatch's loss parts."""
     num_envs = rollout["action"].shape[1]
     advantage = advantages(rollout, hyper["gamma"], hyper["gae_lambda"])
@@ -232,7 +244,7 @@ def update(params, rollout, hyper, indices, optimizer, normalize_advantages=True
         names = ("action", "log_prob", "value", "weight", "target", "advantage")
         batch = {name: np.array([rollout[name][tb] for tb in where]) for name in names}
         if normalize_advantages:
-            batch["advantage"] = normalize(batch["advantage"], batch["weight"])
+            batch["advantage"] = normalize(batch["advantage"], batch["weight"], unbiased_std)
         parts, gradients = minibatch_gradients(params, stacks_of(rollout, where), batch, hyper, clip_value_loss)
         parts["gradient_norm"] = global_norm(gradients)
         params = optimizer.step(params, gradients, hyper["learning_rate"])

@@ -19,6 +19,7 @@ from jaxrl_atari.config import (
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.registry import NETWORKS
+from jaxrl_atari.session import current_options
 
 
 def test_the_defaults_are_the_published_spec():
@@ -41,6 +42,28 @@ def test_lambda_is_the_tuned_one_or_that_of_the_references_of_classic_unless_set
     config = Config(env=EnvConfig(game=game))
     assert config.resolved_gae_lambda == gae_lambda
     assert replace(config, ppo=PPOConfig(gae_lambda=0.5)).resolved_gae_lambda == 0.5
+
+
+def test_rate_and_clip_range_fall_linearly_where_they_are_annealed():
+    """Before update u of N: 1 - u / N of the first value."""
+    config = Config(total_env_steps=4 * 2048, ppo=PPOConfig(anneal_clip_epsilon=True, clip_epsilon=0.2))
+    options = [current_options(config, update * 2048) for update in range(4)]
+    np.testing.assert_allclose([each.clip_epsilon for each in options], [0.2, 0.15, 0.1, 0.05], rtol=1e-6)
+    rates = [each.learning_rate for each in options]
+    np.testing.assert_allclose(rates, [2.5e-4, 1.875e-4, 1.25e-4, 6.25e-5], rtol=1e-6)
+    assert current_options(config, 10**6).clip_epsilon == 0
+    constant = Config(ppo=PPOConfig(anneal_learning_rate=False))
+    assert current_options(constant, 5_000_000).clip_epsilon == np.float32(0.1)
+    assert current_options(constant, 5_000_000).learning_rate == np.float32(2.5e-4)
+
+
+def test_uniform_minibatches_are_refused_on_several_devices():
+    config = Config(ppo=PPOConfig(minibatches="uniform"))
+    config.check_split(1)
+    with pytest.raises(ConfigError, match=r"ppo.minibatches = .uniform.: expected stratified on 2 devices; .*share"):
+        config.check_split(2)
+    with pytest.raises(ConfigError, match="stratified on 2 devices"):
+        replace(config, devices=DevicesConfig(data_parallel=2))
 
 
 @pytest.mark.parametrize("rules", [{}, {"noop_max": 1}])

@@ -1,8 +1,8 @@
 """Dialects against their originals: the same update on the same rollout, in float64.
 
 CleanRL's scripts and stable-baselines3 run unmodified, each in a process of its own (`originals/`), on a fixed rollout
-with lost and cut-off games, lives and clipped samples. `ppo.update` with the settings of the dialect computes the update
-of that rollout with the original's minibatches. They need packages that nothing else needs; `.ci/run` installs them:
+with lost and cut-off games, lives and clipped samples. `ppo.update` with the settings of the dialect computes the
+update of that rollout with the original's minibatches. The packages that this needs, which `.ci/run` installs:
 
     pip install torch==2.13.0
     pip install --no-deps stable-baselines3==2.9.2 cloudpickle
@@ -13,6 +13,7 @@ of that rollout with the original's minibatches. They need packages that nothing
 """
 
 import importlib.util
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -87,8 +88,15 @@ def record(name):
         np.savez(given, **tape(name)._asdict(), actions=rollouts.ACTIONS, **arrays)
         program, *arguments = ORIGINALS[name].command
         command = [sys.executable, "-m", f"originals.{program}", *arguments, str(given), str(result), str(UPDATES)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
         done = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=1500, check=False
+            command,
+            cwd=Path(__file__).parent,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=1500,
+            check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]
         return dict(np.load(result))
@@ -99,9 +107,7 @@ def layers_of(name, kind):
     found = record(name)
     if f"{kind}_0" in found:
         return rollouts.from_torch([found[f"{kind}_{i}"] for i in range(2 * len(rollouts.SHAPES))])
-    return {
-        layer: {key: found[f"{kind}_{layer}_{key}"] for key in ("kernel", "bias")} for layer in rollouts.SHAPES
-    }
+    return {layer: {key: found[f"{kind}_{layer}_{key}"] for key in ("kernel", "bias")} for layer in rollouts.SHAPES}
 
 
 # --- Ours -------------------------------------------------------------------------------------------------------------
@@ -247,8 +253,9 @@ def test_advantages_losses_and_the_first_gradient_are_the_originals(name):
     with jax.enable_x64(True):
         rollout = shared_rollout(name)
         config, samples, batch = first_minibatch(name, rollout)
-        for ours_is, theirs in ((rollout.value, "value"), (rollout.log_prob, "log_prob"), (samples.advantage, "advantage")):
-            np.testing.assert_allclose(ours_is.reshape(-1)[sample], found[theirs], rtol=0, atol=1e-12)
+        acted = {"value": rollout.value, "log_prob": rollout.log_prob, "advantage": samples.advantage}
+        for key, values in acted.items():
+            np.testing.assert_allclose(values.reshape(-1)[sample], found[key], rtol=0, atol=1e-12, err_msg=key)
         gradient, _ = jax.grad(ppo.ppo_loss, has_aux=True)(rollouts.parameters(), apply_in_float64, batch, config)
     apart = difference(jax.device_get(gradient), layers_of(name, "gradient"))
     print(f"{name}: first gradient in float64: {apart:.1e}")
@@ -332,9 +339,7 @@ def scheduled(name, schedule, update, **flipped):
     config = Config(
         total_env_steps=UPDATES * size,
         env=EnvConfig(num_envs=rollouts.NUM_ENVS),
-        ppo=replace(
-            DIALECTS[name].ppo, rollout_length=size // rollouts.NUM_ENVS, minibatch_size=size // 4, **flipped
-        ),
+        ppo=replace(DIALECTS[name].ppo, rollout_length=size // rollouts.NUM_ENVS, minibatch_size=size // 4, **flipped),
     )
     return schedule(config, update * size)
 
@@ -360,22 +365,20 @@ def test_the_clip_range_is_that_of_sb3():
 @pytest.mark.parametrize("name", ["cleanrl", "cleanrl_envpool", "sb3"])
 def test_minibatches_are_drawn_from_all_samples(name):
     """As the original draws them: every sample once an epoch, and not as many of each environment."""
-    config = replace(options(name), minibatch_size=17)
+    shape = (rollouts.STEPS, rollouts.NUM_ENVS)
+    rollout = ppo.Rollout(*[None] * 2, np.zeros(shape), *[None] * 7)  # `draw_minibatches` reads its shape alone
+    config = replace(options(name), minibatch_size=34)
+    assert config.minibatches == "uniform"
 
-    def counts(rows):
-        return [np.bincount(np.asarray(row) % rollouts.NUM_ENVS, minlength=rollouts.NUM_ENVS).tolist() for row in rows]
+    def of_each_environment(rows):
+        """How many samples a minibatch has of each environment: as many kinds as there are."""
+        return {tuple(np.bincount(np.asarray(row) % shape[1], minlength=shape[1])) for row in rows}
 
-    assert len({tuple(sorted(row)) for row in counts(minibatches(name))}) > 1
-    drawn = ppo.draw_minibatches(jax.random.key(0), shared_rollout_shape(), config)
-    for epoch in drawn.reshape(config.epochs, -1):
-        assert sorted(epoch.tolist()) == list(range(rollouts.STEPS * rollouts.NUM_ENVS))
-    config = replace(config, minibatch_size=rollouts.STEPS * 2)
-    assert len({tuple(row) for row in counts(ppo.draw_minibatches(jax.random.key(0), shared_rollout_shape(), config))}) > 1
-    config = replace(config, minibatches="stratified", minibatch_size=4)
-    assert counts(ppo.draw_minibatches(jax.random.key(0), shared_rollout_shape(), config)) == [[1] * 4] * 17 * config.epochs
+    def draw(**changes):
+        return ppo.draw_minibatches(jax.random.key(0), rollout, replace(config, **changes))
 
-
-def shared_rollout_shape():
-    """A rollout of which `draw_minibatches` reads the shape alone."""
-    action = jnp.zeros((rollouts.STEPS, rollouts.NUM_ENVS), jnp.int32)
-    return ppo.Rollout(*[None] * 2, action, *[None] * 7)
+    for epoch in draw().reshape(config.epochs, -1):
+        assert sorted(epoch.tolist()) == list(range(shape[0] * shape[1]))
+    assert len(of_each_environment(minibatches(name))) > 1
+    assert len(of_each_environment(draw())) > 1
+    assert of_each_environment(draw(minibatches="stratified", minibatch_size=4)) == {(1, 1, 1, 1)}

@@ -1,5 +1,6 @@
 """`ppo.py` against `reference.py`, golden numbers and what must not matter."""
 
+from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -21,6 +22,7 @@ from jaxrl_atari.ppo import (
     Rollout,
     Samples,
     Shard,
+    draw_minibatches,
     gae,
     init_train_state,
     log_prob_of,
@@ -260,6 +262,13 @@ def test_normalized_advantages():
 
     np.testing.assert_allclose(normalize(weight)[jnp.array([0, 1, 3])], [-(1.5**0.5), 0, 1.5**0.5], atol=1e-6)
     assert np.isfinite(normalize(jnp.zeros(4))).all()  # a minibatch in which nothing counts
+    # Of 1, 3 and 5 the variance is 8/3 with N, and 4 with N - 1.
+    unbiased = Mean.over(weight).normalize(advantage, unbiased=True)
+    np.testing.assert_allclose(unbiased[jnp.array([0, 1, 3])], [-1, 0, 1], atol=1e-6)
+    np.testing.assert_allclose(unbiased, reference.normalize(advantage, weight, unbiased_std=True), rtol=1e-6)
+    for counting in (0, 1):  # N - 1 of a single sample is 0
+        few = jnp.arange(4) < counting
+        assert np.isfinite(Mean.over(few.astype(float)).normalize(advantage, unbiased=True)).all()
     two = Shard(count=2, sum=partial(jax.lax.psum, axis_name="d"))
     halves = jax.vmap(lambda x, w: normalize(w, two, x), axis_name="d")(advantage.reshape(2, 2), weight.reshape(2, 2))
     np.testing.assert_allclose(halves.ravel(), normalize(weight), rtol=1e-6)
@@ -293,6 +302,9 @@ def run_update(rollout, params, config, conv="matmul"):
         ("plain", 5, {"weight_decay": 0.1, "max_grad_norm": 20.0, "adam_epsilon": 1e-3}),
         ("matmul", 1, {"normalize_advantages": False, "weight_decay": 0.0}),
         ("matmul", 0, {"clip_value_loss": False, "weight_decay": 0.0}),
+        ("matmul", 2, {"unbiased_std": True, "minibatches": "uniform"}),
+        ("matmul", 3, {"truncation_is_terminal": True}),
+        ("matmul", 4, {"learn_from_auto_resets": True}),
     ],
 )
 def test_a_whole_update(conv, seed, changes):
@@ -301,14 +313,18 @@ def test_a_whole_update(conv, seed, changes):
     The longest way that Adam can have gone is 8 times the learning rate.
     """
     config = small_config(**changes)
-    indices = np.asarray(minibatch_indices(KEY, 4, 4, config.epochs, config.minibatch_size))
-    switches = {name: getattr(config, name) for name in ("normalize_advantages", "clip_value_loss")}
+    uniform = config.minibatches == "uniform"
+    indices = np.asarray(minibatch_indices(KEY, 4, 4, config.epochs, config.minibatch_size, uniform=uniform))
+    switches = {name: getattr(config, name) for name in ("normalize_advantages", "clip_value_loss", "unbiased_std")}
+    ends = {name: getattr(config, name) for name in ("truncation_is_terminal", "learn_from_auto_resets")}
     for candidate in range(seed, seed + 20):
         rollout, params = random_rollout(candidate), trained_params(candidate)
         start = in_float64(params)
         adam = reference.Adam(start, config.max_grad_norm, config.adam_epsilon, config.weight_decay)
-        expected, history = reference.update(start, rollout, HYPER, indices, adam, **switches)
-        if min(parts["kink_margin"] for parts in history) > KINK_MARGIN and (rollout["weight"] == 0).any():
+        learned = reference.with_ends(rollout, **ends)
+        expected, history = reference.update(start, learned, HYPER, indices, adam, **switches)
+        has_all = (rollout["weight"] == 0).any() and rollout["truncated"].any()
+        if min(parts["kink_margin"] for parts in history) > KINK_MARGIN and has_all:
             break
     else:
         pytest.fail("no seed will do")
@@ -325,8 +341,8 @@ def test_a_whole_update(conv, seed, changes):
     for name in (*LEARNED, "gradient_norm"):
         mean = np.mean([parts[name] for parts in history])
         np.testing.assert_allclose(metrics[name], mean, rtol=1e-3, atol=1e-5, err_msg=name)
-    advantage = reference.advantages(rollout, HYPER["gamma"], HYPER["gae_lambda"])
-    counted = rollout["weight"] > 0
+    advantage = reference.advantages(learned, HYPER["gamma"], HYPER["gae_lambda"])
+    counted = learned["weight"] > 0
     explained = 1 - advantage[counted].var() / (rollout["value"] + advantage)[counted].var()
     np.testing.assert_allclose(metrics["explained_variance"], explained, rtol=1e-3)
 
@@ -456,6 +472,24 @@ def test_every_epoch_is_a_fresh_permutation_of_the_samples(num_envs, size, block
     block = indices % num_envs * blocks // num_envs
     counts = np.apply_along_axis(np.bincount, 1, block, minlength=blocks)
     np.testing.assert_array_equal(counts, size // blocks)
+
+
+def test_uniform_minibatches_are_permutations_of_the_rollout():
+    """Every sample once an epoch; how many of each environment is left to chance."""
+    draw = partial(minibatch_indices, rollout_length=16, num_envs=8, epochs=3, minibatch_size=16)
+    indices = np.asarray(draw(jax.random.key(10), uniform=True))
+    np.testing.assert_array_equal(np.sort(indices.reshape(3, 128)), np.tile(np.arange(128), (3, 1)))
+    counts = np.apply_along_axis(np.bincount, 1, indices % 8, minlength=8)
+    assert counts.shape == (24, 8)
+    # Hypergeometric, 16 of 128 of which 16 are an environment's: variance 16 (1/8) (7/8) (112/127).
+    assert counts.var() == pytest.approx(16 / 8 * 7 / 8 * 112 / 127, rel=0.3)
+    stratified = np.apply_along_axis(np.bincount, 1, np.asarray(draw(jax.random.key(10))) % 8, minlength=8)
+    assert stratified.var() == 0
+    config = PPOConfig(rollout_length=16, minibatch_size=16, epochs=3)
+    rollout = Rollout(*[None] * 2, np.zeros((16, 8)), *[None] * 7)
+    np.testing.assert_array_equal(draw_minibatches(KEY, rollout, config), draw(KEY))
+    config = replace(config, minibatches="uniform")
+    np.testing.assert_array_equal(draw_minibatches(KEY, rollout, config), draw(KEY, uniform=True))
 
 
 def test_devices_draw_their_parts_of_the_same_minibatches():

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config
+from jaxrl_atari.dialects import dialect_text
 from jaxrl_atari.envs.games import Game, comparable
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.report.metrics import (
@@ -161,6 +162,7 @@ def trial_summary(run: Run) -> dict[str, Any]:
         "game": game.name,
         "protocol": run.protocol,
         "gae_lambda": config.resolved_gae_lambda,
+        "dialect": dialect_text(config),
         "comparison_note": comparison_note(run.protocol),
         "return_ma": run.return_ma_definition,
         "seed": config.seed,
@@ -255,11 +257,12 @@ def sessions_text(summary: Mapping[str, Any]) -> str:
 
 
 def own_settings(summary: Mapping[str, Any]) -> str:
-    """The settings of a run that stand beside the reference scores: `v5, 10,000,000 env steps, λ 0.95`.
+    """The settings of a run that stand beside the reference scores: `v5, 10,000,000 env steps, λ 0.95, dialect sb3`.
 
     A setting that makes the learning rule of a run another one than that of a reference belongs here, as λ does.
     """
-    return f"{summary['protocol']}, {summary['planned_env_steps']:,} env steps, λ {summary['gae_lambda']:.2f}"
+    steps = f"{summary['planned_env_steps']:,} env steps"
+    return f"{summary['protocol']}, {steps}, λ {summary['gae_lambda']:.2f}, dialect {summary['dialect']}"
 
 
 def reference_rows(summary: dict[str, Any]) -> list[list[str]]:

@@ -1,8 +1,8 @@
 """A fixed rollout with everything that a game can do, in our form and as the originals' environments give it.
 
-Four environments; each loses a life or two, and its game ends once: two games are lost, two are cut off. In our form the
-step after an end is an auto-reset step. CleanRL's and stable-baselines3's vector environments reset at once, so they
-have no such step: their rollout is one step shorter. EnvPool's has it.
+Four environments; each loses two lives, and its game ends once: two games are lost, two are cut off. In our form
+the step after an end is an auto-reset step. The vector environments of CleanRL and stable-baselines3 reset at once, so
+they have no such step: their rollout is one step shorter. EnvPool's has it.
 """
 
 from typing import NamedTuple

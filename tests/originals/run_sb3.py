@@ -1,7 +1,7 @@
 """Runs stable-baselines3's PPO on a tape: python -m originals.run_sb3 INPUT.npz OUTPUT.npz UPDATES
 
-The settings are the RL Zoo's for Atari. In float64: torch's default type, the type of the rollout buffer (`np.float32` as
-`stable_baselines3.common.buffers` sees it) and that of observations (`Tensor.float`).
+The settings are the RL Zoo's for Atari. In float64: torch's default type, the type of the rollout buffer (`np.float32`
+as `stable_baselines3.common.buffers` sees it) and that of observations (`Tensor.float`).
 """
 
 import sys
