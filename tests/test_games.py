@@ -15,7 +15,7 @@ from jaxrl_atari.errors import ConfigError
     ("table", "checked"),
     [
         ("atari_games.csv", "4e1c63e2313dae6aa66f32433053819d263be09f3598bd5326ed93265e4107ea"),
-        ("classic_scores.csv", "bfcd053994a8693097cbce7821a948179e15bb6b4ae73c47e7b751c7532ccfe7"),
+        ("classic_scores.csv", "d91f830a935be54a0e9050dd4ca4e49f42625e23ca80e7cc8dd9e1c855a9a4a8"),
     ],
 )
 def test_the_tables_of_games_are_those_that_were_checked(table, checked):
