@@ -13,8 +13,7 @@ FOLDER = Path(__file__).parents[1] / "configs" / "dialects"
 
 
 def of_file(name):
-    (config,) = load_config(FOLDER / f"{name}.py", get_config=Config)
-    return config
+    return load_config(FOLDER / f"{name}.py")
 
 
 def differences(config):
