@@ -131,10 +131,6 @@ def env(**options):
         (env(max_frames=10), r"env\.max_frames = 10: expected a multiple of 4"),
         (env(backend="envpool", protocol="machado"), r"env\.noop_max = 0: expected at least 1 with .*envpool; ale"),
         (ppo(minibatch_size=1), r"ppo\.minibatch_size = 1: expected at least 2 with .*; .* is always 0"),
-        (
-            lambda: Config(network=NetworkConfig(name="impala", conv="matmul")),
-            r"network\.conv = 'matmul': expected auto or plain for",
-        ),
         (lambda: Config(total_env_steps=100), r"total_env_steps = 100: expected at least one rollout of 2048"),
         (lambda: Config(seed=2**31 - 1, sessions=2), r"seed = 2147483647: expected at most .* - sessions"),
         (
