@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from ale_py import Action, roms
+from ale_py import roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
@@ -81,7 +81,7 @@ class AlePool(EnvPool):
             raise UserError(f"ale-py {found} is too old: 0.12.1 is needed; pip install -U ale-py") from error
         self._seeds = np.array(seeds)
         actions = envs.ale.get_action_set()
-        self.action_names = [Action(int(action)).name for action in actions]
+        self.action_names = [action.name for action in actions]
         super().__init__(envs, len(seeds), len(actions), record)
 
     def _reset(self) -> RawStep:
