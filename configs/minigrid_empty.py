@@ -16,12 +16,13 @@ def make_room(**options):
     return RGBImgObsWrapper(gymnasium.make("MiniGrid-Empty-5x5-v0", **options))
 
 
-gymnasium.register("EmptyRoom-v0", make_room)
+if "EmptyRoom-v0" not in gymnasium.registry:  # this file may be run several times in a process
+    gymnasium.register("EmptyRoom-v0", make_room)
 
 
 def get_config() -> Config:
     return Config(
-        name="empty_room",
+        name="minigrid_empty",
         total_env_steps=40_000,
         env=EnvConfig(backend="gymnasium", game="EmptyRoom-v0", image_key="image"),
         ppo=PPOConfig(rollout_length=64, learning_rate=1e-3),

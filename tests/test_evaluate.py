@@ -502,7 +502,7 @@ def test_a_session_is_not_left_out(own_run):
     [
         (["--sessions", "all", "--session", "0"], "--session 0: --sessions all plays every session"),
         (["--episodes", "0"], "episodes = 0: expected a whole number from 1"),
-        (["--num-envs", "-1"], "num_envs = -1"),
+        (["--num-envs", "-1"], "num-envs = -1"),
         (["--seed", "-1"], "seed = -1"),
         (["--gpu", "7"], "--gpu = 7"),
         (["--gpu", "cuda"], "gpu = 'cuda': expected true or false"),

@@ -296,7 +296,7 @@ def test_the_loss_is_five_calls_from_a_session(tmp_path, monkeypatch):
         path[:] = [frame.function for frame in reversed(frames)]
         raise LookupError("this is all that was asked")
 
-    monkeypatch.setattr(ppo, "ppo_loss", spy)
+    monkeypatch.setattr(ppo, "PPO", ppo.PPO._replace(loss=spy))
     compiled_update.cache_clear()
     with pytest.raises(LookupError, match="this is all that was asked"):
         session.run_session(SMALL, tmp_path / "session_0")
