@@ -121,9 +121,19 @@ def run_training(
     say(f"{'resuming' if before else 'run directory:'} {run_dir}")
     for note in filter(None, notes):
         say(note)
+    failures: list[tuple[Item, Failure]] = []
+
+    def on_end(item: Item, failure: Failure | None) -> None:
+        if failure is not None:
+            item.say(f"failed: {failure.reason}")
+            failures.append((item, failure))
+
     try:
         with only_writer(run_dir), removed_if_unused(run_dir, before is None):
-            failures = _train_sessions(config, before, run_dir, writers, stop)
+            items = _begin(config, before, run_dir)
+            if items:
+                launch, train = choose_launcher(items, writers, stop)
+                launch(items, train, on_end)
     except KeyboardInterrupt:
         with contextlib.suppress(UserError):  # no session has a log point
             _save_summary(run_dir, trial_summary(read_run(run_dir)))
@@ -143,16 +153,14 @@ def run_training(
     return TrainingResult(run_dir, summary)
 
 
-def _train_sessions(
-    config: Config, before: Config | None, run_dir: Path, writers: Sequence[Writer], stop: Stop | None
-) -> list[tuple[Item, Failure]]:
-    """Trains the sessions of a trial that are not finished, and says which are.
+def _begin(config: Config, before: Config | None, run_dir: Path) -> list[Item]:
+    """Writes config.json, and says what has changed and which sessions are finished.
 
     Args:
         before: config of the run that is resumed; None for a new run.
 
     Returns:
-        The sessions that failed, and why.
+        The sessions that are not finished.
     """
     items = unfinished(config, run_dir)
     if before and not items:  # keep the config it was trained with
@@ -166,17 +174,7 @@ def _train_sessions(
     say_changes("changed", before or config, config)
     for session in {*range(config.sessions)} - {item.session for item in items}:
         say(f"session {session}  finished already")
-    failures: list[tuple[Item, Failure]] = []
-
-    def on_end(item: Item, failure: Failure | None) -> None:
-        if failure is not None:
-            item.say(f"failed: {failure.reason}")
-            failures.append((item, failure))
-
-    if items:
-        launch, train = choose_launcher(items, writers, stop)
-        launch(items, train, on_end)
-    return failures
+    return items
 
 
 def _summarise(config: Config, run_dir: Path, failed: bool) -> dict[str, Any]:
