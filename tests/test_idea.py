@@ -60,7 +60,7 @@ def test_an_idea_is_trained_beside_the_baseline_evaluated_and_resumed(folder):
     assert "algorithm = 'z_loss'" in without.stderr
     assert "--import" in without.stderr
     named = ("--import", "my_idea.py")
-    ended = run(folder, "evaluate", "data/z_loss", "--episodes", "1", "--no-save", *named)
+    ended = run(folder, "evaluate", "data/z_loss", "--episodes", "1", *named)
     assert ended.returncode == 0, ended.stderr
     kept = ("--import", "data/z_loss/code/my_idea.py", "--total-env-steps", "160")
     ended = run(folder, "train", "--resume", "data/z_loss", *kept)

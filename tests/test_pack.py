@@ -13,6 +13,7 @@ from jaxrl_atari.config import NetworkConfig, config_from_dict
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.__main__ import main as evaluate
 from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.networks import Observation
 from jaxrl_atari.report.__main__ import main as report
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.run_dir import checkpoint_steps, describe
@@ -45,7 +46,7 @@ def contents(folder):
 def outputs(policy, stacks):
     """Logits and value in the arithmetic of the policy."""
     blocks = policy.network.layout.arrange(jnp.moveaxis(jnp.asarray(stacks), -1, 0))
-    return policy.network.apply(policy.params, jnp.concatenate(list(blocks), axis=-1))
+    return policy.network.apply(policy.params, Observation(jnp.concatenate(list(blocks), axis=-1)))[:2]
 
 
 def test_a_packed_run_plays_verifies_and_reports_as_its_original(run_dir, tmp_path, capsys):
