@@ -141,6 +141,9 @@ def test_groups_and_devices_play_what_one_group_plays():
     assert [(each.env_steps, each.games) for each in together] == [(each.env_steps, each.games) for each in apart]
     for one, half in zip(whole, halves, strict=True):
         for name, x, y in zip(one._fields, one, half, strict=True):
+            if name == "carry":  # of a recurrent network
+                assert x == y == ()
+                continue
             first_half = np.take(x, range(4), axis=min(1, x.ndim - 1))
             np.testing.assert_allclose(y, first_half, atol=0 if name in ("action", "frames") else 1e-5, err_msg=name)
 

@@ -260,7 +260,7 @@ def test_evaluations_play_the_parameters_of_their_moment(every, played, session_
     assert len(lines.evaluations) == played
     table = read_table(session_dir / "evaluations.csv")
     assert [{name: float(value) for name, value in row.items()} for row in table] == lines.evaluations
-    step, games, mean, std, cut_off = lines.evaluations[-1].values()
+    step, games, mean, std, cut_off, _ = lines.evaluations[-1].values()
     policy = load_policy(session_dir, step, CPU)
     seed = int(np.random.SeedSequence([config.seed, step]).generate_state(1)[0])
     result = run_evaluation(policy, 3, seed, num_envs=2)

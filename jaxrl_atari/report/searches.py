@@ -73,6 +73,8 @@ def search_facts(search: Mapping[str, Any]) -> dict[str, Any]:
 
     A searched field has the range or the values that it is drawn from: `0.0001 to 0.0005, logarithmic`.
     """
+    if not isinstance(search, Mapping):  # a search.json of unknown origin
+        return {}
     space = search.get("space")
     fields = space.items() if isinstance(space, Mapping) else ()
     options = flat({name: value for name, value in search.items() if name != "space"})
@@ -87,7 +89,8 @@ def distribution_text(saved: Any) -> str:
     if not isinstance(attributes, Mapping):
         return str(saved)
     if "choices" in attributes:
-        return " or ".join(map(str, attributes["choices"]))
+        choices = attributes["choices"]
+        return " or ".join(map(str, choices)) if isinstance(choices, list) else str(choices)
     if not {"low", "high"} <= set(attributes):
         return str(saved)
     text = f"{_number(attributes['low'])} to {_number(attributes['high'])}"
