@@ -3,8 +3,8 @@
     python benchmarks/compare_torch.py [--part update] [--repeats 3] [--seconds 9]
 
 Each mode of the yardstick (torch_ppo.py, which needs torch) is paired with the same arithmetic here: `plain` and
-`tuned` with float32, `bfloat16` with bfloat16, and `best` with bfloat16 where the CPU multiplies it, else with float32.
-The last line of the output is JSON.
+`tuned` with float32, `bfloat16` with bfloat16, and `best` with bfloat16 where the CPU multiplies it, else with
+float32. The last line of the output is JSON.
 """
 
 import json

@@ -1,15 +1,16 @@
-"""Coverage of the intervals of suites: how often a 95% interval holds the true figure, with our method and rliable's.
+"""Coverage of the intervals of suites: how often a 95% interval holds the true figure, with our method and
+rliable's.
 
     python benchmarks/coverage.py [--suites 400 --sessions 2 3 5 10 --games 1 5 26 57]
 
-prints a Markdown table: a row for each number of sessions and games, a column for each figure. A cell has the share of
-the intervals of `statistics.estimate` that hold the true figure, then that of `statistics.bootstrap_interval`, which is
-rliable's, and how much wider ours are, in the median. Where ours shows no interval for some of the suites, a third line
-says for how many it does; the coverage is of those.
+prints a Markdown table: a row for each number of sessions and games, a column for each figure. A cell has the
+share of the intervals of `statistics.estimate` that hold the true figure, then that of
+`statistics.bootstrap_interval`, which is rliable's, and how much wider ours are, in the median. Where ours shows
+no interval for some of the suites, a third line says for how many it does; the coverage is of those.
 
 The games of the simulated suites have the human-normalised mean and the standard deviation over seeds that CleanRL
-reports under `classic`, and normally distributed sessions. The improvement is over a suite whose scores are higher by
-half of the standard deviation, in each game. The true figure is that of 2,000 sessions a game.
+reports under `classic`, and normally distributed sessions. The improvement is over a suite whose scores are higher
+by half of the standard deviation, in each game. The true figure is that of 2,000 sessions a game.
 """
 
 from collections.abc import Sequence
@@ -119,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for sessions in options.sessions:
         for count in options.games:
             cells = [
-                measure(figure, shifts, games[:count], sessions, options.suites) for figure, shifts in MEASURED.values()
+                measure(figure, shifts, games[:count], sessions, options.suites)
+                for figure, shifts in MEASURED.values()
             ]
             print(f"| {sessions} | {count} | {' | '.join(cells)} |", flush=True)
 

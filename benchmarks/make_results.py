@@ -3,9 +3,9 @@
     python benchmarks/make_results.py [RUN_DIR... --hardware "AMD EPYC, 2 cores"]
 
 writes a row of scores.csv for each session of the runs, finished or not, and its metrics.csv, thinned to 200 rows,
-into curves/. Then, also without a run, it makes from scores.csv the results tables of README.md and docs/reproduce.md
-and the picture docs/images/results.png. The row of a session that is known already (same game, protocol, seed,
-arithmetic, weight decay and commit) is replaced.
+into curves/. Then, also without a run, it makes from scores.csv the results tables of README.md and
+docs/reproduce.md and the picture docs/images/results.png. The row of a session that is known already (same game,
+protocol, seed, arithmetic, weight decay and commit) is replaced.
 """
 
 import csv
@@ -123,7 +123,8 @@ def groups(rows: Sequence[Row], *names: str) -> dict[tuple[str, ...], list[Row]]
 
 
 def game_table(rows: Sequence[Row]) -> str:
-    """Markdown: a row for each game, protocol and weight decay, over its finished sessions or else the furthest one."""
+    """Markdown: a row for each game, protocol and weight decay, over its finished sessions or else the furthest
+    one."""
     table = [["game", "protocol", "sessions", "env steps", "`return_ma`", "interval", "references", "random play"]]
     for (game, protocol, weight_decay), sessions in groups(rows, "game", "protocol", "weight_decay").items():
         finished = [row for row in sessions if float(row["env_steps"]) >= ENOUGH * BUDGET]

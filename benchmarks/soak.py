@@ -2,9 +2,9 @@
 
     python benchmarks/soak.py --hours 2
 
-trains Pong with 4 environments, checkpoints every 1,000 env steps and graphs, in a process of its own, and samples it
-every 10 seconds. It prints the slope of memory after the first ten minutes, the extremes of the other figures, and one
-JSON line. Exit status 1: a figure grew. The samples are written to `soak.csv` beside the run.
+trains Pong with 4 environments, checkpoints every 1,000 env steps and graphs, in a process of its own, and samples
+it every 10 seconds. It prints the slope of memory after the first ten minutes, the extremes of the other figures,
+and one JSON line. Exit status 1: a figure grew. The samples are written to `soak.csv` beside the run.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ FIGURES = ("seconds", "memory_mib", "open_files", "threads", "files", "files_mib
 def sample(process: psutil.Process, run_dir: Path) -> list[float]:
     """Figures of the process, and of its files other than logs, in the order of `FIGURES` after the first.
 
-    Memory is what is resident, not the part that is the process's own (USS): that part rises when another process that
-    shares its libraries ends.
+    Memory is what is resident, not the part that is the process's own (USS): that part rises when another process
+    that shares its libraries ends.
     """
     sizes = []
     for folder, _, names in os.walk(run_dir):  # training deletes old checkpoints meanwhile
@@ -55,7 +55,9 @@ def sample(process: psutil.Process, run_dir: Path) -> list[float]:
 
 def main(hours: float = 2.0, output_dir: Path = Path("data")) -> None:
     """Runs the soak test."""
-    require(hours * 3600 > WARM_UP_SECONDS, "--hours", hours, f"more than {WARM_UP_SECONDS / 3600:.2f}, the warm-up")
+    require(
+        hours * 3600 > WARM_UP_SECONDS, "--hours", hours, f"more than {WARM_UP_SECONDS / 3600:.2f}, the warm-up"
+    )
     output_dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="soak_", dir=output_dir))
     run_dir, rows = folder / "run", []

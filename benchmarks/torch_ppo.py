@@ -1,7 +1,7 @@
 """PPO on Atari in PyTorch: the yardstick that jaxrl_atari is measured against.
 
-Written as a competent PyTorch user would, after CleanRL's `ppo_atari_envpool.py`: the same games (`jaxrl_atari.envs`),
-network, losses and default spec. Needs torch (measured with 2.13.0).
+Written as a competent PyTorch user would, after CleanRL's `ppo_atari_envpool.py`: the same games
+(`jaxrl_atari.envs`), network, losses and default spec. Needs torch (measured with 2.13.0).
 
     python benchmarks/torch_ppo.py --mode tuned --what end_to_end --iterations 10
 
@@ -12,13 +12,13 @@ network, losses and default spec. Needs torch (measured with 2.13.0).
 | `bfloat16` | `tuned`, with the network under `torch.autocast` to bfloat16 |
 | `best` | `tuned` with a fused AdamW, and the fastest of the candidates below on this machine |
 
-The candidates of `best`: float32; where the CPU multiplies bfloat16, also autocast, and float32 whose products oneDNN
-computes in bfloat16; then the fastest of these with policy and loss compiled by `torch.compile`. They are timed before
-the measurement, on minibatches and steps of the real sizes. One that fails is left out.
+The candidates of `best`: float32; where the CPU multiplies bfloat16, also autocast, and float32 whose products
+oneDNN computes in bfloat16; then the fastest of these with policy and loss compiled by `torch.compile`. They are
+timed before the measurement, on minibatches and steps of the real sizes. One that fails is left out.
 
-The program restarts itself with malloc's environment variables. The last line of the output is JSON, with the choice of
-`best` and the seconds of each candidate. `python benchmarks/compare_torch.py` runs all modes beside jaxrl_atari, in
-turns.
+The program restarts itself with malloc's environment variables. The last line of the output is JSON, with the
+choice of `best` and the seconds of each candidate. `python benchmarks/compare_torch.py` runs all modes beside
+jaxrl_atari, in turns.
 """
 
 import copy
@@ -98,7 +98,10 @@ class Loop:
         self.frames = torch.zeros((*shape, *stack), dtype=torch.uint8)
         self.actions = torch.zeros(shape, dtype=torch.int64)
         self.log_probs, self.values, self.rewards = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
-        self.terminated, self.truncated = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+        self.terminated, self.truncated = (
+            torch.zeros(shape, dtype=torch.bool),
+            torch.zeros(shape, dtype=torch.bool),
+        )
         self.weights = torch.zeros(shape)
         self.stacks = np.zeros((NUM_ENVS, *stack), np.uint8)
         self._push(self.pool.reset())
@@ -202,7 +205,8 @@ class Loop:
         return loss.item()
 
     def use_fastest(self, what: str) -> dict[str, float | str]:
-        """Mode `best`: uses the fastest candidate. Returns the seconds of an iteration with each, or why it failed."""
+        """Mode `best`: uses the fastest candidate. Returns the seconds of an iteration with each, or why it
+        failed."""
         before = copy.deepcopy((self.agent.state_dict(), self.optimizer.state_dict()))
         tried: dict[str, float | str] = {}
         seconds: dict[tuple[str, bool], float] = {}
@@ -249,7 +253,8 @@ def fastest(function: Callable[[], object]) -> float:
 
 
 def measure(loop: Loop, what: str, iterations: int) -> list[float]:
-    """Per iteration after a first one, gradient samples a second (`update`) or env steps a second (`end_to_end`)."""
+    """Per iteration after a first one, gradient samples a second (`update`) or env steps a second
+    (`end_to_end`)."""
     env_steps = loop.collect()
     rates = []
     for _ in range(iterations + 1):

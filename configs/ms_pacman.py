@@ -2,9 +2,9 @@
 
     python -m jaxrl_atari.train --config configs/ms_pacman.py
 
-Tuned lambda 0.85. Published return_ma after 1e7 env steps with sticky actions: 2,331 (SLM Lab's table; 2,372 in its
-tutorial); a random player: 257.
-Seen on two threads of an Intel Xeon (docs/reproduce.md): 2,433 with seed 0, in 14.1 hours beside other work.
+Tuned lambda 0.85. Published return_ma after 1e7 env steps with sticky actions: 2,331 (SLM Lab's table; 2,372 in
+its tutorial); a random player: 257. Seen on two threads of an Intel Xeon (docs/reproduce.md): 2,433 with seed 0,
+in 14.1 hours beside other work.
 """
 
 from jaxrl_atari.config import Config, EnvConfig

@@ -2,9 +2,9 @@
 
     python -m jaxrl_atari.train --config configs/pong.py
 
-Tuned lambda 0.85. Published return_ma after 1e7 env steps with sticky actions: 16.69 (SLM Lab's table; 16.91 in its
-tutorial); a random player: -20.
-Seen on two cores of an AMD EPYC, Zen 4 (docs/reproduce.md): 14.6 with seed 1, in 4.9 hours beside other work.
+Tuned lambda 0.85. Published return_ma after 1e7 env steps with sticky actions: 16.69 (SLM Lab's table; 16.91 in
+its tutorial); a random player: -20. Seen on two cores of an AMD EPYC, Zen 4 (docs/reproduce.md): 14.6 with seed 1,
+in 4.9 hours beside other work.
 """
 
 from jaxrl_atari.config import Config, EnvConfig

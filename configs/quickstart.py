@@ -2,8 +2,8 @@
 
     python -m jaxrl_atari.train --config configs/quickstart.py
 
-Of the games tried, this one shows the most progress in that time. The short budget makes the learning rate fall fast;
-the published score after 10M env steps is 112,094.
+Of the games tried, this one shows the most progress in that time. The short budget makes the learning rate fall
+fast; the published score after 10M env steps is 112,094.
 """
 
 from jaxrl_atari.config import Config, EnvConfig, LogConfig

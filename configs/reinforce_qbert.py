@@ -5,12 +5,14 @@
 PPO with one epoch, one minibatch, lambda 1, no normalisation and no entropy bonus: one gradient step on the policy
 gradient of each rollout, with the value as baseline. What differs from the textbook:
 
-- A rollout has 128 steps of 16 games and ends before the games do, so the return of a game that continues is cut there
-  and bootstrapped with the value. A longer ppo.rollout_length comes closer to full returns (set ppo.minibatch_size to
-  16 times as many).
+- A rollout has 128 steps of 16 games and ends before the games do, so the return of a game that continues is cut
+  there and bootstrapped with the value. A longer ppo.rollout_length comes closer to full returns (set
+  ppo.minibatch_size to 16 times as many).
 - The textbook's factor gamma^t is left out, as usual in practice.
-- Adam makes the step, at a rate that falls linearly to zero; a gradient whose norm is above 0.5 is scaled down to it.
-- Rewards are clipped to [-1, 1], and a lost life is a terminal, as in the Atari literature (options of `EnvConfig`).
+- Adam makes the step, at a rate that falls linearly to zero; a gradient whose norm is above 0.5 is scaled down to
+  it.
+- Rewards are clipped to [-1, 1], and a lost life is a terminal, as in the Atari literature (options of
+  `EnvConfig`).
 - Policy and value share the torso, so that the gradient of the value's loss reaches the policy's features.
 """
 

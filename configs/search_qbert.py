@@ -2,8 +2,8 @@
 
     python -m jaxrl_atari.search --config configs/search_qbert.py
 
-It runs 16 trials of one session each. ASHA compares them at 500,000, 1,500,000 and 4,500,000 env steps and keeps the
-best third each time. Then confirm the best trial with several sessions:
+It runs 16 trials of one session each. ASHA compares them at 500,000, 1,500,000 and 4,500,000 env steps and keeps
+the best third each time. Then confirm the best trial with several sessions:
 
     python -m jaxrl_atari.train --config data/qbert_search_TIMESTAMP/qbert_best.py --sessions 4
 """

@@ -1,7 +1,7 @@
 """PPO on Atari with JAX: `python -m jaxrl_atari.train --config configs/qbert.py`.
 
-A script needs one import line: `from jaxrl_atari import Config, EnvConfig, run_training, load_policy, run_evaluation`.
-A name is loaded when it is imported or used, so that `import jaxrl_atari` alone costs nothing.
+A script needs one import line: `from jaxrl_atari import Config, EnvConfig, run_training, load_policy,
+run_evaluation`. A name is loaded when it is imported or used, so that `import jaxrl_atari` alone costs nothing.
 """
 
 from importlib import import_module

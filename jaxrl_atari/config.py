@@ -1,9 +1,9 @@
 """The options of a run: frozen dataclasses; a `Config` validates its groups when it is made.
 
-Each option is declared once: name, type (`Literal` lists the choices), range, default, and the docstring that is its
-help text. The fields hold what the user wrote (`gpu` options are parsed); everything derived from them is a property.
-The defaults are the published PPO-Atari spec: PPO (Schulman et al. 2017), with the lambda that SLM Lab tuned for each
-game.
+Each option is declared once: name, type (`Literal` lists the choices), range, default, and the docstring that is
+its help text. The fields hold what the user wrote (`gpu` options are parsed); everything derived from them is a
+property. The defaults are the published PPO-Atari spec: PPO (Schulman et al. 2017), with the lambda that SLM Lab
+tuned for each game.
 """
 
 import dataclasses
@@ -23,7 +23,8 @@ from jaxrl_atari.errors import Limits, UserError, check_fields, require
 
 
 def parse_word(text: str) -> Any:
-    """The value that a word of a command line stands for: True, False, None, a whole number, or the word itself."""
+    """The value that a word of a command line stands for: True, False, None, a whole number, or the word
+    itself."""
     word = text.lower()
     named = {"true": True, "false": False, "none": None}
     if word in named:
@@ -63,7 +64,9 @@ GpuOption = bool | int | Literal["auto"]
 """`auto`, `true`, `false` or the index of a GPU; see `devices.pick_device`."""
 
 GpuWord = Annotated[GpuOption, one_word("auto|true|false|INDEX"), Limits(0, 4_095)]
-GpuOrLearner = Annotated[GpuOption | Literal["learner"], one_word("learner|auto|true|false|INDEX"), Limits(0, 4_095)]
+GpuOrLearner = Annotated[
+    GpuOption | Literal["learner"], one_word("learner|auto|true|false|INDEX"), Limits(0, 4_095)
+]
 
 Switch = Annotated[bool | None, one_word("true|false|none")]
 """A rule of the protocol. None: as the protocol has it."""
@@ -76,23 +79,23 @@ TRACED = "enters the compiled update as data: a new value compiles nothing"
 class EnvConfig:
     """The game, its protocol, and the environments that play it.
 
-    A protocol is a named set of rules (`envs/protocols.py`). The options of the same names override them one by one;
-    None is the protocol's own value.
+    A protocol is a named set of rules (`envs/protocols.py`). The options of the same names override them one by
+    one; None is the protocol's own value.
     """
 
     game: str = "Qbert"
-    """Any ALE game, in any spelling: Qbert, ms_pacman, ALE/Qbert-v5, QbertNoFrameskip-v4 (classic). With the back end
-    `gymnasium`, the id of an environment: MiniGrid-Empty-5x5-v0, ALE/Qbert-v5, my_package:MyEnv-v0."""
+    """Any ALE game, in any spelling: Qbert, ms_pacman, ALE/Qbert-v5, QbertNoFrameskip-v4 (classic). With the back
+    end `gymnasium`, the id of an environment: MiniGrid-Empty-5x5-v0, ALE/Qbert-v5, my_package:MyEnv-v0."""
     backend: Literal["ale", "envpool", "gymnasium"] = "ale"
-    """Emulator pool: `ale` (ale-py's AtariVectorEnv), `envpool` (pip install 'jaxrl_atari[envpool]') or `gymnasium`
-    (any environment with discrete actions and pictures; pip install 'jaxrl_atari[gymnasium]')."""
+    """Emulator pool: `ale` (ale-py's AtariVectorEnv), `envpool` (pip install 'jaxrl_atari[envpool]') or
+    `gymnasium` (any environment with discrete actions and pictures; pip install 'jaxrl_atari[gymnasium]')."""
     options: Annotated[dict[str, Any], JSON_WORD] = field(default_factory=dict, hash=False)
     """Arguments of a Gymnasium environment, such as '{"mode": 12, "difficulty": 1}'. Only `gymnasium`."""
     image_key: str | None = None
     """Key of the picture where observations are dictionaries. Only `gymnasium`."""
     vectorization_mode: Literal["sync", "async"] = "sync"
-    """`sync`: the environments step one after the other; `async`: each has a process of its own, for environments that
-    take longer than a message does. Only `gymnasium`."""
+    """`sync`: the environments step one after the other; `async`: each has a process of its own, for environments
+    that take longer than a message does. Only `gymnasium`."""
     protocol: Literal["auto", "v5", "classic", "machado"] = "auto"
     """`v5`: sticky actions 0.25; `classic`: NoFrameskip-v4, no sticky actions; `machado`: as Machado et al. 2018
     recommend; `auto`: as the game's name implies, else v5."""
@@ -118,17 +121,19 @@ class EnvConfig:
     num_threads: Annotated[int, Limits(0, 4_096)] = 0
     """Emulator threads of each group of environments. 0: one per core. `gymnasium` has none."""
     anchor_steps: Annotated[int, Limits(0, 10**9)] = 0
-    """Steps of an environment after which its next game starts from a seed of its own, so that a resumed session can
-    play it again from there. 0: 15,625, and more with more than 16 environments. Only `ale`."""
+    """Steps of an environment after which its next game starts from a seed of its own, so that a resumed session
+    can play it again from there. 0: 15,625, and more with more than 16 environments. Only `ale`."""
 
     @property
     def game_name(self) -> str:
-        """ALE's own name of the game, for example `MsPacman`; the id of a Gymnasium environment, without its module."""
+        """ALE's own name of the game, for example `MsPacman`; the id of a Gymnasium environment, without its
+        module."""
         return self.game.rpartition(":")[2] if self.backend == "gymnasium" else parse_game(self.game)[0]
 
     @property
     def atari_game(self) -> str | None:
-        """ALE's own name of the game, whatever plays it; None for a Gymnasium environment that is no game of ALE."""
+        """ALE's own name of the game, whatever plays it; None for a Gymnasium environment that is no game of
+        ALE."""
         return game_of_id(self.game_name) if self.backend == "gymnasium" else self.game_name
 
     @property
@@ -165,14 +170,15 @@ class EnvConfig:
         """What does not hold of a resume with this back end; empty for `ale`, which records its games."""
         if self.backend == "ale":
             return ""
-        return f"new games at each resume, and no log of actions for `verify`: the back end {self.backend} records none"
+        return f"new games at each resume, and no log of actions for `verify`: the back end {self.backend} "
+        "records none"
 
     @property
     def resolved_protocol(self) -> str:
         """The protocol in force as text: its name, and the rules that differ from it (`protocol_text`).
 
-        With the back end `gymnasium`, the text also has what makes the environment another one: its options and the key
-        of its picture.
+        With the back end `gymnasium`, the text also has what makes the environment another one: its options and
+        the key of its picture.
         """
         settings: dict[str, Any] = {}
         if self.backend == "gymnasium":
@@ -185,7 +191,8 @@ class EnvConfig:
         return protocol_text(self.protocol_name, self.rules, settings)
 
     def check(self) -> None:
-        """Raises `ConfigError` for values that do not agree with each other, and for options that would do nothing."""
+        """Raises `ConfigError` for values that do not agree with each other, and for options that would do
+        nothing."""
         rules = self.rules
         if self.backend == "gymnasium":
             self._check_gymnasium()
@@ -201,7 +208,9 @@ class EnvConfig:
             require(agree, "env.protocol", self.protocol, f"{named}, which the name {self.game} implies", hint)
         require(rules.max_frames % 4 == 0, "env.max_frames", rules.max_frames, "a multiple of 4 (an env step)")
         starts = self.backend != "envpool" or rules.noop_max > 0  # envpool would draw from an empty range and hang
-        require(starts, "env.noop_max", rules.noop_max, "at least 1 with env.backend = envpool", "ale can start with 0")
+        require(
+            starts, "env.noop_max", rules.noop_max, "at least 1 with env.backend = envpool", "ale can start with 0"
+        )
 
     def _check_gymnasium(self) -> None:
         is_id = re.fullmatch(r"([\w.]+:)?([\w-]+/)?[\w-][\w.-]*", self.game)
@@ -213,17 +222,24 @@ class EnvConfig:
         except (TypeError, ValueError):
             unchanged = False
         hint = "register an environment of your own that sets the others"
-        require(unchanged, "env.options", self.options, "values that JSON has: numbers, texts, lists, objects", hint)
-        # Gymnasium and packages for it import what such a text names, and this dictionary may come from a stored run.
+        require(
+            unchanged, "env.options", self.options, "values that JSON has: numbers, texts, lists, objects", hint
+        )
+        # Gymnasium and packages for it import what such a text names, and this dictionary may come from a stored
+        # run.
         names_modules = ":" in json.dumps(list(texts_in(self.options)))
         hint = "register an environment of your own that sets it"
-        require(not names_modules, "env.options", self.options, "texts without a colon, which may name a module", hint)
+        require(
+            not names_modules, "env.options", self.options, "texts without a colon, which may name a module", hint
+        )
         if self.atari_game is not None:
             return
         expected = f"nothing with {self.game_name}, which is played as it is registered"
         require(self.protocol == "auto", "env.protocol", self.protocol, expected)
         for name, value in self.chosen_rules.items():
-            hint = """limit its steps with --env.options '{"max_episode_steps": N}'""" if name == "max_frames" else ""
+            hint = (
+                """limit its steps with --env.options '{"max_episode_steps": N}'""" if name == "max_frames" else ""
+            )
             require(name == "clip_rewards", f"env.{name}", value, expected, hint)
 
 
@@ -249,8 +265,8 @@ class PPOConfig:
     gamma: Annotated[float, Limits(0.0, 1.0), TRACED] = 0.99
     """Discount per env step."""
     gae_lambda: Annotated[float | None, Limits(0.0, 1.0), TRACED] = None
-    """Lambda of generalised advantage estimation. None: under `classic` 0.95, that of its references; else the value
-    that SLM Lab tuned for the game under `v5`, or 0.95."""
+    """Lambda of generalised advantage estimation. None: under `classic` 0.95, that of its references; else the
+    value that SLM Lab tuned for the game under `v5`, or 0.95."""
     clip_epsilon: Annotated[float, Limits(1e-6, 10.0), TRACED] = 0.1
     """Clip range of the probability ratio and of the value."""
     entropy_coef: Annotated[float, Limits(0.0, 10.0), TRACED] = 0.01
@@ -272,9 +288,11 @@ class PPOConfig:
     learn_from_auto_resets: bool = False
     """Auto-reset steps are samples like any other. The emulator ignored their actions."""
     minibatches: Literal["stratified", "uniform"] = "stratified"
-    """`stratified`: a minibatch has as many samples of each environment; `uniform`: any samples, on one device only."""
+    """`stratified`: a minibatch has as many samples of each environment; `uniform`: any samples, on one device
+    only."""
     target_kl: Annotated[float | None, Limits(0.0, 100.0)] = None
-    """An update ends after the first epoch whose mean approx_kl exceeds this. None: every update runs all epochs."""
+    """An update ends after the first epoch whose mean approx_kl exceeds this. None: every update runs all
+    epochs."""
 
 
 @dataclass(frozen=True)
@@ -282,15 +300,16 @@ class NetworkConfig:
     """The actor-critic."""
 
     name: str = "nature"
-    """The network: `nature` (Mnih et al. 2015), `impala` (Espeholt et al. 2018), `nature_lstm` (`nature` with an LSTM
-    of 256 units), or one that your own code has registered (docs/idea.md)."""
+    """The network: `nature` (Mnih et al. 2015), `impala` (Espeholt et al. 2018), `nature_lstm` (`nature` with an
+    LSTM of 256 units), or one that your own code has registered (docs/idea.md)."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the torso. `auto`: bfloat16 on a GPU of compute capability 8.0 or more and, where `conv` is
-    `matmul`, on a CPU with AVX512-BF16; else float32. Parameters, heads and losses are always float32. On a GPU from
-    Ampere on, `float32` convolutions compute in TF32."""
+    `matmul`, on a CPU with AVX512-BF16; else float32. Parameters, heads and losses are always float32. On a GPU
+    from Ampere on, `float32` convolutions compute in TF32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
-    """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU), `matmul` (matrix products, fast on a CPU) or
-    `auto`, which is `matmul` where CPUs alone learn and act, else `plain`. Results agree up to rounding."""
+    """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU), `matmul` (matrix products, fast on a
+    CPU) or `auto`, which is `matmul` where CPUs alone learn and act, else `plain`. Results agree up to
+    rounding."""
 
 
 @dataclass(frozen=True)
@@ -298,23 +317,27 @@ class DevicesConfig:
     """Devices of the learner, the actor and the evaluator."""
 
     gpu: GpuWord = "auto"
-    """`auto`: a GPU if JAX has one, else CPU; `true`: a GPU or an error; `false`: the CPU; `0`, `1`...: that GPU."""
+    """`auto`: a GPU if JAX has one, else CPU; `true`: a GPU or an error; `false`: the CPU; `0`, `1`...: that
+    GPU."""
     data_parallel: Annotated[int | Literal["all"], one_word("N|all"), Limits(1, 4_096)] = 1
-    """Devices that share the learning of one session: each has its part of the environments and of every minibatch."""
+    """Devices that share the learning of one session: each has its part of the environments and of every
+    minibatch."""
     actor: GpuOrLearner = "learner"
     """Device that acts: `learner` (the learner's own), or as `gpu`."""
     evaluator: GpuOrLearner = False
     """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
     memory_fraction: Annotated[float | None, Limits(0.01, 1.0)] = None
-    """Fraction of a GPU's memory that a process reserves. None: JAX's 0.75, or an equal share if several run there."""
+    """Fraction of a GPU's memory that a process reserves. None: JAX's 0.75, or an equal share if several run
+    there."""
     deterministic: bool = False
-    """Every run with the same seed, GPU and software gives the same bits: XLA uses deterministic kernels only and picks
-    them without timing. Slower. A CPU needs no such option."""
+    """Every run with the same seed, GPU and software gives the same bits: XLA uses deterministic kernels only and
+    picks them without timing. Slower. A CPU needs no such option."""
     distributed: bool = False
     """Several processes share the learning of one session: start the same command once per process, on one host or
     several."""
     coordinator: str | None = None
-    """HOST:PORT of process 0. None: read from the cluster's environment (SLURM, Open MPI, Kubernetes, TPU pods)."""
+    """HOST:PORT of process 0. None: read from the cluster's environment (SLURM, Open MPI, Kubernetes, TPU
+    pods)."""
     num_processes: Annotated[int | None, Limits(1, 65_536)] = None
     """Number of processes. None: read from the cluster's environment."""
     process_index: Annotated[int | None, Limits(0, 65_535)] = None
@@ -345,9 +368,11 @@ class LogConfig:
     tensorboard: bool = True
     """Write TensorBoard event files. Their viewer is an extra: pip install 'jaxrl_atari[tensorboard]'."""
     actions: bool = True
-    """Log seeds and actions (3 to 5 MB per 10M env steps), from which `verify` recomputes every score. Only `ale`."""
+    """Log seeds and actions (3 to 5 MB per 10M env steps), from which `verify` recomputes every score. Only
+    `ale`."""
     wandb: bool = False
-    """Also log to Weights & Biases (pip install 'jaxrl_atari[wandb]'); WANDB_MODE=offline keeps it on this machine."""
+    """Also log to Weights & Biases (pip install 'jaxrl_atari[wandb]'); WANDB_MODE=offline keeps it on this
+    machine."""
     wandb_project: str = "jaxrl_atari"
     """Weights & Biases project."""
 
@@ -402,11 +427,15 @@ class Config:
         last_seed = self.seed + self.sessions
         require(last_seed <= 2**31, "seed", self.seed, "at most 2,147,483,648 - sessions", "lower the seed")
         if self.devices.distributed:
-            # Processes sum their env steps while acting: with overlap, each would do so at another point of the update.
+            # Processes sum their env steps while acting: with overlap, each would do so at another point of the
+            # update.
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
-            require(self.trial.parallel <= 1, "trial.parallel", self.trial.parallel, "0 or 1 with devices.distributed")
+            require(
+                self.trial.parallel <= 1, "trial.parallel", self.trial.parallel, "0 or 1 with devices.distributed"
+            )
         if self.network.name == "impala" and self.devices.gpu is not False:
-            hint = "XLA has no deterministic gradient of max-pooling on a GPU; with devices.gpu = false none is needed"
+            hint = "XLA has no deterministic gradient of max-pooling on a GPU; with devices.gpu = false none "
+            "is needed"
             require(not self.devices.deterministic, "devices.deterministic", True, "false with impala", hint)
         samples = self.rollout_size
         expected = f"at least one rollout of {samples} env steps"
@@ -414,8 +443,11 @@ class Config:
         self.check_split(1 if self.devices.data_parallel == "all" else self.devices.data_parallel)
 
     def _check_types(self) -> None:
-        """Raises `ConfigError` for a subclass: it could not be saved, restored, or passed to compiled functions."""
-        hint = "a run is saved and restored with the fields of the package; keep values of your own in your own code"
+        """Raises `ConfigError` for a subclass: it could not be saved, restored, or passed to compiled
+        functions."""
+        hint = (
+            "a run is saved and restored with the fields of the package; keep values of your own in your own code"
+        )
         require(type(self) is Config, "config", type(self).__name__, "Config itself, not a subclass", hint)
         for each in dataclasses.fields(self):
             kind = each.default_factory
@@ -455,7 +487,8 @@ class Config:
 
     @property
     def resolved_gae_lambda(self) -> float:
-        """The lambda in force: the one chosen, else that of the protocol and the game (`games.default_gae_lambda`)."""
+        """The lambda in force: the one chosen, else that of the protocol and the game
+        (`games.default_gae_lambda`)."""
         chosen = self.ppo.gae_lambda
         game = self.env.atari_game or self.env.game_name
         return default_gae_lambda(game, self.env.protocol_name) if chosen is None else chosen
@@ -525,12 +558,15 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested dict as one with dotted names: `{"ppo.gamma": 0.99, ...}`."""
     items: dict[str, Any] = {}
     for name, value in values.items():
-        items |= flat(value, f"{prefix}{name}.") if value and isinstance(value, dict) else {f"{prefix}{name}": value}
+        items |= (
+            flat(value, f"{prefix}{name}.") if value and isinstance(value, dict) else {f"{prefix}{name}": value}
+        )
     return items
 
 
 def changed_fields(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The fields in which two nested dicts differ: dotted name -> (before, after); None where one has no such field."""
+    """The fields in which two nested dicts differ: dotted name -> (before, after); None where one has no such
+    field."""
     old = flat(before)
     new = flat(after)
     return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}

@@ -57,7 +57,9 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     def on(index: int | None) -> jax.Device:
         if index is None:
             return jax.local_devices(backend="cpu")[0]
-        require(index in gpus, field, index, f"one of {list(gpus)}, on which JAX has started", "use a fresh process")
+        require(
+            index in gpus, field, index, f"one of {list(gpus)}, on which JAX has started", "use a fresh process"
+        )
         return gpus[index]
 
     if use.learner and not devices.distributed:
@@ -105,8 +107,8 @@ AXIS = "devices"
 class DataParallel:
     """One program on one device or on several, each with its shard of the data.
 
-    On one device it is `jit`, and arrays are unchanged. On several it is `pmap`, which JAX builds on `jit(shard_map)`:
-    every array then has a leading axis, one row per device.
+    On one device it is `jit`, and arrays are unchanged. On several it is `pmap`, which JAX builds on
+    `jit(shard_map)`: every array then has a leading axis, one row per device.
     """
 
     def __init__(self, devices: Sequence[jax.Device]):
@@ -166,7 +168,7 @@ class DataParallel:
         return jax.tree.map(row, tree)
 
 
-# --- Where arrays are ------------------------------------------------------------------------------------------------
+# --- Where arrays are --------------------------------------------------------------------------------------------
 
 
 class PlacementError(AssertionError):

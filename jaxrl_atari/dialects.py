@@ -1,8 +1,8 @@
 """Dialects of PPO: the settings with which `ppo.update` computes the update of another implementation.
 
 `tests/test_originals.py` runs CleanRL's scripts, stable-baselines3 and this package on one rollout; `slm_lab` and
-`paper` are by reading. `configs/dialects/` has a config file for each, whose header lists what is not the same, and
-`docs/dialects.md` compares them.
+`paper` are by reading. `configs/dialects/` has a config file for each, whose header lists what is not the same,
+and `docs/dialects.md` compares them.
 """
 
 from dataclasses import asdict, replace
@@ -95,11 +95,12 @@ MAX_LISTED = 3
 def dialect_text(config: Config) -> str:
     """The dialect of a config, as it is shown beside a score: `sb3`, or `sb3, gamma=0.9` where a setting differs.
 
-    It is found by comparing the fields of `ppo`, the number of environments, the algorithm and the network, so that it
-    holds whatever the config was made from. Lambda is left out, because it is shown on its own.
+    It is found by comparing the fields of `ppo`, the number of environments, the algorithm and the network, so
+    that it holds whatever the config was made from. Lambda is left out, because it is shown on its own.
 
     Returns:
-        The name of the dialect with the fewest differences, and those; `published spec` for the defaults; with more
+        The name of the dialect with the fewest differences, and those; `published spec` for the defaults; with
+            more
         than `MAX_LISTED` differences, `own settings`.
     """
     default = Config()

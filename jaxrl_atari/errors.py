@@ -11,8 +11,8 @@ import numpy as np
 class UserError(Exception):
     """An error that the user can correct. The message is one line: what is wrong, and what to do.
 
-    A command prints it to stderr and exits with `exit_status`. Any other exception is a bug in this package and keeps
-    its traceback.
+    A command prints it to stderr and exits with `exit_status`. Any other exception is a bug in this package and
+    keeps its traceback.
     """
 
     exit_status = 2
@@ -63,7 +63,7 @@ def require(holds: object, field: str, value: Any, expected: str, hint: str = ""
         raise ConfigError(field, value, expected, hint)
 
 
-# --- Values of options -----------------------------------------------------------------------------------------------
+# --- Values of options -------------------------------------------------------------------------------------------
 
 
 class Limits(NamedTuple):

@@ -5,10 +5,10 @@
     python -m jaxrl_atari.hub pack RUN_DIR DIR [--checkpoint best|STEP] [--rounded]
 
 A repository has the layout of a run directory: config, metrics, evaluations and graphs, and the parameters of one
-checkpoint of the best session; with `--checkpoint latest`, the whole latest checkpoint of every session. It also has a
-model card (README.md) and the newest video of these sessions (replay.mp4). `pull` turns it into a run directory, for
-`evaluate`, `verify`, `plots` and, with the latest checkpoints, `train --resume`. `pack` writes what a push has to
-a folder, without the Hub. HF_TOKEN and HF_ENDPOINT are respected.
+checkpoint of the best session; with `--checkpoint latest`, the whole latest checkpoint of every session. It also
+has a model card (README.md) and the newest video of these sessions (replay.mp4). `pull` turns it into a run
+directory, for `evaluate`, `verify`, `plots` and, with the latest checkpoints, `train --resume`. `pack` writes what
+a push has to a folder, without the Hub. HF_TOKEN and HF_ENDPOINT are respected.
 """
 
 import contextlib
@@ -78,7 +78,8 @@ def _require_library() -> None:
 
 @contextlib.contextmanager
 def _client(repo_id: str) -> Iterator[Any]:
-    """The client of huggingface_hub. Errors inside the block become a `UserError` that names the variables in force."""
+    """The client of huggingface_hub. Errors inside the block become a `UserError` that names the variables in
+    force."""
     _require_library()
     from huggingface_hub import HfApi
 
@@ -100,7 +101,8 @@ def left_out(checkpoint: Checkpoint) -> str:
     if checkpoint == "latest":
         return ""
     return (
-        "left out: the optimiser state, the random key and the games in progress, so a copy can be played and verified"
+        "left out: the optimiser state, the random key and the games in progress, so a copy can be played and "
+        "verified"
         " but not resumed; --checkpoint latest pushes everything"
     )
 
@@ -146,7 +148,9 @@ def repository_files(
         if checkpoint == "latest":
             paths += filter(Path.is_file, (session_dir / "checkpoints" / str(policy.env_steps)).rglob("*"))
         else:
-            files |= {f"{session_dir.name}/{name}": each for name, each in parameter_files(policy, rounded).items()}
+            files |= {
+                f"{session_dir.name}/{name}": each for name, each in parameter_files(policy, rounded).items()
+            }
     if card:
         files["README.md"] = model_card(run, repo_id, checkpoint, checkpoints).encode()
     files |= {path.relative_to(run_dir).as_posix(): path for path in paths}
@@ -213,11 +217,14 @@ def push(
         api.whoami()  # fails on a bad token, before anything is created
         url = api.create_repo(repo_id, private=private or None, exist_ok=True)
         if private and not api.model_info(repo_id).private:  # `create_repo` leaves an existing repository as it is
-            raise UserError(f"{repo_id}: a public repository; make it private at {url}/settings, or omit --private")
+            raise UserError(
+                f"{repo_id}: a public repository; make it private at {url}/settings, or omit --private"
+            )
         others = set(api.list_repo_files(repo_id)) - STANDARD_FILES
         if others and not fnmatch.filter(others, CHECKPOINT_FILES):
             raise UserError(
-                f"{repo_id}: has files that are not a run of jaxrl_atari, such as {min(others)!r:.80}, which a push "
+                f"{repo_id}: has files that are not a run of jaxrl_atari, such as {min(others)!r:.80}, which "
+                "a push "
                 "would delete; check the name, or push to a new repository"
             )
         added = [CommitOperationAdd(*item) for item in files.items()]
@@ -238,14 +245,15 @@ def pack(
     checkpoint: Literal["best"] | int = "best",
     rounded: bool = False,
 ) -> None:
-    """Writes the files of a push, without a model card, to a new folder: a run to pass on by other ways than the Hub.
+    """Writes the files of a push, without a model card, to a new folder: a run to pass on by other ways than the
+    Hub.
 
     Args:
         run_dir: directory of a run, such as data/NAME_TIMESTAMP
         directory: new or empty directory
         checkpoint: best, or an env step, of the best session
-        rounded: halve the parameters of a run that computed in bfloat16: the largest kernel is rounded to it. Other
-            arithmetic then computes with the rounded one
+        rounded: halve the parameters of a run that computed in bfloat16: the largest kernel is rounded to it.
+            Other arithmetic then computes with the rounded one
     """
     if directory.is_file() or any(directory.glob("*")):
         raise UserError(f"{directory}: exists already; choose another directory, or remove it")

@@ -1,10 +1,10 @@
 """User code that registers environments, networks or algorithms: `--import MODULE_OR_FILE`.
 
-What is imported is chosen by the user: on the command line, or by the config file that the user names. A stored run
-names environments and networks, and never a module: what it names must have been registered.
+What is imported is chosen by the user: on the command line, or by the config file that the user names. A stored
+run names environments and networks, and never a module: what it names must have been registered.
 
-The processes that a command starts (sessions, workers of vector environments, Ray's on this machine) import the same.
-They find it in the variable `IMPORTS`, which only this process sets.
+The processes that a command starts (sessions, workers of vector environments, Ray's on this machine) import the
+same. They find it in the variable `IMPORTS`, which only this process sets.
 """
 
 import argparse
@@ -58,7 +58,8 @@ def import_named(names: Sequence[str]) -> None:
 
 
 def import_first(arguments: Sequence[str] | None) -> None:
-    """Imports what `--import` names in a command line that is not parsed yet, so that its other options can use it."""
+    """Imports what `--import` names in a command line that is not parsed yet, so that its other options can use
+    it."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--import", dest="names", action="append", default=[])
     try:
@@ -69,7 +70,8 @@ def import_first(arguments: Sequence[str] | None) -> None:
 
 
 def import_inherited() -> None:
-    """Imports what the process that started this one has imported. Call it before looking up what may be registered.
+    """Imports what the process that started this one has imported. Call it before looking up what may be
+    registered.
 
     Raises:
         UserError: as `import_named`.
@@ -103,10 +105,13 @@ def _import(name: str) -> None:
         raise
     except (Exception, SystemExit) as error:  # a user's code may raise anything
         lines = [f"{each.filename}, line {each.lineno}" for each in traceback.extract_tb(error.__traceback__)]
-        own = [line for line in lines if not line.startswith((__file__, "<frozen")) and importlib.__file__ not in line]
+        own = [
+            line for line in lines if not line.startswith((__file__, "<frozen")) and importlib.__file__ not in line
+        ]
         where = f" ({own[-1]})" if own else ""
         raise UserError(
-            f"--import {name}: {type(error).__name__}: {error}{where}; expected a module that can be imported, or the"
+            f"--import {name}: {type(error).__name__}: {error}{where}; expected a module that can be "
+            "imported, or the"
             " path of a Python file"
         ) from error
     _imported.add(name)
@@ -115,8 +120,8 @@ def _import(name: str) -> None:
 def _import_file(path: Path) -> None:
     """Imports a file as the module of its name, so that other processes can unpickle what it defines.
 
-    Modules beside it can be imported in it, as in `python FILE`. Where an installed module has the name already, the
-    file gets a longer one.
+    Modules beside it can be imported in it, as in `python FILE`. Where an installed module has the name already,
+    the file gets a longer one.
     """
     if not path.is_file():
         raise UserError(f"--import {path}: no such file")

@@ -1,16 +1,17 @@
-"""`Conv`: flax's `nn.Conv` of images, with gradients that are fast on a CPU. `in_chunks`: a torso in chunks of samples.
+"""`Conv`: flax's `nn.Conv` of images, with gradients that are fast on a CPU. `in_chunks`: a torso in chunks of
+samples.
 
-XLA's CPU backend compiles the gradients of a convolution inside `lax.scan`, where an update computes them, to naive
-loops (https://github.com/jax-ml/jax/issues/12868), 10 to 30 times slower than they need be. A forward convolution is
-fast there. So on a CPU `Conv` writes its gradients out (`jax.custom_vjp`):
+XLA's CPU backend compiles the gradients of a convolution inside `lax.scan`, where an update computes them, to
+naive loops (https://github.com/jax-ml/jax/issues/12868), 10 to 30 times slower than they need be. A forward
+convolution is fast there. So on a CPU `Conv` writes its gradients out (`jax.custom_vjp`):
 
-- **Space-to-depth.** Padding and cutting an image into blocks of stride x stride pixels makes any convolution one of
-  stride 1, with zeros in the kernel where the stride does not divide its size.
-- **The gradient for the input** of a convolution of stride 1 is a forward convolution of the output's gradient with
-  the turned kernel. A barrier hides from XLA that the kernel is turned: it would else see a gradient, and compute the
-  naive loop.
-- **The gradient for the kernel** is a matrix product. A row of one matrix holds the columns of a window side by side;
-  the other has the output's gradient, shifted for each row of the window.
+- **Space-to-depth.** Padding and cutting an image into blocks of stride x stride pixels makes any convolution one
+  of stride 1, with zeros in the kernel where the stride does not divide its size.
+- **The gradient for the input** of a convolution of stride 1 is a forward convolution of the output's gradient
+  with the turned kernel. A barrier hides from XLA that the kernel is turned: it would else see a gradient, and
+  compute the naive loop.
+- **The gradient for the kernel** is a matrix product. A row of one matrix holds the columns of a window side by
+  side; the other has the output's gradient, shifted for each row of the window.
 
 Outside `cpu_gradients()`, as on a GPU, `Conv` is a plain convolution.
 """
@@ -43,7 +44,8 @@ _for_cpu: ContextVar[bool] = ContextVar("for_cpu", default=False)
 
 @contextlib.contextmanager
 def cpu_gradients(wanted: bool = True) -> Iterator[None]:
-    """While a network is traced in this context, `Conv` has its gradients for CPUs, and `in_chunks` makes chunks."""
+    """While a network is traced in this context, `Conv` has its gradients for CPUs, and `in_chunks` makes
+    chunks."""
     token = _for_cpu.set(wanted)
     try:
         yield
@@ -52,7 +54,8 @@ def cpu_gradients(wanted: bool = True) -> Iterator[None]:
 
 
 class Conv(nn.Module):
-    """`nn.Conv` of images, with its parameters: `kernel` [height, width, C, features] and `bias` [features], float32.
+    """`nn.Conv` of images, with its parameters: `kernel` [height, width, C, features] and `bias` [features],
+    float32.
 
     An input of type uint8 is divided by 255.
     """
@@ -68,7 +71,9 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[N, H, W, C]` -> float32 `[N, h, w, features]`."""
-        kernel = self.param("kernel", self.kernel_init, (*self.kernel_size, x.shape[-1], self.features), jnp.float32)
+        kernel = self.param(
+            "kernel", self.kernel_init, (*self.kernel_size, x.shape[-1], self.features), jnp.float32
+        )
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         strides = (self.stride, self.stride)
         top_bottom, left_right = lax.padtype_to_pads(x.shape[-3:-1], self.kernel_size, strides, self.padding)
@@ -104,7 +109,7 @@ def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax
     return y.reshape(-1, *y.shape[2:])[: len(x)]
 
 
-# --- The convolution and its gradients -------------------------------------------------------------------------------
+# --- The convolution and its gradients ---------------------------------------------------------------------------
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
@@ -180,7 +185,8 @@ def _block(size: tuple[int, ...], stride: int, pads: Pads, x: jax.Array) -> jax.
         outputs = (pixels + before + after - kernel) // stride + 1
         length = outputs + -(-kernel // stride) - 1
         lengths.append(length)
-        edges.append((before, length * stride - before - pixels, 0))  # a negative edge cuts off what no window reads
+        # A negative edge cuts off what no window reads.
+        edges.append((before, length * stride - before - pixels, 0))
     if any(map(any, edges)):
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
     if stride == 1:
@@ -191,7 +197,8 @@ def _block(size: tuple[int, ...], stride: int, pads: Pads, x: jax.Array) -> jax.
 
 
 def _block_kernel(stride: int, w: jax.Array) -> jax.Array:
-    """`[kh, kw, C, O]` -> `[rows, columns, stride * stride * C, O]`, with zeros where the stride does not divide k."""
+    """`[kh, kw, C, O]` -> `[rows, columns, stride * stride * C, O]`, with zeros where the stride does not divide
+    k."""
     rows, columns = (-(-k // stride) for k in w.shape[:2])
     edges = ((0, rows * stride - w.shape[0]), (0, columns * stride - w.shape[1]), (0, 0), (0, 0))
     w = jnp.pad(w, edges).reshape(rows, stride, columns, stride, *w.shape[2:])
@@ -205,7 +212,8 @@ def _columns(x: jax.Array, width: int) -> jax.Array:
 
 
 def _as_words(x: jax.Array) -> jax.Array:
-    """A view in integers, in which XLA's CPU backend moves data fast: bfloat16 as uint16, four uint8 as one uint32."""
+    """A view in integers, in which XLA's CPU backend moves data fast: bfloat16 as uint16, four uint8 as one
+    uint32."""
     if x.dtype == jnp.uint8 and x.shape[-1] % 4 == 0:
         return lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 4), jnp.uint32)
     return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x

@@ -42,7 +42,8 @@ class Learner:
 
     @property
     def state(self) -> ppo.TrainState:
-        """The train state after the newest update, on the learner's first local device. The next update consumes it."""
+        """The train state after the newest update, on the learner's first local device. The next update consumes
+        it."""
         self.wait()
         return self._parallel.shard(self._state, 0)
 
@@ -98,8 +99,8 @@ def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm
 class OverlappedLearner(Learner):
     """A learner whose update runs in a thread while the next rollout is collected (`overlap = "update"`).
 
-    That rollout acts with the parameters that the update began with: one update of lag, never more. `acting` in the
-    arrays of a checkpoint are those before the newest update.
+    That rollout acts with the parameters that the update began with: one update of lag, never more. `acting` in
+    the arrays of a checkpoint are those before the newest update.
     """
 
     def __init__(self, config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]):
@@ -116,7 +117,8 @@ class OverlappedLearner(Learner):
         return self._running.result
 
     def _update_in_thread(self, *arguments: Any) -> dict[str, float]:
-        with jax.transfer_guard("disallow" if self._check and self._has_compiled else "allow"):  # a thread has its own
+        # A thread has its own.
+        with jax.transfer_guard("disallow" if self._check and self._has_compiled else "allow"):
             metrics = super().update(*arguments)()
         self._has_compiled = True
         return metrics
@@ -179,7 +181,9 @@ def _what_learns(config: Config, num_actions: int) -> tuple[nn.Module, ppo.Algor
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _first_arrays(module: nn.Module, algorithm: ppo.Algorithm, config: PPOConfig, key: jax.Array) -> dict[str, Any]:
+def _first_arrays(
+    module: nn.Module, algorithm: ppo.Algorithm, config: PPOConfig, key: jax.Array
+) -> dict[str, Any]:
     params = init_params(module, jax.random.fold_in(key, 2**31))
     algorithm_key = jax.random.fold_in(key, 2**31 + 2)  # an evaluation uses 2**31 + 1
     return {"train_state": ppo.init_train_state(params, config, algorithm, algorithm_key), "key": key}

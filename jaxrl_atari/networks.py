@@ -74,7 +74,7 @@ def heads(features: jax.Array, num_actions: int, carry: Any = ()) -> Outputs:
     return Outputs(logits, value[..., 0], carry, features)
 
 
-# --- Feed-forward ----------------------------------------------------------------------------------------------------
+# --- Feed-forward ------------------------------------------------------------------------------------------------
 
 
 def nature_torso(x: jax.Array, dtype: Any) -> jax.Array:
@@ -135,7 +135,7 @@ class ImpalaActorCritic(nn.Module):
         return heads(hidden_layer(x, 256, self.dtype), self.num_actions)
 
 
-# --- Recurrent -------------------------------------------------------------------------------------------------------
+# --- Recurrent ---------------------------------------------------------------------------------------------------
 
 
 class LSTMStep(nn.Module):
@@ -145,7 +145,8 @@ class LSTMStep(nn.Module):
 
     @nn.compact
     def __call__(self, carry: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
-        """Carry `[n, features]` twice; x `[n, F]` and first bool `[n]` -> the new carry, output `[n, features]`."""
+        """Carry `[n, features]` twice; x `[n, F]` and first bool `[n]` -> the new carry, output `[n,
+        features]`."""
         x, first = step
         carry = jax.tree.map(lambda memory: jnp.where(first[:, None], 0.0, memory), carry)
         return nn.OptimizedLSTMCell(self.features, name="cell")(carry, x)
@@ -171,9 +172,9 @@ def lstm(features: int, x: jax.Array, first: jax.Array, carry: Any) -> tuple[jax
 class NatureLSTM(nn.Module):
     """`NatureActorCritic` with an LSTM of 256 units between its features and its heads.
 
-    Trained as in OpenAI Baselines (`ppo2`, Dhariwal et al. 2017): minibatches of whole environments, from the carry
-    with which the rollout began. It forgets where a game starts, and remembers through a lost life. 2,473,383
-    parameters with 6 actions.
+    Trained as in OpenAI Baselines (`ppo2`, Dhariwal et al. 2017): minibatches of whole environments, from the
+    carry with which the rollout began. It forgets where a game starts, and remembers through a lost life.
+    2,473,383 parameters with 6 actions.
     """
 
     num_actions: int
@@ -192,7 +193,7 @@ class NatureLSTM(nn.Module):
         return heads(features, self.num_actions, carry)
 
 
-# --- Modules as functions --------------------------------------------------------------------------------------------
+# --- Modules as functions ----------------------------------------------------------------------------------------
 
 
 def make_module(config: NetworkConfig, num_actions: int, dtype: Any) -> nn.Module:

@@ -16,9 +16,9 @@ Item = TypeVar("Item")
 def write(text: str, stream: TextIO | None = None) -> None:
     """Writes text to standard output, or another stream, at once.
 
-    Nothing that a stream does ends a training run, whose own files are elsewhere. Characters that the stream cannot
-    encode become "?". Where there is no stream (`sys.stdout` may be None), or writing to it fails, the text is lost. If
-    the pipe or terminal behind it is closed, or the disk is full, later text goes nowhere as well.
+    Nothing that a stream does ends a training run, whose own files are elsewhere. Characters that the stream
+    cannot encode become "?". Where there is no stream (`sys.stdout` may be None), or writing to it fails, the text
+    is lost. If the pipe or terminal behind it is closed, or the disk is full, later text goes nowhere as well.
     """
     output = sys.stdout if stream is None else stream
     try:
@@ -87,8 +87,8 @@ def tracked(
 ) -> Generator[Item, None, None]:
     """Iterates over items and draws a bar with the share that is done.
 
-    Close it where the loop may end early (`contextlib.closing`): if the thread that draws it collects it as garbage,
-    rich's bar waits for itself.
+    Close it where the loop may end early (`contextlib.closing`): if the thread that draws it collects it as
+    garbage, rich's bar waits for itself.
 
     Args:
         total: number of the items. None: their length.

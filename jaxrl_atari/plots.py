@@ -11,8 +11,8 @@ compares suites: learning curves of each game, and statistics over the games tha
 
     python -m jaxrl_atari.plots SEARCH_DIR...
 
-draws the trials of each search into SEARCH_DIR/graphs/. Directories of all kinds may be given at once (data/*): each
-kind is drawn for itself.
+draws the trials of each search into SEARCH_DIR/graphs/. Directories of all kinds may be given at once (data/*):
+each kind is drawn for itself.
 """
 
 import dataclasses
@@ -75,7 +75,8 @@ def draw_search(search_dir: Path) -> list[Path]:
 
 
 def without_empty(work: Callable[[Path], Kind], directories: Mapping[str, Path], alone: bool) -> dict[str, Kind]:
-    """Reads or draws directories of one kind: name -> result. One without a log point is named on stderr and left out.
+    """Reads or draws directories of one kind: name -> result. One without a log point is named on stderr and left
+    out.
 
     Args:
         work: reads or draws a directory.

@@ -1,8 +1,8 @@
 """Proximal policy optimisation as pure functions: no I/O, no clock, no state but what is passed in.
 
-Reading order: `Rollout` (the data), `gae` and `ppo_samples` (the targets), `ppo_loss` (one minibatch), `update` (all
-minibatches of a rollout). `Algorithm` is the record of the parts that an idea replaces, and `PPO` its default. Axes are
-[T, B]: T steps of B environments. Paper: Schulman et al. 2017, arXiv:1707.06347.
+Reading order: `Rollout` (the data), `gae` and `ppo_samples` (the targets), `ppo_loss` (one minibatch), `update`
+(all minibatches of a rollout). `Algorithm` is the record of the parts that an idea replaces, and `PPO` its
+default. Axes are [T, B]: T steps of B environments. Paper: Schulman et al. 2017, arXiv:1707.06347.
 """
 
 import math
@@ -39,8 +39,8 @@ jax.tree_util.register_dataclass(PPOConfig, _LEAVES, [name for name in _HINTS if
 class Rollout(NamedTuple):
     """T steps of B environments.
 
-    Each frame is stored once: step t saw the stack that ends at `frames[t + 3]` (`fast/frames.py`). A step of weight 0
-    is an auto-reset step: the emulator ignored its action, because the game before it had just ended.
+    Each frame is stored once: step t saw the stack that ends at `frames[t + 3]` (`fast/frames.py`). A step of
+    weight 0 is an auto-reset step: the emulator ignored its action, because the game before it had just ended.
     """
 
     frames: jax.Array  # uint8 [T + 4, B, *frame]: the last is the newest frame of step T, for the bootstrap value
@@ -86,11 +86,12 @@ class Minibatch(NamedTuple):
     extra: Any = ()  # `TrainState.extra`
 
 
-# --- Means over devices ----------------------------------------------------------------------------------------------
+# --- Means over devices ------------------------------------------------------------------------------------------
 
 
 class Shard(NamedTuple):
-    """This device's part of data that is spread over several devices. The default is one device that holds it all."""
+    """This device's part of data that is spread over several devices. The default is one device that holds it
+    all."""
 
     index: jax.typing.ArrayLike = 0
     count: int = 1
@@ -102,7 +103,8 @@ ONE_DEVICE = Shard()
 
 @flax.struct.dataclass
 class Mean:
-    """The mean over the samples that count, on whatever device they are: `mean(x)`, for x of the shape of `weight`.
+    """The mean over the samples that count, on whatever device they are: `mean(x)`, for x of the shape of
+    `weight`.
 
     Auto-reset steps have weight 0. A minibatch in which no sample counts has the mean 0.
     """
@@ -138,7 +140,7 @@ class Mean:
         return (x - mean) / (jnp.sqrt(variance) + 1e-8)
 
 
-# --- Acting ----------------------------------------------------------------------------------------------------------
+# --- Acting ------------------------------------------------------------------------------------------------------
 
 
 def sample_action(keys: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -159,7 +161,7 @@ def log_prob_of(logits: jax.Array, action: jax.Array) -> jax.Array:
     return jnp.take_along_axis(jax.nn.log_softmax(logits), action[:, None], axis=-1)[:, 0]
 
 
-# --- Targets ---------------------------------------------------------------------------------------------------------
+# --- Targets -----------------------------------------------------------------------------------------------------
 
 
 def gae(
@@ -176,8 +178,8 @@ def gae(
         delta_t = r_t + gamma * (1 - terminated_t) * V_{t+1} - V_t
         A_t     = delta_t + gamma * lambda * (1 - terminated_t) * (1 - truncated_t) * A_{t+1},    A_T = 0
 
-    Where a game is truncated, V_{t+1} is the value of its last observation (the pool resets one step later). The return
-    bootstraps from that value, and the sum of rewards stops there.
+    Where a game is truncated, V_{t+1} is the value of its last observation (the pool resets one step later). The
+    return bootstraps from that value, and the sum of rewards stops there.
 
     Args:
         reward, value: float32 [T, B].
@@ -227,7 +229,7 @@ def ppo_samples(
     return state, samples, {"explained_variance": explained_variance(target, advantage, mean)}
 
 
-# --- The loss --------------------------------------------------------------------------------------------------------
+# --- The loss ----------------------------------------------------------------------------------------------------
 
 
 def ppo_loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
@@ -247,8 +249,8 @@ def ppo_terms(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[ja
 
     Args:
         batch: its samples are `Samples`.
-        config: without `clip_value_loss`, the value loss is (V - target)^2 alone. With `normalize_advantages`, A is the
-            advantage with mean 0 and standard deviation 1 over the minibatch.
+        config: without `clip_value_loss`, the value loss is (V - target)^2 alone. With `normalize_advantages`, A
+            is the advantage with mean 0 and standard deviation 1 over the minibatch.
 
     Returns:
         The loss and its parts; `approx_kl` is Schulman's estimator mean(ratio - 1 - log ratio)
@@ -287,7 +289,7 @@ def ppo_terms(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[ja
     }
 
 
-# --- Learning --------------------------------------------------------------------------------------------------------
+# --- Learning ----------------------------------------------------------------------------------------------------
 
 
 def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
@@ -317,8 +319,8 @@ class Algorithm(NamedTuple):
     `TrainState.extra`."""
 
     prepare: Callable[..., tuple[TrainState, Any, Metrics]] = ppo_samples
-    """`prepare(state, apply, rollout, mean, config)`, once per rollout -> the state, with another `extra` where one is
-    kept; the samples, any pytree of arrays [T, B, ...]; metrics. `mean` is the mean over the rollout."""
+    """`prepare(state, apply, rollout, mean, config)`, once per rollout -> the state, with another `extra` where
+    one is kept; the samples, any pytree of arrays [T, B, ...]; metrics. `mean` is the mean over the rollout."""
 
     loss: Callable[[Any, Apply, Minibatch, PPOConfig], tuple[jax.Array, Metrics]] = ppo_loss
     """`loss(params, apply, batch, config)` -> the loss of a minibatch, and metrics. All of them are logged."""
@@ -404,7 +406,8 @@ def observe(rollout: Rollout, index: jax.Array) -> Observation:
 
 
 def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout) -> Outputs:
-    """The outputs of the network for every step of a rollout, [T, B, ...], with parameters that need not have acted."""
+    """The outputs of the network for every step of a rollout, [T, B, ...], with parameters that need not have
+    acted."""
     length, num_envs = rollout.action.shape
 
     def step(carry: Any, t: jax.Array) -> tuple[Any, Outputs]:
@@ -441,8 +444,9 @@ def update(
 ) -> tuple[TrainState, Metrics]:
     """All epochs and minibatches over one rollout: the function that is compiled and run once per rollout.
 
-    On several devices each one holds its environments and its part of each minibatch. Every `Mean` is that of the whole
-    minibatch or rollout, so the result does not depend on the split, and a loss is written as for one device.
+    On several devices each one holds its environments and its part of each minibatch. Every `Mean` is that of the
+    whole minibatch or rollout, so the result does not depend on the split, and a loss is written as for one
+    device.
 
     Args:
         config: its learning rate is that of this update.
@@ -453,7 +457,9 @@ def update(
     """
     rollout = as_learned(rollout, config)
     optimizer = algorithm.optimizer(config)
-    state, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, Mean.over(rollout.weight, shard), config)
+    state, samples, rollout_metrics = algorithm.prepare(
+        state, apply, rollout, Mean.over(rollout.weight, shard), config
+    )
     # [T, B, ...] -> [T * B, ...]
     flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
     loss_key = jax.random.fold_in(jax.random.fold_in(key, config.epochs), shard.index)  # epochs have 0, 1, ...
@@ -472,8 +478,8 @@ def update(
         (loss, metrics), gradients = value_and_gradient(state.params, apply, batch, config)
         metrics = metrics | {"loss": loss}
         if shard.count > 1:
-            # Each device's loss is already that of all devices. The gradient of a sum over devices is again a sum, so
-            # what each device has is `count` times its own summand, and the gradient is the mean over devices.
+            # Each device's loss is already that of all devices. The gradient of a sum over devices is again a sum,
+            # so what each device has is `count` times its own summand, and the gradient is the mean over devices.
             gradients, metrics = jax.tree.map(lambda x: x / shard.count, shard.sum((gradients, metrics)))
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -490,7 +496,9 @@ def update(
     return state, metrics | rollout_metrics
 
 
-def scan_epochs(step: Callable, state: TrainState, epochs: jax.Array, target_kl: float) -> tuple[TrainState, Metrics]:
+def scan_epochs(
+    step: Callable, state: TrainState, epochs: jax.Array, target_kl: float
+) -> tuple[TrainState, Metrics]:
     """Scans `step` over one epoch after another, until the mean `approx_kl` of an epoch exceeds `target_kl`.
 
     Args:
@@ -512,7 +520,9 @@ def scan_epochs(step: Callable, state: TrainState, epochs: jax.Array, target_kl:
         return (number < num_epochs) & ~(approx_kl > target_kl)
 
     _, shapes = jax.eval_shape(step, state, epochs[0, 0])
-    require("approx_kl" in shapes, "ppo.target_kl", target_kl, "None: the loss of this algorithm returns no approx_kl")
+    require(
+        "approx_kl" in shapes, "ppo.target_kl", target_kl, "None: the loss of this algorithm returns no approx_kl"
+    )
     total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     first = (jnp.zeros((), jnp.int32), state, total, jnp.zeros_like(total["approx_kl"]))
     number, state, total, _ = lax.while_loop(proceeds, epoch, first)

@@ -1,7 +1,7 @@
 """Registries of networks and algorithms: a config names one, and the name decides nothing but which entry is used.
 
-A name is either shipped, or was registered by code that the user named, in a config file or with `--import`. A config
-that was stored with a run therefore never chooses what is imported.
+A name is either shipped, or was registered by code that the user named, in a config file or with `--import`. A
+config that was stored with a run therefore never chooses what is imported.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,9 @@
-"""Trains a part of a session again, from a checkpoint that is kept to the next one that was written, and compares bits.
+"""Trains a part of a session again, from a checkpoint that is kept to the next one that was written, and compares
+bits.
 
-`python -m jaxrl_atari.verify RUN_DIR --retrain ENV_STEPS` calls it. The log of actions shows what was played, but not
-that the weights chose it. A resumed session repeats an uninterrupted one bit for bit, so whoever trains from one
-checkpoint must arrive at the next one: its digests are in `digests.jsonl`.
+`python -m jaxrl_atari.verify RUN_DIR --retrain ENV_STEPS` calls it. The log of actions shows what was played, but
+not that the weights chose it. A resumed session repeats an uninterrupted one bit for bit, so whoever trains from
+one checkpoint must arrive at the next one: its digests are in `digests.jsonl`.
 """
 
 import shutil
@@ -19,7 +20,8 @@ from jaxrl_atari.session import Session, prepare, train
 
 
 def retrain(session_dir: Path, start: int) -> str:
-    """Trains from the checkpoint at `start` env steps to the next one that was written; returns a line on the result.
+    """Trains from the checkpoint at `start` env steps to the next one that was written; returns a line on the
+    result.
 
     Nothing in the session's directory is changed.
 
@@ -50,7 +52,9 @@ def retrain(session_dir: Path, start: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, session_dir.name)
         shutil.copytree(checkpoints.directory / str(start), copy / "checkpoints" / str(start))
-        quiet = replace(config.log, tensorboard=False, wandb=False, graphs=False, checkpoint_every_env_steps=10**12)
+        quiet = replace(
+            config.log, tensorboard=False, wandb=False, graphs=False, checkpoint_every_env_steps=10**12
+        )
         quiet_config = replace(config, log=quiet, evaluation=replace(config.evaluation, every_env_steps=0))
         with prepare(quiet_config, copy, session_number(session_dir), resume=True, quiet=True) as run:
             _require_same_environment(name, target, run)
@@ -85,4 +89,6 @@ def _require_same_environment(name: str, target: Written, run: Session) -> None:
     before = target.environment | {"git_revision": None}
     if changed := changed_fields(before, run.environment | {"git_revision": None}):
         differences = ", ".join(f"{field} {was} -> {present}" for field, (was, present) in changed.items())
-        raise UserError(f"{name}: cannot be compared here, where bits may differ ({differences}); use the same as then")
+        raise UserError(
+            f"{name}: cannot be compared here, where bits may differ ({differences}); use the same as then"
+        )

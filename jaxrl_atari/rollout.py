@@ -1,11 +1,11 @@
 """Acting: groups of environments and a policy -> a `Rollout` [T, B], and the games that ended meanwhile.
 
-`collect` is the loop; `act` is the policy's step, compiled. In each step the host moves one frame per environment to
-the device and one action back; frames are stored, stacked and turned into actions on the device.
+`collect` is the loop; `act` is the policy's step, compiled. In each step the host moves one frame per environment
+to the device and one action back; frames are stored, stacked and turned into actions on the device.
 
 Environments are numbered 0 .. B-1 and dealt to the learner's devices in blocks, and each block to groups that take
-turns: one steps its emulators while the policy acts for the other. Seeds, actions and minibatches depend on the numbers
-alone, so the number of devices and groups does not change what is computed, beyond the rounding of sums.
+turns: one steps its emulators while the policy acts for the other. Seeds, actions and minibatches depend on the
+numbers alone, so the number of devices and groups does not change what is computed, beyond the rounding of sums.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from jaxrl_atari.networks import STACK, Observation
 from jaxrl_atari.ppo import KEYS, Rollout, sample_action
 from jaxrl_atari.runs.progress import Game
 
-# --- The policy's step, on the device --------------------------------------------------------------------------------
+# --- The policy's step, on the device ----------------------------------------------------------------------------
 
 
 class Steps(NamedTuple):
@@ -53,15 +53,17 @@ class ActorState(NamedTuple):
     last_age: jax.Array  # int32 [B]: age of the step before
     frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
     steps: Steps
-    # The memory of a recurrent network, [B, ...]; empty for others. Step T of a rollout, which only gives the bootstrap
-    # value, is computed again as step 0 of the next one, with the parameters of that time. So the next rollout starts
-    # from the carry before step T.
+    # The memory of a recurrent network, [B, ...]; empty for others. Step T of a rollout, which only gives the
+    # bootstrap value, is computed again as step 0 of the next one, with the parameters of that time. So the next
+    # rollout starts from the carry before step T.
     rollout_carry: Any = ()  # before step 0
     last_carry: Any = ()  # before the newest step
     carry: Any = ()  # after it
 
 
-def empty_state(rollout_length: int, num_envs: int, frame_shape: tuple[int, ...], first_env: int = 0) -> ActorState:
+def empty_state(
+    rollout_length: int, num_envs: int, frame_shape: tuple[int, ...], first_env: int = 0
+) -> ActorState:
     """The state before the first frame, of environments `first_env`, `first_env + 1`, ... of the session."""
     per_step = (rollout_length + 1, num_envs)
     dtypes = (jnp.int32, jnp.int32, jnp.float32, jnp.float32)
@@ -146,7 +148,7 @@ def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
     return Rollout(frames, **taken._asdict(), **outcome._asdict(), bootstrap_value=steps.value[-1], carry=carry)
 
 
-# --- The loop, on the host -------------------------------------------------------------------------------------------
+# --- The loop, on the host ---------------------------------------------------------------------------------------
 
 
 class EnvGroup:
@@ -187,7 +189,8 @@ class EnvGroup:
         self._state = jax.device_put(state, self.device)
 
     def take_games(self) -> tuple[Games, Segment] | None:
-        """The games in progress, between two rollouts, and the actions since the last call; None without a record."""
+        """The games in progress, between two rollouts, and the actions since the last call; None without a
+        record."""
         record = self.pool.record
         if record is None:
             return None
@@ -228,9 +231,9 @@ class EnvGroup:
     def choose(self, params: Any) -> None:
         """Starts the policy on the newest frames.
 
-        The frames go to the compiled call as NumPy arrays, and `send` reads the actions with `np.asarray`. Explicit
-        `device_put` and `device_get` would add 0.5 ms to a 6 ms step on two cores, whose caches the emulators keep
-        cold. So the transfer guard makes an exception for both transfers.
+        The frames go to the compiled call as NumPy arrays, and `send` reads the actions with `np.asarray`.
+        Explicit `device_put` and `device_get` would add 0.5 ms to a 6 ms step on two cores, whose caches the
+        emulators keep cold. So the transfer guard makes an exception for both transfers.
         """
         if self._check:
             check_placement("acting", {"params": params, "state": self._state}, [self.device])
@@ -251,11 +254,15 @@ class EnvGroup:
         self.waited_seconds += time.perf_counter() - start
         rules = self._rules
         self._outcome.reward[t] = np.clip(step.reward, -1.0, 1.0) if rules.clip_rewards else step.reward
-        self._outcome.terminated[t] = step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated
+        self._outcome.terminated[t] = (
+            step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated
+        )
         self._outcome.truncated[t] = step.truncated
         self._outcome.weight[t] = ~step.first
         self.env_steps += int(np.sum(~step.first))
-        return [(t, self.first_env + each.env, each.episode_return, each.length) for each in self._episodes.count(step)]
+        return [
+            (t, self.first_env + each.env, each.episode_return, each.length) for each in self._episodes.count(step)
+        ]
 
     def finish(self) -> tuple[ActorState, Outcome]:
         """The full rollout. The state is still needed by the next `begin`."""
@@ -281,8 +288,8 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
     """
     all_groups = list(itertools.chain(*groups))
     length = all_groups[0].rollout_length
-    # The first groups of all devices take their turn together, then the second ones: devices act in lockstep. A turn is
-    # a list of (group, parameters), one for each device.
+    # The first groups of all devices take their turn together, then the second ones: devices act in lockstep. A
+    # turn is a list of (group, parameters), one for each device.
     turns = [list(zip(turn, params, strict=True)) for turn in zip(*groups, strict=True)]
     games = []
     started = 0.0
@@ -320,8 +327,8 @@ def num_groups(env: EnvConfig, num_devices: int, platform: str) -> int:
 def anchor_steps(env: EnvConfig) -> int:
     """Steps of an environment between two anchors of its games (`envs/record.py`): as chosen, else 15,625 or more.
 
-    An anchor takes 0.1 s, while all environments wait: with more environments than 16, whose steps come faster, anchors
-    are rarer, so that they take less than 1% of the time.
+    An anchor takes 0.1 s, while all environments wait: with more environments than 16, whose steps come faster,
+    anchors are rarer, so that they take less than 1% of the time.
     """
     return env.anchor_steps or 15_625 * max(1, env.num_envs // 16)
 
@@ -351,7 +358,9 @@ def make_groups(config: Config, placement: Placement, seed: int, first_step: int
             gymnasium=env.gymnasium,
         )  # fmt: skip
         network = make_networks(config.network, pool.num_actions, placement).acting
-        return EnvGroup(pool, network, config.ppo.rollout_length, actor, env.rules, first_env, config.devices.check)
+        return EnvGroup(
+            pool, network, config.ppo.rollout_length, actor, env.rules, first_env, config.devices.check
+        )
 
     local = [device for device in placement.learner if device.process_index == placement.home.process_index]
     return [

@@ -49,10 +49,10 @@ def run_session(
     Args:
         session_dir: where metrics, events and checkpoints go; made if it does not exist.
         resume: continue from the newest sound checkpoint, if there is one.
-        writers: receive the log points too, besides the writers of `config.log`; one that raises ends the session. They
-            are not closed.
-        stop_requested: asked before each rollout and whenever an evaluation is waited for; if true, the session writes
-            its last checkpoint and ends.
+        writers: receive the log points too, besides the writers of `config.log`; one that raises ends the session.
+            They are not closed.
+        stop_requested: asked before each rollout and whenever an evaluation is waited for; if true, the session
+            writes its last checkpoint and ends.
         on_first_update: called after the first update.
         is_enough: asked after each update; if true, the session ends as if its budget were spent.
 
@@ -73,13 +73,15 @@ def run_session(
 
 
 def train(run: "Session") -> Iterator[ReadMetrics]:
-    """The loop: collect, update, log, checkpoint. After each iteration it yields what `Learner.update` returned."""
+    """The loop: collect, update, log, checkpoint. After each iteration it yields what `Learner.update`
+    returned."""
     config = run.config
     progress = run.progress
     learner = run.learner
     run.evaluate_if_due()  # a stop may have left out the one that was due
     while not run.is_over() and not run.stops():
-        # With `devices.check`, implicit transfers between host and devices are forbidden once everything is compiled.
+        # With `devices.check`, implicit transfers between host and devices are forbidden once everything is
+        # compiled.
         guarded = config.devices.check and not run.log.compiling
         with jax.transfer_guard("disallow" if guarded else "allow"):
             options = current_options(config, progress.env_steps)
@@ -134,15 +136,15 @@ def _keys_of_update(key: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.A
     return actor_key, update_key
 
 
-# --- What surrounds the loop -----------------------------------------------------------------------------------------
+# --- What surrounds the loop -------------------------------------------------------------------------------------
 
 
 @dataclass
 class Session:
     """State and parts of the loop of `run_session`; made and closed by `prepare`.
 
-    Everything random derives from the seed. Update u takes its keys from `fold_in(key(seed), u)`, and games go on where
-    they were (`envs/record.py`), so a resumed session does what an uninterrupted one would have done.
+    Everything random derives from the seed. Update u takes its keys from `fold_in(key(seed), u)`, and games go on
+    where they were (`envs/record.py`), so a resumed session does what an uninterrupted one would have done.
     """
 
     config: Config
@@ -174,7 +176,8 @@ class Session:
         return sum_over_processes(self.stop_requested()) > 0
 
     def is_over(self) -> bool:
-        """Whether the session has trained to its end: its budget is spent, or `is_enough` says so in any process."""
+        """Whether the session has trained to its end: its budget is spent, or `is_enough` says so in any
+        process."""
         if self.config.is_spent(self.progress.env_steps):
             return True
         return self.is_enough is not None and sum_over_processes(self.is_enough()) > 0
@@ -335,7 +338,9 @@ def prepare(
         checkpoints = Checkpoints(session_dir, say)
         restored = None
         if resume:
-            restored = checkpoints.resume(lambda meta: abstract_arrays(config, meta["num_actions"], placement.home))
+            restored = checkpoints.resume(
+                lambda meta: abstract_arrays(config, meta["num_actions"], placement.home)
+            )
         meta = restored.meta if restored else {}
         progress = Progress(meta)
         groups, game_seed = start_games(config, placement, seed, checkpoints, restored, progress, say)
@@ -447,7 +452,8 @@ def start_games(
 
 
 def join_carries(carries: Sequence[Any]) -> dict[str, np.ndarray]:
-    """The carries of all groups as an item of a checkpoint: number of a leaf -> `[B, ...]`. Empty if there is none."""
+    """The carries of all groups as an item of a checkpoint: number of a leaf -> `[B, ...]`. Empty if there is
+    none."""
     leaves = [jax.tree.leaves(jax.device_get(carry)) for carry in carries]
     return {str(number): np.concatenate(parts) for number, parts in enumerate(zip(*leaves, strict=True))}
 

@@ -3,8 +3,8 @@
     python -m jaxrl_atari.verify RUN_DIR [--sessions all|0|1...] [--from E --to E] [--sample N]
 
 needs no network, no GPU and none of JAX's random numbers. It plays the games of the log of actions again, compares
-every return and length, and recomputes every row of metrics.csv from them. docs/verify.md says what this shows and what
-it cannot show.
+every return and length, and recomputes every row of metrics.csv from them. docs/verify.md says what this shows and
+what it cannot show.
 """
 
 import contextlib
@@ -57,8 +57,8 @@ class Options(WithImports):
     sample: Annotated[int | None, Limits(1)] = None
     """Play only so many random pieces of the games, which takes seconds. None: all of them."""
     retrain: Annotated[int | None, Limits(0, 10**12)] = None
-    """Instead of playing, train from the kept checkpoint at this env step to the next one that was written, on the same
-    software, device and threads, and compare all bits. Nothing in the run is changed."""
+    """Instead of playing, train from the kept checkpoint at this env step to the next one that was written, on the
+    same software, device and threads, and compare all bits. Nothing in the run is changed."""
 
 
 class Log(NamedTuple):
@@ -98,7 +98,9 @@ def read_log(session_dir: Path) -> Log:
         raise UserError(f"{session_dir}: has no log of actions; `log.actions` and the back end ale write one")
     if len({part["actions"].shape[1] for part in parts}) > 1:
         raise UserError(f"{session_dir}: env.num_envs was changed by a resume; `verify` needs one number of them")
-    actions, anchors, games = (np.concatenate([part[n] for part in parts]) for n in ("actions", "anchors", "games"))
+    actions, anchors, games = (
+        np.concatenate([part[n] for part in parts]) for n in ("actions", "anchors", "games")
+    )
     return Log(actions, anchors, games[np.lexsort((games[:, 1], games[:, 0]))], frame_crc, ends)
 
 
@@ -168,15 +170,15 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
         The rows recomputed, all rows, and the env steps at the end of the log. Later rows are beyond it.
 
     Raises:
-        Differs: a row has another number of env steps or games, or another `return_mean`, `return_ma` or length; the
-            log ends before the newest checkpoint.
+        Differs: a row has another number of env steps or games, or another `return_mean`, `return_ma` or length;
+            the log ends before the newest checkpoint.
     """
     statistics = EpisodeStatistics()
     start = 0
     env_steps = 0
     expected = {}  # env steps at the end of each update -> the row
-    # The step after the end of a game is an auto-reset step, which does not count; where a resume started new games
-    # just then, there is none.
+    # The step after the end of a game is an auto-reset step, which does not count; where a resume started new
+    # games just then, there is none.
     anchors = set(map(tuple, log.anchors[:, :2].tolist()))
     resets = np.array([step + 1 for step, env, *_ in log.games.tolist() if (step + 1, env) not in anchors])
     for end in log.ends:
@@ -228,7 +230,9 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
         games = f"{len(chosen)} of {len(all_pieces)} pieces of games, in which {games} ended,"
     if len(chosen) == len(all_pieces):
         if played < len(log.games):
-            raise Differs(f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {played}")
+            raise Differs(
+                f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {played}"
+            )
         values = {
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "version": __version__,
@@ -265,7 +269,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _retrain(options.run_dir, options.sessions, options.retrain)
         return
     if config.env.resume_note:
-        raise UserError(f"{options.run_dir}: has no log of actions; the back end {config.env.backend} records no games")
+        raise UserError(
+            f"{options.run_dir}: has no log of actions; the back end {config.env.backend} records no games"
+        )
     chosen = [path for path in session_dirs(options.run_dir) if options.sessions in ("all", session_number(path))]
     if not chosen:
         raise UserError(f"{options.run_dir}: has no session {options.sessions}")

@@ -12,7 +12,8 @@ import pytest
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+    "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe",
 )  # fmt: skip
 
@@ -41,7 +42,9 @@ class Page:
 
     def open(self, path, width=1280, height=900, dark=False):
         """Loads a file at a window size and a colour scheme."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
         self.events.clear()
@@ -57,17 +60,22 @@ class Page:
 
     def picture(self):
         """A PNG of the whole page, not of its window alone."""
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True, format="png")["data"])
+        return base64.b64decode(
+            self.call("Page.captureScreenshot", captureBeyondViewport=True, format="png")["data"]
+        )
 
     @property
     def requests(self):
         """Addresses that the page requested, those of data inside it excluded."""
-        urls = [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
+        urls = [
+            e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"
+        ]
         return [url for url in urls if not url.startswith("data:")]
 
     @property
     def complaints(self):
-        """Messages on the console, exceptions, and entries of the log such as violations of the security policy."""
+        """Messages on the console, exceptions, and entries of the log such as violations of the security
+        policy."""
         methods = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
         return [event["params"] for event in self.events if event.get("method") in methods]
 
@@ -82,7 +90,9 @@ def chromium(folder):
     ends, quiet = (from_us[0], to_us[1]), subprocess.DEVNULL
     wire = f'exec "$0" "$@" 3<&{ends[0]} 4>&{ends[1]}'  # the browser reads from descriptor 3 and writes to 4
     command = ["bash", "-c", wire, program, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
-    browser = subprocess.Popen(command, pass_fds=ends, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    browser = subprocess.Popen(
+        command, pass_fds=ends, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+    )
     os.close(from_us[0])
     os.close(to_us[1])
     with os.fdopen(from_us[1], "wb") as sender, os.fdopen(to_us[0], "rb") as receiver:

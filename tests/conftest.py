@@ -1,8 +1,8 @@
 """Tests run on eight CPU devices; what one test compiles, the others and their processes need not compile again.
 
-The processes that tests start inherit the compilation cache, and otherwise only what a user's shell would give them. On
-a machine with a GPU, they and the tests stay on the CPU, except with `-m gpu`: then one worker has the GPUs, and takes
-their memory only as it needs it, so that the processes of its tests find theirs.
+The processes that tests start inherit the compilation cache, and otherwise only what a user's shell would give
+them. On a machine with a GPU, they and the tests stay on the CPU, except with `-m gpu`: then one worker has the
+GPUs, and takes their memory only as it needs it, so that the processes of its tests find theirs.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ jax.config.update("jax_num_cpu_devices", 8)  # not XLA_FLAGS, which the processe
 
 @pytest.fixture(autouse=True)
 def compilation_cache_stays():
-    """A test that changes a setting of the cache puts it back: the tests after it would compile everything again."""
+    """A test that changes a setting of the cache puts it back: the tests after it would compile everything
+    again."""
 
     def settings():
         return {name: value for name, value in jax.config.values.items() if "cache" in name}
@@ -63,7 +64,8 @@ def pytest_cmdline_main(config):
 
 
 def keep_compiled(config):
-    """Keeps compiled programs in .pytest_cache, for this run and the next ones: most of a first run is compilation."""
+    """Keeps compiled programs in .pytest_cache, for this run and the next ones: most of a first run is
+    compilation."""
     folder = config.cache.mkdir("compiled")
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another run was faster
@@ -76,7 +78,8 @@ def keep_compiled(config):
 
 
 def pytest_configure(config):
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # by a shell's `&`; the processes of tests would inherit it
+    # By a shell's `&`; the processes of tests would inherit it.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.pluginmanager.has_plugin("cacheprovider"):
         keep_compiled(config)

@@ -40,7 +40,9 @@ class FakeMachine:
     @property
     def started(self):
         """The settings with which each process has started CUDA."""
-        return [json.loads(line) for line in self._record.read_text().splitlines()] if self._record.exists() else []
+        return (
+            [json.loads(line) for line in self._record.read_text().splitlines()] if self._record.exists() else []
+        )
 
     @property
     def nvml_was_asked(self):

@@ -1,4 +1,5 @@
-"""Stand-in for the Hugging Face Hub on loopback, with the endpoints that pushing and pulling a model repository need.
+"""Stand-in for the Hugging Face Hub on loopback, with the endpoints that pushing and pulling a model repository
+need.
 
 By the source of huggingface_hub 1 and 2, these are: whoami-v2, repos/create, models/REPO (revision, tree),
 validate-yaml, preupload and commit (newline-delimited JSON, files in base64), resolve/REVISION/FILE.
@@ -65,7 +66,8 @@ class Handler(BaseHTTPRequestHandler):
             if repo_id in hub.repos:  # the visibility stays as it is
                 return self.answer({"url": f"{hub.url}/{repo_id}"}, 409)
             hub.repos[repo_id] = {".gitattributes": b"*.bin filter=lfs\n"}
-            if "private" in (wanted.get("visibility"), wanted.get("private") and "private"):  # huggingface_hub 2 and 1
+            # huggingface_hub 2 and 1.
+            if "private" in (wanted.get("visibility"), wanted.get("private") and "private"):
                 hub.private.add(repo_id)
             return self.answer({"url": f"{hub.url}/{repo_id}"})
         if parts[4] == "preupload":
@@ -90,7 +92,8 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def serve():
-    """Runs a Hub: `url`, `repos` (name -> file -> bytes), `private` (names of those that need the token), `commits`."""
+    """Runs a Hub: `url`, `repos` (name -> file -> bytes), `private` (names of those that need the token),
+    `commits`."""
     with Server(("127.0.0.1", 0), Handler) as server:
         server.url = f"http://127.0.0.1:{server.server_port}"
         server.repos, server.private, server.commits = {}, set(), []

@@ -21,7 +21,9 @@ TINY = Config(
 
 def change(config, **options):
     """`change(TINY, seed=3, env={"num_envs": 4})`."""
-    groups = {name: replace(getattr(config, name), **value) for name, value in options.items() if type(value) is dict}
+    groups = {
+        name: replace(getattr(config, name), **value) for name, value in options.items() if type(value) is dict
+    }
     return replace(config, **options | groups)
 
 

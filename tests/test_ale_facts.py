@@ -61,6 +61,8 @@ def test_a_seeded_reset_fixes_all_that_follows_and_disturbs_no_other_environment
 def test_a_negative_seed_does_not_reseed(game):
     """It is as if there was none, without a word."""
     seeds = np.array([-7]), None, np.array([7])
-    negative, none, positive = (Games(game, [1, 2, 3]).restart(seed).play(50, seed=5).of(MIDDLE, 51) for seed in seeds)
+    negative, none, positive = (
+        Games(game, [1, 2, 3]).restart(seed).play(50, seed=5).of(MIDDLE, 51) for seed in seeds
+    )
     assert same(negative, none)
     assert not same(positive, none)

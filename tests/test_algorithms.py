@@ -58,7 +58,7 @@ def test_an_algorithm_that_does_not_exist():
         ALGORITHMS.register("ppo", PPO)
 
 
-# --- Losses ----------------------------------------------------------------------------------------------------------
+# --- Losses ------------------------------------------------------------------------------------------------------
 
 
 def idea(params, apply, batch, config):
@@ -113,7 +113,7 @@ def test_a_loss_without_approx_kl_refuses_target_kl():
         updated(PPO._replace(loss=loss), config=PPOConfig(**{**vars(CONFIG), "target_kl": 0.01}))
 
 
-# --- Optimisers ------------------------------------------------------------------------------------------------------
+# --- Optimisers --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_any_optimiser_of_optax_steps_downhill(optimizer):
     assert last["value_loss"] < 0.9 * first["value_loss"]
 
 
-# --- V-trace ---------------------------------------------------------------------------------------------------------
+# --- V-trace -----------------------------------------------------------------------------------------------------
 
 
 def naive_vtrace(rollout, value, log_prob, gamma, gae_lambda):
@@ -203,14 +203,15 @@ def test_vtrace_of_the_policy_that_acted_has_the_targets_of_gae():
     np.testing.assert_allclose(samples.target, gae_samples.target, rtol=1e-4, atol=1e-5)
 
 
-# --- Random network distillation -------------------------------------------------------------------------------------
+# --- Random network distillation ---------------------------------------------------------------------------------
 
 
 class Chain(FakePool):
-    """A walk of at most 60 steps on 10 cells, from the left end. Only the right end gives a reward, and ends the game.
+    """A walk of at most 60 steps on 10 cells, from the left end. Only the right end gives a reward, and ends the
+    game.
 
-    In each cell one of 4 actions goes right, and the frame does not show which; the others go left. Random play reaches
-    the right end in about one of a thousand games.
+    In each cell one of 4 actions goes right, and the frame does not show which; the others go left. Random play
+    reaches the right end in about one of a thousand games.
     """
 
     num_actions = 4
@@ -240,7 +241,9 @@ class Chain(FakePool):
 
 def games_won(name, seed, updates=80):
     """Share of the games of the last ten rollouts that found the reward."""
-    config = PPOConfig(rollout_length=64, minibatch_size=256, learning_rate=1e-3, gae_lambda=0.95, weight_decay=0.0)
+    config = PPOConfig(
+        rollout_length=64, minibatch_size=256, learning_rate=1e-3, gae_lambda=0.95, weight_decay=0.0
+    )
     algorithm = ALGORITHMS.get(name)
     params, network = make(FeedForward, Chain.num_actions, seed)
     state = init_train_state(params, config, algorithm, jax.random.key(seed))

@@ -15,9 +15,11 @@ PACKAGE = Path(__file__).parents[1] / "jaxrl_atari"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = [
-    "__init__", "__main__", "train", "search", "suite", "hub", "export", "benchmark", "verify", "retrain", "commands",
+    "__init__", "__main__", "train", "search", "suite", "hub", "export", "benchmark", "verify", "retrain",
+    "commands",
     "session", "evaluate", "plots", "report", "rollout", "learner", "runs", "devices", "algorithms", "ppo", "fast",
-    "networks", "layers", "hardware", "cli", "dialects", "config", "envs", "imports", "output", "registry", "errors",
+    "networks", "layers", "hardware", "cli", "dialects", "config", "envs", "imports", "output", "registry",
+    "errors",
 ]  # fmt: skip
 """A room imports only from rooms after it."""
 
@@ -62,7 +64,9 @@ def arrows():
         found = {name.removeprefix("jaxrl_atari.") for name in imports(path) if name.startswith("jaxrl_atari.")}
         exact = found & names
         # `from jaxrl_atari.envs import ale` names the file, and not the folder that it lies in.
-        return {name for name in exact if not any(other.startswith(name + ".") for other in exact)} - {name_of(path)}
+        return {name for name in exact if not any(other.startswith(name + ".") for other in exact)} - {
+            name_of(path)
+        }
 
     return {name_of(path): targets(path) for path in FILES}
 
@@ -130,7 +134,9 @@ def test_the_algorithm_does_no_input_or_output(module):
 def test_only_devices_spreads_work():
     """`pmap`, `shard_map`, meshes and sums over devices are in devices.py alone."""
     words = ("pmap(", "shard_map(", "sharding.Mesh(", "psum", "pmean", "axis_index(")
-    spreading = {name_of(path) for path in FILES if any(word in path.read_text(encoding="utf-8") for word in words)}
+    spreading = {
+        name_of(path) for path in FILES if any(word in path.read_text(encoding="utf-8") for word in words)
+    }
     assert spreading == {"devices"}
 
 
@@ -153,7 +159,9 @@ def test_the_package_is_imported_lazily():
         "[getattr(jaxrl_atari, name) for name in jaxrl_atari.__all__];"
         "print('jaxrl_atari.train' in sys.modules, *jaxrl_atari.__all__)"
     )
-    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     assert lines[0] == "set()"
     train_was_imported, *names = lines[1].split()
     assert train_was_imported == "False"  # so `python -m jaxrl_atari.train` has nothing to warn about

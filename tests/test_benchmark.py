@@ -36,7 +36,7 @@ def run(capsys, *arguments):
     return lines, json.loads(lines[-1])
 
 
-# --- Arithmetic ------------------------------------------------------------------------------------------------------
+# --- Arithmetic --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -138,10 +138,11 @@ def test_the_sides_of_a_comparison():
     assert [config.overlap for config in configs("overlap=none,update")] == ["none", "update"]
     assert [config.log.graphs for config in configs("log.graphs=true,false")] == [True, False]
     assert [config.devices.evaluator for config in configs("devices.evaluator=false,1")] == [False, 1]
-    assert [config.devices.gpu for config in configs("cpu,gpu")] == [True, False]  # a missing GPU is reported at once
+    # A missing GPU is reported at once.
+    assert [config.devices.gpu for config in configs("cpu,gpu")] == [True, False]
 
 
-# --- The command -----------------------------------------------------------------------------------------------------
+# --- The command -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,9 @@ def test_the_whole_command(overlap, capsys):
         assert len(figures[name]["values"]) == 2
         assert 0 < figures[name]["min"] <= figures[name]["median"] <= figures[name]["max"] < math.inf
         assert sum(line.startswith(f"{name} ") for line in lines) == 1
-    shares = [a / b for a, b in zip(figures["end_to_end_sps"]["values"], figures["env_sps"]["values"], strict=True)]
+    shares = [
+        a / b for a, b in zip(figures["end_to_end_sps"]["values"], figures["env_sps"]["values"], strict=True)
+    ]
     assert figures["share_of_limit"]["values"] == shares
     time = [figures[name]["values"] for name in ("emulators_percent", "policy_percent", "learning_percent")]
     np.testing.assert_allclose(np.sum(time, axis=0), 100)
@@ -232,7 +235,7 @@ def test_on_a_gpu(capsys):
     assert 0 < result["figures"]["gpu_busy_percent"]["median"] <= 100
 
 
-# --- The yardstick ---------------------------------------------------------------------------------------------------
+# --- The yardstick -----------------------------------------------------------------------------------------------
 
 
 def python(script, *arguments):

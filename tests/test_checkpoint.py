@@ -125,7 +125,9 @@ def test_a_step_that_exists_is_compared_and_never_passed_over_in_silence(session
     assert checkpoints.read_meta(20)["score"] == 4.0
     save(checkpoints, 20, 99.0, small_arrays(1))
     (line,) = said
-    assert line.endswith(f"20: was there already, with other arrays; it is now {checkpoints.directory}/replaced_20")
+    assert line.endswith(
+        f"20: was there already, with other arrays; it is now {checkpoints.directory}/replaced_20"
+    )
     assert_same(newest(session).arrays, small_arrays(1))
     (checkpoints.directory / "replaced_20").rename(checkpoints.directory / "30")
     assert_same(checkpoints.restore(30, small_arrays(20)), small_arrays(20))
@@ -139,7 +141,9 @@ def test_devices_of_any_number_restore_what_others_saved(tmp_path):
     mesh = jax.make_mesh((8,), ("d",))
     arrays = {"split": jnp.arange(16.0), "copied": jnp.arange(3), "key": jax.random.key(5)}
     names = {"split": ["d"], "copied": [], "key": []}
-    placed = jax.device_put(arrays, {name: NamedSharding(mesh, PartitionSpec(*axes)) for name, axes in names.items()})
+    placed = jax.device_put(
+        arrays, {name: NamedSharding(mesh, PartitionSpec(*axes)) for name, axes in names.items()}
+    )
     for step, (saved, target) in enumerate([(placed, arrays), (arrays, placed)]):
         save(Checkpoints(tmp_path), step, NAN, saved)
         restored = Checkpoints(tmp_path).restore(step, target)
@@ -147,7 +151,7 @@ def test_devices_of_any_number_restore_what_others_saved(tmp_path):
         assert [x.sharding for x in restored.values()] == [target[name].sharding for name in restored]
 
 
-# --- Damage ----------------------------------------------------------------------------------------------------------
+# --- Damage ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -211,7 +215,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(damage, session):
 def test_without_a_sound_checkpoint_nothing_is_restored(session):
     for step in (10, 20):
         shutil.rmtree(session / "checkpoints" / str(step) / "arrays")
-    with pytest.raises(UserError, match=r"no checkpoint is sound \(.*/20: damaged: .*; .*/10: damaged: .*\); restore"):
+    with pytest.raises(
+        UserError, match=r"no checkpoint is sound \(.*/20: damaged: .*; .*/10: damaged: .*\); restore"
+    ):
         newest(session)
 
 
@@ -229,7 +235,9 @@ def test_errors_name_what_is_wrong(session):
     with pytest.raises(UserError, match="checkpoints/15: no such checkpoint; there are: 10, 20"):
         checkpoints.restore(15, small_arrays(0))
     for actions in (18, 4):
-        expected = rf"another network .*: train_state/params/policy/bias is float32\[6\], expected float32\[{actions}\]"
+        expected = (
+            rf"another network .*: train_state/params/policy/bias is float32\[6\], expected float32\[{actions}\]"
+        )
         with pytest.raises(UserError, match=expected):
             checkpoints.restore_newest(lambda meta, n=actions: small_arrays(0, n))
     edit_meta(session, 20, format_version=99, package_version="7.0")
@@ -237,7 +245,7 @@ def test_errors_name_what_is_wrong(session):
         newest(session)
 
 
-# --- Kills and disks -------------------------------------------------------------------------------------------------
+# --- Kills and disks ---------------------------------------------------------------------------------------------
 
 SAVE = """
     import sys, jax
@@ -332,9 +340,8 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_left_with_one_line(session,
         with an_ordinary_user(folder, checkpoints, checkpoints / "20"):
             for step in (30, 40, 50):
                 save(Checkpoints(Path(folder), print), step, 4.0)
-        line = (
-            f"{checkpoints}/removed_20: this old checkpoint cannot be removed (Permission denied) and is left there\n"
-        )
+        line = f"{checkpoints}/removed_20: this old checkpoint cannot be removed (Permission denied) and is "
+        "left there\n"
         assert capsys.readouterr().out == line
         assert Checkpoints(Path(folder)).steps() == [10, 40, 50]
         for path in checkpoints.glob("removed_20/arrays"):

@@ -53,7 +53,7 @@ def test_user_errors_are_one_line_and_bugs_keep_their_traceback(capsys):
         cli.run(raises(FileNotFoundError(errno.ENOENT, "no such file")))
 
 
-# --- Output ----------------------------------------------------------------------------------------------------------
+# --- Output ------------------------------------------------------------------------------------------------------
 
 
 def shell(script, *arguments, **variables):
@@ -184,12 +184,13 @@ def test_training_without_standard_streams(tmp_path):
 
 def test_a_warning_has_no_name_of_a_module():
     """absl, which orbax imports, has set a handler of its own by then."""
-    code = "import logging; from jaxrl_atari import cli; cli.run(lambda: logging.getLogger('a.b').warning('slow disk'))"
+    code = "import logging; from jaxrl_atari import cli; cli.run(lambda: "
+    "logging.getLogger('a.b').warning('slow disk'))"
     ended = shell('"$0" -c "$1"', code)
     assert (ended.returncode, ended.stderr) == (0, "WARNING: slow disk\n")
 
 
-# --- Options ---------------------------------------------------------------------------------------------------------
+# --- Options -----------------------------------------------------------------------------------------------------
 
 REFUSALS = [
     # No such option, or no option at all.
@@ -204,7 +205,11 @@ REFUSALS = [
     ("train", "configs/qbert.py", "did you mean --config configs/qbert.py?"),
     ("train", "configs", "did you mean --resume configs?"),
     ("evaluate", "nowhere --num-episodes 3", "evaluate has no such option; did you mean --episodes?"),
-    ("hub", "psh nowhere user/x", "psh: hub has no such command; did you mean push? expected one of push, pull, pack"),
+    (
+        "hub",
+        "psh nowhere user/x",
+        "psh: hub has no such command; did you mean push? expected one of push, pull, pack",
+    ),
     ("hub", "push nowhere user/x --privat", "--privat"),
     # Values that an option cannot have.
     ("train", "--seed", "error: Missing value for argument '--seed'."),
@@ -215,11 +220,19 @@ REFUSALS = [
     ("train", "--log.graphs maybe", "maybe: belongs to no option of train"),
     ("evaluate", "nowhere --episodes 0", "error: --episodes = 0: expected a whole number from 1 to 1,000,000"),
     ("evaluate", "nowhere --num-envs 0", "error: --num-envs = 0: expected a whole number from 1 to 4,096"),
-    ("evaluate", "nowhere --checkpoint x", "error: --checkpoint = 'x': expected one of best, latest or a whole number"),
+    (
+        "evaluate",
+        "nowhere --checkpoint x",
+        "error: --checkpoint = 'x': expected one of best, latest or a whole number",
+    ),
     ("evaluate", "", "Missing from python -m jaxrl_atari.evaluate: PATH Directory of a run"),
     ("verify", "nowhere --sample 0", "error: --sample = 0: expected a whole number from 1 on or None"),
     ("verify", "nowhere --from x", "error: --from = 'x': expected a whole number from 0 to"),
-    ("plots", "nowhere --x foo", "invalid choice 'foo' for argument '--x'. Expected one of ('env steps', 'hours')."),
+    (
+        "plots",
+        "nowhere --x foo",
+        "invalid choice 'foo' for argument '--x'. Expected one of ('env steps', 'hours').",
+    ),
     ("benchmark", "--compare ppo.gama=1,2", "did you mean --ppo.gamma?"),
     # Raised by the config: its sections, which tyro makes, and its root.
     ("train", "--env.num-envs 0", "env.num_envs = 0: expected a whole number from 1 to 65,536"),
@@ -231,7 +244,11 @@ REFUSALS = [
     ("train", "--ppo.minibatch-size 300", "error: ppo.minibatch_size = 300: expected a divisor"),
     # Raised by the command.
     ("train", "--config", "--config: expected one argument"),
-    ("train", "--config nowhere.py", "error: --config nowhere.py: no such file; expected a Python file that defines"),
+    (
+        "train",
+        "--config nowhere.py",
+        "error: --config nowhere.py: no such file; expected a Python file that defines",
+    ),
     (
         "train",
         "--config quickstrat",
@@ -345,7 +362,11 @@ def test_a_config_is_found_by_its_name(tmp_path, monkeypatch):
 
 def test_the_command_that_was_meant_is_named():
     for line, status, words in (
-        ("trian --seed 1", 2, "error: trian: no such command; did you mean train? expected one of train, evaluate"),
+        (
+            "trian --seed 1",
+            2,
+            "error: trian: no such command; did you mean train? expected one of train, evaluate",
+        ),
         ("--help", 0, "usage: python -m jaxrl_atari.COMMAND"),
         ("", 0, "usage: python -m jaxrl_atari.COMMAND"),
     ):
@@ -371,11 +392,14 @@ def test_run_dir_starts_a_run_or_continues_the_one_it_holds(tmp_path, capsys, mo
     write_json(make_run_dir(config, run_dir) / "config.json", describe(saved))
     again = train.parse_options(line)
     assert (again.full_config, again.directory) == (saved, run_dir)
-    assert f"differs from {run_dir}, which keeps its own values: sessions 1 -> 2, ppo.gamma" in capsys.readouterr().out
+    assert (
+        f"differs from {run_dir}, which keeps its own values: sessions 1 -> 2, ppo.gamma"
+        in capsys.readouterr().out
+    )
     assert train.parse_options(["--resume", str(run_dir), "--ppo.gamma", "0.9"]).full_config.ppo.gamma == 0.9
 
 
-# --- Config files ----------------------------------------------------------------------------------------------------
+# --- Config files ------------------------------------------------------------------------------------------------
 
 
 def test_every_shipped_config_runs():
@@ -387,7 +411,9 @@ def test_every_shipped_config_runs():
 
 
 def test_reinforce_and_the_quickstart_are_what_their_pages_say():
-    reinforce, quickstart = (load_config(ROOT / "configs" / f"{name}.py") for name in ("reinforce_qbert", "quickstart"))
+    reinforce, quickstart = (
+        load_config(ROOT / "configs" / f"{name}.py") for name in ("reinforce_qbert", "quickstart")
+    )
     ppo = reinforce.ppo
     assert (ppo.epochs, reinforce.num_minibatches, ppo.gae_lambda, ppo.entropy_coef) == (1, 1, 1.0, 0.0)
     assert (ppo.normalize_advantages, ppo.clip_value_loss) == (False, False)
@@ -423,12 +449,13 @@ def test_an_unusable_config_file(tmp_path, text, message):
         load_config(tmp_path / "config.py")
 
 
-# --- Settings of the process -----------------------------------------------------------------------------------------
+# --- Settings of the process -------------------------------------------------------------------------------------
 
 
 def configured(before="pass", after="pass", **variables):
     """The lines of `runtime.configure()` in a fresh process, in which only `variables` are set."""
-    code = f"import os, jax; from jaxrl_atari.hardware import runtime; {before}; print(*runtime.configure(), sep='\\n')"
+    code = f"import os, jax; from jaxrl_atari.hardware import runtime; {before}; print(*runtime.configure(), "
+    "sep='\\n')"
     unset = "unset JAX_COMPILATION_CACHE_DIR JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS XDG_CACHE_HOME HOME; "
     given = "".join(f"export {name}={value}; " for name, value in variables.items())
     ended = shell(f'{unset}{given}"$0" -c "$1"', f"{code}; {after}")
@@ -437,7 +464,8 @@ def configured(before="pass", after="pass", **variables):
 
 
 def test_the_default_cache_folder_keeps_compiled_programs(tmp_path):
-    """The first process fills the folder, and the second one adds nothing. XLA's threads change what is compiled."""
+    """The first process fills the folder, and the second one adds nothing. XLA's threads change what is
+    compiled."""
     folder, programs = tmp_path / ".cache" / "jaxrl_atari" / "xla" / "threads_3", []
     for _ in range(2):
         output = configured(after="jax.jit(lambda x: 3 * x + 1)(2.0)", HOME=tmp_path, NPROC=3)
@@ -456,7 +484,8 @@ def test_the_default_cache_folder_keeps_compiled_programs(tmp_path):
     ],
 )
 def test_settings_that_are_the_users_or_cannot_be_made(variables, line):
-    (output,) = configured(**variables, MALLOC_TOP_PAD_="65536").splitlines()  # malloc is the user's: not a word of it
+    # malloc is the user's: not a word of it.
+    (output,) = configured(**variables, MALLOC_TOP_PAD_="65536").splitlines()
     assert output.startswith(("process tuning off", "compiled programs are not kept: "))
     assert line in output
 

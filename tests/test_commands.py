@@ -21,11 +21,13 @@ from simulated_gpus import simulated
 from test_docs import CASES
 from user_commands import ROOT, free_address, one_error_line
 
-SPEC = ["--env.num-envs", "4", "--env.num-threads", "1", "--ppo.rollout-length", "16", "--ppo.minibatch-size", "64",
+SPEC = ["--env.num-envs", "4", "--env.num-threads", "1", "--ppo.rollout-length", "16",
+    "--ppo.minibatch-size", "64",
         "--ppo.epochs", "1"]  # fmt: skip
 TINY = ["--env.num-envs", "2", "--ppo.rollout-length", "8", "--ppo.minibatch-size", "16"]
 """With configs/quickstart.py and `SPEC`: the programs of faults/rehearsal.py."""
-SHORT = [*SPEC, "--log.every-env-steps", "64", "--log.checkpoint-every-env-steps", "128", "--env.max-frames", "120",
+SHORT = [*SPEC, "--log.every-env-steps", "64", "--log.checkpoint-every-env-steps", "128", "--env.max-frames",
+    "120",
          "--total-env-steps", "256"]  # fmt: skip
 WHOLE_GAMES = ["--env.max-frames", "108000", "--total-env-steps", "2048"]
 SMALL = {
@@ -80,7 +82,8 @@ def test_ci_runs_lines_of_the_pages():
 
 
 class User:
-    """A user's folder with `configs`: also the home, so that nothing is read from or written to that of the machine."""
+    """A user's folder with `configs`: also the home, so that nothing is read from or written to that of the
+    machine."""
 
     def __init__(self, folder, environment):
         folder.mkdir()

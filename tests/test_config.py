@@ -29,14 +29,25 @@ def test_the_defaults_are_the_published_spec():
     assert (ppo.rollout_length, ppo.epochs, ppo.minibatch_size, ppo.gamma) == (128, 4, 256, 0.99)
     assert (ppo.clip_epsilon, ppo.entropy_coef, ppo.value_coef, ppo.max_grad_norm) == (0.1, 0.01, 0.5, 0.5)
     assert (ppo.learning_rate, ppo.adam_epsilon, ppo.anneal_learning_rate) == (2.5e-4, 1e-5, True)
-    assert (ppo.weight_decay, ppo.normalize_advantages, ppo.clip_value_loss, ppo.target_kl) == (0.01, True, True, None)
+    assert (ppo.weight_decay, ppo.normalize_advantages, ppo.clip_value_loss, ppo.target_kl) == (
+        0.01,
+        True,
+        True,
+        None,
+    )
     assert (config.total_env_steps, config.overlap) == (10_000_000, "none")
     assert (config.rollout_size, config.num_minibatches) == (2048, 8)
 
 
 @pytest.mark.parametrize(
     ("game", "gae_lambda"),
-    [("Breakout", 0.7), ("ms_pacman", 0.85), ("Tetris", 0.95), ("BreakoutNoFrameskip-v4", 0.95), ("ALE/Pong-v5", 0.85)],
+    [
+        ("Breakout", 0.7),
+        ("ms_pacman", 0.85),
+        ("Tetris", 0.95),
+        ("BreakoutNoFrameskip-v4", 0.95),
+        ("ALE/Pong-v5", 0.85),
+    ],
 )
 def test_lambda_is_the_tuned_one_or_that_of_the_references_of_classic_unless_set(game, gae_lambda):
     config = Config(env=EnvConfig(game=game))
@@ -60,7 +71,9 @@ def test_rate_and_clip_range_fall_linearly_where_they_are_annealed():
 def test_uniform_minibatches_are_refused_on_several_devices():
     config = Config(ppo=PPOConfig(minibatches="uniform"))
     config.check_split(1)
-    with pytest.raises(ConfigError, match=r"ppo.minibatches = .uniform.: expected stratified on 2 devices; .*share"):
+    with pytest.raises(
+        ConfigError, match=r"ppo.minibatches = .uniform.: expected stratified on 2 devices; .*share"
+    ):
         config.check_split(2)
     with pytest.raises(ConfigError, match="stratified on 2 devices"):
         replace(config, devices=DevicesConfig(data_parallel=2))
@@ -129,7 +142,10 @@ def env(**options):
         # What does not go together.
         (env(game="QbertNoFrameskip-v4", protocol="v5"), r"env\.protocol = 'v5': expected classic"),
         (env(max_frames=10), r"env\.max_frames = 10: expected a multiple of 4"),
-        (env(backend="envpool", protocol="machado"), r"env\.noop_max = 0: expected at least 1 with .*envpool; ale"),
+        (
+            env(backend="envpool", protocol="machado"),
+            r"env\.noop_max = 0: expected at least 1 with .*envpool; ale",
+        ),
         (ppo(minibatch_size=1), r"ppo\.minibatch_size = 1: expected at least 2 with .*; .* is always 0"),
         (lambda: Config(total_env_steps=100), r"total_env_steps = 100: expected at least one rollout of 2048"),
         (lambda: Config(seed=2**31 - 1, sessions=2), r"seed = 2147483647: expected at most .* - sessions"),

@@ -59,7 +59,9 @@ class Copy:
 
     def train(self, *options):
         """Trains for a moment; returns the last row of metrics.csv, or the error."""
-        small = "--env.num-envs 2 --ppo.rollout-length 8 --ppo.minibatch-size 16 --total-env-steps 48 --log.no-graphs"
+        small = (
+            "--env.num-envs 2 --ppo.rollout-length 8 --ppo.minibatch-size 16 --total-env-steps 48 --log.no-graphs"
+        )
         shutil.rmtree(self.folder / "run", ignore_errors=True)
         ended = self.python("jaxrl_atari.train", "--run-dir", "run", *small.split(), *options)
         if ended.returncode:
@@ -115,7 +117,9 @@ class Small(nn.Module):
 
 @pytest.mark.long
 def test_another_network(copy):
-    copy.insert("jaxrl_atari/registry.py", '        "nature": ', '        "small": "jaxrl_atari.networks:Small",\n')
+    copy.insert(
+        "jaxrl_atari/registry.py", '        "nature": ', '        "small": "jaxrl_atari.networks:Small",\n'
+    )
     copy.insert("jaxrl_atari/networks.py", "# --- Recurrent ---", NETWORK)
     failed, passed = copy.test("a network that is shipped", "every_parameter or small")
     assert failed == set()
@@ -123,7 +127,9 @@ def test_another_network(copy):
     assert copy.train("--network.name", "small")["env_steps"] == "48"
     # A value [N, 1] would broadcast against the target, and train without a word.
     copy.edit(
-        "jaxrl_atari/networks.py", "Outputs(logits, value[..., 0], carry, features)", "Outputs(logits, value, carry)"
+        "jaxrl_atari/networks.py",
+        "Outputs(logits, value[..., 0], carry, features)",
+        "Outputs(logits, value, carry)",
     )
     failed, _ = copy.test("a network that is shipped", "shapes and small")
     assert failed == {"test_shapes_and_types_of_the_outputs"}
@@ -135,7 +141,9 @@ def test_another_metric(copy):
     copy.insert("jaxrl_atari/ppo.py", '        "entropy": entropy,\n', '        "mean_ratio": mean(ratio),\n')
     column = '    "mean_ratio": Column("losses", "", "mean probability ratio"),\n'
     copy.insert("jaxrl_atari/runs/columns.py", '    "entropy": Column(', column)
-    copy.insert("docs/metrics.md", "| `entropy` |", "| `mean_ratio` | | mean over updates of mean(ratio) | near 1 |\n")
+    copy.insert(
+        "docs/metrics.md", "| `entropy` |", "| `mean_ratio` | | mean over updates of mean(ratio) | near 1 |\n"
+    )
     failed, passed = copy.test("the title and place of a metric", "float64 or column or csv")
     assert failed == set()
     assert len(passed) > 2

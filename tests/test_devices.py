@@ -22,7 +22,7 @@ def _clean(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-# --- What this process may use ---------------------------------------------------------------------------------------
+# --- What this process may use -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_simulated_gpus_follow_cuda_visible_devices(simulate, monkeypatch):
         assert "".join(gpu.name for gpu in visible().gpus) == expected
 
 
-# --- The gpu option and the devices of a session ---------------------------------------------------------------------
+# --- The gpu option and the devices of a session -----------------------------------------------------------------
 
 PICK = """
 import sys
@@ -94,11 +94,14 @@ def test_gpu_option_with_two_gpus():
     result = python("-c", PICK, "auto", "true", "0", "1", "2", "false", **simulated(2))
     auto, true, zero, one, two, false = (line.split("|") for line in result.stdout.splitlines())
     # CPU device 0 is the CPU, 1 and 2 stand in for the GPUs.
-    assert [auto[1], true[1], zero[1], one[1], false[1]] == ["cpu:1", "cpu:1", "cpu:1", "cpu:2", "cpu:0"], result.stderr
+    assert [auto[1], true[1], zero[1], one[1], false[1]] == ["cpu:1", "cpu:1", "cpu:1", "cpu:2", "cpu:0"], (
+        result.stderr
+    )
     assert (auto[2], zero[2], false[2]) == ("--gpu = auto", "--gpu = 0", "--gpu = false")
     assert two[0] == "ConfigError"
     assert (
-        "--gpu = 2: expected a visible GPU (visible: 0: simulated GPU, 1: simulated GPU); use auto or false" in two[1]
+        "--gpu = 2: expected a visible GPU (visible: 0: simulated GPU, 1: simulated GPU); use auto or false"
+        in two[1]
     )
 
 
@@ -159,7 +162,7 @@ def test_gpu_false_does_not_touch_a_real_gpu():
     assert python("-c", FALSE, **SHOWN).stdout.split() == ["cpu", "cpu", "False"]
 
 
-# --- Rotation --------------------------------------------------------------------------------------------------------
+# --- Rotation ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -222,7 +225,7 @@ def test_the_gpus_that_a_config_uses(options, learner, actor, evaluator, machine
     assert ("nvmlInit" in machine.calls) == (options.get("gpu") is not False)
 
 
-# --- Memory fractions ------------------------------------------------------------------------------------------------
+# --- Memory fractions --------------------------------------------------------------------------------------------
 
 
 def test_memory_fractions(monkeypatch):
@@ -260,7 +263,7 @@ def test_memory_fraction_on_a_real_gpu():
     assert float(python("-c", code, **SHOWN).stdout) == pytest.approx(0.25, abs=0.02)
 
 
-# --- The report ------------------------------------------------------------------------------------------------------
+# --- The report --------------------------------------------------------------------------------------------------
 
 
 def report(run, *options, **variables):
@@ -279,7 +282,9 @@ def test_report_of_the_devices():
     assert "memory of a learner device" in result.stdout
     assert "what reduces it: env.num_envs" in result.stdout
     assert "no problem found" in result.stdout
-    sizes = [float(line.split()[-2].replace(",", "")) for line in result.stdout.splitlines() if line.endswith(" MiB")]
+    sizes = [
+        float(line.split()[-2].replace(",", "")) for line in result.stdout.splitlines() if line.endswith(" MiB")
+    ]
     assert sum(sizes[:-1]) == pytest.approx(sizes[-1], abs=0.2)
     # 1,687,719 parameters (more with 18 actions), Adam's two moments, and each frame of the rollout once.
     assert 3 * 6.44 + 128 * 128 * 84 * 84 / 2**20 < sizes[0] < 150

@@ -146,7 +146,9 @@ print("placed", is_leader(), agree(argv[2]), sum_over_processes(4), rows[:, 1].t
 
 def test_two_processes_on_one_host_have_gpus_of_their_own():
     coordinator = free_address()
-    children = [start(["-c", TOGETHER, coordinator, i], **simulated(2), CUDA_VISIBLE_DEVICES=str(i)) for i in range(2)]
+    children = [
+        start(["-c", TOGETHER, coordinator, i], **simulated(2), CUDA_VISIBLE_DEVICES=str(i)) for i in range(2)
+    ]
     try:
         printed = "".join(child.communicate(timeout=240)[0] for child in children)
     finally:

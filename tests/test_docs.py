@@ -176,7 +176,9 @@ def test_every_link_leads_to_a_file(page):
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_the_slurm_script_passes_signals_on_and_requeues_an_interrupted_run(status, requeued, number, tmp_path):
     """With stand-ins for `python`, which waits for a signal and ends with `status`, and for `scontrol`."""
-    (script,) = (code for kind, code in FENCE.findall(text(ROOT / "docs" / "resume.md")) if "#SBATCH --requeue" in code)
+    (script,) = (
+        code for kind, code in FENCE.findall(text(ROOT / "docs" / "resume.md")) if "#SBATCH --requeue" in code
+    )
     stand_ins = {
         "python": f"import signal, sys\nfor n in (signal.SIGUSR1, signal.SIGTERM):\n"
         f"    signal.signal(n, lambda *_: sys.exit({status}))\nprint(sys.argv[1:], flush=True)\nsignal.pause()\n",
@@ -186,8 +188,14 @@ def test_the_slurm_script_passes_signals_on_and_requeues_an_interrupted_run(stat
         (tmp_path / name).write_text(f"#!{sys.executable}\n{code}")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "job.sh").write_text(script)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "HOME": str(tmp_path)}
-    with subprocess.Popen(["bash", tmp_path / "job.sh"], env=environment, stdout=subprocess.PIPE, text=True) as job:
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "HOME": str(tmp_path),
+    }
+    with subprocess.Popen(
+        ["bash", tmp_path / "job.sh"], env=environment, stdout=subprocess.PIPE, text=True
+    ) as job:
         line = job.stdout.readline()
         assert "'-m', 'jaxrl_atari.train', '--config', 'configs/qbert.py', '--run-dir'" in line
         job.send_signal(number)

@@ -66,7 +66,8 @@ def get_config():
         sessions=2,
         total_env_steps=256,
         env=EnvConfig(
-            game="LampOfTheTest-v0", backend="gymnasium", options={"brightness": 99}, image_key="picture", num_envs=4
+            game="LampOfTheTest-v0", backend="gymnasium", options={"brightness": 99}, image_key="picture",
+            num_envs=4
         ),
         ppo=PPOConfig(rollout_length=16, minibatch_size=32, epochs=1),
         devices=DevicesConfig(gpu=False),
@@ -132,7 +133,10 @@ def test_a_run_of_ones_own_environment(trained):
     run_dir, said = trained
     assert "LampOfTheTest-v0: 2 actions, pictures of 32 x 32 pixels" in said
     assert "note: new games at each resume, and no log of actions for `verify`" in said
-    assert "not compared: no reference, random or human score is of this protocol (gymnasium, image_key=picture" in said
+    assert (
+        "not compared: no reference, random or human score is of this protocol (gymnasium, image_key=picture"
+        in said
+    )
     described = json.loads((run_dir / "config.json").read_text())
     assert described["game"] == "LampOfTheTest-v0"
     assert described["protocol"] == 'gymnasium, image_key=picture, options={"brightness": 99}'
@@ -161,7 +165,8 @@ def test_it_is_evaluated_and_filmed(run_dir, capsys):
 
 def test_it_is_resumed(run_dir, capsys):
     forget()
-    said = command(capsys, "train", "--resume", "run", "--total-env-steps", "384", "--import", "lamp_of_the_test.py",
+    said = command(capsys, "train", "--resume", "run", "--total-env-steps", "384", "--import",
+        "lamp_of_the_test.py",
                    "--trial.parallel", "1", "--log.no-graphs")  # fmt: skip
     assert said.count("new games are started") == 2
     assert json.loads((run_dir / "trial.json").read_text())["complete"]

@@ -109,8 +109,8 @@ def agreement(steps, game):
     for step, raw in enumerate(game):
         if raw.reward != steps.reward[step, 0]:
             break
-        # 0.5: the pool's grey levels are the exact area averages, rounded. The last picture of a game that ends within
-        # a step is not compared, because the back ends stop the step differently.
+        # 0.5: the pool's grey levels are the exact area averages, rounded. The last picture of a game that ends
+        # within a step is not compared, because the back ends stop the step differently.
         if not raw.game_over and np.abs(frame_of(raw.screens) - steps.frame[step, 0]).max() > 0.501:
             break
         same.append(raw)
@@ -197,8 +197,8 @@ def test_life_marks_equal_an_independent_count_of_lives(backend):
     np.testing.assert_array_equal(np.flatnonzero(steps.life_lost[: end + 1, 0]), lost[:-1])
     np.testing.assert_array_equal(np.flatnonzero(steps.terminated[: end + 1, 0]), [end])
     assert not steps.truncated.any()
-    # The game continues after a lost life: `agreement` compared the step after it, and a new game starts only at the
-    # end.
+    # The game continues after a lost life: `agreement` compared the step after it, and a new game starts only at
+    # the end.
     np.testing.assert_array_equal(np.flatnonzero(steps.first[: end + 2, 0]), [0, end + 1])
 
 
@@ -304,7 +304,8 @@ def test_the_end_of_a_game_on_the_last_frame_is_terminated_not_truncated(backend
     (end, *_) = np.flatnonzero(play(pool, actions).terminated[:, 0])
     for extra_steps, terminated in ((0, True), (-1, False)):
         steps = play(
-            make_pool(backend, "Breakout", 1, seed=1, rules=V5._replace(max_frames=4 * int(end + extra_steps))), actions
+            make_pool(backend, "Breakout", 1, seed=1, rules=V5._replace(max_frames=4 * int(end + extra_steps))),
+            actions,
         )
         last = end + extra_steps
         assert steps.terminated[last, 0] == terminated

@@ -1,4 +1,5 @@
-"""Evaluation on the real emulator: which games are counted, what they score, and what the command writes and says."""
+"""Evaluation on the real emulator: which games are counted, what they score, and what the command writes and
+says."""
 
 import csv
 import dataclasses
@@ -85,7 +86,7 @@ def damage(session_dir, step):
     flip_bit(max(arrays, key=lambda path: path.stat().st_size))
 
 
-# --- Games -----------------------------------------------------------------------------------------------------------
+# --- Games -------------------------------------------------------------------------------------------------------
 
 
 def ale_games(seed, num_envs, quota, max_frames, action):
@@ -164,7 +165,7 @@ def test_stacks_are_those_of_training():
         np.testing.assert_array_equal(stacks, gather_stacks(frames, ages, 2 * t + np.arange(2)))
 
 
-# --- Policies --------------------------------------------------------------------------------------------------------
+# --- Policies ----------------------------------------------------------------------------------------------------
 
 
 def test_a_policy_acts_by_its_logits(policy):
@@ -190,7 +191,11 @@ def test_a_policy_acts_by_its_logits(policy):
 def test_a_policy_pickles(policy):
     content = pickle.dumps(policy)
     again = pickle.loads(content)
-    assert (again.config, again.session_dir, again.env_steps) == (policy.config, policy.session_dir, policy.env_steps)
+    assert (again.config, again.session_dir, again.env_steps) == (
+        policy.config,
+        policy.session_dir,
+        policy.env_steps,
+    )
     frames = np.random.default_rng(0).integers(0, 256, (3, 84, 84, 4), np.uint8)
     np.testing.assert_array_equal(again.act(frames, greedy=True), policy.act(frames, greedy=True))
     key = jax.random.key(3)
@@ -233,7 +238,9 @@ def test_checkpoints_and_sessions_by_name_and_score(run_dir, own_run, monkeypatc
     steps = steps_of(other.session_dir)
     assert (other.session_dir, other.env_steps) == (run_dir / f"session_{1 - session}", steps[-1])
     assert load_policy(other.session_dir, steps[0]).env_steps == steps[0]
-    with pytest.raises(UserError, match=f"checkpoints/7: no such checkpoint; there are: {', '.join(map(str, steps))}"):
+    with pytest.raises(
+        UserError, match=f"checkpoints/7: no such checkpoint; there are: {', '.join(map(str, steps))}"
+    ):
         load_policy(other.session_dir, 7)
     with pytest.raises(UserError, match="session_7: holds no checkpoint"):
         load_policy(run_dir, session=7)
@@ -266,7 +273,7 @@ def test_not_a_run_directory(tmp_path, own_run):
         load_policy(own_run)
 
 
-# --- A Gymnasium environment -----------------------------------------------------------------------------------------
+# --- A Gymnasium environment -------------------------------------------------------------------------------------
 
 
 def snippet(page, word):
@@ -296,7 +303,9 @@ def test_the_loop_of_the_page_scores_what_an_evaluation_does(own_run):
 
 def test_sampled_actions_score_what_an_evaluation_does(policy):
     """With the keys of `play.play`: observations are those of an evaluation, step by step."""
-    played = play.play(policy, make_pool("ale", "Qbert", 1, seed=4, rules=policy.config.env.rules), 4, greedy=False)
+    played = play.play(
+        policy, make_pool("ale", "Qbert", 1, seed=4, rules=policy.config.env.rules), 4, greedy=False
+    )
     env = make_env(policy.config)
     observation, _ = env.reset(seed=4)
     next(played)
@@ -351,7 +360,7 @@ def test_stacks_and_seeds_of_the_environment():
     assert len({*others, env.reset(seed=9)[0].tobytes()}) > 1
 
 
-# --- Videos ----------------------------------------------------------------------------------------------------------
+# --- Videos ------------------------------------------------------------------------------------------------------
 
 
 def read_video(path):
@@ -359,7 +368,9 @@ def read_video(path):
     import imageio_ffmpeg  # not on every machine that runs the other tests, such as a borrowed one with a GPU
 
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24"]
-    decoded = subprocess.run([*command, "-fps_mode", "passthrough", "-"], capture_output=True, timeout=120, check=True)
+    decoded = subprocess.run(
+        [*command, "-fps_mode", "passthrough", "-"], capture_output=True, timeout=120, check=True
+    )
     return decoded.stderr.decode(), np.frombuffer(decoded.stdout, np.uint8).reshape(-1, 630, 480, 3)
 
 
@@ -402,7 +413,7 @@ def test_an_interrupted_recording_leaves_no_video(policy, tmp_path, monkeypatch)
     assert list(tmp_path.iterdir()) == []
 
 
-# --- The command -----------------------------------------------------------------------------------------------------
+# --- The command -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -435,7 +446,10 @@ def test_a_session(own_run, capsys):
 def test_the_default_is_named_an_optimistic_pick(own_run, capsys):
     main([str(own_run), *QUICK, "1", "--backend", "ale"])
     out = capsys.readouterr().out
-    assert "the best checkpoint is an optimistic pick; to quote a score, use --sessions all --checkpoint latest" in out
+    assert (
+        "the best checkpoint is an optimistic pick; to quote a score, use --sessions all --checkpoint latest"
+        in out
+    )
     assert "note: played on ale; if the run was trained on another emulator, scores may differ" in out
 
 

@@ -62,7 +62,9 @@ def left(session_dir):
         (CONFIG, {"log": {"checkpoint_every_env_steps": 200}}),
         (change(OVERLAP, devices={"data_parallel": 2}), {"env": {"num_threads": 3}}),
         (
-            change(CONFIG, env={"protocol": "classic", "num_envs": 16, "max_frames": 100}, ppo={"rollout_length": 4}),
+            change(
+                CONFIG, env={"protocol": "classic", "num_envs": 16, "max_frames": 100}, ppo={"rollout_length": 4}
+            ),
             {"env": {"num_groups": 2}},  # of 8: a policy that acts for fewer rounds some sums differently
         ),
         (

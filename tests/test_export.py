@@ -91,7 +91,11 @@ def trained_outputs(policy, stacks, first, carry):
 
 @pytest.mark.parametrize(
     "name",
-    ["nature", pytest.param("impala", marks=pytest.mark.long), pytest.param("nature_lstm", marks=pytest.mark.long)],
+    [
+        "nature",
+        pytest.param("impala", marks=pytest.mark.long),
+        pytest.param("nature_lstm", marks=pytest.mark.long),
+    ],
 )
 def test_the_three_programs_compute_what_the_package_does(name, tmp_path, capsys):
     run_dir = make_run(tmp_path / "run", name)
@@ -103,7 +107,8 @@ def test_the_three_programs_compute_what_the_package_does(name, tmp_path, capsys
     params, about = play.load(folder / "policy.npz")
     model, program = ((folder / f"policy.{end}").read_bytes() for end in ("onnx", "jaxexport"))
     stacks = recorded_stacks()
-    # Batches of 1 and 3 environments; several steps, with a game that starts among them, for a network with a memory.
+    # Batches of 1 and 3 environments; several steps, with a game that starts among them, for a network with a
+    # memory.
     for size in (1, 3):
         carry = policy.initial_carry(size)
         memories = [tuple(np.zeros((size, each), np.float32) for each in about["memory"])] * 3
@@ -126,15 +131,18 @@ def test_the_readme_has_what_a_score_needs(tmp_path):
     run_dir = make_run(tmp_path / "run")
     write_json(
         run_dir / "session_0" / "evaluation_200.json",
-        {"env_steps": 200, "checkpoint": "best", "episodes": 7, "mean": 12.5, "std": 3.25, "greedy": False, "seed": 4,
+        {"env_steps": 200, "checkpoint": "best", "episodes": 7, "mean": 12.5, "std": 3.25, "greedy": False,
+        "seed": 4,
          "compute_dtype": "float32"},
     )  # fmt: skip
     main([str(run_dir), "--to", str(tmp_path / "out")])
     text = " ".join((tmp_path / "out" / "README.md").read_text().split())
     for words in (
-        "Pong", "session_0 of run after 200 env steps", "evaluated in float32: mean return 12.50 over 7 full games",
+        "Pong", "session_0 of run after 200 env steps", "evaluated in float32: mean return 12.50 over 7 full "
+        "games",
         "std 3.25", "sampled actions, seed 4", "Protocol: v5", "score is 1.50",
-        "sticky actions 0.25", "up to 30 no-ops", "at most 108,000", "NOOP, FIRE, RIGHT, LEFT, RIGHTFIRE, LEFTFIRE",
+        "sticky actions 0.25", "up to 30 no-ops", "at most 108,000", "NOOP, FIRE, RIGHT, LEFT, RIGHTFIRE, "
+        "LEFTFIRE",
     ):  # fmt: skip
         assert words in text
 
@@ -160,7 +168,7 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(tmp_path, monkey
     assert not (tmp_path / "out").exists()
 
 
-# --- play.py where there is no JAX ----------------------------------------------------------------------------------
+# --- play.py where there is no JAX -------------------------------------------------------------------------------
 
 
 PACKAGES = ("numpy", "ale-py", "gymnasium", "cloudpickle", "farama-notifications", "typing-extensions")

@@ -49,7 +49,11 @@ def test_an_unused_name_is_numbered(tmp_path):
 
 
 def test_a_directory_has_one_writer_at_a_time(tmp_path):
-    with only_writer(tmp_path), pytest.raises(UserError, match="another process is training"), only_writer(tmp_path):
+    with (
+        only_writer(tmp_path),
+        pytest.raises(UserError, match="another process is training"),
+        only_writer(tmp_path),
+    ):
         pass
     with only_writer(tmp_path):
         pass
@@ -85,4 +89,6 @@ def test_a_package_inside_another_repository_has_not_its_revision(variables, tmp
     shutil.copytree(Path(jaxrl_atari.__file__).parent, tmp_path / "venv" / "jaxrl_atari")
     code = "from jaxrl_atari.runs.run_dir import *; print(surroundings(Config())['git_revision'])"
     environment = os.environ | variables
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path / "venv", env=environment) == b"None\n"
+    assert (
+        subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path / "venv", env=environment) == b"None\n"
+    )

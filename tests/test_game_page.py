@@ -65,7 +65,9 @@ def test_a_click_on_a_curve_goes_to_that_moment(page, width, tmp_path):
             x = browser.evaluate(f"{box}.left + {at} * {box}.width")
             y = browser.evaluate(f"{box}.top + 20")
             for kind in ("mousePressed", "mouseReleased"):
-                browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+                browser.call(
+                    "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1
+                )
             step = round(at * STEPS)
             wait_until(lambda step=step: browser.evaluate("at('step').textContent") == f"{step} of {STEPS}")
             assert browser.evaluate("at('value').textContent") == str(step)

@@ -19,7 +19,8 @@ from jaxrl_atari.errors import ConfigError
     ],
 )
 def test_the_tables_of_games_are_those_that_were_checked(table, checked):
-    """A digit changed by mistake would distort every aggregate. After a deliberate change, write the new sum here."""
+    """A digit changed by mistake would distort every aggregate. After a deliberate change, write the new sum
+    here."""
     assert hashlib.sha256(Path(games.__file__).with_name(table).read_bytes()).hexdigest() == checked
 
 
@@ -35,7 +36,11 @@ def test_rows_hold_the_published_numbers():
         ("SLM Lab's PPO (v5, 10M env steps, λ 0.95)", 15460.48, None),
         ("SLM Lab's tutorial (v5, 10M env steps, λ 0.95)", 15094, None),
     )
-    assert [each and each.score for each in (qbert.random, qbert.human, qbert.dqn_random)] == [164.0, 13455.0, 163.9]
+    assert [each and each.score for each in (qbert.random, qbert.human, qbert.dqn_random)] == [
+        164.0,
+        13455.0,
+        163.9,
+    ]
     assert (pong.gae_lambda, pong.references[0].score, pong.random.score) == (0.85, 16.69, -20.25)
     assert (kaboom.references, kaboom.random, kaboom.human) == ((), None, None)
     tutorials = {name: game.references[1].score for name, game in GAMES.items() if len(game.references) > 1}

@@ -1,7 +1,8 @@
-"""The way to a GPU, in processes with the variables of a user: what starts when, with which settings, what lies where.
+"""The way to a GPU, in processes with the variables of a user: what starts when, with which settings, what lies
+where.
 
-On a fake machine (`fake_cuda.py`) JAX records that it starts and fails; simulated GPUs compute. Tests marked `gpu` need
-real GPUs.
+On a fake machine (`fake_cuda.py`) JAX records that it starts and fails; simulated GPUs compute. Tests marked `gpu`
+need real GPUs.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ TINY = [
 ]  # fmt: skip
 
 
-# --- What starts -----------------------------------------------------------------------------------------------------
+# --- What starts -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -99,7 +100,8 @@ def test_evaluate_starts_only_its_gpu_and_takes_memory_as_it_needs_it(tmp_path):
 def test_a_process_of_several_starts_the_gpus_that_jax_local_device_ids_names(tmp_path):
     machine = FakeMachine(tmp_path, gpus=4)
     code = (
-        "import sys; from jaxrl_atari.devices import *; from jaxrl_atari.hardware.distributed import join_processes;"
+        "import sys; from jaxrl_atari.devices import *; from jaxrl_atari.hardware.distributed import "
+        "join_processes;"
         "devices = DevicesConfig(gpu=True, distributed=True, coordinator=sys.argv[1], num_processes=1,"
         "process_index=0, memory_fraction=0.25); join_processes(devices); place(devices)"
     )
@@ -145,7 +147,7 @@ def test_what_needs_a_fresh_process(simulate, monkeypatch, request):
             limit_jax(DevicesConfig(**options))
 
 
-# --- Where arrays are ------------------------------------------------------------------------------------------------
+# --- Where arrays are --------------------------------------------------------------------------------------------
 
 SESSION = """
 import sys
@@ -189,10 +191,12 @@ def test_one_session_on_two_simulated_gpus(tmp_path):
     assert "device: cpu:1, cpu:2 (devices.gpu = auto)" in result.stdout
 
 
-# --- Numbers ---------------------------------------------------------------------------------------------------------
+# --- Numbers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("capability", "expected"), [("7.5", "float32"), ("8.0", "bfloat16"), ("12.1", "bfloat16")])
+@pytest.mark.parametrize(
+    ("capability", "expected"), [("7.5", "float32"), ("8.0", "bfloat16"), ("12.1", "bfloat16")]
+)
 def test_bfloat16_is_the_choice_for_gpus_that_have_it(capability, expected):
     devices = [SimpleNamespace(platform="gpu", compute_capability=number) for number in ("9.0", capability)]
     platform = network_platform(*devices)  # the older one decides
@@ -208,7 +212,7 @@ def test_the_platform_of_a_cpu_is_what_it_multiplies(sets, expected, monkeypatch
     assert network_platform(jax.devices("cpu")[0]) == expected
 
 
-# --- On real GPUs: pytest -m gpu -------------------------------------------------------------------------------------
+# --- On real GPUs: pytest -m gpu ---------------------------------------------------------------------------------
 
 CONTEXT = 0.2  # GiB: less than any context
 

@@ -1,4 +1,5 @@
-"""The back end `gymnasium`: its steps against the back end `ale` and against environments whose answers are known."""
+"""The back end `gymnasium`: its steps against the back end `ale` and against environments whose answers are
+known."""
 
 import importlib.util
 import sys
@@ -80,7 +81,7 @@ def pool_of(num_envs=2, game=CLOCK, seed=3, screens=False, rules=GYMNASIUM_RULES
     )
 
 
-# --- Steps -----------------------------------------------------------------------------------------------------------
+# --- Steps -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("game", ["Breakout", pytest.param("SpaceInvaders", marks=pytest.mark.long)])
@@ -98,10 +99,15 @@ def test_a_game_of_ale_is_that_of_the_back_end_ale(game):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("rule", "value"), [("sticky_actions", 1.0), ("full_action_space", True), ("max_frames", 80)])
+@pytest.mark.parametrize(
+    ("rule", "value"), [("sticky_actions", 1.0), ("full_action_space", True), ("max_frames", 80)]
+)
 def test_a_game_of_ale_keeps_to_the_rules(rule, value):
     rules = WITHOUT_CHANCE._replace(**{rule: value})
-    pools = [make_pool("ale", "Breakout", 1, seed=0, rules=rules), pool_of(1, "BreakoutNoFrameskip-v4", rules=rules)]
+    pools = [
+        make_pool("ale", "Breakout", 1, seed=0, rules=rules),
+        pool_of(1, "BreakoutNoFrameskip-v4", rules=rules),
+    ]
     assert pools[0].num_actions == pools[1].num_actions == (18 if rule == "full_action_space" else 4)
     left, right = (play(pool, random_actions(pools[0], 60)) for pool in pools)
     if rule == "max_frames":  # in the last step, `ale` leaves out a frame (envs/__init__.py)
@@ -123,7 +129,10 @@ def test_a_game_starts_with_fire_and_no_ops():
 
 def test_a_mode_is_another_game():
     usual, mode = (
-        play(pool_of(1, "ALE/Breakout-v5", rules=WITHOUT_CHANCE, options=options), random_actions(pool_of(), 60)[:, :1])
+        play(
+            pool_of(1, "ALE/Breakout-v5", rules=WITHOUT_CHANCE, options=options),
+            random_actions(pool_of(), 60)[:, :1],
+        )
         for options in ({}, {"mode": 12, "difficulty": 1})
     )
     assert (usual.frame != mode.frame).any()
@@ -177,7 +186,7 @@ def test_processes_play_the_same(monkeypatch):
         pool_of(vectorization_mode="async")
 
 
-# --- Pictures --------------------------------------------------------------------------------------------------------
+# --- Pictures ----------------------------------------------------------------------------------------------------
 
 
 class Noise(Clock):
@@ -230,7 +239,7 @@ def test_what_renders_nothing_shows_what_the_policy_sees():
     assert (pool.screen() == frame[0, 0, 0]).all()
 
 
-# --- What does not fit -----------------------------------------------------------------------------------------------
+# --- What does not fit -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,15 +250,27 @@ def test_what_renders_nothing_shows_what_the_policy_sees():
         ("CartPole-v1", {}, "expected image observations"),
         ("ALE/Pong-v5", {"options": {"continuous": True}}, "arguments that keep the actions discrete"),
         ("ALE/Pong-v5", {"options": {"mode": 77}}, "cannot be made with env.options = {'mode': 77}"),
-        ("ALE/Pong-v5", {"options": {"obs_type": "ram"}}, "other arguments than obs_type; the policy sees gray frames"),
+        (
+            "ALE/Pong-v5",
+            {"options": {"obs_type": "ram"}},
+            "other arguments than obs_type; the policy sees gray frames",
+        ),
         ("ALE/Pong-v5", {"options": {"frameskip": 2}}, "other arguments than frameskip"),
         ("ALE/Pang-v5", {}, r"no such environment is registered \(Environment `Pang` doesn't exist.*Pong"),
         ("Nowhere-v0", {}, "no such environment is registered .*--import names the module or the file"),
         (CLOCK, {"options": {"size": 3}}, r"cannot be made with env.options = {'size': 3} \(TypeError: .*'size'"),
-        (CLOCK, {"options": {"render_mode": "human"}}, "other arguments than render_mode; it is chosen for videos"),
+        (
+            CLOCK,
+            {"options": {"render_mode": "human"}},
+            "other arguments than render_mode; it is chosen for videos",
+        ),
         (CLOCK, {"options": {"high": 1}}, "expected image observations"),
         (CLOCK, {"image_key": "screen"}, "env.image_key = 'screen': expected nothing; .* leave it out"),
-        (CLOCK, {"options": {"key": "a"}}, r"env.image_key = None: expected the key of an image; .* has: a \[84, 84\]"),
+        (
+            CLOCK,
+            {"options": {"key": "a"}},
+            r"env.image_key = None: expected the key of an image; .* has: a \[84, 84\]",
+        ),
         (CLOCK, {"options": {"key": "a"}, "image_key": "b"}, "env.image_key = 'b': expected the key of an image"),
         (CLOCK, {"options": {"key": "a", "shape": [3]}, "image_key": "a"}, "has: none"),
     ],
@@ -274,7 +295,7 @@ def test_opencv_is_named_where_it_is_missing(monkeypatch):
     pool_of(1)  # 84x84 already
 
 
-# --- Config ----------------------------------------------------------------------------------------------------------
+# --- Config ------------------------------------------------------------------------------------------------------
 
 
 def env(game="Clock-v0", backend="gymnasium", **options):

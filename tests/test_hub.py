@@ -110,7 +110,9 @@ def test_a_push_of_the_latest_checkpoints_can_be_resumed_everywhere(server, run_
         assert load_policy(back, "latest", session=session).env_steps > BUDGET + 512
     shutil.rmtree(run_dir / "session_0" / "checkpoints")
     for chosen in ("latest", before[1]):
-        assert checkpoints(hub.repository_files(run_dir, "user/x", chosen)) == {f"session_1/checkpoints/{before[1]}"}
+        assert checkpoints(hub.repository_files(run_dir, "user/x", chosen)) == {
+            f"session_1/checkpoints/{before[1]}"
+        }
 
 
 def test_a_damaged_checkpoint_is_not_pushed(run_dir):
@@ -196,7 +198,8 @@ def test_a_private_push_is_never_public(server, run_dir, tmp_path, monkeypatch):
     server.repos["user/public"] = {}
     fails("user/public: a public repository; make it private at", push, run_dir, "user/public", "--private")
     assert (server.repos, server.commits) == ({"user/public": {}}, [])
-    for options in (["--private"], ["--private"], []):  # a new repository, an existing one, and one that stays private
+    # A new repository, an existing one, and one that stays private.
+    for options in (["--private"], ["--private"], []):
         push(run_dir, "user/secret", *options)
         assert server.private == {"user/secret"}
     pull("user/secret", tmp_path / "back")

@@ -1,4 +1,5 @@
-"""docs/idea.md, followed word for word: an idea and a network in a file of the user's, with the commands of a user."""
+"""docs/idea.md, followed word for word: an idea and a network in a file of the user's, with the commands of a
+user."""
 
 import csv
 import re
@@ -81,7 +82,9 @@ def test_a_network_of_the_users(folder):
 def test_a_network_that_is_not_registered_leaves_no_directory(folder):
     ended = run(folder, "train", "--run-dir", "data/other", "--network.name", "other", *SMALL)
     assert ended.returncode == 2
-    expected = "network.name = 'other': expected one of nature, impala, nature_lstm; name the file that registers it"
+    expected = (
+        "network.name = 'other': expected one of nature, impala, nature_lstm; name the file that registers it"
+    )
     assert expected in ended.stderr
     assert not (folder / "data" / "other").exists()
 

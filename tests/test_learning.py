@@ -86,7 +86,8 @@ def test_learns_a_real_game(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_learns_an_environment_of_ones_own_from_pixels(tmp_path):
-    """MiniGrid's Empty-5x5, as configs/minigrid_empty.py has it. The shortest way scores 0.955, random play 0.3."""
+    """MiniGrid's Empty-5x5, as configs/minigrid_empty.py has it. The shortest way scores 0.955, random play
+    0.3."""
     pytest.importorskip("minigrid", reason="needs MiniGrid: pip install minigrid")
     pytest.importorskip("cv2", reason="needs OpenCV: pip install 'jaxrl_atari[gymnasium]'")
     config = load_config(Path(__file__).parents[1] / "configs" / "minigrid_empty.py")

@@ -77,9 +77,13 @@ def test_rows_curves_tables_and_picture_from_runs(root):
     curve = np.genfromtxt(make_results.curve_file(folder, rows[3]), delimiter=",", names=True)
     assert (len(curve), curve["env_steps"][0], curve["env_steps"][-1]) == (200, 20_000, BUDGET)
     assert len((root / "docs/images/results.png").read_bytes()) > 10_000
-    readme, reproduce = (re.sub(" +", " ", (root / page).read_text()) for page in ("README.md", "docs/reproduce.md"))
+    readme, reproduce = (
+        re.sub(" +", " ", (root / page).read_text()) for page in ("README.md", "docs/reproduce.md")
+    )
     first, second = (f"{float(row['return_ma']):,.0f}" for row in rows[2:])
-    assert f"| 2 sessions: {first} and {second} | SLM Lab's PPO 15,460; SLM Lab's tutorial 15,094 | 164 |" in readme
+    assert (
+        f"| 2 sessions: {first} and {second} | SLM Lab's PPO 15,460; SLM Lab's tutorial 15,094 | 164 |" in readme
+    )
     assert "| Qbert | classic | 1 | 10M of 10M |" in readme
     assert "| CleanRL's PPO " in readme
     assert "| Kaboom | v5 | 1 | 2.4M of 10M |" in readme

@@ -30,7 +30,8 @@ def test_the_update_is_measured():
     held, following, working, total = sizes(SMALL)
     rollout = 20 * 8 * 84 * 84 / 2**20  # each frame once
     assert following == pytest.approx(rollout, abs=0.1)
-    assert held == pytest.approx(3 * 4 * 1_694_000 / 2**20 + rollout, abs=0.2)  # parameters, Adam's moments; 18 actions
+    # Parameters, Adam's moments; 18 actions.
+    assert held == pytest.approx(3 * 4 * 1_694_000 / 2**20 + rollout, abs=0.2)
     assert total == pytest.approx(held + following + working, abs=0.2)
     halves = sizes(SMALL, devices=2)
     assert halves[1] == pytest.approx(following / 2, abs=0.1)

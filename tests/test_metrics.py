@@ -141,7 +141,15 @@ def test_numbers_have_one_notation_and_few_sessions_no_interval():
     assert [score_text(number) for number in numbers] == ["14,482", "21", "1.44", "0", "0", "-"]
     assert [interval_text(scores) for scores in ([], [1.0], [1.0, 2.5])] == ["", "", "2 sessions: 1 and 2.50"]
     small = (0.00034324115020458297, 0.0001, 2048.0, 0.95, 1e-8, 0, 12.345)
-    assert [number_text(number) for number in small] == ["0.000343", "0.0001", "2,048", "0.95", "1e-08", "0", "12.3"]
+    assert [number_text(number) for number in small] == [
+        "0.000343",
+        "0.0001",
+        "2,048",
+        "0.95",
+        "1e-08",
+        "0",
+        "12.3",
+    ]
     assert interval_text([10.0, 20.0, 30.0]) == "95% interval -4.84 to 44.84"
 
 
@@ -173,7 +181,10 @@ def test_one_session_below_random_play_has_a_short_table(tmp_path):
 
 @pytest.mark.parametrize(
     ("description", "definition"),
-    [({}, "mean of the last 100 log points"), ({"return_ma_env_steps": 1_000_000}, "mean over the last 1M env steps")],
+    [
+        ({}, "mean of the last 100 log points"),
+        ({"return_ma_env_steps": 1_000_000}, "mean over the last 1M env steps"),
+    ],
 )
 def test_the_summary_says_which_definition_the_score_has(tmp_path, description, definition):
     run_dir = describe(write_run(tmp_path / "run", [table([1.0])]), **description)

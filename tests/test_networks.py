@@ -34,21 +34,26 @@ from jaxrl_atari.rollout import act, begin_rollout, empty_state, with_carry
 ACTIONS = 6
 
 
-# --- Every network ---------------------------------------------------------------------------------------------------
+# --- Every network -----------------------------------------------------------------------------------------------
 
 every = pytest.mark.parametrize("name", NETWORKS.names())
 
 
 @cache
 def first_params(name):
-    return jax.jit(partial(init_params, make_module(NetworkConfig(name=name), ACTIONS, jnp.float32)))(jax.random.key(1))
+    return jax.jit(partial(init_params, make_module(NetworkConfig(name=name), ACTIONS, jnp.float32)))(
+        jax.random.key(1)
+    )
 
 
 def observation(network, stacks, envs=None):
-    """Images uint8 [n, 84, 84, 4] as what a network sees; a recurrent one, as first steps in `envs` environments."""
+    """Images uint8 [n, 84, 84, 4] as what a network sees; a recurrent one, as first steps in `envs`
+    environments."""
     n = len(stacks)
     return Observation(
-        arrange_stacks(network.layout, jnp.asarray(stacks)), jnp.arange(n) % 3 == 0, network.initial_carry(envs or n)
+        arrange_stacks(network.layout, jnp.asarray(stacks)),
+        jnp.arange(n) % 3 == 0,
+        network.initial_carry(envs or n),
     )
 
 
@@ -116,7 +121,7 @@ def test_acting(name):
     np.testing.assert_allclose(state.steps.log_prob[0], log_prob_of(outputs.logits, action), atol=1e-4)
 
 
-# --- Against other layers --------------------------------------------------------------------------------------------
+# --- Against other layers ----------------------------------------------------------------------------------------
 
 
 class Reference(nn.Module):
@@ -233,7 +238,7 @@ def test_acting_params_change_no_bit_of_the_outputs(dtype):
     jax.tree.map(np.testing.assert_array_equal, run(prepared, random_stacks(16)), run(params, random_stacks(16)))
 
 
-# --- An edit of the Nature network, which `cpu_conv` does not compute -------------------------------------------------
+# --- An edit of the Nature network, which `cpu_conv` does not compute --------------------------------------------
 
 
 class Sharper(NatureActorCritic):
@@ -262,7 +267,9 @@ def test_an_edit_is_what_a_cpu_computes(module, actions, monkeypatch, caplog):
     """`make_network` has a cache: with these numbers of actions there is nothing in it."""
     monkeypatch.setattr(networks, "NatureActorCritic", module)
     assert make_network(NetworkConfig(), actions, "cpu").layout == PLAIN
-    assert caplog.messages[0].startswith(f"{module.__name__} was edited: it trains up to a fifth more slowly on a CPU")
+    assert caplog.messages[0].startswith(
+        f"{module.__name__} was edited: it trains up to a fifth more slowly on a CPU"
+    )
     slow = [message for message in caplog.messages if "has convolutions of flax" in message]
     assert len(slow) == (module is Narrow)
 
@@ -273,7 +280,7 @@ def test_no_shipped_network_has_plain_convolutions_on_a_cpu(name, caplog):
     assert not caplog.messages
 
 
-# --- The layer -------------------------------------------------------------------------------------------------------
+# --- The layer ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
@@ -299,7 +306,9 @@ def test_a_convolution_and_its_gradients_are_those_of_flax(size, stride, shape, 
         with cpu_gradients():
             got = outputs_and_gradients(conv)
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10), got, expected)
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), outputs_and_gradients(conv), expected)
+        jax.tree.map(
+            partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), outputs_and_gradients(conv), expected
+        )
 
 
 @pytest.mark.parametrize("samples", [1, 32, 33, 300])
@@ -316,7 +325,7 @@ def test_chunks_change_nothing(samples):
         np.testing.assert_allclose(Net().apply(params, x), expected, rtol=1e-5, atol=1e-5)
 
 
-# --- The choice ------------------------------------------------------------------------------------------------------
+# --- The choice --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -327,7 +336,8 @@ def test_chunks_change_nothing(samples):
         (NetworkConfig(), "bfloat16 cpu", None, ("bfloat16", BLOCKED)),
         (NetworkConfig(), "amx cpu", "bfloat16 cpu", ("bfloat16", BLOCKED)),
         (NetworkConfig(), "cpu", "gpu", ("float32", PLAIN)),  # acting on a CPU for a GPU: one layout for both
-        (NetworkConfig(), "gpu", "bfloat16 cpu", ("float32", PLAIN)),  # the policy that acts is the one that learns
+        # The policy that acts is the one that learns.
+        (NetworkConfig(), "gpu", "bfloat16 cpu", ("float32", PLAIN)),
         (NetworkConfig(), "old gpu", "gpu", ("float32", PLAIN)),
         (NetworkConfig(name="impala"), "bfloat16 cpu", None, ("float32", PLAIN)),
         (NetworkConfig(compute_dtype="float32"), "bfloat16 cpu", None, ("float32", BLOCKED)),
@@ -340,7 +350,7 @@ def test_form_and_arithmetic_suit_the_platform(config, platform, peer, expected)
     assert (network.dtype.name, network.layout) == expected
 
 
-# --- Frames ----------------------------------------------------------------------------------------------------------
+# --- Frames ------------------------------------------------------------------------------------------------------
 
 
 def test_blocks():

@@ -1,8 +1,9 @@
 """Dialects against their originals: the same update on the same rollout, in float64.
 
-CleanRL's scripts and stable-baselines3 run unmodified, each in a process of its own (`originals/`), on a fixed rollout
-with lost and cut-off games, lives and clipped samples. `ppo.update` with the settings of the dialect computes the
-update of that rollout with the original's minibatches. The packages that this needs, which `.ci/run` installs:
+CleanRL's scripts and stable-baselines3 run unmodified, each in a process of its own (`originals/`), on a fixed
+rollout with lost and cut-off games, lives and clipped samples. `ppo.update` with the settings of the dialect
+computes the update of that rollout with the original's minibatches. The packages that this needs, which `.ci/run`
+installs:
 
     pip install torch==2.13.0
     pip install --no-deps stable-baselines3==2.9.2 cloudpickle
@@ -41,7 +42,9 @@ MISSING = [name for name in ("torch", "stable_baselines3", "cleanrl") if importl
 pytestmark = [
     pytest.mark.originals,
     pytest.mark.timeout(1600),
-    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; see the first lines of the file"),
+    pytest.mark.skipif(
+        bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; see the first lines of the file"
+    ),
 ]
 
 UPDATES = 3
@@ -65,7 +68,7 @@ ORIGINALS = {
 }
 
 
-# --- The originals ----------------------------------------------------------------------------------------------------
+# --- The originals -----------------------------------------------------------------------------------------------
 
 
 @cache
@@ -107,10 +110,12 @@ def layers_of(name, kind):
     found = record(name)
     if f"{kind}_0" in found:
         return rollouts.from_torch([found[f"{kind}_{i}"] for i in range(2 * len(rollouts.SHAPES))])
-    return {layer: {key: found[f"{kind}_{layer}_{key}"] for key in ("kernel", "bias")} for layer in rollouts.SHAPES}
+    return {
+        layer: {key: found[f"{kind}_{layer}_{key}"] for key in ("kernel", "bias")} for layer in rollouts.SHAPES
+    }
 
 
-# --- Ours -------------------------------------------------------------------------------------------------------------
+# --- Ours --------------------------------------------------------------------------------------------------------
 
 
 def apply_in_float64(params, observation):
@@ -128,7 +133,8 @@ def apply_in_float64(params, observation):
 
 
 def shared_rollout(name):
-    """The rollout in float64, with the actions that the original took and the log probabilities and values of ours."""
+    """The rollout in float64, with the actions that the original took and the log probabilities and values of
+    ours."""
     given = games()
     seen = rollouts.stacks(given)
     outputs = apply_in_float64(rollouts.parameters(), Observation(jnp.asarray(seen.reshape(-1, *seen.shape[2:]))))
@@ -186,7 +192,8 @@ def clip_as_torch(max_norm):
 
 @cache
 def ours(name, as_torch=True, steps=None, **flipped):
-    """Our update of the rollout with the original's minibatches: parameters and metrics, means over gradient steps.
+    """Our update of the rollout with the original's minibatches: parameters and metrics, means over gradient
+    steps.
 
     Args:
         as_torch: gradients are clipped as torch does it.
@@ -217,7 +224,8 @@ def first_minibatch(name, rollout, **flipped):
 
 
 def difference(ours, theirs, start=None):
-    """||ours - theirs|| / ||theirs||; with `start`, ||theirs - start|| in the denominator: relative to the change."""
+    """||ours - theirs|| / ||theirs||; with `start`, ||theirs - start|| in the denominator: relative to the
+    change."""
     start = jax.tree.map(np.zeros_like, theirs) if start is None else start
     apart, size = (
         np.sqrt(sum(np.sum(np.square(a - b)) for a, b in zip(*map(jax.tree.leaves, pair), strict=True)))
@@ -233,7 +241,7 @@ def update_difference(name, **how):
 every_original = pytest.mark.parametrize("name", ORIGINALS)
 
 
-# --- The proofs -------------------------------------------------------------------------------------------------------
+# --- The proofs --------------------------------------------------------------------------------------------------
 
 
 @every_original
@@ -291,10 +299,12 @@ def test_a_whole_update_ends_at_the_originals_parameters(name):
 
 
 FLIPPED = {
-    "cleanrl": {"unbiased_std": False, "truncation_is_terminal": False, "clip_value_loss": False, "value_coef": 1.0},
+    "cleanrl": {"unbiased_std": False, "truncation_is_terminal": False, "clip_value_loss": False,
+    "value_coef": 1.0},
     "cleanrl_envpool": {"learn_from_auto_resets": False},
     "cleanrl_xla": {
-        "unbiased_std": True, "truncation_is_terminal": False, "learn_from_auto_resets": False, "clip_value_loss": True,
+        "unbiased_std": True, "truncation_is_terminal": False, "learn_from_auto_resets": False,
+        "clip_value_loss": True,
     },
     "sb3": {
         "unbiased_std": False, "truncation_is_terminal": True, "clip_value_loss": True, "value_coef": 0.5,
@@ -318,7 +328,9 @@ def test_the_shipped_network_has_the_originals_first_gradient(name):
     """In float32, as a run computes it."""
     with jax.enable_x64(True):
         rollout = jax.device_get(shared_rollout(name))
-    rollout = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32) if x.dtype == np.float64 else jnp.asarray(x), rollout)
+    rollout = jax.tree.map(
+        lambda x: jnp.asarray(x, jnp.float32) if x.dtype == np.float64 else jnp.asarray(x), rollout
+    )
     rollout = rollout._replace(frames=BLOCKED.arrange(jnp.asarray(games()["frames"])))
     config, _, batch = first_minibatch(name, rollout)
     config = jax.tree.map(np.float32, config)
@@ -330,7 +342,7 @@ def test_the_shipped_network_has_the_originals_first_gradient(name):
     assert apart < 1e-5
 
 
-# --- Schedules and minibatches ----------------------------------------------------------------------------------------
+# --- Schedules and minibatches -----------------------------------------------------------------------------------
 
 
 def scheduled(name, schedule, update, **flipped):
@@ -339,7 +351,9 @@ def scheduled(name, schedule, update, **flipped):
     config = Config(
         total_env_steps=UPDATES * size,
         env=EnvConfig(num_envs=rollouts.NUM_ENVS),
-        ppo=replace(DIALECTS[name].ppo, rollout_length=size // rollouts.NUM_ENVS, minibatch_size=size // 4, **flipped),
+        ppo=replace(
+            DIALECTS[name].ppo, rollout_length=size // rollouts.NUM_ENVS, minibatch_size=size // 4, **flipped
+        ),
     )
     return schedule(config, update * size)
 

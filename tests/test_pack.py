@@ -1,4 +1,5 @@
-"""Runs to pass on: packed without the state that training needs, they play, verify and report, and are not resumed."""
+"""Runs to pass on: packed without the state that training needs, they play, verify and report, and are not
+resumed."""
 
 import shutil
 

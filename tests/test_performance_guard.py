@@ -1,4 +1,5 @@
-"""Properties that make training fast, without a clock: compilations, transfers, and the form of the compiled update."""
+"""Properties that make training fast, without a clock: compilations, transfers, and the form of the compiled
+update."""
 
 import contextlib
 import dataclasses
@@ -55,7 +56,7 @@ def iterate(run, times):
     run.learner.wait()
 
 
-# --- Compilations ----------------------------------------------------------------------------------------------------
+# --- Compilations ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -80,7 +81,7 @@ def test_everything_is_compiled_once(overlap, devices, tmp_path):
     assert not events[COMPILED]
 
 
-# --- Transfers -------------------------------------------------------------------------------------------------------
+# --- Transfers ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -92,7 +93,9 @@ def test_transfers_of_an_iteration(tmp_path, monkeypatch):
         function = getattr(owner, name)
 
         def counted(*args, **kwargs):
-            moved = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(args) if isinstance(leaf, kind))
+            moved = tuple(
+                (leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(args) if isinstance(leaf, kind)
+            )
             calls.update([moved] if moved else [])
             return function(*args, **kwargs)
 
@@ -119,7 +122,7 @@ def test_transfers_of_an_iteration(tmp_path, monkeypatch):
     assert (set(metrics), times) == ({((), "float32")}, 1)
 
 
-# --- The compiled update ---------------------------------------------------------------------------------------------
+# --- The compiled update -----------------------------------------------------------------------------------------
 
 
 def computations(hlo):
@@ -163,7 +166,9 @@ def update_and_arguments(network_config, platform):
     data = Rollout(frames, whole, whole, number, number, number, mark, mark, number, bootstrap_value)
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(
-        lambda: init_train_state(init_params(make_module(network_config, 6, jnp.float32), jax.random.key(0)), config)
+        lambda: init_train_state(
+            init_params(make_module(network_config, 6, jnp.float32), jax.random.key(0)), config
+        )
     )
     numbers = jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), config)
     return jax.jit(functools.partial(update, apply=network.apply)), (state, data, numbers, key)
@@ -207,7 +212,7 @@ def test_a_loop_over_chunks_reads_a_saved_output_before_it_takes_windows_of_it()
     assert not [body for body in windows if " dynamic-slice(" in body]
 
 
-# --- What a GPU is given ---------------------------------------------------------------------------------------------
+# --- What a GPU is given -----------------------------------------------------------------------------------------
 
 
 def lowered_for_cuda(function, arguments):

@@ -116,7 +116,9 @@ def test_an_unfinished_session_is_named_and_not_in_the_curve(tmp_path, figures):
     finished = [short(*np.linspace(0, score, 20)) for score in (600, 640, 620)]  # return_ma ends at half of it
     run_dir = write_run(tmp_path / "run", [*finished, short(0.5)], total_env_steps=2000)
     graphs.plot_run(read_run(run_dir))
-    label = "return_ma: 3 of 4 sessions, score 310 ± 10\nleft out: session 3 (unfinished, at 100 of 2,000 env steps)"
+    label = (
+        "return_ma: 3 of 4 sessions, score 310 ± 10\nleft out: session 3 (unfinished, at 100 of 2,000 env steps)"
+    )
     curve = lines(figures[-1].axes[0])[label]
     assert (len(curve), curve[0], curve[-1]) == (20, 0, pytest.approx(310))
     assert max(np.abs(np.diff(curve))) < 20  # 310 / 19: no jump where the short session ends
@@ -165,7 +167,9 @@ def test_a_comparison_draws_the_mean_return_ma(tmp_path, figures):
 
 
 def test_more_trials_than_colours_differ_in_line_style(tmp_path, figures):
-    runs = [(f"run_{i}", read_run(write_run(tmp_path / f"run_{i}", [short(i, 200)]))) for i in range(len(COLOURS) + 1)]
+    runs = [
+        (f"run_{i}", read_run(write_run(tmp_path / f"run_{i}", [short(i, 200)]))) for i in range(len(COLOURS) + 1)
+    ]
     graphs.plot_comparison(runs, tmp_path / "out")
     curves = [line for line in figures[0].axes[0].lines if str(line.get_label()).startswith("run_")]
     assert len({(line.get_color(), line.get_linestyle()) for line in curves}) == len(runs)
@@ -190,7 +194,8 @@ def test_a_graph_without_a_finished_game_has_env_steps_and_no_scale_of_returns(t
 
 def test_a_profile_shows_shares_from_0_to_1_and_promises_only_the_intervals_that_it_draws(tmp_path, figures):
     for sessions in (1, 3):
-        scores = {"Pong": [-0.5, -0.4, -0.2][:sessions], "Qbert": [-0.1, -0.3, -0.2][:sessions]}  # below random play
+        # Below random play.
+        scores = {"Pong": [-0.5, -0.4, -0.2][:sessions], "Qbert": [-0.1, -0.3, -0.2][:sessions]}
         graphs.plot_profiles({"suite": {"ratio": statistics.aggregate(scores)}}, tmp_path)
         axes = figures[-1].axes[0]
         low, high = axes.get_ylim()
@@ -272,7 +277,8 @@ def test_directories_of_all_kinds_are_drawn_and_an_empty_one_is_named(tmp_path, 
 
 
 def write_search(search_dir, trials=((1e-4, 3.0, "COMPLETE"), (3e-4, 9.0, "COMPLETE"), (1e-3, 6.0, "PRUNED"))):
-    """A search over the learning rate, whose trials have a log point at 100 env steps with a third of their score."""
+    """A search over the learning rate, whose trials have a log point at 100 env steps with a third of their
+    score."""
     optuna = pytest.importorskip("optuna")
     search_dir.mkdir(parents=True)
     space = {"ppo.learning_rate": optuna.distributions.FloatDistribution(1e-5, 1e-2, log=True)}
@@ -311,7 +317,8 @@ def test_the_graphs_of_a_search_show_each_trial_in_our_style(tmp_path, figures):
     ticks = {label.get_text() for label in fields.get_xticklabels()}
     assert {"0.0001", "0.001"} <= ticks
     parallel = by_title["fields and score of each trial"].axes[0]
-    heights = [line.get_ydata().tolist() for line in parallel.lines[:3]]  # of field and score, from low to high score
+    # Of field and score, from low to high score.
+    heights = [line.get_ydata().tolist() for line in parallel.lines[:3]]
     assert heights == [[0, 0], [1, 0.5], [pytest.approx(np.log(3) / np.log(10)), 1]]
     importances = by_title["importance of each field for the score"].axes[0]
     assert [bar.get_width() for bar in importances.patches] == [pytest.approx(1)]

@@ -57,7 +57,8 @@ def games(rng, steps, num_envs):
 
 
 def random_rollout(seed, steps=4, num_envs=4):
-    """A rollout in float64 NumPy with all that a game can do, ratios and values on both sides of the clip range."""
+    """A rollout in float64 NumPy with all that a game can do, ratios and values on both sides of the clip
+    range."""
     rng = np.random.default_rng(seed)
     shape = (steps, num_envs)
     terminated, truncated, weight, age = games(rng, steps, num_envs)
@@ -114,7 +115,7 @@ def network(conv="matmul"):
     return make_network(NetworkConfig(conv=conv), ACTIONS, "cpu")
 
 
-# --- generalised advantage estimation ---------------------------------------------------------------------------------
+# --- generalised advantage estimation ----------------------------------------------------------------------------
 
 
 def test_gae_golden_numbers():
@@ -125,7 +126,9 @@ def test_gae_golden_numbers():
     at_1 = no.at[1].set(True)
     solve = partial(gae, reward, value, jnp.array([4.0]), gamma=0.5, gae_lambda=0.5)
     # delta = [1, -1, -1, -4]
-    np.testing.assert_array_equal(solve(no, no)[:, 0], [1 - 1 / 4 - 1 / 16 - 4 / 64, -1 - 1 / 4 - 4 / 16, -2.0, -4.0])
+    np.testing.assert_array_equal(
+        solve(no, no)[:, 0], [1 - 1 / 4 - 1 / 16 - 4 / 64, -1 - 1 / 4 - 4 / 16, -2.0, -4.0]
+    )
     # A life is lost at step 1: nothing beyond, delta_1 = 0 - 4.
     np.testing.assert_array_equal(solve(at_1, no)[:, 0], [1 - 1.0, -4.0, -2.0, -4.0])
     # The game is cut off at step 1: the value beyond counts, delta_1 = 0 + 6 / 2 - 4, the rewards beyond do not.
@@ -149,7 +152,7 @@ def test_gae_is_the_double_sum(jit, gamma, gae_lambda):
     np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
 
 
-# --- loss and gradients -----------------------------------------------------------------------------------------------
+# --- loss and gradients ------------------------------------------------------------------------------------------
 
 
 def minibatch(seed, size=64):
@@ -270,11 +273,13 @@ def test_normalized_advantages():
         few = jnp.arange(4) < counting
         assert np.isfinite(Mean.over(few.astype(float)).normalize(advantage, unbiased=True)).all()
     two = Shard(count=2, sum=partial(jax.lax.psum, axis_name="d"))
-    halves = jax.vmap(lambda x, w: normalize(w, two, x), axis_name="d")(advantage.reshape(2, 2), weight.reshape(2, 2))
+    halves = jax.vmap(lambda x, w: normalize(w, two, x), axis_name="d")(
+        advantage.reshape(2, 2), weight.reshape(2, 2)
+    )
     np.testing.assert_allclose(halves.ravel(), normalize(weight), rtol=1e-6)
 
 
-# --- one whole update -------------------------------------------------------------------------------------------------
+# --- one whole update --------------------------------------------------------------------------------------------
 
 
 def small_config(**changes):
@@ -315,7 +320,9 @@ def test_a_whole_update(conv, seed, changes):
     config = small_config(**changes)
     uniform = config.minibatches == "uniform"
     indices = np.asarray(minibatch_indices(KEY, 4, 4, config.epochs, config.minibatch_size, uniform=uniform))
-    switches = {name: getattr(config, name) for name in ("normalize_advantages", "clip_value_loss", "unbiased_std")}
+    switches = {
+        name: getattr(config, name) for name in ("normalize_advantages", "clip_value_loss", "unbiased_std")
+    }
     ends = {name: getattr(config, name) for name in ("truncation_is_terminal", "learn_from_auto_resets")}
     for candidate in range(seed, seed + 20):
         rollout, params = random_rollout(candidate), trained_params(candidate)
@@ -357,7 +364,9 @@ def linear(params, observation):
 def test_target_kl_ends_the_epochs():
     """The update is that of as many epochs as were taken, metrics and optimiser state included."""
     rng, rollout = np.random.default_rng(1), shipped(random_rollout(1), PLAIN)
-    params = {name: jnp.float32(0.1 * rng.standard_normal((29, n))) for name, n in (("policy", ACTIONS), ("value", 1))}
+    params = {
+        name: jnp.float32(0.1 * rng.standard_normal((29, n))) for name, n in (("policy", ACTIONS), ("value", 1))
+    }
     outputs = linear(params, observe(rollout, jnp.arange(16)))
     log_prob = log_prob_of(outputs.logits, rollout.action.reshape(-1)).reshape(4, 4)
     rollout = rollout._replace(log_prob=log_prob)  # so that the updates alone move the policy away
@@ -382,7 +391,8 @@ def test_target_kl_ends_the_epochs():
 
 
 def nature_in_float64(params, observation):
-    """The network of `reference.forward` in JAX. Matrix products: XLA's float64 convolutions take minutes on a CPU."""
+    """The network of `reference.forward` in JAX. Matrix products: XLA's float64 convolutions take minutes on a
+    CPU."""
     x = observation.stacks.astype(jnp.float64) / 255.0
     for name, stride in reference.STRIDES.items():
         kernel = params[name]["kernel"]
@@ -526,7 +536,7 @@ def test_jit_of_shard_map_gives_the_bits_of_pmap():
     assert np.abs(found[0][0].params["policy"]["kernel"] - trained_params()["policy"]["kernel"]).max() > 1e-4
 
 
-# --- acting -----------------------------------------------------------------------------------------------------------
+# --- acting ------------------------------------------------------------------------------------------------------
 
 
 def test_actions_follow_the_distribution_and_log_prob_is_theirs():

@@ -27,7 +27,9 @@ def test_the_policy_that_learns_says_what_the_one_that_acted_said(groups):
     params, network = make(Recurrent, NoisePool.num_actions)
     params = perturbed(params)
     size = num_envs // groups
-    made = [EnvGroup(NoisePool(size, seed=i), network, length, cpu, PROTOCOLS["v5"], i * size) for i in range(groups)]
+    made = [
+        EnvGroup(NoisePool(size, seed=i), network, length, cpu, PROTOCOLS["v5"], i * size) for i in range(groups)
+    ]
     config = PPOConfig(rollout_length=length, minibatch_size=2 * length, epochs=1)
     bootstrap = None
     for number in range(3):
@@ -40,7 +42,9 @@ def test_the_policy_that_learns_says_what_the_one_that_acted_said(groups):
         for index in draw_minibatches(jax.random.key(9), rollout, config):
             seen = observe(rollout, index)
             logits, value, *_ = network.apply(params, seen)
-            action, log_prob, played = (x.reshape(-1)[index] for x in (rollout.action, rollout.log_prob, rollout.value))
+            action, log_prob, played = (
+                x.reshape(-1)[index] for x in (rollout.action, rollout.log_prob, rollout.value)
+            )
             np.testing.assert_allclose(log_prob_of(logits, action), log_prob, atol=1e-5)
             np.testing.assert_allclose(value, played, atol=1e-5)
             wrong = network.apply(params, seen._replace(first=jnp.zeros_like(seen.first)))
@@ -52,7 +56,8 @@ def test_the_policy_that_learns_says_what_the_one_that_acted_said(groups):
 
 
 class Cue(FakePool):
-    """A light, left or right, that is seen in the first frame alone; the action 7 steps later must name its side."""
+    """A light, left or right, that is seen in the first frame alone; the action 7 steps later must name its
+    side."""
 
     num_actions = 2
 
@@ -79,9 +84,12 @@ class Cue(FakePool):
 
 @pytest.mark.parametrize("network", [Recurrent, FeedForward])
 def test_memory_pays(network):
-    """Stacks of four frames have forgotten the light: without memory half of the games are won, with it nearly all."""
+    """Stacks of four frames have forgotten the light: without memory half of the games are won, with it nearly
+    all."""
     length, num_envs = 32, 16
-    config = PPOConfig(rollout_length=length, minibatch_size=128, learning_rate=2e-3, gae_lambda=0.95, weight_decay=0.0)
+    config = PPOConfig(
+        rollout_length=length, minibatch_size=128, learning_rate=2e-3, gae_lambda=0.95, weight_decay=0.0
+    )
     params, functions = make(network, 2)
     state = init_train_state(params, config)
     learn = jax.jit(partial(update, apply=functions.apply), donate_argnums=0)

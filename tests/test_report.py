@@ -88,7 +88,8 @@ def test_the_page_of_a_run_shows_everything(tmp_path):
         "Qbert: my_run protocol v5 3 sessions 400 env steps each seeds 0, 1, 2 λ of GAE 0.95",
         "3,000 return_ma at the end mean of the last 100 log points; mean over 3 sessions over sessions 95%",
         "95% interval 515.86 to 5,484",  # 3000 ± 4.303 * 1000 / sqrt(3)
-        "SLM Lab's PPO (v5, 10M env steps, λ 0.95) 15,460", "human tester (DQN Zoo) 13,455", "random play (v5) 164",
+        "SLM Lab's PPO (v5, 10M env steps, λ 0.95) 15,460", "human tester (DQN Zoo) "
+        "13,455", "random play (v5) 164",
         "(score - random) / (first reference - random) 0.19",
         "session_1 verified 4 of 4 rows, 456 games, on 2026-11-25, version 1.0",
         "time: policy % 25 0 25 25 25",
@@ -257,7 +258,12 @@ def make_hostile(tmp_path):
     run_dir = make_run(tmp_path / "run")
     values = json.loads((run_dir / "config.json").read_text())
     values["config"] |= {"name": HOSTILE.replace("/", "|"), "output_dir": HOSTILE}
-    values |= {"python": HOSTILE, "versions": {HOSTILE: HOSTILE}, "git_revision": [HOSTILE], "resumed": [{HOSTILE: 3}]}
+    values |= {
+        "python": HOSTILE,
+        "versions": {HOSTILE: HOSTILE},
+        "git_revision": [HOSTILE],
+        "resumed": [{HOSTILE: 3}],
+    }
     write_json(run_dir / "config.json", values | {"hardware": HOSTILE, "return_ma_env_steps": [HOSTILE]})
     suite_dir = make_suite(tmp_path / "suite")
     values = json.loads((suite_dir / "suite.json").read_text())

@@ -65,7 +65,9 @@ def test_a_part_is_trained_again_to_the_same_bits(run_dir, capsys):
     (target,) = [each for each in read_digests(run_dir / "session_0") if each.env_steps > start][:1]
     line = capsys.readouterr().out.splitlines()[-1]
     arrays = len(target.digests)
-    expected = f"retrained: from {start:,} to {target.env_steps:,} env steps, all bits of {arrays} arrays are equal"
+    expected = (
+        f"retrained: from {start:,} to {target.env_steps:,} env steps, all bits of {arrays} arrays are equal"
+    )
     assert line == f"session_0  {expected}"
     assert contents(run_dir) == before
 

@@ -1,4 +1,5 @@
-"""Acting against naive frame stacks of what the pool gave, on the real emulator too, and the windows of the scores."""
+"""Acting against naive frame stacks of what the pool gave, on the real emulator too, and the windows of the
+scores."""
 
 import json
 import time
@@ -91,7 +92,9 @@ def test_outcomes_of_the_steps(played):
     whole = {name: np.concatenate([np.asarray(getattr(rollout, name)) for rollout in rollouts]) for name in names}
     total, length, games = np.zeros(pool.num_envs), np.zeros(pool.num_envs, int), []
     for t, step in enumerate(steps):
-        np.testing.assert_array_equal(whole["reward"][t], np.sign(step.reward) * np.minimum(np.abs(step.reward), 1))
+        np.testing.assert_array_equal(
+            whole["reward"][t], np.sign(step.reward) * np.minimum(np.abs(step.reward), 1)
+        )
         np.testing.assert_array_equal(whole["terminated"][t], step.terminated | step.life_lost)
         np.testing.assert_array_equal(whole["truncated"][t], step.truncated)
         np.testing.assert_array_equal(whole["weight"][t], 1.0 - step.first)
@@ -145,7 +148,9 @@ def test_groups_and_devices_play_what_one_group_plays():
                 assert x == y == ()
                 continue
             first_half = np.take(x, range(4), axis=min(1, x.ndim - 1))
-            np.testing.assert_allclose(y, first_half, atol=0 if name in ("action", "frames") else 1e-5, err_msg=name)
+            np.testing.assert_allclose(
+                y, first_half, atol=0 if name in ("action", "frames") else 1e-5, err_msg=name
+            )
 
 
 def test_return_ma_is_the_mean_of_return_mean_over_the_last_million_env_steps():
@@ -163,7 +168,9 @@ def test_return_ma_is_the_mean_of_return_mean_over_the_last_million_env_steps():
         start = max(env_steps[0], env_steps[-1] - 1_000_000)
         between = np.linspace(start, env_steps[-1], 20_001)  # the mean is linear from one update to the next
         row = statistics.to_row()
-        np.testing.assert_allclose(row["return_ma"], np.interp(between, env_steps, means).mean(), rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(
+            row["return_ma"], np.interp(between, env_steps, means).mean(), rtol=1e-3, atol=1e-3
+        )
         np.testing.assert_allclose(row["return_mean"], means[-1])
         np.testing.assert_allclose(row["episode_length"], np.mean([length for *_, length in games[-100:]]))
     assert row["episodes"] == len(games) > 200
@@ -172,7 +179,9 @@ def test_return_ma_is_the_mean_of_return_mean_over_the_last_million_env_steps():
 def test_every_step_and_every_environment_draws_for_itself():
     """Where the policy has no preference and sees always the same, only the keys decide."""
     network = make_network(NetworkConfig(), 4, "cpu")
-    params = jax.tree.map(jnp.zeros_like, init_params(make_module(NetworkConfig(), 4, jnp.float32), jax.random.key(0)))
+    params = jax.tree.map(
+        jnp.zeros_like, init_params(make_module(NetworkConfig(), 4, jnp.float32), jax.random.key(0))
+    )
     state = begin_rollout(empty_state(8, 8, network.layout.shape), jax.random.key(0))
     for _ in range(8):
         state, _ = act(network, params, state, np.zeros((8, 84, 84), np.uint8), np.zeros(8, bool))
@@ -196,6 +205,7 @@ def test_the_wait_for_the_update_is_no_time_of_the_policy():
     network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
     params = init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0))
     cpu = jax.devices("cpu")[0]
-    groups = [kind(Corridor(2, seed=0), network, 2, cpu, V5) for kind in (EnvGroup, Waiting)]  # the first one compiles
+    # The first one compiles.
+    groups = [kind(Corridor(2, seed=0), network, 2, cpu, V5) for kind in (EnvGroup, Waiting)]
     *_, seconds = (collect([[group]], [params], jax.random.key(0)).seconds for group in groups)
     assert sum(seconds) < 0.9

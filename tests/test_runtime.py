@@ -55,7 +55,8 @@ def test_settings_that_change_numbers(variables, expected):
 
 QUOTAS = {
     "v2": ("0::/pod/app\n", {"pod/app/cpu.max": "50000 100000", "pod/cpu.max": "max 100000"}, 0.5),
-    "v2, of a group above": ("0::/pod/app\n", {"pod/app/cpu.max": "max 100000", "pod/cpu.max": "150000 100000"}, 1.5),
+    "v2, of a group above": ("0::/pod/app\n", {"pod/app/cpu.max": "max 100000",
+    "pod/cpu.max": "150000 100000"}, 1.5),
     "v2, seen from inside": ("0::/\n", {"cpu.max": "100000 100000"}, 1.0),
     "v2, none": ("0::/\n", {"cpu.max": "max 100000"}, math.inf),
     "v1": (
@@ -95,5 +96,7 @@ def test_a_quota_limits_the_emulator_threads_unless_the_user_has_chosen(tmp_path
     line = "this process may use 1.5 CPUs (a quota): emulator threads: 2"
     lines = python("-c", QUOTA, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).stdout.splitlines()
     assert (lines[0], lines[-1]) == (line, "2")
-    lines = python("-c", QUOTA, JAX_COMPILATION_CACHE_DIR=str(tmp_path), JAXRL_ATARI_THREADS="4").stdout.splitlines()
+    lines = python(
+        "-c", QUOTA, JAX_COMPILATION_CACHE_DIR=str(tmp_path), JAXRL_ATARI_THREADS="4"
+    ).stdout.splitlines()
     assert (line in lines, lines[-1]) == (False, "4")

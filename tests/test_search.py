@@ -1,4 +1,5 @@
-"""A search: its space and options, its record, its results, and its processes, through the command and on a cluster."""
+"""A search: its space and options, its record, its results, and its processes, through the command and on a
+cluster."""
 
 import dataclasses
 import json
@@ -52,7 +53,10 @@ from jaxrl_atari.suite.ray_cluster import Share, allot
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
 
 QBERT = ["--config", str(ROOT / "configs/search_qbert.py")]
-SPACE = {"ppo.gae_lambda": FloatDistribution(0.7, 0.98), "ppo.learning_rate": FloatDistribution(1e-4, 5e-4, log=True)}
+SPACE = {
+    "ppo.gae_lambda": FloatDistribution(0.7, 0.98),
+    "ppo.learning_rate": FloatDistribution(1e-4, 5e-4, log=True),
+}
 CHOICES = CategoricalDistribution((0.1, 0.2, 0.3, 0.4, 0.5))
 MANY = {f"ppo.{name}": CHOICES for name in ("gamma", "gae_lambda", "clip_epsilon", "entropy_coef", "value_coef")}
 
@@ -86,7 +90,7 @@ def end_trial(folder, search, number, scores, state=TrialState.COMPLETE, **notes
     return trial.params
 
 
-# --- Space and options -----------------------------------------------------------------------------------------------
+# --- Space and options -------------------------------------------------------------------------------------------
 
 
 def test_the_published_space_is_shipped():
@@ -191,7 +195,7 @@ def test_a_search_of_an_earlier_version_needs_that_version(tmp_path):
         command.parse_options(["--resume", str(tmp_path)])
 
 
-# --- The record ------------------------------------------------------------------------------------------------------
+# --- The record --------------------------------------------------------------------------------------------------
 
 
 def test_random_samples_depend_on_seed_and_number_alone(tmp_path):
@@ -243,7 +247,9 @@ def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
 def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
     (tmp_path / "tiny.py").write_text(TINY)
     config = load_config(tmp_path / "tiny.py")
-    search = new_search(tmp_path, dataclasses.replace(config, sessions=1), grace_env_steps=200, reduction=2, trials=3)
+    search = new_search(
+        tmp_path, dataclasses.replace(config, sessions=1), grace_env_steps=200, reduction=2, trials=3
+    )
     for number in range(2):  # two trials beyond its reach
         reporter = Reporter(open_trial(tmp_path, search, number), config, lambda: False)
         reporter.write({"env_steps": 200, "return_ma": 1e6 + number})
@@ -279,7 +285,7 @@ def test_resources():
         split(1.0, 0, {"CPU": 2.0}, option=True)
 
 
-# --- Results ---------------------------------------------------------------------------------------------------------
+# --- Results -----------------------------------------------------------------------------------------------------
 
 
 def test_results(tmp_path, monkeypatch):
@@ -330,7 +336,9 @@ def test_a_finished_search_starts_nothing_and_is_shown_where_it_cannot_be_saved(
     command.run_search(config, search, tmp_path)
     again = capsys.readouterr().out
     assert again.startswith(said)
-    assert re.search(r"results are not saved: .*trials\.md.*--resume .* tries again$", again.removeprefix(said).strip())
+    assert re.search(
+        r"results are not saved: .*trials\.md.*--resume .* tries again$", again.removeprefix(said).strip()
+    )
 
 
 def test_a_trial_without_a_finished_game_has_one_status(tmp_path):
@@ -349,7 +357,7 @@ def test_a_trial_without_a_finished_game_has_one_status(tmp_path):
     assert not (tmp_path / "tiny_best.py").exists()
 
 
-# --- Processes -------------------------------------------------------------------------------------------------------
+# --- Processes ---------------------------------------------------------------------------------------------------
 
 TINY = """
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
@@ -487,7 +495,8 @@ cluster.shutdown()
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
-    """It is killed, stopped and continued; a file takes the place of a session directory. The nodes share a folder."""
+    """It is killed, stopped and continued; a file takes the place of a session directory. The nodes share a
+    folder."""
     (tmp_path / "tiny.py").write_text(TINY)
     nodes, suite_dir = start("-c", CLUSTER), tmp_path / "suite"
     line = [
@@ -530,7 +539,16 @@ def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
         }  # fmt: skip
         statuses = {row["game"]: row["status"] for row in read_csv(suite_dir / "results.csv")}
         assert statuses["Pong"] == "complete"
-        sweep = ["--run-dir", tmp_path / "sweep", "--games", "Pong", "--vary", "ppo.gamma=0.9,0.99", "--sessions", "1"]
+        sweep = [
+            "--run-dir",
+            tmp_path / "sweep",
+            "--games",
+            "Pong",
+            "--vary",
+            "ppo.gamma=0.9,0.99",
+            "--sessions",
+            "1",
+        ]
         process = start(*line[:4], *sweep, "--total-env-steps", "512", "--address", address)
         output, _ = process.communicate(timeout=400)
         assert process.returncode == 0, output

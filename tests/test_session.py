@@ -48,7 +48,8 @@ def session_dir(tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The directory of a finished session, with checkpoints of an overlapped update and of a running evaluation."""
+    """The directory of a finished session, with checkpoints of an overlapped update and of a running
+    evaluation."""
     session_dir = tmp_path_factory.mktemp("trained") / "session_0"
     evaluation = {"every_env_steps": 64, "episodes": 20, "num_envs": 1}
     run_session(change(TINY, overlap="update", evaluation=evaluation), session_dir)
@@ -74,7 +75,7 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# --- Training --------------------------------------------------------------------------------------------------------
+# --- Training ----------------------------------------------------------------------------------------------------
 
 
 def test_log_points_and_checkpoints_come_at_their_intervals(session_dir, capsys):
@@ -94,7 +95,12 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir, capsys)
     assert sum(float(table[-1][name]) for name in TIME_COLUMNS) == pytest.approx(100)
     assert checkpoint_steps(session_dir) == [128, 192]
     assert latest_meta(session_dir)["device"] in capsys.readouterr().out
-    assert {path.name.split(".")[0] for path in session_dir.iterdir()} > {"events", "metrics", "checkpoints", "actions"}
+    assert {path.name.split(".")[0] for path in session_dir.iterdir()} > {
+        "events",
+        "metrics",
+        "checkpoints",
+        "actions",
+    }
     short = change(TINY, total_env_steps=32)
     with pytest.raises(UserError, match="session_0: holds a session already"):
         run_session(short, session_dir)
@@ -149,8 +155,13 @@ def test_return_ma_depends_neither_on_log_points_nor_on_the_size_of_updates(log_
 def test_a_session_has_the_seed_of_the_trial_plus_its_number(tmp_path):
     found = []
     for seed, number in ((5, 2), (7, 0), (5, 0)):
-        with prepare(change(TINY, seed=seed), tmp_path / f"{seed}" / f"session_{number}", number, quiet=True) as run:
-            keys, games = jax.tree.map(jax.random.key_data, run.keys(0)), run.groups[0][0].take_games()[0].anchor_seed
+        with prepare(
+            change(TINY, seed=seed), tmp_path / f"{seed}" / f"session_{number}", number, quiet=True
+        ) as run:
+            keys, games = (
+                jax.tree.map(jax.random.key_data, run.keys(0)),
+                run.groups[0][0].take_games()[0].anchor_seed,
+            )
             found.append(jax.tree.map(np.asarray, (run.learner.state.params["dense"]["kernel"], keys, games)))
     jax.tree.map(np.testing.assert_array_equal, found[0], found[1])
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, found[0], found[2])))
@@ -172,7 +183,7 @@ def test_keys_do_not_depend_on_the_environment(copied, capsys):
     assert "resumed at" in resume(copied.with_name("rbg"), capsys)
 
 
-# --- Stops and errors ------------------------------------------------------------------------------------------------
+# --- Stops and errors --------------------------------------------------------------------------------------------
 
 
 def test_a_signal_stops_after_the_update_with_a_last_checkpoint(session_dir):
@@ -201,7 +212,9 @@ def test_a_second_process_is_refused_and_disturbs_nothing(session_dir):
 
     class Intruder(Lines):
         def progress(self, env_steps, row):
-            with pytest.raises(UserError, match="session_0: another process is training there; wait until it ends"):
+            with pytest.raises(
+                UserError, match="session_0: another process is training there; wait until it ends"
+            ):
                 run_session(TINY, session_dir, resume=True)
             held.append(env_steps)
 
@@ -219,7 +232,9 @@ def test_what_is_not_finite_is_not_saved(overlap, session_dir, monkeypatch):
         return jax.tree.map(lambda x: x * np.float32(math.nan if at > 120 else 1), options(config, at))
 
     monkeypatch.setattr(session, "current_options", broken)
-    with pytest.raises(NonFiniteError, match=r"loss = nan.* training stopped at .* the last checkpoint is kept: lower"):
+    with pytest.raises(
+        NonFiniteError, match=r"loss = nan.* training stopped at .* the last checkpoint is kept: lower"
+    ):
         run_session(change(TINY, overlap=overlap), session_dir)
     assert checkpoint_steps(session_dir)[-1] < 120
     with prepare(TINY, session_dir, resume=True, quiet=True) as run:
@@ -236,7 +251,9 @@ def test_an_error_leaves_neither_threads_nor_processes(session_dir):
             if row["updates"] > 4:
                 raise UserError("the disk is full")
 
-    config = change(TINY, overlap="update", log={"graphs": True}, evaluation={"every_env_steps": 96, "episodes": 9_999})
+    config = change(
+        TINY, overlap="update", log={"graphs": True}, evaluation={"every_env_steps": 96, "episodes": 9_999}
+    )
     write_json(session_dir.parent / "config.json", {"config": config.to_dict()})
     before = psutil.Process().children()
     with pytest.raises(UserError, match="the disk is full"):
@@ -245,7 +262,7 @@ def test_an_error_leaves_neither_threads_nor_processes(session_dir):
     assert not [thread.name for thread in threading.enumerate() if re.match("learner|evaluator", thread.name)]
 
 
-# --- Evaluations -----------------------------------------------------------------------------------------------------
+# --- Evaluations -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -255,7 +272,9 @@ def test_evaluations_play_the_parameters_of_their_moment(every, played, session_
     simulate(2)
     lines = Lines()
     options = {"every_env_steps": every, "episodes": 3, "num_envs": 2}
-    config = change(TINY, env={"game": "SpaceInvaders"}, evaluation=options, devices={"gpu": "auto", "evaluator": 1})
+    config = change(
+        TINY, env={"game": "SpaceInvaders"}, evaluation=options, devices={"gpu": "auto", "evaluator": 1}
+    )
     run_session(config, session_dir, writers=[lines])
     assert len(lines.evaluations) == played
     table = read_table(session_dir / "evaluations.csv")
@@ -264,9 +283,12 @@ def test_evaluations_play_the_parameters_of_their_moment(every, played, session_
     policy = load_policy(session_dir, step, CPU)
     seed = int(np.random.SeedSequence([config.seed, step]).generate_state(1)[0])
     result = run_evaluation(policy, 3, seed, num_envs=2)
-    assert (games, mean, std, cut_off) == (3, result.mean, result.std, 3), "SpaceInvaders, cut off after 32 env steps"
+    assert (games, mean, std, cut_off) == (3, result.mean, result.std, 3), (
+        "SpaceInvaders, cut off after 32 env steps"
+    )
     assert (
-        f"evaluation at {step:,} env steps: mean return {mean:,.1f} ± {std:,.1f} over 3 full" in capsys.readouterr().out
+        f"evaluation at {step:,} env steps: mean return {mean:,.1f} ± {std:,.1f} over 3 full"
+        in capsys.readouterr().out
     )
     assert jax.devices("cpu")[2] == session.place(config.devices).evaluator
 
@@ -286,7 +308,8 @@ def test_training_goes_on_when_an_evaluation_fails(session_dir, monkeypatch, cap
 
 @pytest.mark.long
 def test_a_stop_during_the_last_evaluation(session_dir):
-    """A thousand games would take hours. The budget is spent, but the session was interrupted: a resume plays them."""
+    """A thousand games would take hours. The budget is spent, but the session was interrupted: a resume plays
+    them."""
     config = change(TINY, evaluation={"every_env_steps": 192, "episodes": 1_000})
     with pytest.raises(KeyboardInterrupt):
         run_session(
@@ -299,7 +322,7 @@ def test_a_stop_during_the_last_evaluation(session_dir):
     assert is_finished(config, session_dir)
 
 
-# --- Resuming --------------------------------------------------------------------------------------------------------
+# --- Resuming ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -309,7 +332,9 @@ def test_a_larger_budget(copied, capsys):
     was = latest_meta(copied)["compute_dtype"]  # it depends on the CPU
     wanted = {"float32": "bfloat16", "bfloat16": "float32"}[was]
     out = resume(copied, capsys, network={"compute_dtype": wanted}, log={"tensorboard": True})
-    assert f"session 0  resumed at {at} env steps (update 6); compute_dtype {was} -> {wanted}, so numbers may" in out
+    assert (
+        f"session 0  resumed at {at} env steps (update 6); compute_dtype {was} -> {wanted}, so numbers may" in out
+    )
     after = read_table(copied / "metrics.csv")
     assert after[: len(before) - 1] == before[:-1]
     assert float(after[-1]["wall_seconds"]) > float(before[-1]["wall_seconds"])
@@ -364,7 +389,11 @@ def as_of_an_earlier_version(session_dir):
 @pytest.mark.parametrize(
     ("prepare_it", "options", "problem"),
     [
-        (as_of_an_earlier_version, {}, "the checkpoint has none: the back end ale records them, in a single process"),
+        (
+            as_of_an_earlier_version,
+            {},
+            "the checkpoint has none: the back end ale records them, in a single process",
+        ),
         (lambda path: None, {"env": {"num_envs": 4}}, "env.num_envs 2 -> 4"),
         (lambda path: None, {"env": {"backend": "envpool"}}, "env.backend ale -> envpool"),
         (
@@ -401,7 +430,9 @@ def test_a_session_that_resumes_and_stops_at_once_is_as_it_was(copied, capsys):
 
 def test_a_resume_that_cannot_be_changes_nothing(copied):
     before = contents(copied)
-    with pytest.raises(UserError, match=r"holds another network or optimiser: .*; use the game, network and optimiser"):
+    with pytest.raises(
+        UserError, match=r"holds another network or optimiser: .*; use the game, network and optimiser"
+    ):
         run_session(change(TINY, network={"name": "impala"}), copied, resume=True)
     assert contents(copied) == before
     for step in checkpoint_steps(copied):
@@ -423,7 +454,7 @@ def test_without_a_checkpoint_a_session_starts_anew_and_sets_its_logs_aside(copi
     assert read_table(copied / "metrics.csv")[0]["updates"] == "1"
 
 
-# --- The run directory -----------------------------------------------------------------------------------------------
+# --- The run directory -------------------------------------------------------------------------------------------
 
 
 def test_a_new_run_never_takes_the_folder_of_another(tmp_path):
@@ -450,7 +481,9 @@ def test_config_json_says_how_a_run_began_and_what_each_resume_changed(tmp_path)
     assert entry["versions"]["jax"] == jax.__version__
     assert entry["numeric_settings"]["xla_threads"] == described["numeric_settings"]["xla_threads"]
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"config\.json: cannot be used \(JSONDecodeError.*; restore it from a copy"):
+    with pytest.raises(
+        UserError, match=r"config\.json: cannot be used \(JSONDecodeError.*; restore it from a copy"
+    ):
         read_config(tmp_path)
     with pytest.raises(UserError, match="not a run directory"):
         read_config(tmp_path / "none")
@@ -460,8 +493,14 @@ def test_config_json_says_how_a_run_began_and_what_each_resume_changed(tmp_path)
     ("options", "message"),
     [
         ({"env": {"game": "Pong"}}, "env.game = 'Pong': expected Breakout, with which the run began"),
-        ({"env": {"protocol": "classic"}}, "env.protocol = 'classic, max_frames=128': expected v5, max_frames=128"),
-        ({"env": {"life_loss_terminal": False}}, "env.protocol = 'v5, life_loss_terminal=false, max_frames=128': exp"),
+        (
+            {"env": {"protocol": "classic"}},
+            "env.protocol = 'classic, max_frames=128': expected v5, max_frames=128",
+        ),
+        (
+            {"env": {"life_loss_terminal": False}},
+            "env.protocol = 'v5, life_loss_terminal=false, max_frames=128': exp",
+        ),
         ({"seed": 9}, "seed = 9: expected 0, with which the run began"),
         ({"total_env_steps": 96}, "total_env_steps = 96: expected at least 1"),
     ],
@@ -474,12 +513,16 @@ def test_going_on_with_another_run_or_a_budget_that_is_passed_is_refused(options
 
 def test_whether_a_session_is_finished_is_known_without_starting_jax(trained):
     code = (
-        "import sys, pathlib, small_training as t; from jax.extend import backend; from jax._src import xla_bridge;"
+        "import sys, pathlib, small_training as t; from jax.extend import backend; from jax._src import "
+        "xla_bridge;"
         "from jaxrl_atari.runs.reading import is_finished; print(is_finished(t.TINY, pathlib.Path(sys.argv[1])));"
         "print(xla_bridge.backends_are_initialized())"
     )
     command = [sys.executable, "-c", code, trained]
-    assert subprocess.check_output(command, cwd=__file__[:-15], env=user_environment()).split() == [b"True", b"False"]
+    assert subprocess.check_output(command, cwd=__file__[:-15], env=user_environment()).split() == [
+        b"True",
+        b"False",
+    ]
 
 
 def test_a_refused_session_leaves_no_directory_and_a_refused_run_neither(tmp_path, monkeypatch):
@@ -494,9 +537,8 @@ def test_the_start_names_its_phases(session_dir, capsys):
     run_session(change(TINY, total_env_steps=32), session_dir)
     lines = capsys.readouterr().out
     assert "session 0  starting the games and the network\n" in lines
-    phases = (
-        r"first rollout \.\.\.\n.*first rollout: [\d.]+ s, [\d.]+ s compiling; first update \.\.\.\n.*first update: "
-    )
+    phases = r"first rollout \.\.\.\n.*first rollout: [\d.]+ s, [\d.]+ s compiling; first update "
+    r"\.\.\.\n.*first update: "
     assert re.search(phases, lines)
 
 

@@ -71,7 +71,9 @@ def test_the_interval_of_the_mean_is_welchs():
     """For the mean over games, the method has an exact form: the normalised sum of the games' means."""
     scores = {"A": [1.0, 2.0, 4.0], "B": [10.0, 30.0], "C": [5.0, 5.5, 6.0, 7.5]}
     variances = np.array([np.var(game, ddof=1) / len(game) for game in scores.values()])
-    freedom = variances.sum() ** 2 / sum(v**2 / (len(g) - 1) for v, g in zip(variances, scores.values(), strict=True))
+    freedom = variances.sum() ** 2 / sum(
+        v**2 / (len(g) - 1) for v, g in zip(variances, scores.values(), strict=True)
+    )
     center = np.mean([np.mean(game) for game in scores.values()])
     reach = stats.t.ppf(0.975, freedom) * np.sqrt(variances.sum()) / 3
     found = estimate(FIGURES["mean"], scores)

@@ -45,7 +45,8 @@ def main():
         print("compiling", flush=True)
         end = time.monotonic() + 30
         while not stop.requested:
-            hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)  # as in a compiled function, Python handles no signals
+            # As in a compiled function, Python handles no signals.
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)
             assert time.monotonic() < end
     raise KeyboardInterrupt("stopped; go on with a command")
 cli.run(main)
@@ -108,7 +109,8 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli import StopRequest
 
 class Ignored:
-    def __del__(self):  # Python ignores what it raises, as in the callbacks of imports and of the garbage collector
+    # Python ignores what it raises, as in the callbacks of imports and of the garbage collector.
+    def __del__(self):
         signal.raise_signal(signal.SIGTERM)
 
 def main():

@@ -57,7 +57,9 @@ def add_games(suite_dir, scores, config=TINY):
     """Adds the sessions of complete games; `scores` are human-normalised. Each is learned in four log points."""
     for game, sessions in scores.items():
         for session, value in enumerate(sessions):
-            add_session(suite_dir, game, session, [score(game, value * share) for share in (0, 0.5, 1, 2.5)], config)
+            add_session(
+                suite_dir, game, session, [score(game, value * share) for share in (0, 0.5, 1, 2.5)], config
+            )
     return suite_dir
 
 
@@ -74,7 +76,7 @@ def results(suite_dir, failures=None):
     return text, json.loads((suite_dir / "results.json").read_text()), rows
 
 
-# --- The command -----------------------------------------------------------------------------------------------------
+# --- The command -------------------------------------------------------------------------------------------------
 
 
 def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_gets_its_lambda():
@@ -98,7 +100,10 @@ def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_ge
         (["--games", "Pong", "pong"], "each game once"),
         (["--games"], "at least one game"),
         (["--env.protocol", "machado"], "at least one game, or no --games under a protocol with reference scores"),
-        (["--games", "PongNoFrameskip-v4"], "expected Pong; a suite has one protocol: choose it with --env.protocol"),
+        (
+            ["--games", "PongNoFrameskip-v4"],
+            "expected Pong; a suite has one protocol: choose it with --env.protocol",
+        ),
         (["--env.game", "Pong"], "choose with --games"),
         (["--games", "Pong", "--devices.distributed"], "devices.distributed = True: expected false in a suite"),
         (["--vary", "ppo.gamma"], "--vary = 'ppo.gamma': expected FIELD=VALUE,VALUE,..."),
@@ -161,7 +166,10 @@ def test_a_suite_goes_on_with_its_own_protocol_and_seed(tmp_path, option):
     ("other", "message"),
     [
         (TINY, r"total_env_steps = 32: expected at least 64, the env steps of a session"),
-        (dataclasses.replace(TINY, env=EnvConfig(num_envs=2, protocol="machado")), r"expected machado, with which"),
+        (
+            dataclasses.replace(TINY, env=EnvConfig(num_envs=2, protocol="machado")),
+            r"expected machado, with which",
+        ),
     ],
 )
 def test_a_game_that_was_trained_otherwise_is_refused(other, message, tmp_path):
@@ -235,7 +243,7 @@ def test_a_stopped_suite_says_how_to_go_on_and_how_far_it_came(tmp_path):
     assert (suite_dir / "Pong" / "trial.json").is_file()
 
 
-# --- Results ---------------------------------------------------------------------------------------------------------
+# --- Results -----------------------------------------------------------------------------------------------------
 
 
 def test_the_table_has_our_scores_beside_the_reference(tmp_path):
@@ -286,7 +294,8 @@ def test_the_scores_are_written_also_as_rliables_dictionary(tmp_path):
     assert written["rliable_games"] == {"human-normalised": ["Breakout", "Pong"], "ratio": ["Breakout", "Pong"]}
     found = written["aggregates"]["human-normalised"]
     assert [found[name] for name in FIGURES] == pytest.approx([1.25, 1.25, 1.25, 0.125])  # mean, median, IQM, gap
-    # The mean of each game has the variance 1/16, and their mean half of that: 4.303 (2 degrees of freedom) * 0.177.
+    # The mean of each game has the variance 1/16, and their mean half of that: 4.303 (2 degrees of freedom) *
+    # 0.177.
     assert found["mean_interval"] == pytest.approx([1.25 - 0.761, 1.25 + 0.761], abs=0.05)
     assert re.search(r"human-normalised \| +2 \| 1\.25 \(0\.[45]\d to 2\.?0?\d?\)", text)
     assert found["mean_rliable_interval"] == pytest.approx([1, 1.5])
@@ -319,7 +328,7 @@ def test_a_suite_of_another_protocol_is_compared_with_no_reference(tmp_path):
     assert not list(suite_dir.glob("**/suites.*"))
 
 
-# --- Sweeps ----------------------------------------------------------------------------------------------------------
+# --- Sweeps ------------------------------------------------------------------------------------------------------
 
 VARY = {"ppo.learning_rate": [0.0001, 0.001], "ppo.normalize_advantages": [True, False]}
 
@@ -378,7 +387,9 @@ def test_a_sweep_has_one_table_and_is_resumed(tmp_path, capsys):
     with pytest.raises(UserError, match="expected the fields and values of the suite, and perhaps more values"):
         suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9"])
     assert (sweep_dir / "sweep.json").read_bytes() == before
-    with pytest.raises(UserError, match=r"sweep: not a run directory .*; it holds a sweep: name a directory in it"):
+    with pytest.raises(
+        UserError, match=r"sweep: not a run directory .*; it holds a sweep: name a directory in it"
+    ):
         read_config(sweep_dir)
 
 
@@ -404,7 +415,15 @@ def test_a_sweep_trains_and_goes_on(tmp_path):
     line = ["--config", str(tmp_path / "tiny.py"), "--run-dir", str(tmp_path / "sweep"), "--games", "Pong"]
 
     def run(values, *options):
-        command = [sys.executable, "-m", "jaxrl_atari.suite", *line, "--vary", f"ppo.learning_rate={values}", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "jaxrl_atari.suite",
+            *line,
+            "--vary",
+            f"ppo.learning_rate={values}",
+            *options,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout, read_csv(tmp_path / "sweep" / "results.csv")
@@ -425,7 +444,7 @@ def test_a_sweep_trains_and_goes_on(tmp_path):
         assert (tmp_path / "sweep" / name).is_file()
 
 
-# --- Comparison ------------------------------------------------------------------------------------------------------
+# --- Comparison --------------------------------------------------------------------------------------------------
 
 
 def test_two_suites_are_compared(tmp_path, capsys):
@@ -454,8 +473,13 @@ def test_only_the_suites_own_complete_games_count(tmp_path):
     add_games(suite_dir, {"Breakout": [0.5, 1.0]})  # no game of this suite
     add_session(suite_dir, "Qbert", 0, [1.0])  # one session of two
     assert list(read_suite(suite_dir).scores()) == ["Pong"]
-    write_suite_file(suite_dir, SuitePlan(dataclasses.replace(TINY, sessions=1), ["Pong", "Qbert"]))  # resumed with one
-    assert {game: len(scores) for game, scores in read_suite(suite_dir).scores().items()} == {"Pong": 1, "Qbert": 1}
-    write_suite_file(suite_dir, SuitePlan(dataclasses.replace(TINY, total_env_steps=640), ["Pong"]))  # trained longer
+    # Resumed with one.
+    write_suite_file(suite_dir, SuitePlan(dataclasses.replace(TINY, sessions=1), ["Pong", "Qbert"]))
+    assert {game: len(scores) for game, scores in read_suite(suite_dir).scores().items()} == {
+        "Pong": 1,
+        "Qbert": 1,
+    }
+    # Trained longer.
+    write_suite_file(suite_dir, SuitePlan(dataclasses.replace(TINY, total_env_steps=640), ["Pong"]))
     assert not read_suite(suite_dir).scores()
     assert results(suite_dir)[2]["Pong"]["status"] == "not complete"

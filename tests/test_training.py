@@ -75,8 +75,8 @@ def trained(tmp_path_factory):
 def assert_close(params, other):
     """Within 1% of the longest way that Adam can have gone, root mean square.
 
-    Not closer: where a unit sits at the kink of its ReLU, another order of a sum turns its tiny gradient off, and Adam
-    makes whole steps of tiny gradients.
+    Not closer: where a unit sits at the kink of its ReLU, another order of a sum turns its tiny gradient off, and
+    Adam makes whole steps of tiny gradients.
     """
     longest_way = 24 * 2.5e-4
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(other), strict=True):
@@ -92,7 +92,7 @@ def one_device(trained):
     return trained(SMALL)
 
 
-# --- One result ------------------------------------------------------------------------------------------------------
+# --- One result --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -123,15 +123,18 @@ def test_groups_and_devices_together_change_nothing(one_device, open_run):
 
 def test_all_devices_that_do_not_divide_the_minibatch_are_refused(open_run):
     config = change(SMALL, devices={"data_parallel": "all"}, ppo={"minibatch_size": 2})
-    with pytest.raises(ConfigError, match=r"devices\.data_parallel = 8: expected a divisor of .*minibatch_size = 2"):
+    with pytest.raises(
+        ConfigError, match=r"devices\.data_parallel = 8: expected a divisor of .*minibatch_size = 2"
+    ):
         open_run(config)
 
 
-# --- Overlap ---------------------------------------------------------------------------------------------------------
+# --- Overlap -----------------------------------------------------------------------------------------------------
 
 
 def test_overlap_acts_with_the_parameters_before_the_running_update(open_run, monkeypatch):
-    """Rollout u is of the parameters after update u - 2: one update behind those that the strict order would use."""
+    """Rollout u is of the parameters after update u - 2: one update behind those that the strict order would
+    use."""
     run, acted_with = open_run(OVERLAP), []
 
     def spy(groups, params, key):
@@ -176,7 +179,7 @@ def test_a_failure_on_either_side_of_the_overlap_is_raised_and_nothing_hangs(sid
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("learner")]
 
 
-# --- Placement -------------------------------------------------------------------------------------------------------
+# --- Placement ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -199,14 +202,18 @@ def misplace_rollout(run, there):
 
     def misplaced(shards):
         shards = assemble(shards)
-        return shards._replace(age=jax.device_put(shards.age, there)) if isinstance(shards, ppo.Rollout) else shards
+        return (
+            shards._replace(age=jax.device_put(shards.age, there)) if isinstance(shards, ppo.Rollout) else shards
+        )
 
     run.learner._parallel.assemble = misplaced
 
 
 def misplace_train_state(run, there):
     acting, state = run.learner.acting_params(), run.learner.state
-    run.learner._state = state.replace(params=state.params | {"value": jax.device_put(state.params["value"], there)})
+    run.learner._state = state.replace(
+        params=state.params | {"value": jax.device_put(state.params["value"], there)}
+    )
     run.learner.acting_params = lambda: acting
 
 
@@ -228,7 +235,8 @@ def test_the_checker_names_what_is_misplaced(misplace, what, open_run):
 
 @pytest.mark.parametrize(("config", "place"), [(SMALL, "groups"), (SMALL, "learner"), (OVERLAP, "learner")])
 def test_the_steady_loop_makes_no_implicit_transfers(config, place, open_run, monkeypatch):
-    """`devices.check` guards it, in the thread of an overlapped update, too; a transfer planted there is refused."""
+    """`devices.check` guards it, in the thread of an overlapped update, too; a transfer planted there is
+    refused."""
     run = open_run(config, 3)  # the guard is on from the second iteration
     bias = run.learner.state.params["policy"]["bias"] + 0
 
@@ -241,7 +249,7 @@ def test_the_steady_loop_makes_no_implicit_transfers(config, place, open_run, mo
         list(train(run))
 
 
-# --- What the config asks for ----------------------------------------------------------------------------------------
+# --- What the config asks for ------------------------------------------------------------------------------------
 
 
 def test_the_learning_rate_is_a_line_to_zero_and_the_options_reach_the_update():
@@ -275,7 +283,8 @@ def test_optimizer_steps_of_a_row_are_those_of_the_train_state(tmp_path):
 @pytest.mark.long
 def test_another_network_trains_and_is_restored(tmp_path):
     """The IMPALA network: updates, a checkpoint, and a resume from it."""
-    options = {"rollout_length": 4, "minibatch_size": 8, "epochs": 1, "weight_decay": 0.0}  # gradients alone move it
+    # Gradients alone move it.
+    options = {"rollout_length": 4, "minibatch_size": 8, "epochs": 1, "weight_decay": 0.0}
     config = change(SMALL, env={"num_envs": 2}, ppo=options, network={"name": "impala"})
     with prepare(config, tmp_path / "session_0", quiet=True) as run:
         before = jax.device_get(run.learner.state.params)

@@ -64,7 +64,7 @@ def trained(tmp_path_factory):
     return result
 
 
-# --- In this process -------------------------------------------------------------------------------------------------
+# --- In this process ---------------------------------------------------------------------------------------------
 
 
 def test_a_trial_returns_its_summary(trained):
@@ -73,7 +73,9 @@ def test_a_trial_returns_its_summary(trained):
     assert (summary["complete"], len(summary["sessions"])) == (True, 2)
     metas = [Checkpoints(run_dir / f"session_{i}").read_meta(32) for i in (0, 1)]
     assert [meta["seed"] for meta in metas] == [0, 1]
-    logged = [row["env_steps"] for session in (0, 1) for row in read_table(run_dir / f"session_{session}/metrics.csv")]
+    logged = [
+        row["env_steps"] for session in (0, 1) for row in read_table(run_dir / f"session_{session}/metrics.csv")
+    ]
     assert [str(row["env_steps"]) for row in SEEN.rows] == logged == ["16", "32", "16", "32"]
     assert [(row["session"], row["seed"]) for row in SEEN.rows] == [(0, 0), (0, 0), (1, 1), (1, 1)]
     assert SEEN.closed == 0
@@ -116,7 +118,9 @@ def test_a_failed_session_does_not_stop_the_others_and_a_resume_runs_it(tmp_path
     config, run_dir = dataclasses.replace(TINY, sessions=3), tmp_path / "run"
     run_training(dataclasses.replace(TINY, sessions=1), run_dir)
     (run_dir / "session_1").mkdir()
-    message = r"1 of 3 sessions failed \(session 1: .* another process is training .*--resume .* runs what is missing"
+    message = (
+        r"1 of 3 sessions failed \(session 1: .* another process is training .*--resume .* runs what is missing"
+    )
     with only_writer(run_dir / "session_1"), pytest.raises(SessionsFailed, match=message) as error:
         run_training(config, run_dir)
     assert error.value.exit_status == 1
@@ -169,7 +173,9 @@ class OwnPPOConfig(PPOConfig):
 
 
 def test_a_subclass_of_a_group_of_options_is_one_line():
-    with pytest.raises(ConfigError, match="ppo = 'OwnPPOConfig': expected PPOConfig itself, not a subclass; a run is"):
+    with pytest.raises(
+        ConfigError, match="ppo = 'OwnPPOConfig': expected PPOConfig itself, not a subclass; a run is"
+    ):
         dataclasses.replace(TINY, ppo=OwnPPOConfig())
 
 
@@ -216,9 +222,14 @@ def test_a_summary_that_cannot_be_saved_is_shown_and_returned(tmp_path, capsys):
 def test_what_cannot_be_sent_to_processes_is_refused_before_a_directory_is_made(what, tmp_path):
     config = dataclasses.replace(TINY, trial=TrialConfig(parallel=2))
     given = {"stop": {"stop": lambda row: False}, "writer": {"writers": [Holding()]}}[what]
-    with pytest.raises(UserError, match=r"copies by pickle, and this cannot be copied: .*functions and classes of a"):
+    with pytest.raises(
+        UserError, match=r"copies by pickle, and this cannot be copied: .*functions and classes of a"
+    ):
         run_training(config, tmp_path / "run", **given)
-    with ThreadPool(1) as thread, pytest.raises(UserError, match="only the main thread can pass signals on to them"):
+    with (
+        ThreadPool(1) as thread,
+        pytest.raises(UserError, match="only the main thread can pass signals on to them"),
+    ):
         thread.apply(run_training, (config, tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
@@ -230,7 +241,8 @@ from jaxrl_atari import UserError, run_training
 
 def train():
     try:
-        run_training(dataclasses.replace(TINY, trial=TrialConfig(parallel=2)), sys.argv[1], stop=small_sessions.enough)
+        run_training(dataclasses.replace(TINY, trial=TrialConfig(parallel=2)), sys.argv[1],
+        stop=small_sessions.enough)
     except UserError as error:
         print("error:", error)
 
@@ -257,7 +269,8 @@ def test_scripts_of_every_kind_train_in_processes_or_are_refused_in_one_line(how
     (tmp_path / "script.py").write_text(SCRIPT)
     script = "-" if how == "stdin" else str(tmp_path / "script.py")
     done = subprocess.run(
-        [sys.executable, script, str(tmp_path / "run"), how], input=SCRIPT, capture_output=True, text=True, timeout=240,
+        [sys.executable, script, str(tmp_path / "run"), how], input=SCRIPT, capture_output=True, text=True,
+        timeout=240,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -274,7 +287,7 @@ class Holding(Lines):
         self.lock = threading.Lock()
 
 
-# --- In processes ----------------------------------------------------------------------------------------------------
+# --- In processes ------------------------------------------------------------------------------------------------
 
 
 def train(run_dir, *options, **variables):
@@ -335,7 +348,9 @@ def test_sessions_take_the_gpus_in_turn(fields, parallel, environments, simulate
     config = dataclasses.replace(TINY, **fields)
     slots, at_a_time = plan_slots(config, config.sessions, config.sessions)
     assert at_a_time == parallel
-    shown = [{name: slot.environment[name] for name in slot.environment if "THREADS" not in name} for slot in slots]
+    shown = [
+        {name: slot.environment[name] for name in slot.environment if "THREADS" not in name} for slot in slots
+    ]
     assert shown == environments
 
 

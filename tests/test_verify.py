@@ -102,7 +102,10 @@ SEGMENT = 3
 @pytest.mark.parametrize(
     ("tamper", "found"),
     [
-        (lambda parts, table: edit(parts[SEGMENT], actions=another_action), "the actions give another frame after"),
+        (
+            lambda parts, table: edit(parts[SEGMENT], actions=another_action),
+            "the actions give another frame after",
+        ),
         (lambda parts, table: edit(parts[SEGMENT], actions=lambda actions: actions + 9), "cannot be played"),
         (lambda parts, table: edit(parts[SEGMENT], games=better), "return_mean is "),
         (

@@ -105,7 +105,7 @@ def test_a_resumed_csv_drops_later_rows_and_damaged_ones_after_them(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evaluations.csv", "metrics.csv"]
 
 
-# --- Tables that another program has saved ---------------------------------------------------------------------------
+# --- Tables that another program has saved -----------------------------------------------------------------------
 
 
 def cells_of(session_dir):
@@ -246,7 +246,10 @@ def killed(tmp_path):
     """Two sessions that were killed after three log points; the one was resumed, the other begun anew."""
     for name in ("resumed", "anew"):
         (tmp_path / name).mkdir()
-        assert in_a_process("write(path, (100, 200, 300), close=False); os.kill(os.getpid(), 9)", tmp_path / name) == -9
+        assert (
+            in_a_process("write(path, (100, 200, 300), close=False); os.kill(os.getpid(), 9)", tmp_path / name)
+            == -9
+        )
         assert len(read_metrics(tmp_path / name)["env_steps"]) == 3
     write(tmp_path / "resumed", (300,), logged=200, evaluated=200)
     set_aside_logs(tmp_path / "anew", print)
@@ -309,12 +312,19 @@ def test_an_offline_run_of_wandb_stays_in_the_session_directory(tmp_path):
     assert in_a_process(code, session_dir, WANDB_MODE="offline", HOME=str(tmp_path)) == 0
     (run_file,) = session_dir.glob("wandb/offline-run-*/run-a1b2c3d4.wandb")
     content = run_file.read_bytes().decode(errors="replace")  # records of protobuf, numbers as JSON text
-    for text in ("charts/return_mean", "1024", "evaluation/return_mean", "7.25", '"game":"Qbert"', "suite_a-Breakout"):
+    for text in (
+        "charts/return_mean",
+        "1024",
+        "evaluation/return_mean",
+        "7.25",
+        '"game":"Qbert"',
+        "suite_a-Breakout",
+    ):
         assert text in content
     assert not re.search("losses/entropy|charts/env_steps", content), "no NaN, and no axis"
 
 
-# --- Terminal --------------------------------------------------------------------------------------------------------
+# --- Terminal ----------------------------------------------------------------------------------------------------
 
 
 def drive(writer):

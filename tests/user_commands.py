@@ -24,7 +24,8 @@ def user_environment(**more):
 
 
 def run_here(module, words):
-    """Runs `python -m jaxrl_atari.MODULE WORDS` in this process, in which a test can stop it; it ends in SystemExit."""
+    """Runs `python -m jaxrl_atari.MODULE WORDS` in this process, in which a test can stop it; it ends in
+    SystemExit."""
     with mock.patch.object(sys, "argv", ["jaxrl_atari", *words]), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the module has been imported before
         runpy.run_module(f"jaxrl_atari.{module}", run_name="__main__", alter_sys=True)

@@ -7,8 +7,8 @@ published spec in 8 environments, Adam, the unbiased std of advantages, minibatc
 cut-off games, which count as lost. What is not the same:
 
 - The clipped gradient: torch scales by 0.5 / (norm + 1e-6), ours by 0.5 / norm.
-- After a lost life CleanRL's wrappers play a hidden NOOP, press FIRE and action 2 in games that start with FIRE, and
-  start the stack of frames anew. Here the game goes on.
+- After a lost life CleanRL's wrappers play a hidden NOOP, press FIRE and action 2 in games that start with FIRE,
+  and start the stack of frames anew. Here the game goes on.
 - CleanRL resizes before it turns a frame grey: up to 10.6% of the pixels differ by 1.
 - The script resets at once. Here the step after the end of a game is an auto-reset step of weight 0, so that a
   rollout has fewer samples, and the same budget takes a few more updates.

@@ -2,9 +2,9 @@
 
     python -m jaxrl_atari.train --config configs/dialects/cleanrl_xla.py --env.game Pong
 
-Proven against the script of cleanrl 1.2.0 (tests/test_originals.py); flax 0.12 needs a replacement of its TrainState.
-It differs from `cleanrl_envpool` in the std of advantages, which is not the unbiased one, and in the value loss,
-which is not clipped. Its scores are the first reference of `classic`. What is not the same:
+Proven against the script of cleanrl 1.2.0 (tests/test_originals.py); flax 0.12 needs a replacement of its
+TrainState. It differs from `cleanrl_envpool` in the std of advantages, which is not the unbiased one, and in the
+value loss, which is not clipped. Its scores are the first reference of `classic`. What is not the same:
 
 - EnvPool also has a reset step after a lost life. Here the game goes on.
 - The script counts auto-reset steps as env steps. Here they do not count, so the same budget takes a few more

@@ -2,8 +2,8 @@
 
     python -m jaxrl_atari.train --config configs/dialects/paper.py --env.game Pong
 
-No test runs it: the paper has no code of its own; OpenAI Baselines, whose updates differ from it, came later. It has
-3 epochs, learning rate 2.5e-4 and clip range 0.1, both annealed, and c1 = 1 before a squared error that is not
+No test runs it: the paper has no code of its own; OpenAI Baselines, whose updates differ from it, came later. It
+has 3 epochs, learning rate 2.5e-4 and clip range 0.1, both annealed, and c1 = 1 before a squared error that is not
 clipped, which is `value_coef` 2 here. What the paper does not say is as in the published spec:
 
 - Advantages are normalised over each minibatch, and gradients clipped to norm 0.5.

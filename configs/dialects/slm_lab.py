@@ -2,9 +2,9 @@
 
     python -m jaxrl_atari.train --config configs/dialects/slm_lab.py --env.game Pong
 
-No test runs SLM Lab: these are the settings of v5.3.0 (commit 96be3938) as docs/parity.md reads them. It differs from
-the defaults, which have the same spec, in the unbiased std of advantages, minibatches that are not stratified, and
-auto-reset steps, which are samples. What is not the same:
+No test runs SLM Lab: these are the settings of v5.3.0 (commit 96be3938) as docs/parity.md reads them. It differs
+from the defaults, which have the same spec, in the unbiased std of advantages, minibatches that are not
+stratified, and auto-reset steps, which are samples. What is not the same:
 
 - SLM Lab starts both heads with gain sqrt(2); ours have 0.01 and 1.
 - At a cut-off game SLM Lab's sum of GAE runs on into the next game; here it stops.

@@ -1,4 +1,5 @@
-"""MkDocs hook: the table of all options of a run, made from jaxrl_atari/config.py, in place of the mark in a page."""
+"""MkDocs hook: the table of all options of a run, made from jaxrl_atari/config.py, in place of the mark in a
+page."""
 
 import ast
 from itertools import pairwise
@@ -19,7 +20,9 @@ def option_table() -> str:
     """Markdown: option, default and meaning of each field of `Config`."""
     default = options.Config()
     meanings = {"": _meanings(options.Config)}
-    meanings |= {name: _meanings(type(group)) for name, group in vars(default).items() if hasattr(group, "__dict__")}
+    meanings |= {
+        name: _meanings(type(group)) for name, group in vars(default).items() if hasattr(group, "__dict__")
+    }
     rows = ["| option | default | meaning |", "|---|---|---|"]
     for name, value in options.flat(default.to_dict()).items():
         group, _, field = name.rpartition(".")
@@ -37,5 +40,6 @@ def _meanings(kind: type) -> dict[str, str]:
         node.target.id: below.value.value
         for node, below in pairwise(found.body)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+        and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
     }  # fmt: skip

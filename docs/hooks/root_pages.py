@@ -1,7 +1,8 @@
-"""MkDocs hook: pages that live outside docs/ become pages of the site, and links between the two sides work in both.
+"""MkDocs hook: pages that live outside docs/ become pages of the site, and links between the two sides work in
+both.
 
-On disk (and on a code host) docs/train.md links to `../BENCHMARKS.md`, and BENCHMARKS.md to `docs/metrics.md`. In the
-site both are in one folder, so links to other pages and images are resolved on disk first and then rewritten.
+On disk (and on a code host) docs/train.md links to `../BENCHMARKS.md`, and BENCHMARKS.md to `docs/metrics.md`. In
+the site both are in one folder, so links to other pages and images are resolved on disk first and then rewritten.
 """
 
 import os

@@ -1,12 +1,13 @@
-"""PPO with random network distillation (Burda et al. 2018, arXiv:1810.12894): a reward for what was not seen before.
+"""PPO with random network distillation (Burda et al. 2018, arXiv:1810.12894): a reward for what was not seen
+before.
 
-A predictor learns the outputs of a fixed random network, the target, for each frame. Its error is large where frames
-are new, and is added to the reward. The predictor is trained with the policy, by the same optimiser, which scales both
-gradients down together.
+A predictor learns the outputs of a fixed random network, the target, for each frame. Its error is large where
+frames are new, and is added to the reward. The predictor is trained with the policy, by the same optimiser, which
+scales both gradients down together.
 
-Differences from the paper: one value function, of the sum of both rewards, which ends with the game; dense networks on
-frames of 21x21 pixels in place of convolutions; the error is divided by its running root mean square instead of the
-standard deviation of its discounted sums.
+Differences from the paper: one value function, of the sum of both rewards, which ends with the game; dense
+networks on frames of 21x21 pixels in place of convolutions; the error is divided by its running root mean square
+instead of the standard deviation of its discounted sums.
 """
 
 import dataclasses

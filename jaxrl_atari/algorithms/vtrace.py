@@ -1,7 +1,8 @@
 """PPO with the targets of V-trace (Espeholt et al. 2018, arXiv:1802.01561), for rollouts that are an update old.
 
-With `overlap = "update"` the parameters that acted are one update older than those that learn. V-trace corrects the
-targets for that; without overlap its ratios are 1, and its advantages differ from GAE's only in how they use lambda.
+With `overlap = "update"` the parameters that acted are one update older than those that learn. V-trace corrects
+the targets for that; without overlap its ratios are 1, and its advantages differ from GAE's only in how they use
+lambda.
 """
 
 import jax
@@ -26,7 +27,8 @@ from jaxrl_atari.ppo import (
 def prepare(
     state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig
 ) -> tuple[TrainState, Samples, Metrics]:
-    """`Algorithm.prepare` (equation 1 and section 4.2, with rho and c cut at 1; `gae_lambda` is the paper's lambda).
+    """`Algorithm.prepare` (equation 1 and section 4.2, with rho and c cut at 1; `gae_lambda` is the paper's
+    lambda).
 
         delta_t = rho_t (r_t + gamma V_{t+1} - V_t)
         v_t     = V_t + delta_t + gamma c_t (v_{t+1} - V_{t+1}),              c_t = lambda rho_t
@@ -34,8 +36,8 @@ def prepare(
 
     The paper weights A_t with rho_t. PPO's loss does so with its ratio, so A_t itself has no weight here.
 
-    V is that of the parameters that learn, except V_T, the rollout's bootstrap value. Beyond the end of a game there is
-    no value; where a game is cut off, v_{t+1} is V_{t+1}.
+    V is that of the parameters that learn, except V_T, the rollout's bootstrap value. Beyond the end of a game
+    there is no value; where a game is cut off, v_{t+1} is V_{t+1}.
     """
     assert config.gae_lambda is not None, "pass the value of Config.resolved_gae_lambda"
     outputs = apply_to_rollout(state.params, apply, rollout)
@@ -53,7 +55,9 @@ def prepare(
         correction = delta_t + decay_t * next_correction
         return correction, correction
 
-    _, correction = lax.scan(backward, jnp.zeros_like(rollout.bootstrap_value), (delta, decay), reverse=True, unroll=16)
+    _, correction = lax.scan(
+        backward, jnp.zeros_like(rollout.bootstrap_value), (delta, decay), reverse=True, unroll=16
+    )
     target = value + correction
     next_target = jnp.concatenate([target[1:], rollout.bootstrap_value[None]])
     next_target = jnp.where(rollout.truncated, next_value, next_target)

@@ -5,9 +5,9 @@
     python -m jaxrl_atari.benchmark --config configs/qbert.py --trace data/trace
 
 The first form times training on the real emulator in its steady state, and its parts (`measure.py` defines each
-figure). A comparison runs its sides in turns, each in a process of its own; a ratio is that of two runs of one round.
-Use a quiet machine: whatever else computes is measured too. The last line is a JSON object with all figures, the
-machine, the versions and the config.
+figure). A comparison runs its sides in turns, each in a process of its own; a ratio is that of two runs of one
+round. Use a quiet machine: whatever else computes is measured too. The last line is a JSON object with all
+figures, the machine, the versions and the config.
 """
 
 import dataclasses
@@ -64,7 +64,9 @@ def print_report(result: dict[str, Any]) -> None:
         values = [result["figures"][name][key] for key in ("median", "min", "max")]
         cells = "".join(f"{f'{value:,.0f}' if value >= 100 else f'{value:.3g}':>11}" for value in values)
         cli.say(f"{name:<28}{cells}   {NOTES[name]}")
-    cli.say(f"peak memory {result['peak_rss_gib']:.2f} GiB; start, with compilation, {result['start_seconds']:.1f} s")
+    cli.say(
+        f"peak memory {result['peak_rss_gib']:.2f} GiB; start, with compilation, {result['start_seconds']:.1f} s"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,7 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.compare:
         sides = make_sides(options.compare, config, parts[0], options.seconds)
         first, *others = sides
-        result = {"compare": options.compare, **compare(sides, [(other, first) for other in others], options.repeats)}
+        result = {
+            "compare": options.compare,
+            **compare(sides, [(other, first) for other in others], options.repeats),
+        }
     elif options.trace:
         result = {"trace": trace(config, options.trace, options.repeats)}
     else:

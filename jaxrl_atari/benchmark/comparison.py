@@ -24,7 +24,8 @@ def get_config():
 """
 
 Sides = dict[str, Callable[[], dict[str, Any]]]
-"""Name -> a call that runs this side of a comparison and returns its `rate` and `peak_rss_gib` among JSON values."""
+"""Name -> a call that runs this side of a comparison and returns its `rate` and `peak_rss_gib` among JSON
+values."""
 
 
 def run_json(command: Sequence[str | Path]) -> dict[str, Any]:
@@ -62,7 +63,9 @@ def make_sides(text: str, config: Config, part: str, seconds: float) -> Sides:
         text = "devices.gpu=true,false"  # a GPU that is missing is reported at once
     field, _, values = text.partition("=")
     chosen = values.split(",")
-    require(len({*chosen}) == len(chosen) > 1, "--compare", text, "cpu,gpu or FIELD=VALUE,VALUE,... (different values)")
+    require(
+        len({*chosen}) == len(chosen) > 1, "--compare", text, "cpu,gpu or FIELD=VALUE,VALUE,... (different values)"
+    )
 
     def side(value: str) -> Callable[[], dict[str, Any]]:
         changed = parse(Config, [f"--{field}", value], "benchmark --compare", config)
@@ -78,7 +81,8 @@ def compare(sides: Sides, pairs: Sequence[tuple[str, str]], repeats: int) -> dic
         pairs: (a, b) whose ratio a / b is reported.
 
     Returns:
-        JSON values: `sides` (name -> summary of its rate, and its runs) and `ratios` ("a / b" -> summary, one ratio
+        JSON values: `sides` (name -> summary of its rate, and its runs) and `ratios` ("a / b" -> summary, one
+            ratio
         for each round).
     """
     runs = {name: [] for name in sides}
@@ -96,5 +100,7 @@ def compare(sides: Sides, pairs: Sequence[tuple[str, str]], repeats: int) -> dic
     for a, b in pairs:
         values = [x / y for x, y in zip(rates[a]["values"], rates[b]["values"], strict=True)]
         ratios[f"{a} / {b}"] = summary(values)
-        say(f"{a} / {b}: {statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f}, {repeats} pairs)")
+        say(
+            f"{a} / {b}: {statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f}, {repeats} pairs)"
+        )
     return {"sides": {name: {"rate": rates[name], "runs": runs[name]} for name in runs}, "ratios": ratios}

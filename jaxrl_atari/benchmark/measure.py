@@ -1,8 +1,8 @@
 """Measurements in this process: the whole of training, and its parts one by one.
 
-Everything is timed in the steady state, after an iteration that compiled nothing. A repeat times each part once, for
-some seconds, and the parts take turns, so that all of them see the machine's good and bad moments. Device work is
-asynchronous, so each clock stops only when the work that was started is done.
+Everything is timed in the steady state, after an iteration that compiled nothing. A repeat times each part once,
+for some seconds, and the parts take turns, so that all of them see the machine's good and bad moments. Device work
+is asynchronous, so each clock stops only when the work that was started is done.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def open_training(config: Config) -> Iterator[Training]:
         yield training
 
 
-# --- Parts -----------------------------------------------------------------------------------------------------------
+# --- Parts -------------------------------------------------------------------------------------------------------
 
 
 def rate(work: Callable[[], float], seconds: float) -> float:
@@ -82,7 +82,8 @@ def rate(work: Callable[[], float], seconds: float) -> float:
 
 
 def end_to_end(training: Training, seconds: float) -> dict[str, float]:
-    """Env steps a second of training, with a log point in each iteration and checkpoints; and means of its log points.
+    """Env steps a second of training, with a log point in each iteration and checkpoints; and means of its log
+    points.
 
     One update is under way when the clock starts and when it stops.
     """
@@ -135,7 +136,8 @@ def update(training: Training, seconds: float) -> dict[str, float]:
     config = training.run.config
     rollouts = training.collect().rollouts
     key = training.run.keys(0)[1]
-    options = current_options(config, config.total_env_steps)  # the annealed learning rate is 0: nothing is learned
+    # The annealed learning rate is 0: nothing is learned.
+    options = current_options(config, config.total_env_steps)
 
     def learn() -> int:
         learner.update(rollouts, options, key)()
@@ -148,7 +150,7 @@ PARTS = {"end_to_end": end_to_end, "env": env, "acting": acting, "update": updat
 """In the order of a repeat. Each returns its rate first."""
 
 
-# --- All of them -----------------------------------------------------------------------------------------------------
+# --- All of them -------------------------------------------------------------------------------------------------
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
@@ -163,7 +165,8 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         seconds: least time of each part in each repeat; a part ends with the iteration that it is in.
 
     Returns:
-        JSON values: `figures`, name -> summary over the repeats; `peak_rss_gib`, of training; `start_seconds`, with
+        JSON values: `figures`, name -> summary over the repeats; `peak_rss_gib`, of training; `start_seconds`,
+            with
         compilation, until the first repeat; `devices`, with the arithmetic.
     """
     figures = defaultdict(list)

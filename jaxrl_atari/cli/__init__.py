@@ -34,9 +34,9 @@ _interrupted: list[int] = []  # signals that the running command has received, o
 def run(main: Callable[[], object]) -> NoReturn:
     """Calls `main` and exits: with 0 when it returns, the error's status (2 or 1) on a `UserError`.
 
-    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and the message of the `KeyboardInterrupt` that `main`
-    raises; a second one ends it at once. An exception that `correctable` recognises is printed in one line. Any other
-    is a bug and keeps its traceback.
+    Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 end it with status 130 and the message of the `KeyboardInterrupt` that
+    `main` raises; a second one ends it at once. An exception that `correctable` recognises is printed in one line.
+    Any other is a bug and keeps its traceback.
     """
     for number in (0, 1, 2):
         try:
@@ -85,8 +85,8 @@ def run(main: Callable[[], object]) -> NoReturn:
 
 
 def correctable(error: Exception) -> UserError | None:
-    """The one-line error that a user can correct: the `UserError` itself, or one made from a full or read-only disk, an
-    exceeded quota, a missing permission or a closed pipe. None for a bug."""
+    """The one-line error that a user can correct: the `UserError` itself, or one made from a full or read-only
+    disk, an exceeded quota, a missing permission or a closed pipe. None for a bug."""
     if isinstance(error, OSError) and error.errno in OUTSIDE_ERRORS:
         return UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
     return error if isinstance(error, UserError) else None
@@ -97,16 +97,17 @@ def resume_command(command: str, directory: Path) -> str:
     return f"python -m jaxrl_atari.{command} --resume {shlex.quote(str(directory))}"
 
 
-# --- Stop requests ----------------------------------------------------------------------------------------------------
+# --- Stop requests -----------------------------------------------------------------------------------------------
 
 
 class StopRequest:
     """Turns SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 into a request to stop after the current update.
 
     The first signal is answered with a line. Before the first update, when there is nothing to save, it raises
-    KeyboardInterrupt, and so does Ctrl-C (SIGINT) after any earlier signal. The other signals may come any number of
-    times: a cluster sends them to every process of a job, and so does a parent to its sessions. Signals that the parent
-    ignores stay ignored: SIGHUP, sent when the terminal closes, under `nohup`; SIGINT in a script's background (`&`).
+    KeyboardInterrupt, and so does Ctrl-C (SIGINT) after any earlier signal. The other signals may come any number
+    of times: a cluster sends them to every process of a job, and so does a parent to its sessions. Signals that
+    the parent ignores stay ignored: SIGHUP, sent when the terminal closes, under `nohup`; SIGINT in a script's
+    background (`&`).
 
     Args:
         label: stands before the line, such as `session 0`.

@@ -57,7 +57,7 @@ class FromDirectory(FromConfig):
         return path and path.expanduser()
 
 
-# --- Where a command starts -------------------------------------------------------------------------------------------
+# --- Where a command starts --------------------------------------------------------------------------------------
 
 
 class Start(NamedTuple):
@@ -111,7 +111,7 @@ def read_start(arguments: Sequence[str] | None) -> Start:
     return start
 
 
-# --- Options ----------------------------------------------------------------------------------------------------------
+# --- Options -----------------------------------------------------------------------------------------------------
 
 
 def parse(
@@ -130,8 +130,8 @@ def parse(
         arguments: None for those of this process.
         command: such as `train`.
         default: an instance of `options` with the defaults. Without it, those of the class.
-        stored: the config of the directory that goes on, which never chooses what is imported. The module of another
-            environment (`pkg:Env-v0`) is imported.
+        stored: the config of the directory that goes on, which never chooses what is imported. The module of
+            another environment (`pkg:Env-v0`) is imported.
 
     Raises:
         UserError: no such option, with the option that was probably meant; a value that an option cannot have.
@@ -233,7 +233,8 @@ NUMBERS = ConstructorRegistry()
 
 @NUMBERS.primitive_rule
 def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Reads int, float, and a choice between them and words or None. `check_fields` refuses what is no such value."""
+    """Reads int, float, and a choice between them and words or None. `check_fields` refuses what is no such
+    value."""
     kinds = get_args(info.type) if get_origin(info.type) in (Union, types.UnionType) else (info.type,)
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     plain = {kind for kind in kinds if get_origin(kind) is not Literal}
@@ -408,7 +409,7 @@ def similar_options(option: str, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(close))[:3]
 
 
-# --- Config files -----------------------------------------------------------------------------------------------------
+# --- Config files ------------------------------------------------------------------------------------------------
 
 
 class ConfigFile(NamedTuple):
@@ -498,7 +499,9 @@ def _running(file: Path) -> Iterator[None]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # a user's file may raise anything
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        lines = [
+            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)
+        ]
         where = f"{file}, line {lines[-1]}" if lines else file
         raise UserError(f"--config {where}: {type(error).__name__}: {error}; fix the file") from error
     finally:

@@ -104,7 +104,8 @@ def learner_devices(devices: DevicesConfig, gpu_devices: Sequence[jax.Device]) -
 
 
 def multiply(device: jax.Device) -> str:
-    """Multiplies two matrices on a device and compares the product with NumPy's: `right`, `wrong`, or `failed: why`."""
+    """Multiplies two matrices on a device and compares the product with NumPy's: `right`, `wrong`, or `failed:
+    why`."""
     matrix = np.arange(2**18, dtype=np.float32).reshape(512, 512) % 7  # whole numbers, whose sums are exact
     try:
         placed = jax.device_put(matrix, device)

@@ -1,15 +1,15 @@
 """Pools of games: NumPy in, NumPy out. No other package imports an emulator.
 
-`ale` and `envpool` play ALE's games; `gymnasium` plays any environment of Gymnasium (`gymnasium.py`). In ALE's games an
-env step is 4 emulator frames, seen as the pixel-wise maximum of the last two in luminance, reduced to 84x84 by area
-averaging. Frames are not stacked. `protocols.py` has the rules that differ between protocols.
+`ale` and `envpool` play ALE's games; `gymnasium` plays any environment of Gymnasium (`gymnasium.py`). In ALE's
+games an env step is 4 emulator frames, seen as the pixel-wise maximum of the last two in luminance, reduced to
+84x84 by area averaging. Frames are not stacked. `protocols.py` has the rules that differ between protocols.
 
 `ale` is ale-py's `AtariVectorEnv` (ALE 0.12.1), `envpool` is envpool's Atari (ALE 0.7.5). From the same start and
 actions both give the same frames and rewards in the games that the tests replay. They differ in this:
 
-- Start of a game. `ale`: FIRE, then 0 to `noop_max` - 2 no-ops (without FIRE: 0 to `noop_max` - 1). `envpool`: 0 to
-  `noop_max` - 1 no-ops, then FIRE (without FIRE: 1 to `noop_max`). So the same seed starts different games, and only
-  `ale` can start a game without either.
+- Start of a game. `ale`: FIRE, then 0 to `noop_max` - 2 no-ops (without FIRE: 0 to `noop_max` - 1). `envpool`: 0
+  to `noop_max` - 1 no-ops, then FIRE (without FIRE: 1 to `noop_max`). So the same seed starts different games, and
+  only `ale` can start a game without either.
 - Cut-off. In the step that reaches `max_frames`, `ale` leaves out the last emulator frame: its picture is the
   maximum of the third frame and the previous step's picture. `envpool` takes the last two frames as usual.
 - Screens that are not 210 lines high (13 games: Adventure, AirRaid, Carnival, JourneyEscape, KeystoneKapers,
@@ -84,17 +84,20 @@ def make_pool(
         backend: "ale", "envpool" or "gymnasium".
         game: ALE's CamelCase name, such as `MsPacman`; with "gymnasium", the id of an environment.
         seed: >= 0. Environment i takes seed number `first_env + i` of `env_seeds(seed, ...)`, so a pool may be a
-          part of a larger one. The same seed and actions give the same steps bit for bit, for any number of threads.
-        num_threads: emulation threads; 0: those of the variable `THREADS`, else one per core. `gymnasium` has none.
+          part of a larger one. The same seed and actions give the same steps bit for bit, for any number of
+          threads.
+        num_threads: emulation threads; 0: those of the variable `THREADS`, else one per core. `gymnasium` has
+            none.
         anchor_steps, first_step: keep a record of the games (`record.GameRecord`). 0: no record. `envpool`, which
             cannot start a game from a seed, and `gymnasium`, whose environments may do anything, have none.
-        rules: rules of the protocol. `life_loss_terminal` and `clip_rewards` concern learning: the pool ignores them.
+        rules: rules of the protocol. `life_loss_terminal` and `clip_rewards` concern learning: the pool ignores
+            them.
         gymnasium: options of the back end of that name.
         screens: `EnvPool.screen` is wanted. `envpool` has no such pictures.
 
     Raises:
-        UserError: envpool is asked for and not installed, the game's ROM cannot be read, or a Gymnasium environment
-            cannot be used.
+        UserError: envpool is asked for and not installed, the game's ROM cannot be read, or a Gymnasium
+            environment cannot be used.
     """
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]
     num_threads = num_threads or int(os.environ.get(THREADS, "0"))

@@ -31,7 +31,8 @@ def rom_path(game: str) -> Path:
         path = roms.get_rom_path(rom_ids()[game])
     except OSError as error:
         raise UserError(
-            f"env.game = {game!r}: its ROM cannot be read ({error}); install ale-py again, or unset ALE_ROMS_DIR if it"
+            f"env.game = {game!r}: its ROM cannot be read ({error}); install ale-py again, or unset "
+            "ALE_ROMS_DIR if it"
             " names a folder without ROMs"
         ) from error
     assert path is not None  # the ids are ale-py's own
@@ -44,8 +45,9 @@ class AlePool(EnvPool):
     `action_names` has ALE's name of each action, such as `FIRE`.
 
     Args:
-        colour: `frame` is the colour screen, uint8 [n, 210, 160, 3], for videos (also the maximum of two). The emulator
-            is deterministic: with the same seeds and actions, a pool in colour plays the games of the usual one.
+        colour: `frame` is the colour screen, uint8 [n, 210, 160, 3], for videos (also the maximum of two). The
+            emulator is deterministic: with the same seeds and actions, a pool in colour plays the games of the
+            usual one.
     """
 
     def __init__(
@@ -98,7 +100,8 @@ class AlePool(EnvPool):
 
 
 class FilmedAlePool(AlePool):
-    """A pool without a record whose `screen` is the colour screen: a second pool plays the same games in colour."""
+    """A pool without a record whose `screen` is the colour screen: a second pool plays the same games in
+    colour."""
 
     def __init__(self, game: str, seeds: Sequence[int], num_threads: int, rules: Rules):
         super().__init__(game, seeds, num_threads, rules)

@@ -4,21 +4,23 @@
 
 - `gae_lambda`, `slm_lab_ppo_10m`: lambda tuned per game and the score reached with it, published by SLM Lab
   for PPO on ALE v5 (sticky actions) after 1e7 env steps, as `return_ma` averaged over sessions.
-- `slm_lab_tutorial_10m`: the score of the same experiment in SLM Lab's tutorial, one month earlier (docs/parity.md).
+- `slm_lab_tutorial_10m`: the score of the same experiment in SLM Lab's tutorial, one month earlier
+  (docs/parity.md).
 - `random_v5_mean`: mean return of uniformly random play under the v5 protocol.
-- `dqn_random`, `dqn_human`: the random agent and the human tester that define human-normalised scores, as in DQN Zoo
-  (github.com/google-deepmind/dqn_zoo).
+- `dqn_random`, `dqn_human`: the random agent and the human tester that define human-normalised scores, as in DQN
+  Zoo (github.com/google-deepmind/dqn_zoo).
 
 `classic_scores.csv` has the scores under `classic` of the 63 games that have any, after 1e7 env steps:
 
 - `cleanrl_10m`, `cleanrl_10m_std`: CleanRL's `ppo_atari_envpool_xla_jax`, lambda 0.95, mean and std over 3 seeds.
 - `baselines_ppo2_10m`, `baselines_ppo2_10m_std`: OpenAI Baselines' ppo2, likewise.
-- `slm_lab_v4_10m`: SLM Lab v4's PPO, lambda 0.70, 4 sessions of each of 62 games: BENCHMARK.md at 790b2653, the table
-  of pull request 427. Its spec (`slm_lab/spec/benchmark/ppo/ppo_atari.json` at c4720807) has lambda 0.70 for all games.
+- `slm_lab_v4_10m`: SLM Lab v4's PPO, lambda 0.70, 4 sessions of each of 62 games: BENCHMARK.md at 790b2653, the
+  table of pull request 427. Its spec (`slm_lab/spec/benchmark/ppo/ppo_atari.json` at c4720807) has lambda 0.70 for
+  all games.
 - `random_classic_mean`: uniformly random play, 30 full games each (benchmarks/random_play.py).
 
-Scores are raw returns of full games. DQN Zoo's scores define human-normalised scores under both protocols, as in the
-literature.
+Scores are raw returns of full games. DQN Zoo's scores define human-normalised scores under both protocols, as in
+the literature.
 """
 
 import csv
@@ -145,12 +147,12 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
     | `QbertNoFrameskip-v4` | `classic` |
 
     Case does not matter. Other versioned names are rejected, because they do not mean either protocol: `Qbert-v4`
-    repeats an action for a random 2 to 4 frames, `Qbert-v5` has sticky actions in Gymnasium but not in EnvPool, and
-    `-ram-` has no images.
+    repeats an action for a random 2 to 4 frames, `Qbert-v5` has sticky actions in Gymnasium but not in EnvPool,
+    and `-ram-` has no images.
 
     Raises:
-        ConfigError: an unknown game, a two-player game, or another version than the above. The error names the closest
-            game.
+        ConfigError: an unknown game, a two-player game, or another version than the above. The error names the
+            closest game.
     """
     for pattern, protocol in _SPELLINGS.items():
         match = re.fullmatch(pattern, name.lower())
@@ -169,7 +171,8 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
 def game_of_id(environment: str) -> str | None:
     """The game of an id of Gymnasium that ALE registers and that implies a protocol; None for any other id.
 
-    `ALE/MsPacman-v5` and `MsPacmanNoFrameskip-v4` are `MsPacman`. Unlike `parse_game`, it takes ids letter by letter.
+    `ALE/MsPacman-v5` and `MsPacmanNoFrameskip-v4` are `MsPacman`. Unlike `parse_game`, it takes ids letter by
+    letter.
     """
     match = re.fullmatch(r"ALE/(\w+)-v5|(\w+)NoFrameskip-v4", environment)
     name = match and (match[1] or match[2])
@@ -190,8 +193,8 @@ def comparable(name: str, protocol: str) -> Game:
 def default_gae_lambda(name: str, protocol: str) -> float:
     """Lambda of a run that chooses none.
 
-    Under `classic` it is that of CleanRL's and Baselines' scores, 0.95. Else it is the one that SLM Lab tuned for the
-    game under `v5`; 0.95 where there is none.
+    Under `classic` it is that of CleanRL's and Baselines' scores, 0.95. Else it is the one that SLM Lab tuned for
+    the game under `v5`; 0.95 where there is none.
 
     Args:
         name: ALE's CamelCase name of the game, or the id of a Gymnasium environment.

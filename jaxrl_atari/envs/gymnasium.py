@@ -3,11 +3,12 @@
 Gymnasium's vector environments step it, and Gymnasium's wrappers turn its pictures into 84x84 gray frames.
 
 An id that ALE registers and that implies a protocol (`ALE/Breakout-v5`, `BreakoutNoFrameskip-v4`) is played by the
-rules of that protocol, through `AtariPreprocessing`: with `options`, it is a mode or a difficulty of a known game. Any
-other environment is played as it is registered: an env step is one of its steps, and a game is one of its episodes.
+rules of that protocol, through `AtariPreprocessing`: with `options`, it is a mode or a difficulty of a known game.
+Any other environment is played as it is registered: an env step is one of its steps, and a game is one of its
+episodes.
 
-Nothing is imported for an id. The environment must have been registered by the time that a pool is made: by Gymnasium,
-by ale-py, or by what the user has named (`jaxrl_atari/imports.py`).
+Nothing is imported for an id. The environment must have been registered by the time that a pool is made: by
+Gymnasium, by ale-py, or by what the user has named (`jaxrl_atari/imports.py`).
 """
 
 import contextlib
@@ -40,7 +41,8 @@ RESERVED = {
     "max_num_frames_per_episode": "use env.max_frames",
     "max_episode_steps": "use env.max_frames",
 }
-"""Arguments that `options` may not have, and why: all of them for ALE's games, `render_mode` for any environment."""
+"""Arguments that `options` may not have, and why: all of them for ALE's games, `render_mode` for any
+environment."""
 
 INSTALL = "pip install 'jaxrl_atari[gymnasium]'"
 
@@ -57,7 +59,8 @@ class FireOnReset(gymnasium.Wrapper):
 
 
 def make_single(game: str, rules: Rules, options: GymnasiumOptions, render: bool = False) -> gymnasium.Env:
-    """One environment, wrapped: its observations are frames, uint8 [84, 84]. Arguments and errors: `make_pictures`."""
+    """One environment, wrapped: its observations are frames, uint8 [84, 84]. Arguments and errors:
+    `make_pictures`."""
     return _to_frames(make_pictures(game, rules, options, render), game)
 
 
@@ -69,15 +72,16 @@ def make_pictures(game: str, rules: Rules, options: GymnasiumOptions, render: bo
         render: `render()` returns pictures, if the environment can.
 
     Raises:
-        UserError: it is not registered, cannot be made, or has other actions or observations than a policy here can
-            use; OpenCV is missing.
+        UserError: it is not registered, cannot be made, or has other actions or observations than a policy here
+            can use; OpenCV is missing.
     """
     import_inherited()
     try:
         gymnasium.spec(game)
     except gymnasium.error.Error as error:
         raise UserError(
-            f"env.game = {game!r}: no such environment is registered ({error}); --import names the module or the file"
+            f"env.game = {game!r}: no such environment is registered ({error}); --import names the module or "
+            "the file"
             " that registers it"
         ) from error
     reserved = RESERVED if game_of_id(game) else {"render_mode"}
@@ -136,7 +140,9 @@ def _to_pictures(env: gymnasium.Env, game: str, image_key: str | None) -> gymnas
         expected = f"nothing; the observations of {game} are no dictionaries"
         raise ConfigError("env.image_key", image_key, expected, "leave it out")
     if not _is_image(space):
-        expected = "image observations (uint8 from 0 to 255, [height, width], [height, width, 1] or [height, width, 3])"
+        expected = (
+            "image observations (uint8 from 0 to 255, [height, width], [height, width, 1] or [height, width, 3])"
+        )
         hint = "a wrapper in your own registration can change them"
         raise ConfigError("env.game", game, f"{expected}, and it has {space}", hint)
     return env
@@ -182,7 +188,8 @@ def describe_environment(game: str, rules: Rules, options: GymnasiumOptions) -> 
 
 
 def _make_in_worker(imports: str, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
-    """Makes an environment in a process of an `AsyncVectorEnv`, which must import what this process has imported."""
+    """Makes an environment in a process of an `AsyncVectorEnv`, which must import what this process has
+    imported."""
     os.environ[IMPORTS] = imports
     return make()
 
@@ -190,23 +197,28 @@ def _make_in_worker(imports: str, make: Callable[[], gymnasium.Env]) -> gymnasiu
 class GymnasiumPool(EnvPool):
     """A pool on Gymnasium's vector environments, which return new arrays at every step.
 
-    With `sync`, they step one after the other in this process; with `async`, each has a process of its own. A lost life
-    is known of ALE's games alone.
+    With `sync`, they step one after the other in this process; with `async`, each has a process of its own. A lost
+    life is known of ALE's games alone.
 
     Args:
         game: a registered id.
-        screens: `screen` returns pictures of environment 0: what it renders or, where it renders nothing, its frame.
+        screens: `screen` returns pictures of environment 0: what it renders or, where it renders nothing, its
+            frame.
     """
 
-    def __init__(self, game: str, seeds: Sequence[int], rules: Rules, options: GymnasiumOptions, screens: bool = False):
+    def __init__(
+        self, game: str, seeds: Sequence[int], rules: Rules, options: GymnasiumOptions, screens: bool = False
+    ):
         make = partial(make_single, game, rules, options, screens)
         if options.vectorization_mode == "async":
             if multiprocessing.current_process().daemon:
                 raise UserError(
-                    "env.vectorization_mode = 'async': a session beside others cannot start processes; use sync, or"
+                    "env.vectorization_mode = 'async': a session beside others cannot start processes; use "
+                    "sync, or"
                     " trial.parallel = 1"
                 )
-            context = "forkserver"  # a fork of a process that runs JAX can deadlock; "spawn" imports all for each one
+            # A fork of a process that runs JAX can deadlock; "spawn" imports all for each one.
+            context = "forkserver"
             multiprocessing.get_context(context).set_forkserver_preload([__name__])
             make = partial(_make_in_worker, os.environ.get(IMPORTS, "[]"), make)
             envs = AsyncVectorEnv([make] * len(seeds), context=context)
@@ -219,7 +231,9 @@ class GymnasiumPool(EnvPool):
         self._seeds = list(seeds)
         self._actions = np.zeros(len(seeds), np.int64)
         self._frame = np.zeros((len(seeds), FRAME_SIZE, FRAME_SIZE), np.uint8)  # the newest ones
-        self.fps = FRAMES_PER_SECOND if self._is_atari else int(envs.metadata.get("render_fps") or FRAMES_PER_SECOND)
+        self.fps = (
+            FRAMES_PER_SECOND if self._is_atari else int(envs.metadata.get("render_fps") or FRAMES_PER_SECOND)
+        )
         super().__init__(envs, len(seeds), int(space.n))
 
     def _reset(self) -> RawStep:
@@ -245,7 +259,12 @@ class GymnasiumPool(EnvPool):
         return self._raw(*self._envs.step(self._actions))
 
     def _raw(
-        self, frame: np.ndarray, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, info: dict[str, Any]
+        self,
+        frame: np.ndarray,
+        reward: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        info: dict[str, Any],
     ) -> RawStep:
         self._frame = frame
         # Where some environments were reset alone, `info` has the lives of these, and zeros.
@@ -256,7 +275,9 @@ class GymnasiumPool(EnvPool):
     def screen(self) -> np.ndarray:
         """The picture of environment 0, uint8 [height, width, 3]: rendered, or its gray frame."""
         picture = self._envs.render()[0] if self._envs.render_mode == "rgb_array" else None
-        return np.asarray(np.repeat(self._frame[0][..., None], 3, axis=-1) if picture is None else picture, np.uint8)
+        return np.asarray(
+            np.repeat(self._frame[0][..., None], 3, axis=-1) if picture is None else picture, np.uint8
+        )
 
     def close(self) -> None:
         """Closes the environments."""

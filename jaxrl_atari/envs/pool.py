@@ -143,8 +143,8 @@ class EnvPool:
         """Starts new games in some environments, in place of those they play.
 
         Args:
-            step: the newest; envs: bool [n]; seeds: of these environments, in [0, 2**31): all that follows in them is
-                a function of the seed and the actions.
+            step: the newest; envs: bool [n]; seeds: of these environments, in [0, 2**31): all that follows in them
+                is a function of the seed and the actions.
 
         Returns:
             The step with the first frames of the new games.

@@ -2,11 +2,11 @@
 
 - `v5`: ALE v5 with the life-loss signal of the published PPO-Atari runs.
 - `classic`: the NoFrameskip-v4 convention: `v5` without sticky actions.
-- `machado`: the recommendation of Machado et al. 2018 (arXiv:1709.06009, section 5): sticky actions, all 18 actions,
-  the end of a game as the only terminal, no no-ops, no FIRE, 18,000 frames (5 minutes) a game. Dopamine
+- `machado`: the recommendation of Machado et al. 2018 (arXiv:1709.06009, section 5): sticky actions, all 18
+  actions, the end of a game as the only terminal, no no-ops, no FIRE, 18,000 frames (5 minutes) a game. Dopamine
   (arXiv:1812.06110) differs from it in two rules: `max_frames=108_000` and the minimal action set.
-- `gymnasium`: a Gymnasium environment as it is registered. It cannot be chosen: it holds for every environment that is
-  no game of ALE.
+- `gymnasium`: a Gymnasium environment as it is registered. It cannot be chosen: it holds for every environment
+  that is no game of ALE.
 """
 
 import json

@@ -1,9 +1,10 @@
 """Records of games in progress, from which they can be played again exactly.
 
-An emulator's state cannot be saved, but a game that starts from a seed is a function of that seed and of the actions.
-An anchor is such a start. Between two anchors, games follow one another by ordinary auto-resets, which depend on the
-seed and the actions alone, too. Anchors are rare, because seeding an emulator takes 0.1 s: each environment has one at
-the first end of a game in each interval of `anchor_steps` steps, wherever a session was stopped and resumed.
+An emulator's state cannot be saved, but a game that starts from a seed is a function of that seed and of the
+actions. An anchor is such a start. Between two anchors, games follow one another by ordinary auto-resets, which
+depend on the seed and the actions alone, too. Anchors are rare, because seeding an emulator takes 0.1 s: each
+environment has one at the first end of a game in each interval of `anchor_steps` steps, wherever a session was
+stopped and resumed.
 """
 
 import zlib

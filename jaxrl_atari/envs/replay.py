@@ -14,8 +14,11 @@ PAST = 3
 """Frames before the newest one that a stack can hold."""
 
 
-def play_again(pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, EnvStep]]:
-    """Plays games that started from seeds, in environments that end together: those with fewer actions start later.
+def play_again(
+    pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]
+) -> Iterator[tuple[np.ndarray, EnvStep]]:
+    """Plays games that started from seeds, in environments that end together: those with fewer actions start
+    later.
 
     Args:
         pool: before its first step.
@@ -24,7 +27,8 @@ def play_again(pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]) 
 
     Yields:
         After the start and after each step: the actions that each environment still has to take, int [n], and the
-        step. An environment that has not started yet (more steps are left than it has actions) plays something else.
+        step. An environment that has not started yet (more steps are left than it has actions) plays something
+            else.
     """
     lengths = np.array(list(map(len, actions)))
     left = np.full(len(lengths), lengths.max())
@@ -36,7 +40,9 @@ def play_again(pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]) 
         yield left, step
         if not left[0]:
             return
-        step = pool.step(np.array([each[-n] if n <= len(each) else 0 for each, n in zip(actions, left, strict=True)]))
+        step = pool.step(
+            np.array([each[-n] if n <= len(each) else 0 for each, n in zip(actions, left, strict=True)])
+        )
         left = left - 1
 
 
@@ -44,7 +50,8 @@ def replay(pool: EnvPool, games: Games) -> tuple[EnvStep, np.ndarray, np.ndarray
     """Plays the games of a checkpoint again in a new pool, with a progress bar, and continues their record in it.
 
     Returns:
-        The newest step; the frames before it, uint8 [3, n, 84, 84], the oldest first; the age of the last of these,
+        The newest step; the frames before it, uint8 [3, n, 84, 84], the oldest first; the age of the last of
+            these,
         int32 [n] (earlier frames of the same game, at most 3); and the counter of the games in progress.
 
     Raises:

@@ -3,8 +3,8 @@
     python -m jaxrl_atari.evaluate RUN_DIR [--checkpoint best|latest|STEP] [--episodes N] [--greedy] [--video]
     python -m jaxrl_atari.evaluate RUN_DIR --sessions all --checkpoint latest
 
-The first form plays the best checkpoint of the best session, which is an optimistic pick. The second form plays every
-session and reports the mean over sessions with its interval: the figure to quote.
+The first form plays the best checkpoint of the best session, which is an optimistic pick. The second form plays
+every session and reports the mean over sessions with its interval: the figure to quote.
 
 From Python: `load_policy` and `run_evaluation` of `jaxrl_atari`.
 """
@@ -47,8 +47,8 @@ class Options(WithImports):
     episodes: Annotated[int, Limits(1, 1_000_000)] = 32
     """Full games to play."""
     video: bool = False
-    """Also record a game of that seed, to video_STEP.mp4 in the session's directory (or video_STEP_2.mp4, ...), and to
-    TensorBoard."""
+    """Also record a game of that seed, to video_STEP.mp4 in the session's directory (or video_STEP_2.mp4, ...),
+    and to TensorBoard."""
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
     session: Annotated[int | None, Limits(0, 10_000)] = None
@@ -71,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import_named(options.imports)
     every_session = options.sessions == "all"
     if every_session and options.session is not None:
-        raise UserError(f"--session {options.session}: --sessions all plays every session; leave one of the two out")
+        raise UserError(
+            f"--session {options.session}: --sessions all plays every session; leave one of the two out"
+        )
     for line in runtime.configure():
         say(line)
     do_not_preallocate()  # beside a training run
@@ -90,7 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if every_session:
         _summarise(run_dir, results, options, unsaved)
     elif options.checkpoint == "best":
-        say("note: the best checkpoint is an optimistic pick; to quote a score, use --sessions all --checkpoint latest")
+        say(
+            "note: the best checkpoint is an optimistic pick; to quote a score, use --sessions all "
+            "--checkpoint latest"
+        )
     if unsaved:
         raise UserError(f"shown above, and not saved: {'; '.join(unsaved)}")
     if (run_dir / REPORT_FILE).is_file():
@@ -149,7 +154,8 @@ def _evaluate(policy: Policy, options: Options, seed: int, unsaved: list[str]) -
     path = unused(session_dir / f"evaluation_{policy.env_steps}.json")
     _save(path, figures, unsaved)
     if options.video:
-        video = unused(path.with_name(f"{path.stem.replace('evaluation', 'video')}.mp4"))  # the same date is theirs
+        # The same date is theirs.
+        video = unused(path.with_name(f"{path.stem.replace('evaluation', 'video')}.mp4"))
         try:
             say(f"recording a game with seed {seed} to {video}")
             page = unused(path.with_name(f"{path.stem.replace('evaluation', 'game')}.html"))
@@ -169,7 +175,8 @@ SHARED = "date game protocol backend checkpoint greedy num_envs device compute_d
 
 
 def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options, unsaved: list[str]) -> None:
-    """Prints the mean over sessions and its interval; writes them to evaluation.json with the matrix of returns."""
+    """Prints the mean over sessions and its interval; writes them to evaluation.json with the matrix of
+    returns."""
     means = [figures["mean"] for figures in results]
     mean = sum(means) / len(means)
     say(f"\n{counted(len(means), 'session')}, checkpoint {options.checkpoint}, {options.episodes} games each")

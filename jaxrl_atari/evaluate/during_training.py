@@ -54,7 +54,9 @@ class Evaluator:
     def start(self, params: Any, env_steps: int) -> None:
         """Starts an evaluation of `params`, which are copied first. None may be running."""
         snapshot = jax.tree.map(lambda x: x.copy(), jax.device_put(params, self._device))
-        policy = Policy(self._config, self._network, snapshot, self._device, self._dir, env_steps, self._num_actions)
+        policy = Policy(
+            self._config, self._network, snapshot, self._device, self._dir, env_steps, self._num_actions
+        )
         options = self._config.evaluation
         seed = np.random.SeedSequence([self._seed, env_steps]).generate_state(1)[0]
         result = self._thread.submit(
@@ -64,12 +66,14 @@ class Evaluator:
         self._running = policy, result
 
     def running(self) -> Policy | None:
-        """What is being evaluated; None if nothing is. A result that has come since the last call is written first."""
+        """What is being evaluated; None if nothing is. A result that has come since the last call is written
+        first."""
         self.settle(lambda: True)
         return self._running and self._running[0]
 
     def settle(self, stop_requested: Callable[[], bool]) -> None:
-        """Waits for the running evaluation, if there is one, and writes its result; leaves it on a stop request."""
+        """Waits for the running evaluation, if there is one, and writes its result; leaves it on a stop
+        request."""
         if self._running is None:
             return
         policy, running = self._running

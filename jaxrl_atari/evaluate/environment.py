@@ -16,8 +16,8 @@ from jaxrl_atari.networks import STACK
 def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np.ndarray, np.int64]:
     """The environment of a run, as Gymnasium's users expect one: `make_env(policy.config)`.
 
-    Its observations are what the policy sees, its rewards are raw, and an episode is a full game: a lost life does not
-    end it, and rewards are not clipped.
+    Its observations are what the policy sees, its rewards are raw, and an episode is a full game: a lost life does
+    not end it, and rewards are not clipped.
 
     Args:
         render_mode: None or "rgb_array", the colour screen (of a Gymnasium environment, what it renders).
@@ -31,8 +31,8 @@ def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np
 class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
     """One environment of a run. See `make_env`.
 
-    `reset(seed=s)` starts the game that an evaluation with that seed starts in its first environment. `reset()` after
-    the end of a game starts the one that follows there; in the middle of a game it starts another one.
+    `reset(seed=s)` starts the game that an evaluation with that seed starts in its first environment. `reset()`
+    after the end of a game starts the one that follows there; in the middle of a game it starts another one.
     """
 
     # As Gymnasium declares it: each environment has frames per second of its own.

@@ -26,13 +26,15 @@ from jaxrl_atari.networks import Outputs
 SECONDS_BETWEEN_NEWS = 30
 SECONDS_BETWEEN_VIDEO_NEWS = 10
 VIDEO_HEIGHT = 630
-"""Height of videos in pixels, about: the pixels of a screen are enlarged by a whole number, 3 for ALE's 160x210."""
+"""Height of videos in pixels, about: the pixels of a screen are enlarged by a whole number, 3 for ALE's
+160x210."""
 
 WAIT_FOR_FIRE = {
     "BasicMath", "Bowling", "Breakout", "Casino", "Crossbow", "DonkeyKong", "DoubleDunk", "Gopher", "Hangman",
     "HumanCannonball", "Kaboom", "Pitfall", "SirLancelot", "Tennis", "TicTacToe3D", "VideoPinball", "YarsRevenge",
 }  # fmt: skip
-"""Games that random play ends within 4,500 env steps, but not without FIRE, which starts the game or the next life."""
+"""Games that random play ends within 4,500 env steps, but not without FIRE, which starts the game or the next
+life."""
 
 
 class EvaluationResult(NamedTuple):
@@ -85,8 +87,8 @@ def run_evaluation(
 ) -> EvaluationResult:
     """Plays full games with raw scores, under the protocol that the policy was trained with.
 
-    Each environment plays a number of games that is fixed beforehand. Taking the first `episodes` games to end, from
-    whichever environment, would favour short games, which are mostly the bad ones.
+    Each environment plays a number of games that is fixed beforehand. Taking the first `episodes` games to end,
+    from whichever environment, would favour short games, which are mostly the bad ones.
 
     Args:
         episodes: number of games in all.
@@ -144,9 +146,9 @@ def record_video(
 ) -> Episode:
     """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, about 630 pixels high).
 
-    A game that was trained on `envpool` is played on `ale`, which has colour screens. A Gymnasium environment shows
-    what it renders as `rgb_array` or, where it renders nothing, the gray frames that the policy sees. The file has its
-    name once it is complete: a recording that is interrupted leaves none.
+    A game that was trained on `envpool` is played on `ale`, which has colour screens. A Gymnasium environment
+    shows what it renders as `rgb_array` or, where it renders nothing, the gray frames that the policy sees. The
+    file has its name once it is complete: a recording that is interrupted leaves none.
 
     Args:
         say: receives a line every 10 seconds on how far the game is.

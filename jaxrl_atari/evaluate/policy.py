@@ -43,8 +43,9 @@ def choose_actions(
 class Policy:
     """A trained network on a device, and the config it was trained with.
 
-    It pickles as its config and its arrays. Where it is unpickled, it acts on the first GPU, or on the CPU if there is
-    none; a network of the user's own must be registered there. Unpickle only what you trust, as with any pickle.
+    It pickles as its config and its arrays. Where it is unpickled, it acts on the first GPU, or on the CPU if
+    there is none; a network of the user's own must be registered there. Unpickle only what you trust, as with any
+    pickle.
     """
 
     config: Config
@@ -118,7 +119,8 @@ class Policy:
         key: jax.Array | None = None,
         greedy: bool = False,
     ) -> tuple[np.ndarray, Outputs]:
-        """`step`, which returns all outputs of the network with the actions: logits, value and memory, on its device.
+        """`step`, which returns all outputs of the network with the actions: logits, value and memory, on its
+        device.
 
         The arguments and errors are those of `step`.
         """
@@ -191,7 +193,9 @@ def load_policy(
     session_dir = find_session(run_dir, session)
     checkpoints = Checkpoints(session_dir)
     if not checkpoints.steps():
-        raise UserError(f"{session_dir}: holds no checkpoint; there is no such session, or it has written none yet")
+        raise UserError(
+            f"{session_dir}: holds no checkpoint; there is no such session, or it has written none yet"
+        )
     home = device or pick_device("auto")
 
     def target(meta: dict[str, Any]) -> Any:
@@ -211,4 +215,6 @@ def load_policy(
     env = dataclasses.replace(config.env, num_threads=0, backend=backend or config.env.backend)
     network = make_network(config.network, meta["num_actions"], network_platform(home))
     params = arrays["train_state"].params
-    return Policy(dataclasses.replace(config, env=env), network, params, home, session_dir, step, meta["num_actions"])
+    return Policy(
+        dataclasses.replace(config, env=env), network, params, home, session_dir, step, meta["num_actions"]
+    )

@@ -1,4 +1,5 @@
-"""Exports the policy of a checkpoint to a folder that needs none of this package (pip install 'jaxrl_atari[export]').
+"""Exports the policy of a checkpoint to a folder that needs none of this package (pip install
+'jaxrl_atari[export]').
 
     python -m jaxrl_atari.export RUN_DIR [--checkpoint best|latest|STEP] [--session N] [--to DIR]
 
@@ -7,7 +8,8 @@ policy.npz, play.py    the parameters, and a program on NumPy and ale-py that pl
 policy.jaxexport       the program as `jax.export` serializes it, for JAX
 README.md              game, protocol, preprocessing, score, and how to use each
 
-All compute in float32. Before anything is written, the three are run on the same inputs and their outputs compared.
+All compute in float32. Before anything is written, the three are run on the same inputs and their outputs
+compared.
 """
 
 import dataclasses
@@ -39,7 +41,8 @@ from jaxrl_atari.runs.run_dir import session_number
 PLATFORMS = ("cpu", "cuda", "tpu")
 """Platforms of the program for JAX."""
 TOLERANCE = 1e-4
-"""Largest difference of outputs, absolute or relative, between the exported programs: float32 sums in another order."""
+"""Largest difference of outputs, absolute or relative, between the exported programs: float32 sums in another
+order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +94,9 @@ def describe(policy: Policy, memory: list[int]) -> dict[str, Any]:
 
 def parameters_file(params: Any, about: dict[str, Any]) -> bytes:
     """The content of policy.npz: an array for each parameter, `conv1/kernel`, and `about`, JSON as bytes."""
-    arrays = {jax.tree_util.keystr(at, simple=True, separator="/"): x for at, x in jax.tree.leaves_with_path(params)}
+    arrays = {
+        jax.tree_util.keystr(at, simple=True, separator="/"): x for at, x in jax.tree.leaves_with_path(params)
+    }
     content = io.BytesIO()
     np.savez(content, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)
     return content.getvalue()
@@ -188,8 +193,10 @@ def readme(policy: Policy, about: dict[str, Any], run: summary.Run, difference: 
         outputs = "logits, value, *memory"
         jax_call = "logits, value, memory = policy.call(stacks, first, memory)"
         recurrent = [
-            f"The network has a memory: {len(memory)} arrays of float32 `[batch, {memory[0]}]`, zero before the first",
-            "game. Pass the memory that a step returns to the next step, and `first`, bool `[batch]`, true where a",
+            f"The network has a memory: {len(memory)} arrays of float32 `[batch, {memory[0]}]`, zero before "
+            "the first",
+            "game. Pass the memory that a step returns to the next step, and `first`, bool `[batch]`, true "
+            "where a",
             "game starts.",
             "",
         ]
@@ -216,12 +223,16 @@ def readme(policy: Policy, about: dict[str, Any], run: summary.Run, difference: 
             "",
             "## Inputs",
             "",
-            "`stacks` is uint8 `[batch, 84, 84, 4]`: the last four frames of a game, the oldest first. A game's first",
-            "frame fills the stack. A frame is the maximum of the last two of 4 emulator frames (frame skip 4), in",
-            "grey, resized to 84x84 by area (OpenCV's `INTER_AREA`); ale-py's `AtariVectorEnv` does all of it. The",
+            "`stacks` is uint8 `[batch, 84, 84, 4]`: the last four frames of a game, the oldest first. A "
+            "game's first",
+            "frame fills the stack. A frame is the maximum of the last two of 4 emulator frames (frame skip "
+            "4), in",
+            "grey, resized to 84x84 by area (OpenCV's `INTER_AREA`); ale-py's `AtariVectorEnv` does all of "
+            "it. The",
             "division by 255 is part of the network.",
             "",
-            f"Rules: sticky actions {about['sticky_actions']}, up to {about['noop_max']} no-ops at the start of a game,"
+            f"Rules: sticky actions {about['sticky_actions']}, up to {about['noop_max']} no-ops at the start "
+            "of a game,"
             f" {'FIRE' if about['fire_on_reset'] else 'no FIRE'} after",
             f"them, at most {about['max_frames']:,} emulator frames a game, all lives.",
             "",
@@ -229,7 +240,8 @@ def readme(policy: Policy, about: dict[str, Any], run: summary.Run, difference: 
             "## Outputs",
             "",
             f"`logits` float32 `[batch, {len(actions)}]`, of the actions {', '.join(actions)};",
-            "the policy samples from their softmax. `value` float32 `[batch]`: the discounted return that the network",
+            "the policy samples from their softmax. `value` float32 `[batch]`: the discounted return that the "
+            "network",
             f"expects{rewards}.",
             "",
             "## Use",
@@ -243,7 +255,8 @@ def readme(policy: Policy, about: dict[str, Any], run: summary.Run, difference: 
             f"    {jax_call}",
             "",
             f"Everything computes in float32. {rounding if trained_in != 'float32' else ''}".rstrip(),
-            f"When this was written, the outputs of NumPy, onnxruntime and JAX differed by {difference:.1e} at most.",
+            f"When this was written, the outputs of NumPy, onnxruntime and JAX differed by {difference:.1e} "
+            "at most.",
             "",
         ]
     )
@@ -256,8 +269,8 @@ def export_policy(policy: Policy, run: summary.Run, directory: Path) -> float:
         The largest difference between the outputs of the three programs, on random inputs.
 
     Raises:
-        UserError: the network is not one of `play.NETWORKS`, or was edited so that it computes something else than the
-            function there.
+        UserError: the network is not one of `play.NETWORKS`, or was edited so that it computes something else than
+            the function there.
     """
     from jaxrl_atari.export.onnx import make_model
 
@@ -267,7 +280,8 @@ def export_policy(policy: Policy, run: summary.Run, directory: Path) -> float:
     name = policy.config.network.name
     if name not in play.NETWORKS:
         raise UserError(
-            f"network.name = {name!r}: export knows {', '.join(play.NETWORKS)}; write the network with the layers of"
+            f"network.name = {name!r}: export knows {', '.join(play.NETWORKS)}; write the network with the "
+            "layers of"
             " jaxrl_atari/export/play.py and enter it in NETWORKS there"
         )
     params = jax.tree.map(np.asarray, jax.device_get(policy.params))

@@ -1,7 +1,7 @@
 """The ONNX graph of a network, made of the layers that `play.py` calls.
 
-`onnx.helper` is used and no converter: jax2onnx 0.17, the maintained one, asks for an orbax-checkpoint before 0.11.37,
-with which this package's checkpoints cannot be read.
+`onnx.helper` is used and no converter: jax2onnx 0.17, the maintained one, asks for an orbax-checkpoint before
+0.11.37, with which this package's checkpoints cannot be read.
 """
 
 from typing import Any
@@ -18,7 +18,8 @@ Tensor = str
 
 
 class Layers:
-    """The layers of `play.NumPy` as nodes of a graph. Images are `[N, channels, height, width]`, as ONNX has them."""
+    """The layers of `play.NumPy` as nodes of a graph. Images are `[N, channels, height, width]`, as ONNX has
+    them."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
@@ -86,13 +87,16 @@ def make_model(network: Any, params: dict[str, Any], num_actions: int, memory: l
         memory: sizes of its memory; empty for a network without one.
 
     Returns:
-        Inputs `stacks` uint8 `[batch, 84, 84, 4]` and, with a memory, `first` bool `[batch]` and `memory_<i>`; outputs
+        Inputs `stacks` uint8 `[batch, 84, 84, 4]` and, with a memory, `first` bool `[batch]` and `memory_<i>`;
+            outputs
         `logits` `[batch, num_actions]`, `value` `[batch]` and `new_memory_<i>`.
     """
     layers = Layers()
     remembered = tuple(f"memory_{i}" for i in range(len(memory)))
     logits, value, carry = network(layers, params, "stacks", "first", remembered)
-    results = {"logits": logits, "value": value} | {f"new_{name}": x for name, x in zip(remembered, carry, strict=True)}
+    results = {"logits": logits, "value": value} | {
+        f"new_{name}": x for name, x in zip(remembered, carry, strict=True)
+    }
     nodes = [*layers.nodes, *(helper.make_node("Identity", [x], [name]) for name, x in results.items())]
     sizes = [("batch", size) for size in memory]
 
@@ -100,7 +104,10 @@ def make_model(network: Any, params: dict[str, Any], num_actions: int, memory: l
         return helper.make_tensor_value_info(name, kind, shape)
 
     inputs = [info("stacks", TensorProto.UINT8, ("batch", 84, 84, 4))]
-    outputs = [info("logits", TensorProto.FLOAT, ("batch", num_actions)), info("value", TensorProto.FLOAT, ("batch",))]
+    outputs = [
+        info("logits", TensorProto.FLOAT, ("batch", num_actions)),
+        info("value", TensorProto.FLOAT, ("batch",)),
+    ]
     if memory:
         inputs.append(info("first", TensorProto.BOOL, ("batch",)))
     for name, shape in zip(remembered, sizes, strict=True):

@@ -3,8 +3,8 @@
     pip install numpy 'ale-py[vector]'
     python play.py [--games 3] [--seed 0] [--greedy]
 
-`policy.npz`, beside this file, has the parameters, and the game and its rules as JSON. To use the policy elsewhere, see
-`load`, `NETWORKS` and `FrameStack`. The pixels that it expects are described in README.md.
+`policy.npz`, beside this file, has the parameters, and the game and its rules as JSON. To use the policy
+elsewhere, see `load`, `NETWORKS` and `FrameStack`. The pixels that it expects are described in README.md.
 """
 
 import argparse
@@ -19,7 +19,7 @@ Array = Any
 Parameters = dict[str, Any]
 
 
-# --- Layers ----------------------------------------------------------------------------------------------------------
+# --- Layers ------------------------------------------------------------------------------------------------------
 
 
 class NumPy:
@@ -91,9 +91,10 @@ class NumPy:
         return x[:, 0]
 
 
-# --- Networks --------------------------------------------------------------------------------------------------------
-# Each takes the layers, the parameters, uint8 stacks [N, 84, 84, 4], bool [N] (where a game starts) and its memory, a
-# tuple of float32 [N, F] (empty for a network without one), and returns logits [N, actions], value [N] and the memory.
+# --- Networks ----------------------------------------------------------------------------------------------------
+# Each takes the layers, the parameters, uint8 stacks [N, 84, 84, 4], bool [N] (where a game starts) and its
+# memory, a tuple of float32 [N, F] (empty for a network without one), and returns logits [N, actions], value [N]
+# and the memory.
 
 
 def nature_torso(layers: Any, params: Parameters, stacks: Array) -> Array:
@@ -149,7 +150,7 @@ def nature_lstm(layers: Any, params: Parameters, stacks: Array, first: Array, me
 NETWORKS = {"nature": nature, "impala": impala, "nature_lstm": nature_lstm}
 
 
-# --- The policy ------------------------------------------------------------------------------------------------------
+# --- The policy --------------------------------------------------------------------------------------------------
 
 
 def load(path: str | Path) -> tuple[Parameters, dict[str, Any]]:
@@ -194,7 +195,7 @@ class FrameStack:
         return self.stacks
 
 
-# --- Games -----------------------------------------------------------------------------------------------------------
+# --- Games -------------------------------------------------------------------------------------------------------
 
 
 def make_envs(about: dict[str, Any], num_envs: int) -> Any:
@@ -259,7 +260,9 @@ def main() -> None:
     parser.add_argument("--policy", default=Path(__file__).with_name("policy.npz"), help="the exported parameters")
     parser.add_argument("--games", type=int, default=1, help="full games to play")
     parser.add_argument("--seed", type=int, default=0, help="seed of the games and of sampled actions")
-    parser.add_argument("--greedy", action="store_true", help="take the most probable action instead of a sampled one")
+    parser.add_argument(
+        "--greedy", action="store_true", help="take the most probable action instead of a sampled one"
+    )
     options = parser.parse_args()
     policy = Policy(options.policy, 1)
     about = policy.about

@@ -1,36 +1,38 @@
 """The Nature-DQN actor-critic as matrix products, for XLA's CPU backend.
 
-`apply` computes what `networks.NatureActorCritic` computes, from the same parameters. It exists because of one defect:
-XLA's CPU backend compiles the gradient of a convolution inside `lax.scan` to a naive loop
+`apply` computes what `networks.NatureActorCritic` computes, from the same parameters. It exists because of one
+defect: XLA's CPU backend compiles the gradient of a convolution inside `lax.scan` to a naive loop
 (https://github.com/jax-ml/jax/issues/12868), 10 to 30 times slower than the products here.
 
 **Convolutions as products.** The input is blocked (`frames.BLOCKED`): 84x84 pixels are 21x21 blocks of 4x4. An 8x8
 window that moves by 4 pixels is then a 2x2 window that moves by 1 block, because 8 = 2 blocks and 4 = 1 block. The
 output of the first layer is blocked again, 2x2, so that the second layer's 4x4 window with stride 2 becomes a 2x2
-window with stride 1 as well. A window with stride 1 is cheap to lay out as a matrix row: `_patches` stacks
-shifted views. `_torso_in_chunks` puts the weights in the same order, and applies the division of pixels by 255 to the
+window with stride 1 as well. A window with stride 1 is cheap to lay out as a matrix row: `_patches` stacks shifted
+views. `_torso_in_chunks` puts the weights in the same order, and applies the division of pixels by 255 to the
 first layer's weights rather than to every pixel.
 
-**Gradients.** They are written out (`jax.custom_vjp`), because XLA's own derivative of these programs is slow in two
-ways. First, a weight gradient is `patches.T @ g`, and XLA turns `patches.T` into a layout change: a column-major
-matrix, with which its product takes up to twice as long. `_layer_backward` and `_first_layer_backward` therefore
-compute the transposed product `g.T @ patches` from a `g.T` that is moved in memory, and transpose the small result. An
-`optimization_barrier` stops XLA from simplifying this back. `_dense_backward`, whose result is large, moves x instead.
-Second, JAX's derivative saves patches for the backward pass. In a loop over chunks, rebuilding them is faster than
-reading them from memory; where chunks are unrolled, XLA itself decides, and keeps them.
+**Gradients.** They are written out (`jax.custom_vjp`), because XLA's own derivative of these programs is slow in
+two ways. First, a weight gradient is `patches.T @ g`, and XLA turns `patches.T` into a layout change: a
+column-major matrix, with which its product takes up to twice as long. `_layer_backward` and
+`_first_layer_backward` therefore compute the transposed product `g.T @ patches` from a `g.T` that is moved in
+memory, and transpose the small result. An `optimization_barrier` stops XLA from simplifying this back.
+`_dense_backward`, whose result is large, moves x instead. Second, JAX's derivative saves patches for the backward
+pass. In a loop over chunks, rebuilding them is faster than reading them from memory; where chunks are unrolled,
+XLA itself decides, and keeps them.
 
-**bfloat16.** XLA's CPU backend copies bfloat16 by way of float32 and integers as they are, so data that is only moved
-is viewed as uint16 (`_as_uint16`). Products accumulate in float32.
+**bfloat16.** XLA's CPU backend copies bfloat16 by way of float32 and integers as they are, so data that is only
+moved is viewed as uint16 (`_as_uint16`). Products accumulate in float32.
 
-**Fusion.** XLA's CPU backend fuses a transposition into each of its uses, where it is repeated. A barrier stops the
-simplification, which comes first, but not fusion: this backend removes barriers before it. A concatenation stops
-fusion, so `_first_layer_backward` transposes its gradient in two halves and concatenates them. Windows that lie side by
-side are stacked on the last axis but one, which XLA writes in one pass; before a concatenation along the last axis it
-copies every operand. In a loop over chunks, XLA also fuses the slice that reads a chunk's saved output into the windows
-of it, which then take 10 times as long. There the first layer's output is saved in two halves, to be concatenated.
+**Fusion.** XLA's CPU backend fuses a transposition into each of its uses, where it is repeated. A barrier stops
+the simplification, which comes first, but not fusion: this backend removes barriers before it. A concatenation
+stops fusion, so `_first_layer_backward` transposes its gradient in two halves and concatenates them. Windows that
+lie side by side are stacked on the last axis but one, which XLA writes in one pass; before a concatenation along
+the last axis it copies every operand. In a loop over chunks, XLA also fuses the slice that reads a chunk's saved
+output into the windows of it, which then take 10 times as long. There the first layer's output is saved in two
+halves, to be concatenated.
 
-**Chunks.** The torso works on a part of the samples at a time (`chunk_size`), so that activations stay in the CPU's
-caches.
+**Chunks.** The torso works on a part of the samples at a time (`chunk_size`), so that activations stay in the
+CPU's caches.
 """
 
 import functools
@@ -70,8 +72,8 @@ class Computed(nn.Module):
 def chunk_size(platform: str, dtype: Any) -> int:
     """The largest number of samples in a chunk.
 
-    On CPUs these sizes were the fastest: in bfloat16, AMX (Intel's matrix units) needs large products, and other CPUs
-    gain more from their caches. In bfloat16, a GPU, which has not been measured, gets fewer kernels.
+    On CPUs these sizes were the fastest: in bfloat16, AMX (Intel's matrix units) needs large products, and other
+    CPUs gain more from their caches. In bfloat16, a GPU, which has not been measured, gets fewer kernels.
 
     Args:
         platform: platform as `hardware.gpus.network_platform` names it.
@@ -132,7 +134,7 @@ def _torso_in_chunks(params: Any, blocks: jax.Array, dtype: Any, size: int) -> j
     return features.reshape(-1, 3136)[:n]
 
 
-# --- Building blocks -------------------------------------------------------------------------------------------------
+# --- Building blocks ---------------------------------------------------------------------------------------------
 
 
 def _as_uint16(x: jax.Array) -> jax.Array:
@@ -172,7 +174,7 @@ def _patches(x: jax.Array, size: int) -> jax.Array:
     return _as_bfloat16(jnp.stack(windows, axis=-2).reshape(-1, size * size * channels))
 
 
-# --- Layers 2 and 3 --------------------------------------------------------------------------------------------------
+# --- Layers 2 and 3 ----------------------------------------------------------------------------------------------
 
 
 def _layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> jax.Array:
@@ -202,14 +204,14 @@ def _layer_backward(
     return functools.reduce(jnp.add, shifted), dw, db
 
 
-# --- Layer 1 ---------------------------------------------------------------------------------------------------------
+# --- Layer 1 -----------------------------------------------------------------------------------------------------
 
 
 def _first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
     """`relu(convolution(blocks, w) + b)` with a 2x2 window, its result blocked 2x2 for the next layer.
 
-    Each block is multiplied by the weights of all four places that it takes in a window, and the shifted products are
-    added. Patches of the input, four times as large and in floating point, are never written to memory.
+    Each block is multiplied by the weights of all four places that it takes in a window, and the shifted products
+    are added. Patches of the input, four times as large and in floating point, are never written to memory.
 
     Args:
         blocks: uint8 `[N, 21, 21, 64]`; w: float32 `[64, 4 * 32]`, place by place; b: float32 `[32]`.
@@ -220,7 +222,9 @@ def _first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> j
     products = _product(blocks.reshape(-1, 64).astype(dtype), w.astype(dtype)).reshape(-1, 21, 21, 4, 32)
     shifted = [products[:, i : i + 20, j : j + 20, place] for place, (i, j) in enumerate(_offsets(2))]
     out = _as_uint16(nn.relu(functools.reduce(jnp.add, shifted) + b).astype(dtype))
-    return _as_bfloat16(jnp.stack([out[:, i::2, j::2] for i, j in _offsets(2)], axis=-2).reshape(-1, 10, 10, 4 * 32))
+    return _as_bfloat16(
+        jnp.stack([out[:, i::2, j::2] for i, j in _offsets(2)], axis=-2).reshape(-1, 10, 10, 4 * 32)
+    )
 
 
 def _first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -239,19 +243,20 @@ def _first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tu
 
 def _channels_first(g: jax.Array) -> jax.Array:
     """A gradient for the output of `_first_layer`, `[N, 10, 10, 4 * 32]`, without blocks: `[32, N, 20, 20]`."""
-    # The first 64 channels are the even rows, the last 64 the odd ones; in each of these, columns interleave already.
+    # The first 64 channels are the even rows, the last 64 the odd ones; in each of these, columns interleave
+    # already.
     return jnp.moveaxis(jnp.stack([g[..., :64], g[..., 64:]], axis=2).reshape(-1, 20, 20, 32), -1, 0)
 
 
-# --- The torso -------------------------------------------------------------------------------------------------------
+# --- The torso ---------------------------------------------------------------------------------------------------
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _torso(dtype: Any, loop: bool, blocks: jax.Array, *weights: jax.Array) -> jax.Array:
     """The three convolutions of one chunk: uint8 `[N, 21, 21, 64]` -> float32 `[N, 3136]`.
 
-    `weights` are w and b of each layer. Only the input and the layers' outputs are saved for the backward pass. `loop`:
-    the chunks are computed in a loop.
+    `weights` are w and b of each layer. Only the input and the layers' outputs are saved for the backward pass.
+    `loop`: the chunks are computed in a loop.
     """
     return _torso_forward(dtype, loop, blocks, *weights)[0]
 
@@ -284,8 +289,8 @@ _torso.defvjp(_torso_forward, _torso_backward)
 def _dense(x: jax.Array, w: jax.Array) -> jax.Array:
     """`x @ w` in the type of x, accumulated in float32: `[N, 3136]`, `[3136, O]` -> float32 `[N, O]`.
 
-    Its own gradient keeps both products in the type of x, row-major, and the gradient for w in float32; JAX's would
-    compute the products in float32 and transposed.
+    Its own gradient keeps both products in the type of x, row-major, and the gradient for w in float32; JAX's
+    would compute the products in float32 and transposed.
     """
     return _product(x, w.astype(x.dtype))
 
@@ -298,7 +303,8 @@ def _dense_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
 def _dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = saved
     g = g.astype(x.dtype)
-    # Both are contracted over their last axis: XLA's CPU kernels read a right operand that is transposed as it lies.
+    # Both are contracted over their last axis: XLA's CPU kernels read a right operand that is transposed as it
+    # lies.
     dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     # A transpose by way of three axes, which moves the data; see `_transposed`.
     x_transposed = _as_bfloat16(_as_uint16(x).reshape(-1, 49, 64).transpose(1, 2, 0).reshape(3136, -1))

@@ -1,8 +1,8 @@
 """The form and the arithmetic of a network that suit a kind of device.
 
-Where CPUs alone learn and act, or with `network.conv = "matmul"`, convolutions have the gradients of `layers.py`, which
-suit CPUs. `nature` is faster still in a form of its own (`cpu_conv.py`), as long as it is what that form was written
-for. Everywhere else networks are computed as their modules say.
+Where CPUs alone learn and act, or with `network.conv = "matmul"`, convolutions have the gradients of `layers.py`,
+which suit CPUs. `nature` is faster still in a form of its own (`cpu_conv.py`), as long as it is what that form was
+written for. Everywhere else networks are computed as their modules say.
 """
 
 import logging
@@ -35,8 +35,8 @@ from jaxrl_atari.networks import (
 _log = logging.getLogger(__name__)
 
 FAST_FORMS: dict[str, Any] = {"nature": cpu_conv}
-"""`network.name` -> the module that computes it fast on CPUs: `apply`, `acting_params`, `chunk_size`, and `Computed`,
-the flax module that these were written for."""
+"""`network.name` -> the module that computes it fast on CPUs: `apply`, `acting_params`, `chunk_size`, and
+`Computed`, the flax module that these were written for."""
 
 BFLOAT16_CPUS = {"bfloat16 cpu", "amx cpu"}
 """The platforms that are CPUs which multiply bfloat16; see `hardware.gpus.network_platform`."""
@@ -56,14 +56,15 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
     """The network of a config in the form that suits a platform (`network_platform`).
 
     The same arguments give the same object. With `network.conv = "matmul"` and, with `auto`, on CPUs alone,
-    convolutions have gradients for CPUs. With `network.compute_dtype = "auto"`, the torso's arithmetic is bfloat16 if
-    learner and actor are both GPUs with bfloat16 units (not measured yet) or, for `nature`, both CPUs with bfloat16
-    instructions; else float32. On every CPU, XLA computes bfloat16 convolutions by way of float32.
+    convolutions have gradients for CPUs. With `network.compute_dtype = "auto"`, the torso's arithmetic is bfloat16
+    if learner and actor are both GPUs with bfloat16 units (not measured yet) or, for `nature`, both CPUs with
+    bfloat16 instructions; else float32. On every CPU, XLA computes bfloat16 convolutions by way of float32.
 
     Args:
-        peer: the platform of the other side: of the actor if this is the learner's network, of the learner if it is the
-            actor's. None: the same. Both store frames in the same layout and compute in the same arithmetic: if a GPU
-            learns and a CPU acts, float32 in both keeps the ratio at 1 in an update's first gradient step.
+        peer: the platform of the other side: of the actor if this is the learner's network, of the learner if it
+            is the actor's. None: the same. Both store frames in the same layout and compute in the same
+            arithmetic: if a GPU learns and a CPU acts, float32 in both keeps the ratio at 1 in an update's first
+            gradient step.
 
     Raises:
         ConfigError: no network has that name.
@@ -132,8 +133,8 @@ def _convolves(program: Any) -> bool:
 def _program(module: nn.Module) -> str:
     """The program of a network as text: its jaxpr, from the parameters and one stack to policy and value.
 
-    Of two networks, the programs are compared and not the texts, so comments, names and initialisation are free; nor
-    the outputs, because an edit may change gradients alone, as a `stop_gradient` does.
+    Of two networks, the programs are compared and not the texts, so comments, names and initialisation are free;
+    nor the outputs, because an edit may change gradients alone, as a `stop_gradient` does.
     """
     stacks = jax.ShapeDtypeStruct((1, 84, 84, STACK), jnp.uint8)
     params = jax.eval_shape(module.init, jax.random.key(0), stacks)

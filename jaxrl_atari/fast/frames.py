@@ -1,11 +1,11 @@
 """Frame storage: a rollout holds each frame once, and stacks of four are gathered when they are needed.
 
-The *age* of a frame is the number of earlier frames of the same game, at most 3. It limits how far back a stack may
-reach: where a game is younger than a stack, its first frame fills the rest.
+The *age* of a frame is the number of earlier frames of the same game, at most 3. It limits how far back a stack
+may reach: where a game is younger than a stack, its first frame fills the rest.
 
-A `FrameLayout` is the form in which frames are stored. `PLAIN` keeps the image. `BLOCKED` is its space-to-depth form,
-which `cpu_conv.py` reads: the frame is cut into 21x21 blocks of 4x4 pixels, and the 16 pixels of a block become 16
-channels, `[84, 84] -> [21, 21, 16]`. Nothing is computed; pixels only change places.
+A `FrameLayout` is the form in which frames are stored. `PLAIN` keeps the image. `BLOCKED` is its space-to-depth
+form, which `cpu_conv.py` reads: the frame is cut into 21x21 blocks of 4x4 pixels, and the 16 pixels of a block
+become 16 channels, `[84, 84] -> [21, 21, 16]`. Nothing is computed; pixels only change places.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,8 @@ def arrange_stacks(layout: FrameLayout, stacks: jax.Array) -> jax.Array:
 
 
 def images(frames: jax.Array) -> jax.Array:
-    """Stored frames of any layout, uint8 `[..., H, W, C]`, as images `[..., 84, 84]`: undoes `FrameLayout.arrange`."""
+    """Stored frames of any layout, uint8 `[..., H, W, C]`, as images `[..., 84, 84]`: undoes
+    `FrameLayout.arrange`."""
     *batch, height, _, _ = frames.shape
     if height == FRAME_SIZE:
         return frames[..., 0]
@@ -52,8 +53,8 @@ def images(frames: jax.Array) -> jax.Array:
 def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) -> jax.Array:
     """`function` of frame stacks as images, uint8 `[N, 84, 84, 4]` -> the same, for stacks of any layout.
 
-    On a CPU, the stacks of `nature` are stored in blocks. A loss that changes pictures, for example by a random shift,
-    changes them through this function.
+    On a CPU, the stacks of `nature` are stored in blocks. A loss that changes pictures, for example by a random
+    shift, changes them through this function.
 
     Args:
         stacks: `Observation.stacks`.
@@ -66,7 +67,8 @@ def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) ->
 
 
 def next_age(age: jax.Array, first: jax.Array) -> jax.Array:
-    """Ages int32 `[B]` of the newest frames, from those of the frames before; `first` marks the start of a game."""
+    """Ages int32 `[B]` of the newest frames, from those of the frames before; `first` marks the start of a
+    game."""
     return jnp.where(first, 0, jnp.minimum(age + 1, STACK - 1))
 
 
@@ -83,8 +85,8 @@ def gather_stacks(frames: jax.Array, age: jax.Array, index: jax.Array) -> jax.Ar
     """
     t, b = jnp.divmod(index, age.shape[1])
     back = jnp.minimum(jnp.arange(STACK - 1, -1, -1), age[t, b][:, None])
-    # Four gathers side by side: on a CPU, one gather of `[N, 4, ...]` and a transposition take 6 times as long. A stack
-    # on the last axis but one is faster than a concatenation; `cpu_conv.py` says why.
+    # Four gathers side by side: on a CPU, one gather of `[N, 4, ...]` and a transposition take 6 times as long. A
+    # stack on the last axis but one is faster than a concatenation; `cpu_conv.py` says why.
     stacks = jnp.stack([frames[t + STACK - 1 - back[:, j], b] for j in range(STACK)], axis=-2)
     return stacks.reshape(*stacks.shape[:-2], -1)
 
@@ -94,7 +96,8 @@ def push_frame(window: jax.Array, age: jax.Array, frame: jax.Array, first: jax.A
     """Stacks for acting outside a rollout, as in an evaluation.
 
     Args:
-        window: uint8 `[4, B, 84, 84, 1]`, the last four frames; age: int32 `[B]`, of the last one. See `empty_window`.
+        window: uint8 `[4, B, 84, 84, 1]`, the last four frames; age: int32 `[B]`, of the last one. See
+            `empty_window`.
         frame: uint8 `[B, 84, 84]`, the newest frame; first: bool `[B]`, true where it starts a game.
 
     Returns:

@@ -1,1 +1,2 @@
-"""The machine: its GPUs, the choice among them, memory, monitoring, several processes, and settings of the process."""
+"""The machine: its GPUs, the choice among them, memory, monitoring, several processes, and settings of the
+process."""

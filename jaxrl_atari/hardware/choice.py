@@ -90,7 +90,7 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
     return DeviceChoice(shown.gpus, problem, learner, actor, evaluator, why)
 
 
-# --- Rotation --------------------------------------------------------------------------------------------------------
+# --- Rotation ----------------------------------------------------------------------------------------------------
 
 
 def rotate(session: int, count: int, per_session: int, offset: int) -> tuple[int, ...]:
@@ -107,8 +107,8 @@ def rotate(session: int, count: int, per_session: int, offset: int) -> tuple[int
 def session_gpus(config: Config, session: int) -> tuple[tuple[int, ...], str]:
     """The GPUs of session `session` of a trial, shifted by CUDA_OFFSET: their indices (none: the CPU), and why.
 
-    `auto` and `true` rotate; an index does not. A session whose actor or evaluator has an index of its own sees all
-    GPUs, because that index counts all visible ones.
+    `auto` and `true` rotate; an index does not. A session whose actor or evaluator has an index of its own sees
+    all GPUs, because that index counts all visible ones.
 
     Raises:
         ConfigError: an option asks for devices that this machine does not have, or CUDA_OFFSET is invalid.
@@ -127,7 +127,7 @@ def session_gpus(config: Config, session: int) -> tuple[tuple[int, ...], str]:
     return block, f"{len(all_indices)} visible, CUDA_OFFSET {offset}"
 
 
-# --- JAX's back end --------------------------------------------------------------------------------------------------
+# --- JAX's back end ----------------------------------------------------------------------------------------------
 
 
 def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoice:
@@ -163,7 +163,8 @@ def start_gpus() -> list[jax.Device]:
     except RuntimeError as error:
         if NO_MEMORY.search(str(error)):
             raise UserError(
-                f"JAX cannot start on the GPU ({str(error)[:160]}): other processes hold its memory; wait for them,"
+                f"JAX cannot start on the GPU ({str(error)[:160]}): other processes hold its memory; wait for "
+                "them,"
                 " lower their devices.memory_fraction, or choose another GPU with devices.gpu"
             ) from error
         forbid_gpu(f"JAX cannot start on a GPU: {reason(error)}")

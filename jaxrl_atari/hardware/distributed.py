@@ -1,6 +1,7 @@
 """Several processes that learn together (`devices.distributed`): joining them, sums, and agreement.
 
-In a process that is alone, `sum_over_processes`, `gather_rows` and `agree` return their argument and start no back end.
+In a process that is alone, `sum_over_processes`, `gather_rows` and `agree` return their argument and start no back
+end.
 """
 
 import re
@@ -41,7 +42,8 @@ def join_processes(devices: DevicesConfig) -> None:
                 raise ConfigError("devices.coordinator", coordinator, expected, str(error)) from error
         everyone = f"all {count} processes" if count else "all processes"
         say(f"waiting for {everyone} at {coordinator}")
-    jax_config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM until a session handles it
+    # It would swallow SIGTERM until a session handles it.
+    jax_config.update("jax_enable_preemption_service", False)
     try:  # in a thread: JAX waits in C++, where signals have no effect
         with ThreadPool(1) as thread:
             options = {

@@ -37,7 +37,7 @@ class Visible(NamedTuple):
     """`failed`: a driver or a device; `unused`: a GPU is there, and the software for it is not installed."""
 
 
-# --- Where GPUs come from ---------------------------------------------------------------------------------------------
+# --- Where GPUs come from ----------------------------------------------------------------------------------------
 
 
 class Provider(Protocol):
@@ -133,7 +133,8 @@ def visible() -> Visible:
 
 
 def forbid_gpu(reason: str = "this process needs none") -> None:
-    """Keeps JAX off the GPUs: no back end starts there and no memory is taken. Call before JAX starts its back end."""
+    """Keeps JAX off the GPUs: no back end starts there and no memory is taken. Call before JAX starts its back
+    end."""
     gpu_provider().forbid(reason)
     jax_config.update("jax_platforms", "cpu")
 
@@ -182,7 +183,7 @@ def _jax_plugins() -> list[str]:
     return [plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")]
 
 
-# --- What GPUs are ---------------------------------------------------------------------------------------------------
+# --- What GPUs are -----------------------------------------------------------------------------------------------
 
 
 def driver_version() -> str | None:
@@ -194,13 +195,15 @@ def driver_version() -> str | None:
 
 
 def network_platform(*devices: jax.Device) -> str:
-    """The platform for which `make_network` makes a network: how it computes bfloat16 decides arithmetic and chunks.
+    """The platform for which `make_network` makes a network: how it computes bfloat16 decides arithmetic and
+    chunks.
 
-    "amx cpu" (it has AVX512-BF16 and AMX), "bfloat16 cpu" (AVX512-BF16 alone) or "cpu"; "gpu" (it has bfloat16 units)
-    or "old gpu" (before Ampere). If several devices compute one network together, one old GPU decides.
+    "amx cpu" (it has AVX512-BF16 and AMX), "bfloat16 cpu" (AVX512-BF16 alone) or "cpu"; "gpu" (it has bfloat16
+    units) or "old gpu" (before Ampere). If several devices compute one network together, one old GPU decides.
     """
     gpus = [device for device in devices if device.platform == "gpu"]
-    if any(float(getattr(gpu, "compute_capability", 8)) < 8 for gpu in gpus):  # another process's GPU may have none
+    # Another process's GPU may have none.
+    if any(float(getattr(gpu, "compute_capability", 8)) < 8 for gpu in gpus):
         return "old gpu"
     sets = read_cpu().instruction_sets
     platform = devices[0].platform

@@ -27,10 +27,11 @@ NO_MEMORY = re.compile(
 
 
 def memory_fraction(config: DevicesConfig, sharing: int = 1, total: int = 0) -> float | None:
-    """The fraction of a GPU's memory that each of `sharing` processes on it reserves. None: JAX's own (75%), or the
-    user's in the environment.
+    """The fraction of a GPU's memory that each of `sharing` processes on it reserves. None: JAX's own (75%), or
+    the user's in the environment.
 
-    Unless `devices.memory_fraction` sets it, all reserve at most 90% together, and leave `BESIDE_THE_POOL` for each.
+    Unless `devices.memory_fraction` sets it, all reserve at most 90% together, and leave `BESIDE_THE_POOL` for
+    each.
 
     Args:
         total: memory of the GPU in bytes, 0 if it is not known.
@@ -40,7 +41,9 @@ def memory_fraction(config: DevicesConfig, sharing: int = 1, total: int = 0) -> 
     """
     if (fraction := config.memory_fraction) is not None:
         expected = f"at most 1/{sharing}, as {sharing} processes share a GPU"
-        require(fraction * sharing <= 1, "devices.memory_fraction", fraction, expected, "lower it, or trial.parallel")
+        require(
+            fraction * sharing <= 1, "devices.memory_fraction", fraction, expected, "lower it, or trial.parallel"
+        )
         return fraction
     if sharing == 1 or {FRACTION, OLD_FRACTION} & os.environ.keys():
         return None
@@ -51,7 +54,8 @@ def memory_fraction(config: DevicesConfig, sharing: int = 1, total: int = 0) -> 
 
 
 def apply_memory_fraction(config: DevicesConfig) -> None:
-    """Sets the fraction of this process. Raises `ConfigError` if JAX has started on a GPU, with another fraction."""
+    """Sets the fraction of this process. Raises `ConfigError` if JAX has started on a GPU, with another
+    fraction."""
     fraction = config.memory_fraction
     if fraction is not None and os.environ.get(FRACTION) != str(fraction):
         require_not_started("devices.memory_fraction", fraction)
@@ -60,7 +64,8 @@ def apply_memory_fraction(config: DevicesConfig) -> None:
 
 
 def do_not_preallocate() -> None:
-    """Lets JAX take memory of a GPU only as it needs it, beside a training run. Call before JAX starts its back end."""
+    """Lets JAX take memory of a GPU only as it needs it, beside a training run. Call before JAX starts its back
+    end."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
@@ -74,5 +79,6 @@ def out_of_memory_advice(config: Config) -> Iterator[None]:
             raise
         raise UserError(
             f"out of device memory ({str(error)[:160]}); lower ppo.minibatch_size = {config.ppo.minibatch_size} or"
-            f" env.num_envs = {config.env.num_envs}, or trial.parallel where sessions share a GPU, and use --resume"
+            f" env.num_envs = {config.env.num_envs}, or trial.parallel where sessions share a GPU, and use "
+            "--resume"
         ) from error

@@ -36,9 +36,9 @@ def read_gpus(names: Sequence[str]) -> list[float]:
 def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, float]]]:
     """Samples the GPUs once a second, in a thread, until the end of the `with` block.
 
-    Gives a function that returns `GPU_COLUMNS`, their means since its last call, `cpu_percent`, the CPU time since then
-    (100 is one core), and `rss_gib`, the memory now; runs/columns.py defines them. A value that cannot be read is NaN:
-    failures never stop training.
+    Gives a function that returns `GPU_COLUMNS`, their means since its last call, `cpu_percent`, the CPU time since
+    then (100 is one core), and `rss_gib`, the memory now; runs/columns.py defines them. A value that cannot be
+    read is NaN: failures never stop training.
 
     Args:
         devices: the JAX devices in use, whose back end has started.

@@ -53,7 +53,8 @@ class Cpu(NamedTuple):
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may use, without a container's CPU quota, which XLA does not see either."""
+    """Number of cores that this process may use, without a container's CPU quota, which XLA does not see
+    either."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -108,7 +109,7 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
     return Cpu(field("model name") or platform.machine(), sets, usable_cores())
 
 
-# --- Settings --------------------------------------------------------------------------------------------------------
+# --- Settings ----------------------------------------------------------------------------------------------------
 
 
 def require_not_started(field: str, value: Any) -> None:
@@ -163,7 +164,8 @@ def configure() -> tuple[str, ...]:
 
 
 def _limit_emulator_threads() -> list[str]:
-    """One thread per CPU of a quota, unless the user has chosen: more would wait in turns for the same CPU time."""
+    """One thread per CPU of a quota, unless the user has chosen: more would wait in turns for the same CPU
+    time."""
     cores = emulator_cores()
     if cores == usable_cores() or THREADS in os.environ:
         return []
@@ -187,10 +189,10 @@ def compile_clock() -> Callable[[], float]:
 def _keep_freed_memory() -> None:
     """Lets glibc keep freed memory for the next allocation.
 
-    One arena serves all threads: training reuses the memory that the compiler's threads have freed, which lowers the
-    peak by a third. By default glibc returns large scratch buffers to the system at each step, and page faults bring
-    them back; the thresholds keep them. Blocks of 32 MiB and more, allocated once per update, are still returned: if
-    kept, they leave gaps into which the next rollout does not fit.
+    One arena serves all threads: training reuses the memory that the compiler's threads have freed, which lowers
+    the peak by a third. By default glibc returns large scratch buffers to the system at each step, and page faults
+    bring them back; the thresholds keep them. Blocks of 32 MiB and more, allocated once per update, are still
+    returned: if kept, they leave gaps into which the next rollout does not fit.
     """
     chosen = any(name.startswith("MALLOC_") for name in os.environ)
     library = ctypes.CDLL(None)

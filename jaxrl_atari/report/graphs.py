@@ -1,6 +1,7 @@
 """Graphs of sessions, trials, comparisons of trials, and suites, each as PNG and SVG.
 
-matplotlib is imported when something is drawn, and not pyplot: files are drawn with Agg, whatever the user's backend.
+matplotlib is imported when something is drawn, and not pyplot: files are drawn with Agg, whatever the user's
+backend.
 """
 
 import contextlib
@@ -58,7 +59,8 @@ def default_style() -> Iterator[None]:
     backend = os.environ.pop("MPLBACKEND", None)
     import matplotlib.style
 
-    if backend is not None:  # a notebook exports its own to `!python`, where matplotlib refuses it if it is missing
+    # A notebook exports its own to `!python`, where matplotlib refuses it if it is missing.
+    if backend is not None:
         os.environ["MPLBACKEND"] = backend
     with matplotlib.style.context(Path(__file__).with_suffix(".mplstyle"), after_reset=True):
         yield
@@ -86,7 +88,8 @@ def save_figure(figure: "Figure", directory: Path, name: str) -> list[Path]:
 
 
 def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_end: float | None = None) -> None:
-    """Finishes axes that hold their data: x from 0, or the first point below it, and plain numbers (400k, 2M; 10,000).
+    """Finishes axes that hold their data: x from 0, or the first point below it, and plain numbers (400k, 2M;
+    10,000).
 
     Args:
         x_end: where x ends; None: at the last point that is drawn.
@@ -108,8 +111,8 @@ def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_e
 def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps", x_end: float | None = None) -> None:
     """Axes and legend of a panel of returns, and lines at the first reference, a human tester and random play.
 
-    A score so far from the data that its line would flatten them is left out, of the legend too. Axes without a return
-    say so instead of showing a scale.
+    A score so far from the data that its line would flatten them is left out, of the legend too. Axes without a
+    return say so instead of showing a scale.
 
     Args:
         x_end: see `finish_axes`.
@@ -196,7 +199,11 @@ def plot_run(run: Run, title: str = "") -> list[Path]:
 
 @default_style()
 def plot_comparison(
-    runs: Sequence[tuple[str, Run]], output: Path, title: str = "", file: str = "comparison", x: XAxis = "env steps"
+    runs: Sequence[tuple[str, Run]],
+    output: Path,
+    title: str = "",
+    file: str = "comparison",
+    x: XAxis = "env steps",
 ) -> list[Path]:
     """Draws the return_ma of runs, a panel for each game and protocol, into FILE.png and .svg; returns the files.
 

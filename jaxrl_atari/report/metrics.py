@@ -5,13 +5,13 @@ point. At log point i = 1..N:
 
 - `return_mean`, R_i: mean raw return of the last 100 finished full games (all lives). NaN until the first game
   ends; no figure counts such log points.
-- `return_ma`: mean of R over the last 1M env steps, or over the run so far while that is shorter. Scores are quoted as
-  `return_ma`. A run whose config.json has no `return_ma_env_steps` has the mean of the last 100 R_i.
+- `return_ma`: mean of R over the last 1M env steps, or over the run so far while that is shorter. Scores are
+  quoted as `return_ma`. A run whose config.json has no `return_ma_env_steps` has the mean of the last 100 R_i.
 - `env_steps`: agent decisions so far, 4 emulator frames each. `optimizer_steps`: gradient steps so far.
 
-Strength, efficiency, stability and consistency are SLM Lab's trial metrics (Keng & Graesser, `slm_lab/lib`),
-with str_i = R_i - (mean return of random play). They measure how much better than random play the agent is, how
-early, how steadily, and how similarly over sessions. They are ratios of sums of str_i, meaningful where these sums are
+Strength, efficiency, stability and consistency are SLM Lab's trial metrics (Keng & Graesser, `slm_lab/lib`), with
+str_i = R_i - (mean return of random play). They measure how much better than random play the agent is, how early,
+how steadily, and how similarly over sessions. They are ratios of sums of str_i, meaningful where these sums are
 positive: a session that is no better than random play has none of them.
 """
 
@@ -81,8 +81,8 @@ def stability(strengths: np.ndarray) -> float:
 def consistency(strengths: np.ndarray) -> float:
     """1 - sum_i 2 std_j(str_ij) / sum_i mean_j(str_ij) for str_ij `[sessions, N]`; 1 if all sessions are equal.
 
-    This std divides by the number of sessions, as in SLM Lab, so that the figure can be compared with SLM Lab's. Every
-    other standard deviation of this package is the sample's, `sample_std`.
+    This std divides by the number of sessions, as in SLM Lab, so that the figure can be compared with SLM Lab's.
+    Every other standard deviation of this package is the sample's, `sample_std`.
     """
     return 1.0 - _ratio(2.0 * strengths.std(axis=0).sum(), strengths.mean(axis=0).sum())
 
@@ -145,8 +145,8 @@ def known_float(value: float | None) -> float | None:
 def sample_std(values: ArrayLike, axis: int | None = None) -> Any:
     """The sample standard deviation, sqrt(sum (x - mean)² / (N - 1)); needs N > 1 values along `axis`.
 
-    It estimates the spread of the sessions that might have been trained. The population's, which divides by N, would
-    be too small: by 29% with two sessions.
+    It estimates the spread of the sessions that might have been trained. The population's, which divides by N,
+    would be too small: by 29% with two sessions.
     """
     return np.std(np.asarray(values), axis=axis, ddof=1)
 
@@ -157,13 +157,15 @@ def cut_table(table: Table, env_steps: float) -> Table:
     return {name: column[kept] for name, column in table.items()}
 
 
-def align_sessions(tables: Sequence[Table], column: str, along: str = "env_steps") -> tuple[np.ndarray, np.ndarray]:
+def align_sessions(
+    tables: Sequence[Table], column: str, along: str = "env_steps"
+) -> tuple[np.ndarray, np.ndarray]:
     """A column of several sessions at common points along another one: (points `[N]`, values `[sessions, N]`).
 
-    The points are those of the session that goes furthest along `along`. Sessions of one config usually log at the same
-    env steps; where points differ, values are interpolated linearly between log points. A session is NaN before its
-    first finite value. After its last log point it keeps its last value: the sessions of a mean end at the same env
-    steps (`summary.members`), give or take a few auto-reset steps, though not after the same hours.
+    The points are those of the session that goes furthest along `along`. Sessions of one config usually log at the
+    same env steps; where points differ, values are interpolated linearly between log points. A session is NaN
+    before its first finite value. After its last log point it keeps its last value: the sessions of a mean end at
+    the same env steps (`summary.members`), give or take a few auto-reset steps, though not after the same hours.
     """
     grid = max((table[along] for table in tables), key=lambda points: points[-1])
     values = np.full((len(tables), grid.size), np.nan)

@@ -1,7 +1,7 @@
 """Reports of runs, suites and searches: one HTML page each, report.html in its directory, with everything in it.
 
-The pages are Jinja templates, `templates/{run,suite,search}.html`. A run is data: the templates escape every value, and
-the page's own security policy allows neither scripts nor network.
+The pages are Jinja templates, `templates/{run,suite,search}.html`. A run is data: the templates escape every
+value, and the page's own security policy allows neither scripts nor network.
 """
 
 import base64
@@ -61,14 +61,17 @@ def write_report(directory: Path) -> Path:
     except UserError:
         raise
     except (ValueError, LookupError, TypeError) as error:  # a file is damaged or not ours
-        raise UserError(f"{directory}: its files cannot be used ({reason(error)}); restore them from a copy") from error
+        raise UserError(
+            f"{directory}: its files cannot be used ({reason(error)}); restore them from a copy"
+        ) from error
     path = directory / REPORT_FILE
     write_file(path, content)
     return path
 
 
 def try_report(directory: Path) -> None:
-    """`write_report` at the end of a command, which must not fail for it. Prints the path, or why there is none."""
+    """`write_report` at the end of a command, which must not fail for it. Prints the path, or why there is
+    none."""
     try:
         say(str(write_report(directory)))
     except Exception as error:

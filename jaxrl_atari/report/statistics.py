@@ -1,24 +1,25 @@
 """Statistics of scores over sessions and games, with intervals: pure functions of arrays.
 
-One game has the t interval of the mean over its sessions: it holds the true mean in 95% of cases from 3 sessions on
-(normal scores), where a bootstrap over so few sessions is far too narrow.
+One game has the t interval of the mean over its sessions: it holds the true mean in 95% of cases from 3 sessions
+on (normal scores), where a bootstrap over so few sessions is far too narrow.
 
 The figures over several games are those of Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice"
-(arXiv:2108.13264), for scores x_mn of game m = 1..M and session n = 1..N_m, which are normalised by game before they
-are aggregated.
+(arXiv:2108.13264), for scores x_mn of game m = 1..M and session n = 1..N_m, which are normalised by game before
+they are aggregated.
 
 `estimate` gives them intervals of the form figure ± t · spread, for few sessions:
 
-- The scores are resampled within each game, around its mean: x*_mn = mean_m + sqrt(N_m / (N_m - 1)) · r, where r is
-  drawn with replacement from the residuals x_mn - mean_m. The factor makes the variance of the resampled scores the
-  sample's; without it, the spread is too small by 29% with two sessions.
+- The scores are resampled within each game, around its mean: x*_mn = mean_m + sqrt(N_m / (N_m - 1)) · r, where r
+  is drawn with replacement from the residuals x_mn - mean_m. The factor makes the variance of the resampled scores
+  the sample's; without it, the spread is too small by 29% with two sessions.
 - spread is the root mean square distance of the resampled figures from the figure.
-- t is Student's quantile. A game with few sessions has an uncertain spread of its own; the degrees of freedom of all
-  games together are those of Welch and Satterthwaite, (sum_m v_m)² / sum_m v_m² / (N_m - 1), where v_m is the variance
-  of game m's part of the figure.
+- t is Student's quantile. A game with few sessions has an uncertain spread of its own; the degrees of freedom of
+  all games together are those of Welch and Satterthwaite, (sum_m v_m)² / sum_m v_m² / (N_m - 1), where v_m is the
+  variance of game m's part of the figure.
 
-There is no interval where it could not hold, and the estimate says why. benchmarks/coverage.py measures how often the
-intervals hold the true figure; docs/paper.md has the table. `bootstrap_interval` is rliable's interval, for export.
+There is no interval where it could not hold, and the estimate says why. benchmarks/coverage.py measures how often
+the intervals hold the true figure; docs/paper.md has the table. `bootstrap_interval` is rliable's interval, for
+export.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -78,11 +79,12 @@ def interquartile_mean(games: Games) -> np.ndarray:
 
 
 def exact_middle_half(games: Games) -> np.ndarray:
-    """Mean of the middle half of all n scores, where n / 4 are cut at each end: of a score at the edge, a part counts.
+    """Mean of the middle half of all n scores, where n / 4 are cut at each end: of a score at the edge, a part
+    counts.
 
-    Its distance from the IQM is what the rounding of n / 4 does. With 5 games of 2 sessions, 2 scores are cut at each
-    end where 2.5 would be a quarter, so that the IQM is one of 60% of the scores, and differs from that of many
-    sessions.
+    Its distance from the IQM is what the rounding of n / 4 does. With 5 games of 2 sessions, 2 scores are cut at
+    each end where 2.5 would be a quarter, so that the IQM is one of 60% of the scores, and differs from that of
+    many sessions.
     """
     scores = np.sort(np.concatenate(games, axis=-1), axis=-1)
     count = scores.shape[-1]
@@ -107,7 +109,8 @@ def game_means(games: Games) -> np.ndarray:
 
 
 def game_improvements(games: Games, others: Games) -> np.ndarray:
-    """P(x > y) + P(x = y) / 2 for each game `[M, ...]`, over all pairs of a session of `games` and one of `others`."""
+    """P(x > y) + P(x = y) / 2 for each game `[M, ...]`, over all pairs of a session of `games` and one of
+    `others`."""
     pairs = ((x[..., :, None], y[..., None, :]) for x, y in zip(games, others, strict=True))
     return np.array([0.5 + 0.5 * np.sign(x - y).mean(axis=(-2, -1)) for x, y in pairs])
 
@@ -200,9 +203,9 @@ def bootstrap_interval(figure: Figure, *suites: Scores) -> tuple[float, float] |
 def aggregate(scores: Scores) -> dict[str, Any]:
     """All `FIGURES` of a suite, for JSON, and its performance profile.
 
-    `games` is their number. Each figure has `iqm`, `iqm_interval`, `iqm_why_none` (empty if there is an interval) and
-    `iqm_rliable_interval`. `profile` is a list of points: threshold, share above it, and the ends of the interval of
-    the share, or None.
+    `games` is their number. Each figure has `iqm`, `iqm_interval`, `iqm_why_none` (empty if there is an interval)
+    and `iqm_rliable_interval`. `profile` is a list of points: threshold, share above it, and the ends of the
+    interval of the share, or None.
     """
     summary: dict[str, Any] = {"games": len(scores)}
     for name, figure in FIGURES.items():
@@ -228,7 +231,8 @@ def score_interval(scores: ArrayLike) -> tuple[float, float] | None:
 
 
 def probability_of_improvement(scores: Scores, others: Scores) -> Estimate:
-    """How probably a session of `scores` beats a session of `others`, averaged over the games, which must be equal.
+    """How probably a session of `scores` beats a session of `others`, averaged over the games, which must be
+    equal.
 
     0.5 means no difference. For two trials of one game, pass one game each.
     """

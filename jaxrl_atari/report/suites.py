@@ -1,4 +1,5 @@
-"""Suites: the table of games, aggregates over games, results.{md,csv,json}, comparisons, and rliable's dictionary."""
+"""Suites: the table of games, aggregates over games, results.{md,csv,json}, comparisons, and rliable's
+dictionary."""
 
 import contextlib
 import csv
@@ -50,10 +51,14 @@ GAME_COLUMNS = {
 
 EXPLANATION = (
     "ours: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
-    "interval of the mean (from 3 sessions on). sessions: those that count, which are the finished ones once one has "
-    "finished; the status names the others. reference: PPO after 10,000,000 env steps of the same protocol. ratio: "
-    "(ours - random) / (reference - random), which is meaningful for negative scores too. human-normalised: (ours - "
-    "random) / (human - random), with the random and human scores of DQN Zoo. hours and env steps: mean over these "
+    "interval of the mean (from 3 sessions on). sessions: those that count, which are the finished ones once "
+    "one has "
+    "finished; the status names the others. reference: PPO after 10,000,000 env steps of the same protocol. "
+    "ratio: "
+    "(ours - random) / (reference - random), which is meaningful for negative scores too. human-normalised: "
+    "(ours - "
+    "random) / (human - random), with the random and human scores of DQN Zoo. hours and env steps: mean over "
+    "these "
     "sessions. A game in which a session has no score is left out of the statistics over games."
 )
 
@@ -79,7 +84,8 @@ class Suite(NamedTuple):
 
 
 def read_suite(suite_dir: Path) -> Suite:
-    """Reads a suite. Raises `UserError`: it is not a suite directory, or suite.json or a config.json cannot be used."""
+    """Reads a suite. Raises `UserError`: it is not a suite directory, or suite.json or a config.json cannot be
+    used."""
     config = read_config(suite_dir, SUITE_FILE)
     description = read_json(suite_dir / SUITE_FILE)
     games = [game for game in description["games"] if game in GAMES]
@@ -245,12 +251,15 @@ def suite_results(suite_dir: Path, failures: Mapping[str, str]) -> SuiteResults:
         parts.append(markdown_table(aggregate_rows(found["aggregates"], "over the complete games")))
         parts += [*missing_intervals(found["aggregates"]), INTERVALS]
     else:
-        parts.append(f"No aggregates: {comparison_note(protocol) or 'no complete game has a score to compare with'}.")
+        parts.append(
+            f"No aggregates: {comparison_note(protocol) or 'no complete game has a score to compare with'}."
+        )
     return SuiteResults(suite, found, "\n\n".join(parts) + "\n")
 
 
 def save_results(found: SuiteResults) -> None:
-    """Writes results.md, results.csv, results.json and the scores in rliable's form, and trial.json of each game."""
+    """Writes results.md, results.csv, results.json and the scores in rliable's form, and trial.json of each
+    game."""
     suite_dir = found.suite.path
     values = found.values
     for game in found.suite.runs:
@@ -287,7 +296,9 @@ def compare_suites(suites: Mapping[str, Suite], output: Path) -> str:
     scores = {name: normalised({game: values[game] for game in shared}, protocol) for name, values in raw.items()}
     described = {name: aggregates(kinds) for name, kinds in scores.items()}
     if not described[first]:
-        raise UserError(f"{where}: no game that is complete in every suite has a score to compare with; wait for one")
+        raise UserError(
+            f"{where}: no game that is complete in every suite has a score to compare with; wait for one"
+        )
     compared: dict[str, Any] = {"suites": list(suites), "protocol": protocol, "games": shared}
     lines = [f"# {' and '.join(suites)}, protocol {protocol}", ""]
     lines += [f"- {name}: {suite.config.total_env_steps:,} env steps a session" for name, suite in suites.items()]

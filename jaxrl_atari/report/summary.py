@@ -80,7 +80,9 @@ def read_run(run_dir: Path, sessions: int | None = None) -> Run:
         UserError: it has no readable config, or no session with metrics.
     """
     config = read_config(run_dir)
-    return Run(run_dir, config, read_sessions(run_dir, sessions or config.sessions), read_json(run_dir / CONFIG_FILE))
+    return Run(
+        run_dir, config, read_sessions(run_dir, sessions or config.sessions), read_json(run_dir / CONFIG_FILE)
+    )
 
 
 def write_trial_summary(run_dir: Path) -> dict[str, Any]:
@@ -91,7 +93,8 @@ def write_trial_summary(run_dir: Path) -> dict[str, Any]:
 
 
 class Members(NamedTuple):
-    """The sessions of a trial that its score, interval, curve, legend and table are of, and the sessions left out."""
+    """The sessions of a trial that its score, interval, curve, legend and table are of, and the sessions left
+    out."""
 
     tables: dict[Path, Table]  # session directory -> its log points that count
     left_out: dict[Path, str]  # session directory -> why it does not count
@@ -103,8 +106,8 @@ def members(run: Run) -> Members:
 
     - The sessions that have ended: with their budget spent, or by `stop` of `run_training`. A curve keeps the last
       value of one that was stopped earlier than the others.
-    - Before one has ended: the sessions that have come at least half as far as the furthest one, with their log points
-      up to the env steps that all of these have reached.
+    - Before one has ended: the sessions that have come at least half as far as the furthest one, with their log
+      points up to the env steps that all of these have reached.
 
     A session in which no game has ended has no score and is left out, unless that is so in every session.
     """
@@ -132,14 +135,14 @@ def members(run: Run) -> Members:
 def trial_summary(run: Run) -> dict[str, Any]:
     """The figures of a trial, ready for JSON: an unknown value is None.
 
-    All of them are of the trial's `members`. The score is the mean of `session_scores`: the final `return_ma` of the
-    sessions that have finished a game. `sessions` has the figures of each member, `left_out` the other sessions and
-    why they do not count; `mean` and `std` are the members' mean and sample standard deviation, and `std` is None for
-    a single value. `common_env_steps` is where unfinished members are cut, None if they have finished.
-    `consistency` is over the log points at which all members have a finished game. `complete` tells whether every
-    session has spent its budget or was ended by `stop` of `run_training`; `stopped` has the env steps and the reason of
-    the latter. `return_ma` tells how the score is defined, and `comparison_note` why there are no scores to compare
-    with.
+    All of them are of the trial's `members`. The score is the mean of `session_scores`: the final `return_ma` of
+    the sessions that have finished a game. `sessions` has the figures of each member, `left_out` the other
+    sessions and why they do not count; `mean` and `std` are the members' mean and sample standard deviation, and
+    `std` is None for a single value. `common_env_steps` is where unfinished members are cut, None if they have
+    finished. `consistency` is over the log points at which all members have a finished game. `complete` tells
+    whether every session has spent its budget or was ended by `stop` of `run_training`; `stopped` has the env
+    steps and the reason of the latter. `return_ma` tells how the score is defined, and `comparison_note` why there
+    are no scores to compare with.
     """
     config = run.config
     game = run.game
@@ -197,8 +200,8 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
 def written_at(file: Path) -> float:
     """When a result was made, in seconds since 1970 (UTC): the date that `evaluate` wrote, which a copy keeps.
 
-    It stands in a JSON file as `date`. A video has it in the JSON file of the same name, `video_STEP.json`, or else has
-    that of its evaluation, `evaluation_STEP.json`. Without a date, the time of the file counts.
+    It stands in a JSON file as `date`. A video has it in the JSON file of the same name, `video_STEP.json`, or
+    else has that of its evaluation, `evaluation_STEP.json`. Without a date, the time of the file counts.
     """
     described = [file.with_suffix(".json"), file.with_name(f"{file.stem.replace('video', 'evaluation')}.json")]
     for path in filter(Path.is_file, described):
@@ -257,7 +260,8 @@ def sessions_text(summary: Mapping[str, Any]) -> str:
 
 
 def own_settings(summary: Mapping[str, Any]) -> str:
-    """The settings of a run that stand beside the reference scores: `v5, 10,000,000 env steps, λ 0.95, dialect sb3`.
+    """The settings of a run that stand beside the reference scores: `v5, 10,000,000 env steps, λ 0.95, dialect
+    sb3`.
 
     A setting that makes the learning rule of a run another one than that of a reference belongs here, as λ does.
     """
@@ -266,7 +270,8 @@ def own_settings(summary: Mapping[str, Any]) -> str:
 
 
 def reference_rows(summary: dict[str, Any]) -> list[list[str]]:
-    """Rows of the scores to compare with, source and score, below the run's own; then of the score that they normalise.
+    """Rows of the scores to compare with, source and score, below the run's own; then of the score that they
+    normalise.
 
     Each has its protocol, env steps and lambda, so that a difference in one of them stands beside the scores.
     """
@@ -282,7 +287,9 @@ def reference_rows(summary: dict[str, Any]) -> list[list[str]]:
         "reference_normalised_score": "(score - random) / (first reference - random)",
         "human_normalised_score": "(score - random) / (human - random), both as in DQN Zoo",
     }
-    return rows + [[text, score_text(summary[name])] for name, text in formulas.items() if summary[name] is not None]
+    return rows + [
+        [text, score_text(summary[name])] for name, text in formulas.items() if summary[name] is not None
+    ]
 
 
 def figure_rows(summary: dict[str, Any]) -> list[list[str]]:
@@ -300,7 +307,8 @@ def figure_rows(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, the header first, as a Markdown table that also reads well as it is; the first column is text."""
+    """Rows of cells, the header first, as a Markdown table that also reads well as it is; the first column is
+    text."""
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]  # Markdown needs a dash in the rule
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = []
@@ -311,7 +319,8 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary_table(summary: dict[str, Any]) -> str:
-    """The table printed at the end of a trial: figures with mean and std over its members, and scores to compare with.
+    """The table printed at the end of a trial: figures with mean and std over its members, and scores to compare
+    with.
 
     Args:
         summary: the content of trial.json, as `trial_summary` returns it.

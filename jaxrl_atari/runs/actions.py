@@ -50,7 +50,8 @@ def write_segment(session_dir: Path, parts: Sequence[Segment], games: Sequence[G
 
 
 def cut_segments(session_dir: Path, steps: int) -> None:
-    """Removes the segments beyond the checkpoint from which a session resumes, after `steps` of each environment."""
+    """Removes the segments beyond the checkpoint from which a session resumes, after `steps` of each
+    environment."""
     for _, last, path in segments(session_dir):
         if last > steps:
             path.unlink()

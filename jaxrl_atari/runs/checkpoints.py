@@ -9,9 +9,10 @@ SESSION_DIR/checkpoints/replaced_<env_steps> one with other arrays than those th
 
 A checkpoint to pass on (`save_parameters`) holds the parameters alone: it can be played, and not resumed.
 
-Orbax writes a checkpoint under a temporary name and renames it when it is complete, so every listed one is complete,
-whenever the process is killed. It does not notice flipped bits (without its digests, most of them would silently give
-other values): hence the digests here, BLAKE2b of 64 bits. They find damage; they do not prove who wrote a checkpoint.
+Orbax writes a checkpoint under a temporary name and renames it when it is complete, so every listed one is
+complete, whenever the process is killed. It does not notice flipped bits (without its digests, most of them would
+silently give other values): hence the digests here, BLAKE2b of 64 bits. They find damage; they do not prove who
+wrote a checkpoint.
 """
 
 import contextlib
@@ -91,7 +92,9 @@ class Checkpoints:
             Damaged: the score of a checkpoint cannot be read, so it may be the best.
         """
         scores = {step: self.read_meta(step)["score"] for step in self.steps()}
-        return max(scores, key=lambda step: (-math.inf if scores[step] is None else scores[step], step), default=None)
+        return max(
+            scores, key=lambda step: (-math.inf if scores[step] is None else scores[step], step), default=None
+        )
 
     # --- Reading ---
 
@@ -113,7 +116,8 @@ class Checkpoints:
             raise Damaged(f"{path}: damaged: its meta cannot be read ({reason(error)})") from error
         if meta["format_version"] != FORMAT_VERSION:
             raise UserError(
-                f"{path}: has checkpoint format {meta['format_version']}, and this version of jaxrl_atari reads format"
+                f"{path}: has checkpoint format {meta['format_version']}, and this version of jaxrl_atari "
+                "reads format"
                 f" {FORMAT_VERSION}; use the version that saved it ({meta['package_version']})"
             )
         return meta
@@ -122,8 +126,8 @@ class Checkpoints:
         """Restores arrays of a checkpoint to the devices of `target`, whatever devices they were saved from.
 
         Args:
-            target: a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings: the saved structure. None: the
-                item must be a flat dict, and comes as NumPy arrays.
+            target: a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings: the saved structure. None:
+                the item must be a flat dict, and comes as NumPy arrays.
             part: beginning of the paths of the arrays that are wanted; the other leaves are those of `target`.
 
         Raises:
@@ -135,7 +139,8 @@ class Checkpoints:
         saved = meta if item == "arrays" else meta["items"][item]
         if meta.get("parameters_only") and part != PARAMETERS:
             raise UserError(
-                f"{path}: holds the parameters alone, without the optimiser state: it can be played and not resumed;"
+                f"{path}: holds the parameters alone, without the optimiser state: it can be played and not "
+                "resumed;"
                 " resume the run that it was copied from, or start a new one"
             )
         for name, shape in array_shapes(target).items():
@@ -166,8 +171,8 @@ class Checkpoints:
 
         Args:
             target: meta -> `target` of `restore`.
-            parameters: names of further items to restore beside the arrays, where the checkpoint has them; each has the
-                structure of `train_state.params`.
+            parameters: names of further items to restore beside the arrays, where the checkpoint has them; each
+                has the structure of `train_state.params`.
             part: part of the arrays, as in `restore`.
 
         Raises:
@@ -253,8 +258,8 @@ class Checkpoints:
     ) -> dict[str, str]:
         """Writes a checkpoint, and removes those that are no longer kept.
 
-        A step that is there already, with the same arrays, is not written again. One with other arrays is renamed to
-        `replaced_<step>`, and a line says so.
+        A step that is there already, with the same arrays, is not written again. One with other arrays is renamed
+        to `replaced_<step>`, and a line says so.
 
         Args:
             items: name -> pytree of `jax.Array` or NumPy arrays; one is `arrays`. Typed keys are allowed.
@@ -271,10 +276,13 @@ class Checkpoints:
         path = self.directory / str(env_steps)
         host = {name: to_host(tree) for name, tree in items.items()}
         described = {
-            name: {"shapes": array_shapes(tree), "checksums": array_digests(host[name])} for name, tree in items.items()
+            name: {"shapes": array_shapes(tree), "checksums": array_digests(host[name])}
+            for name, tree in items.items()
         }
         digests = {
-            f"{item}/{path}": digest for item, each in described.items() for path, digest in each["checksums"].items()
+            f"{item}/{path}": digest
+            for item, each in described.items()
+            for path, digest in each["checksums"].items()
         }
         meta = meta | described.pop("arrays") | {
             "items": described,
@@ -289,7 +297,8 @@ class Checkpoints:
             name: ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: chunked, tree))
             for name, tree in host.items()
         }
-        # One folder an array: in one database for all of them (OCDBT), TensorStore 0.1.86 leaks memory at every save.
+        # One folder an array: in one database for all of them (OCDBT), TensorStore 0.1.86 leaks memory at every
+        # save.
         alone = this_process()
         handlers: dict[str, Any] = {
             name: ocp.StandardCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone) for name in items
@@ -334,8 +343,10 @@ class Checkpoints:
         for step in set(self.steps()) - kept:
             path = self.directory / str(step)
             try:
-                with contextlib.suppress(OSError):  # a folder in a lower layer of a container image cannot be renamed
-                    path = path.rename(self.directory / f"removed_{step}")  # a part must not look like a checkpoint
+                # A folder in a lower layer of a container image cannot be renamed.
+                with contextlib.suppress(OSError):
+                    # A part must not look like a checkpoint.
+                    path = path.rename(self.directory / f"removed_{step}")
                 shutil.rmtree(path)
             except OSError as error:
                 self._say(f"{path}: this old checkpoint cannot be removed ({error.strerror}) and is left there")
@@ -350,7 +361,7 @@ def meta_digest(meta: dict[str, Any]) -> str:
     return digest(json.dumps({k: v for k, v in meta.items() if k != "checksum"}, sort_keys=True).encode())
 
 
-# --- Resuming --------------------------------------------------------------------------------------------------------
+# --- Resuming ----------------------------------------------------------------------------------------------------
 
 
 def games_problem(config: Config, meta: dict[str, Any]) -> str:

@@ -19,7 +19,9 @@ COLUMNS = {
     "env_steps": Column("charts", "env steps", "env steps of this session so far"),
     "updates": Column("charts", "", "updates so far"),
     "optimizer_steps": Column("charts", "", "gradient steps so far"),
-    "wall_seconds": Column("charts", "s", "training time so far, without the first rollout and update of each start"),
+    "wall_seconds": Column(
+        "charts", "s", "training time so far, without the first rollout and update of each start"
+    ),
     "unix_time": Column("charts", "s", "when the log point was written, since 1970 (UTC)"),
     "sps": Column("charts", "env steps / s", "env steps per second since the last log point"),
     "episodes": Column("charts", "games", "games finished so far"),

@@ -1,4 +1,5 @@
-"""The digests of a session's checkpoints, kept when the checkpoints are not, so that a part of it can be trained again.
+"""The digests of a session's checkpoints, kept when the checkpoints are not, so that a part of it can be trained
+again.
 
 SESSION_DIR/digests.jsonl   a line for each checkpoint that was written: `Written` as JSON
 """

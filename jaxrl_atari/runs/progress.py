@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 Game = Sequence[float]
-"""A finished game: step (in its rollout; in the log of actions, in the session), environment, return, env steps."""
+"""A finished game: step (in its rollout; in the log of actions, in the session), environment, return, env
+steps."""
 
 RETURN_MA_ENV_STEPS = 1_000_000
 POINT_ENV_STEPS = 10_000
@@ -22,10 +23,10 @@ def due(interval: int, before: int, now: int) -> bool:
 class EpisodeStatistics:
     """Returns of full games and their moving averages; `return_ma` is the figure that scores are quoted in.
 
-    `return_mean` is the mean return of the last 100 finished games. `return_ma` is the mean of `return_mean` over the
-    last 1M env steps, or over the run so far if it is shorter, weighted by env steps: `return_mean` is taken as linear
-    between points at the ends of updates, 10,000 env steps or an update apart. So it depends neither on how often
-    metrics are logged nor on the number of environments.
+    `return_mean` is the mean return of the last 100 finished games. `return_ma` is the mean of `return_mean` over
+    the last 1M env steps, or over the run so far if it is shorter, weighted by env steps: `return_mean` is taken
+    as linear between points at the ends of updates, 10,000 env steps or an update apart. So it depends neither on
+    how often metrics are logged nor on the number of environments.
     """
 
     def __init__(self) -> None:

@@ -131,10 +131,11 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
 
 
 def keep_code(run_dir: Path) -> list[str]:
-    """Copies the files that the user imported for this run (`imports.py`) to `code/`, so that it can be loaded later.
+    """Copies the files that the user imported for this run (`imports.py`) to `code/`, so that it can be loaded
+    later.
 
-    A file that was edited since an earlier start is kept beside the earlier one, as NAME_2.py: the newest copy has the
-    highest number.
+    A file that was edited since an earlier start is kept beside the earlier one, as NAME_2.py: the newest copy has
+    the highest number.
 
     Returns:
         A line for each file that was edited.
@@ -154,7 +155,8 @@ def keep_code(run_dir: Path) -> list[str]:
 
 @contextlib.contextmanager
 def removed_if_unused(run_dir: Path, is_new: bool) -> Iterator[None]:
-    """Removes a run directory at the end of the block if it is new and no session has begun in it: all were refused."""
+    """Removes a run directory at the end of the block if it is new and no session has begun in it: all were
+    refused."""
     with contextlib.ExitStack() as exits:
         if is_new:
             exits.callback(lambda: session_dirs(run_dir) or shutil.rmtree(run_dir, ignore_errors=True))
@@ -165,7 +167,7 @@ def removed_if_unused(run_dir: Path, is_new: bool) -> Iterator[None]:
             raise
 
 
-# --- config.json -----------------------------------------------------------------------------------------------------
+# --- config.json -------------------------------------------------------------------------------------------------
 
 
 def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
@@ -189,7 +191,9 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
             return replace(config, ppo=replace(config.ppo, gae_lambda=stored))
         return config
     except (ValueError, KeyError, TypeError, UserError) as error:
-        raise UserError(f"{path}: cannot be used ({type(error).__name__}: {error}); restore it from a copy") from error
+        raise UserError(
+            f"{path}: cannot be used ({type(error).__name__}: {error}); restore it from a copy"
+        ) from error
 
 
 def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
@@ -203,20 +207,24 @@ def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
         ("env.protocol", before.env.resolved_protocol, config.env.resolved_protocol),
         ("seed", before.seed, config.seed),
     ):
-        require(wanted == was, name, wanted, f"{was}, with which the run began", "leave it out, or start a new run")
+        require(
+            wanted == was, name, wanted, f"{was}, with which the run began", "leave it out, or start a new run"
+        )
     if config.total_env_steps < before.total_env_steps:
         reached = max((steps for path in session_dirs(run_dir) for steps in checkpoint_steps(path)), default=0)
         expected = f"at least {reached}, the env steps of a session"
         passed = config.is_spent(reached - config.rollout_size)
-        require(not passed, "total_env_steps", config.total_env_steps, expected, "start a new run for a smaller budget")
+        require(
+            not passed, "total_env_steps", config.total_env_steps, expected, "start a new run for a smaller budget"
+        )
 
 
 def describe(config: Config, directory: Path | None = None, file: str = CONFIG_FILE) -> dict[str, Any]:
     """The content of config.json: config, seed, protocol, and `surroundings`.
 
     Args:
-        directory: where `file` has the history of a run that has begun. Its first `surroundings` stay, and `resumed`
-            has those of each resume, with the fields that it changed: name -> [before, after].
+        directory: where `file` has the history of a run that has begun. Its first `surroundings` stay, and
+            `resumed` has those of each resume, with the fields that it changed: name -> [before, after].
     """
     today = surroundings(config)
     described = {
@@ -239,7 +247,8 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
 
 
 def surroundings(config: Config) -> dict[str, Any]:
-    """The version of Python, of the packages that matter, the git revision, JAX's numeric settings, and the machine.
+    """The version of Python, of the packages that matter, the git revision, JAX's numeric settings, and the
+    machine.
 
     With `devices.gpu = false` the machine's GPUs are not among them, because nothing asks for them.
     """
@@ -270,7 +279,8 @@ def _version(package: str) -> str | None:
 
 @cache
 def _git_revision() -> str | None:
-    """The commit of this package's own checkout, with `+` where files differ from it; None if it is not in a checkout.
+    """The commit of this package's own checkout, with `+` where files differ from it; None if it is not in a
+    checkout.
 
     A package that is installed inside some other repository, as in a virtual environment there, has none.
     """

@@ -1,4 +1,5 @@
-"""Session log: a session's log points. It reads the metrics of each update, and stops training if one is not finite."""
+"""Session log: a session's log points. It reads the metrics of each update, and stops training if one is not
+finite."""
 
 import math
 import time
@@ -23,8 +24,8 @@ class NonFiniteError(UserError):
 class SessionLog:
     """Messages, log points and progress of a session. The time excludes the first iteration, which may compile.
 
-    A log point has the means of the metrics of all updates since the one before, without the newest update, which may
-    still be running. So it does not depend on when a session is stopped and resumed.
+    A log point has the means of the metrics of all updates since the one before, without the newest update, which
+    may still be running. So it does not depend on when a session is stopped and resumed.
 
     Args:
         monitor: the machine's figures for a log point.
@@ -79,14 +80,17 @@ class SessionLog:
         }
 
     def phase(self, name: str) -> None:
-        """Names what the first iteration does now, and how long the phase before took; later iterations are silent."""
+        """Names what the first iteration does now, and how long the phase before took; later iterations are
+        silent."""
         if not self.compiling:
             return
         now, compiled = time.monotonic(), self._compiled()
         text = f"{name} ..."
         if self._phase:
             seconds = now - self._phase_start[0]
-            text = f"{self._phase}: {seconds:.1f} s, {min(seconds, compiled - self._phase_start[1]):.1f} s compiling"
+            text = (
+                f"{self._phase}: {seconds:.1f} s, {min(seconds, compiled - self._phase_start[1]):.1f} s compiling"
+            )
             text += f"; {name} ..." if name else ""
         for writer in self._writers:
             writer.message(text)
@@ -108,7 +112,9 @@ class SessionLog:
             self.phase("")
             now = time.monotonic()
             for writer in self._writers:
-                writer.message(f"the first rollout and update took {now - self._start:.1f} s, compilation included")
+                writer.message(
+                    f"the first rollout and update took {now - self._start:.1f} s, compilation included"
+                )
             self._start = now
             self.compiling = False
         self._acting += acting
@@ -142,7 +148,8 @@ class SessionLog:
         """Raises `NonFiniteError` if a value of the newest update is not finite."""
         if bad := ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)):
             raise NonFiniteError(
-                f"{bad}; training stopped at {self._progress.env_steps:,} env steps, and the last checkpoint is kept:"
+                f"{bad}; training stopped at {self._progress.env_steps:,} env steps, and the last checkpoint "
+                "is kept:"
                 " lower ppo.learning_rate or ppo.max_grad_norm and use --resume"
             )
 

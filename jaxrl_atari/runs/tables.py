@@ -1,8 +1,9 @@
-"""Tables of a session, metrics.csv and evaluations.csv: read as whatever program has saved them, and never cut short.
+"""Tables of a session, metrics.csv and evaluations.csv: read as whatever program has saved them, and never cut
+short.
 
 A spreadsheet may have saved a table: with a byte order mark, CRLF, quotes, semicolons or tabs between the cells,
-decimal commas, columns in another order, further columns. All of this is understood. A line that is not, such as one
-that was cut in half, is reported as a problem: it is not the same as a line that is not there.
+decimal commas, columns in another order, further columns. All of this is understood. A line that is not, such as
+one that was cut in half, is reported as a problem: it is not the same as a line that is not there.
 """
 
 import codecs
@@ -32,10 +33,12 @@ class TableFile(NamedTuple):
     """The content of a table."""
 
     columns: Sequence[str] = ()  # none if there is no header
-    rows: Sequence[Mapping[str, str]] = ()  # in ascending order of env steps; the cells are Python's numbers, or text
+    # In ascending order of env steps; the cells are Python's numbers, or text.
+    rows: Sequence[Mapping[str, str]] = ()
     problems: Sequence[Problem] = ()
     unfinished: str = ""
-    """What follows the last line feed: a line that is being written, or was cut short when its process was killed."""
+    """What follows the last line feed: a line that is being written, or was cut short when its process was
+    killed."""
 
     def lost_before(self, env_steps: float) -> list[str]:
         """What is not understood of the lines up to a number of env steps; later lines do not count."""
@@ -89,7 +92,8 @@ def read_table(path: Path) -> TableFile:
 
 
 def table_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool = True) -> str:
-    """Rows as CSV, as this package writes it: with commas, a line feed at the end of each line, and decimal points."""
+    """Rows as CSV, as this package writes it: with commas, a line feed at the end of each line, and decimal
+    points."""
     text = io.StringIO()
     table = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
     if header:

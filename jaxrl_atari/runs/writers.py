@@ -41,8 +41,9 @@ class Writer(Protocol):
         """Called after each update.
 
         Args:
-            row: what is known now: the newest log point with the newest figures of games and losses and, before the
-                first finished game, `games_in_progress` with the means `return_in_progress` and `length_in_progress`.
+            row: what is known now: the newest log point with the newest figures of games and losses and, before
+                the first finished game, `games_in_progress` with the means `return_in_progress` and
+                `length_in_progress`.
         """
 
     def message(self, text: str) -> None:
@@ -53,13 +54,17 @@ class Writer(Protocol):
 
 
 def make_writers(
-    config: Config, session_dir: Path, logged: int, evaluated: int, say: Callable[[str], object] = lambda line: None
+    config: Config,
+    session_dir: Path,
+    logged: int,
+    evaluated: int,
+    say: Callable[[str], object] = lambda line: None,
 ) -> list[Writer]:
     """Creates the writers that `config.log` selects, and their files.
 
     Args:
-        logged, evaluated: env steps of the newest log point and evaluation before a resume. Later ones are dropped from
-            the files, because the session will write them again.
+        logged, evaluated: env steps of the newest log point and evaluation before a resume. Later ones are dropped
+            from the files, because the session will write them again.
         say: receives lines for the user.
 
     Raises:
@@ -87,7 +92,8 @@ def finite(row: Row) -> dict[str, int | float]:
 
 
 def charts(row: Row) -> dict[str, int | float]:
-    """What TensorBoard and Weights & Biases draw of a log point, against env steps: "charts/return_ma" -> value."""
+    """What TensorBoard and Weights & Biases draw of a log point, against env steps: "charts/return_ma" ->
+    value."""
     return {f"{group_of(name)}/{name}": value for name, value in finite(row).items() if name not in AXES}
 
 
@@ -129,7 +135,8 @@ class TerminalWriter(Writer):
             )
         else:
             line += (
-                f"return_ma {_text(row.get('return_ma'), 1)}  {rates}return_mean {_text(row.get('return_mean'), 1)}"
+                f"return_ma {_text(row.get('return_ma'), 1)}  {rates}return_mean "
+                f"{_text(row.get('return_mean'), 1)}"
                 f"  episodes {_text(row.get('episodes'))}"
             )
         if row.get("entropy") is not None and row.get("approx_kl") is not None:
@@ -163,8 +170,9 @@ class CsvWriter(Writer):
     """metrics.csv and evaluations.csv: a header, then a row for each log point or evaluation, flushed at once.
 
     An unknown value is an empty cell. A value whose name has no column becomes a further column. A resumed session
-    keeps the rows up to its checkpoint. A table that another program has saved, before a resume or while the session
-    trains, is written anew in this package's form; one with lines that are not understood is set aside first.
+    keeps the rows up to its checkpoint. A table that another program has saved, before a resume or while the
+    session trains, is written anew in this package's form; one with lines that are not understood is set aside
+    first.
 
     Args:
         logged, evaluated: see `make_writers`.
@@ -183,7 +191,8 @@ class CsvWriter(Writer):
             table = read_table(session_dir / name)
             if table.problems and not table.columns:
                 raise UserError(
-                    f"{session_dir / name}: {table.problems[0].text}; restore it from a copy, or move it away to go on"
+                    f"{session_dir / name}: {table.problems[0].text}; restore it from a copy, or move it away "
+                    "to go on"
                     " without its rows"
                 )
         for name, last in ((METRICS_FILE, logged), (EVALUATIONS_FILE, evaluated)):
@@ -193,7 +202,8 @@ class CsvWriter(Writer):
             say(f"{METRICS_FILE} ends at {last_row:,.0f} env steps: the rows up to {logged:,} are not there")
 
     def _take_over(self, name: str, last: float = math.inf) -> None:
-        """Writes a table anew, with the rows up to `last` env steps; sets it aside if not all of it is understood."""
+        """Writes a table anew, with the rows up to `last` env steps; sets it aside if not all of it is
+        understood."""
         path = self._dir / name
         if not path.is_file():
             return
@@ -234,10 +244,11 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 class TensorBoardWriter(Writer):
-    """TensorBoard events. A resumed session writes them anew from its tables, so that all readers see the same points.
+    """TensorBoard events. A resumed session writes them anew from its tables, so that all readers see the same
+    points.
 
-    tensorboardX needs neither TensorFlow nor PyTorch. Its `SummaryWriter` writes in a thread, which dies on a full disk
-    with a traceback of its own; `EventsWriter` raises the error here.
+    tensorboardX needs neither TensorFlow nor PyTorch. Its `SummaryWriter` writes in a thread, which dies on a full
+    disk with a traceback of its own; `EventsWriter` raises the error here.
     """
 
     def __init__(self, config: Config, session_dir: Path):
@@ -253,7 +264,9 @@ class TensorBoardWriter(Writer):
         options = "\n".join(f"| {name} | {value} |" for name, value in flat(config.to_dict()).items())
         self._add(0, summary.text("config", f"| option | value |\n|---|---|\n{options}"))
         self._now = time.time()
-        metrics = [{name: number(cell) for name, cell in row.items()} for row in read_rows(session_dir / METRICS_FILE)]
+        metrics = [
+            {name: number(cell) for name, cell in row.items()} for row in read_rows(session_dir / METRICS_FILE)
+        ]
         for row in metrics:
             # A row of an older version has no time. Its distance from the last row is known.
             ago = metrics[-1].get("wall_seconds", math.nan) - row.get("wall_seconds", math.nan)

@@ -113,7 +113,8 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
 
 
 def run_waiting_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[str]:
-    """Runs the trials that have not ended. Whenever one ends, the results are written. Returns why trials failed."""
+    """Runs the trials that have not ended. Whenever one ends, the results are written. Returns why trials
+    failed."""
     from jaxrl_atari.search.ray_trials import run_trials, trial_dir  # which imports Ray
 
     study = open_study(search_dir, search)

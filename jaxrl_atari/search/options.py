@@ -30,7 +30,9 @@ from jaxrl_atari.suite.sweep import SAME_IN_ALL_SETTINGS
 
 Distribution = FloatDistribution | IntDistribution | CategoricalDistribution
 
-NO_OPTION = tyro.constructors.PrimitiveConstructorSpec("*", "", lambda words: {}, lambda value: True, lambda value: [])
+NO_OPTION = tyro.constructors.PrimitiveConstructorSpec(
+    "*", "", lambda words: {}, lambda value: True, lambda value: []
+)
 """Keeps tyro from deriving options from the distributions."""
 
 
@@ -53,7 +55,8 @@ class SearchConfig:
     reduction: Annotated[int, Limits(2, 1_000_000)] = 3
     """Each comparison keeps the best 1 / reduction of the trials."""
     address: str = ""
-    """Ray cluster to join: its address, or `auto` on a machine where `ray start` has run. Empty: this machine alone."""
+    """Ray cluster to join: its address, or `auto` on a machine where `ray start` has run. Empty: this machine
+    alone."""
     resources: ResourcesConfig = field(default_factory=ResourcesConfig)
 
     def __post_init__(self) -> None:
@@ -64,8 +67,9 @@ def check_search(config: Config, search: SearchConfig) -> None:
     """Checks that a search can be run.
 
     Raises:
-        ConfigError: a field that a search cannot vary; values that the config does not accept, alone or together (of a
-            range, only the ends are tried); several sessions with ASHA; or a first comparison beyond the budget.
+        ConfigError: a field that a search cannot vary; values that the config does not accept, alone or together
+            (of a range, only the ends are tried); several sessions with ASHA; or a first comparison beyond the
+            budget.
     """
     known = {name for name in flat(config.to_dict()) if not name.startswith(SAME_IN_ALL_SETTINGS)}
     unknown = {
@@ -75,7 +79,8 @@ def check_search(config: Config, search: SearchConfig) -> None:
     }
     require(
         search.space and not unknown, "search.space", unknown or {},
-        "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials, each with"
+        "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials, "
+        "each with"
         " a distribution of Optuna", "configs/search_qbert.py is an example of a --config",
     )  # fmt: skip
     ends = [
@@ -110,7 +115,8 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     """Reads search.json, which holds what `to_dict` returns.
 
     Raises:
-        UserError: the directory has no search.json, or one that cannot be used, such as that of an earlier version.
+        UserError: the directory has no search.json, or one that cannot be used, such as that of an earlier
+            version.
     """
     config = read_config(search_dir, SEARCH_FILE)
     search = read_json(search_dir / SEARCH_FILE)["search"]
@@ -119,4 +125,6 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
         search |= {"space": space, "resources": ResourcesConfig(**search["resources"])}
         return config, SearchConfig(**search)
     except (KeyError, TypeError) as error:
-        raise UserError(f"{search_dir}: cannot be used ({error}); continue it with the version that made it") from error
+        raise UserError(
+            f"{search_dir}: cannot be used ({error}); continue it with the version that made it"
+        ) from error

@@ -43,7 +43,8 @@ def trial_dir(search_dir: Path, number: int) -> Path:
 
 
 class _Events(TrialProgressCallback, tune.Stopper):
-    """Prints which trials start, in place of Tune's own display, collects those that have ended, and stops Tune."""
+    """Prints which trials start, in place of Tune's own display, collects those that have ended, and stops
+    Tune."""
 
     def __init__(self, search_dir: Path):
         super().__init__()
@@ -77,7 +78,8 @@ class _Events(TrialProgressCallback, tune.Stopper):
 
 
 def _run_trial(config: dict[str, int], search_dir: Path, run_trial: RunTrial, share: Share) -> dict[str, Any]:
-    """Runs a trial in its process: Tune does so in a thread, which receives no signals. Returns its result for Tune."""
+    """Runs a trial in its process: Tune does so in a thread, which receives no signals. Returns its result for
+    Tune."""
     directory = trial_dir(search_dir, config["trial"])
     stop_requested = (search_dir / STOP_FILE).exists
     ended = run_in_worker(directory, share, stop_requested, lambda: run_trial(directory, share, stop_requested))
@@ -98,7 +100,8 @@ def run_trials(
     """Runs the trials of a search, each in a process of its own, as many at a time as there is room for.
 
     Args:
-        numbers: the trials, whose directories are SEARCH_DIR/trial_<number>. Their output goes to output.txt there.
+        numbers: the trials, whose directories are SEARCH_DIR/trial_<number>. Their output goes to output.txt
+            there.
         run_trial: can be imported, or is a `functools.partial` of what can.
         on_end: called in this process for each trial that has ended by itself.
         search_dir: directory of the search, which the machines of the cluster share.

@@ -7,8 +7,8 @@ SEARCH_DIR/trial_<i>/output.txt  output of the trial
 SEARCH_DIR/trials.csv, ...       results: the table of the trials, graphs, and the best trial's config for `train`
 
 A trial is WAITING until it starts, then RUNNING. It ends as PRUNED if ASHA stops it. With its budget spent it is
-COMPLETE or, if none of its games has ended, FAIL. Optuna never reopens a trial, so one that failed with an error stays
-RUNNING: it can run again. The attribute `failure` says why a trial failed, in either case.
+COMPLETE or, if none of its games has ended, FAIL. Optuna never reopens a trial, so one that failed with an error
+stays RUNNING: it can run again. The attribute `failure` says why a trial failed, in either case.
 """
 
 import csv
@@ -68,7 +68,8 @@ def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optun
 def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     """Marks a trial as running and returns it. A new trial samples its fields; one that continues keeps its own.
 
-    The command calls this too, for a trial whose process died: that trial has fields even if it had not sampled them.
+    The command calls this too, for a trial whose process died: that trial has fields even if it had not sampled
+    them.
     """
     journal = _open_journal(search_dir)
     trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(STUDY_NAME), number)
@@ -76,7 +77,8 @@ def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     trial = Trial(open_study(search_dir, search, number), trial_id)
     for name, distribution in space_dict(search).items():
         kind = distribution["name"].removesuffix("Distribution").lower()
-        getattr(trial, f"suggest_{kind}")(name, **distribution["attributes"])  # suggest_float, _int or _categorical
+        # `suggest_float`, `suggest_int` or `suggest_categorical`.
+        getattr(trial, f"suggest_{kind}")(name, **distribution["attributes"])
     return trial
 
 
@@ -124,8 +126,8 @@ def reached(run_dir: Path) -> tuple[float | None, int]:
 class Reporter(Writer):
     """Reports log points to the study, whose pruner may then stop the trial.
 
-    A stopped trial is told to the study at once, with the score of that log point. The log point that a stop request
-    causes is not reported, because an uninterrupted trial would not have it.
+    A stopped trial is told to the study at once, with the score of that log point. The log point that a stop
+    request causes is not reported, because an uninterrupted trial would not have it.
     """
 
     trial: Trial
@@ -178,7 +180,7 @@ def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -
         trial.study.tell(trial, score, TrialState.COMPLETE)
 
 
-# --- Results ---------------------------------------------------------------------------------------------------------
+# --- Results -----------------------------------------------------------------------------------------------------
 
 
 class SearchResults(NamedTuple):

@@ -1,9 +1,9 @@
 """Suite of games: a trial for each game, and one table of all scores; with --vary, under several settings.
 
-python -m jaxrl_atari.suite [--games Pong Breakout ...] [--sessions 4 --total-env-steps 1000000 ...]
-python -m jaxrl_atari.suite --vary ppo.learning_rate=1e-4,2.5e-4,1e-3 [--vary FIELD=VALUE,... ...] [--games Pong ...]
-python -m jaxrl_atari.suite --resume data/suite_20260101_120000
-python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
+python -m jaxrl_atari.suite [--games Pong Breakout ...] [--sessions 4 --total-env-steps 1000000 ...] python -m
+jaxrl_atari.suite --vary ppo.learning_rate=1e-4,2.5e-4,1e-3 [--vary FIELD=VALUE,... ...] [--games Pong ...] python
+-m jaxrl_atari.suite --resume data/suite_20260101_120000 python -m jaxrl_atari.suite --run-dir data/suite [--games
+Pong Breakout ...]
 """
 
 import dataclasses
@@ -51,8 +51,8 @@ class Options(FromDirectory):
     games: list[str] | None = None
     """Games to train, between spaces or commas; None: all with a reference score under the protocol."""
     vary: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUE,...")] = ()
-    """Trains the games once for each of several values of a field: `ppo.learning_rate=1e-4,1e-3`. Several --vary: once
-    for each combination."""
+    """Trains the games once for each of several values of a field: `ppo.learning_rate=1e-4,1e-3`. Several --vary:
+    once for each combination."""
     address: str = ""
     """Ray cluster that trains the sessions: its address, or `auto`. Empty: this machine, without Ray."""
     resources: ResourcesConfig = dataclasses.field(default_factory=ResourcesConfig)
@@ -113,7 +113,9 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Sweep, Swee
     labels = {setting.label for setting in sweep.settings}
     kept = all(setting.label in labels for setting in before.settings)
     expected = "the fields and values of the suite, and perhaps more values"
-    require(kept, "--vary", " ".join(options.vary), expected, f"leave it out, or start a new one; it has {before.vary}")
+    require(
+        kept, "--vary", " ".join(options.vary), expected, f"leave it out, or start a new one; it has {before.vary}"
+    )
     return options, sweep, before
 
 
@@ -169,7 +171,9 @@ def choose_suite_launcher(items: Sequence[Item], options: Options, directory: Pa
 
     devices = items[0].config.devices
     resources = options.resources
-    launch = partial(run_on_ray, directory=directory, address=options.address, devices=devices, resources=resources)
+    launch = partial(
+        run_on_ray, directory=directory, address=options.address, devices=devices, resources=resources
+    )
     return launch, train_item
 
 
@@ -182,7 +186,7 @@ def _say_finished(sweep: Sweep, items: Sequence[Item]) -> None:
                 say("  ".join(filter(None, (f"game {game}", setting.label, "finished already"))))
 
 
-# --- Results ---------------------------------------------------------------------------------------------------------
+# --- Results -----------------------------------------------------------------------------------------------------
 
 
 def show(directory: Path, sweep: Sweep, failures: Failures) -> None:

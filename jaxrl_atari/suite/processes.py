@@ -1,8 +1,8 @@
 """Sessions in processes of their own, several at a time, each on its share of the machine.
 
 `multiprocessing` starts a fresh interpreter for each session ("spawn") and passes the session and its config on by
-pickle. Sessions ignore Ctrl-C; the parent passes each stop request on once, as SIGTERM. When the parent ends for any
-other reason than a second Ctrl-C, its sessions write their last checkpoints and end.
+pickle. Sessions ignore Ctrl-C; the parent passes each stop request on once, as SIGTERM. When the parent ends for
+any other reason than a second Ctrl-C, its sessions write their last checkpoints and end.
 """
 
 import contextlib
@@ -41,13 +41,14 @@ def check_processes(train: Train) -> None:
     """Checks that this process can start processes that train.
 
     Raises:
-        UserError: it is the worker of a pool, another thread than the main one, or a script from standard input; or
-            what `train` holds, such as a writer, cannot be sent to another process.
+        UserError: it is the worker of a pool, another thread than the main one, or a script from standard input;
+            or what `train` holds, such as a writer, cannot be sent to another process.
     """
     why = "sessions that run side by side, or use one of several GPUs, are processes of their own"
     if multiprocessing.current_process().daemon:
         raise UserError(
-            f"{why}: this is a daemonic process, such as a worker of multiprocessing.Pool, and may start none; call"
+            f"{why}: this is a daemonic process, such as a worker of multiprocessing.Pool, and may start "
+            "none; call"
             " run_training in the main process"
         )
     if threading.current_thread() is not threading.main_thread():
@@ -56,7 +57,8 @@ def check_processes(train: Train) -> None:
     file = getattr(main, "__file__", None)
     if main.__spec__ is None and file is not None and not Path(file).is_file():
         raise UserError(
-            f"{why}, and import the script again: it comes from {file}, where they cannot read it; save it as a file"
+            f"{why}, and import the script again: it comes from {file}, where they cannot read it; save it as "
+            "a file"
         )
     hint = "give writers and stop as functions and classes of a module, without open files"
     try:
@@ -69,12 +71,15 @@ def check_processes(train: Train) -> None:
         raise UserError(f"{why}: a name of this notebook or command line does not exist in them; {hint}")
 
 
-def run_processes(items: Sequence[Item], train: Train, on_end: OnEnd, *, slots: Sequence[Slot], parallel: int) -> None:
-    """Trains each session in a process of its own, on one of the least busy slots: if possible number `item.number`.
+def run_processes(
+    items: Sequence[Item], train: Train, on_end: OnEnd, *, slots: Sequence[Slot], parallel: int
+) -> None:
+    """Trains each session in a process of its own, on one of the least busy slots: if possible number
+    `item.number`.
 
     Where several sessions run the same compiled programs, the first one compiles them while the others wait; these
-    read them from the cache of compiled programs. Output is printed line by line after the session's name; a process
-    that is alone has the terminal.
+    read them from the cache of compiled programs. Output is printed line by line after the session's name; a
+    process that is alone has the terminal.
 
     Args:
         items, train, on_end: see `Launcher`. `train` can be pickled.
@@ -83,7 +88,8 @@ def run_processes(items: Sequence[Item], train: Train, on_end: OnEnd, *, slots: 
 
     Raises:
         ValueError: called outside the main thread, where Python sets no signal handlers.
-        KeyboardInterrupt: a stop was requested and passed on, and all processes have ended. A second Ctrl-C kills them.
+        KeyboardInterrupt: a stop was requested and passed on, and all processes have ended. A second Ctrl-C kills
+            them.
     """
     waiting = list(items)
     stopping = False
@@ -106,7 +112,8 @@ def run_processes(items: Sequence[Item], train: Train, on_end: OnEnd, *, slots: 
                     followers = sum(item.program == other.program for other in waiting)
                     if parallel > 1 and followers and item.program not in compiled:
                         item.say(
-                            f"compiles first; {counted(followers, 'session')} with the same programs will read them"
+                            f"compiles first; {counted(followers, 'session')} with the same programs will "
+                            "read them"
                         )
                     running.append(_Child(item, slot, train, slots[slot].environment, parallel > 1))
                     continue

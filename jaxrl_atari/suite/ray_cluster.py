@@ -1,8 +1,8 @@
 """A Ray cluster, of this machine alone or of several, and what its processes have in common.
 
-The sessions of a suite (`ray_tasks.py`) and the trials of a search (`search/ray_trials.py`) are its items of work: each
-has a process of its own, and a share of a machine. `python -m jaxrl_atari.suite.ray_cluster` is the process that starts
-Ray on this machine.
+The sessions of a suite (`ray_tasks.py`) and the trials of a search (`search/ray_trials.py`) are its items of work:
+each has a process of its own, and a share of a machine. `python -m jaxrl_atari.suite.ray_cluster` is the process
+that starts Ray on this machine.
 """
 
 import contextlib
@@ -143,9 +143,9 @@ def set_up_ray(address: str, devices: DevicesConfig) -> None:
 def cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
     """Provides a Ray cluster, and yields its address.
 
-    With an empty `address`, it is a cluster of this machine alone, which ends with the block, and when this process
-    dies. A child in a POSIX session of its own (setsid) starts it, so that no signal to the group of this process, as
-    from a terminal or `timeout`, reaches it.
+    With an empty `address`, it is a cluster of this machine alone, which ends with the block, and when this
+    process dies. A child in a POSIX session of its own (setsid) starts it, so that no signal to the group of this
+    process, as from a terminal or `timeout`, reaches it.
 
     Args:
         address: address of a cluster that runs, or empty.
@@ -205,7 +205,9 @@ class Ended(NamedTuple):
     failure: Failure | None = None
 
 
-def run_in_worker(folder: Path, share: Share, stop_requested: Callable[[], bool], run: Callable[[], object]) -> Ended:
+def run_in_worker(
+    folder: Path, share: Share, stop_requested: Callable[[], bool], run: Callable[[], object]
+) -> Ended:
     """Runs an item in its process on the cluster. Its output goes to output.txt in its folder.
 
     Args:
@@ -231,7 +233,8 @@ def run_in_worker(folder: Path, share: Share, stop_requested: Callable[[], bool]
 
 
 def main() -> None:
-    """Starts Ray with the number of GPUs in the argument, prints its address or why it did not start, and waits."""
+    """Starts Ray with the number of GPUs in the argument, prints its address or why it did not start, and
+    waits."""
     import ray
 
     try:

@@ -73,7 +73,9 @@ def run_on_ray(
                     (notes / "stop").touch()
                     for reference in waiting:
                         ray.cancel(reference)
-                ended, _ = ray.wait([*running, *waiting], num_returns=len(running) + len(waiting), timeout=POLL_SECONDS)
+                ended, _ = ray.wait(
+                    [*running, *waiting], num_returns=len(running) + len(waiting), timeout=POLL_SECONDS
+                )
                 begun = {path.name for path in notes.iterdir()}
                 for reference, item in list(waiting.items()):
                     if str(item.number) in begun or reference in ended:

@@ -51,8 +51,10 @@ TABLE_COLUMNS = (
 
 EXPLANATION = (
     "score: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
-    "interval of the mean (from 3 sessions on). Where intervals overlap, the table does not rank the settings. The "
-    "best of several owes a part of its score to chance: train it again with other seeds (--seed) before you quote it."
+    "interval of the mean (from 3 sessions on). Where intervals overlap, the table does not rank the "
+    "settings. The "
+    "best of several owes a part of its score to chance: train it again with other seeds (--seed) before you "
+    "quote it."
 )
 
 
@@ -84,7 +86,9 @@ class Sweep(NamedTuple):
 
 def value_text(value: Any) -> str:
     """A value as a command line has it: `0.0001`, `true`, `none`."""
-    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else str(value).lower()
+    return (
+        str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else str(value).lower()
+    )
 
 
 def parse_value(text: str) -> Any:
@@ -110,8 +114,8 @@ def parse_vary(texts: Sequence[str], config: Config) -> dict[str, list[Any]]:
         The dotted name of each field that varies -> its values, in the order of the options.
 
     Raises:
-        ConfigError: a text of another form; a field that does not exist, or cannot vary; a value, or a combination of
-            values, that the config does not accept; a field or a value that is named twice.
+        ConfigError: a text of another form; a field that does not exist, or cannot vary; a value, or a combination
+            of values, that the config does not accept; a field or a value that is named twice.
     """
     fields = list(flat(config.to_dict()))
     known = [name for name in fields if not name.startswith(SAME_IN_ALL_SETTINGS)]
@@ -135,7 +139,7 @@ def parse_vary(texts: Sequence[str], config: Config) -> dict[str, list[Any]]:
     return vary
 
 
-# --- sweep.json and sessions -----------------------------------------------------------------------------------------
+# --- sweep.json and sessions -------------------------------------------------------------------------------------
 
 
 def write_sweep_files(sweep_dir: Path, sweep: Sweep) -> None:
@@ -179,7 +183,7 @@ def unfinished_of_sweep(sweep_dir: Path, sweep: Sweep) -> list[Item]:
     return items
 
 
-# --- Results ---------------------------------------------------------------------------------------------------------
+# --- Results -----------------------------------------------------------------------------------------------------
 
 
 class SweepResults(NamedTuple):
@@ -230,7 +234,8 @@ def sweep_results(sweep_dir: Path, sweep: Sweep, failures: Mapping[str, Mapping[
 
 
 def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
-    """The table of the human-normalised figures over the games that are complete in every setting, if there are any."""
+    """The table of the human-normalised figures over the games that are complete in every setting, if there are
+    any."""
     protocols = {found.values["protocol"] for found in suites.values()}
     scores = {label: found.values["scores"] for label, found in suites.items()}
     shared = sorted(set.intersection(*(set(games) for games in scores.values())))

@@ -51,8 +51,8 @@ class TrainingResult(NamedTuple):
     run_dir: Path
     """The run directory."""
     summary: dict[str, Any]
-    """The content of trial.json: `score`, `session_scores`, `complete`, `mean` and others. Empty in the followers of
-    `devices.distributed`."""
+    """The content of trial.json: `score`, `session_scores`, `complete`, `mean` and others. Empty in the followers
+    of `devices.distributed`."""
 
 
 Stop = Callable[[Row], object]
@@ -69,25 +69,28 @@ def run_training(
     Args:
         config: the options of the trial. Its sessions have the seeds `config.seed`, `config.seed + 1`, ...
         run_dir: where to train: a run in it is resumed. None: a new run directory.
-        writers: receive the log points of each session, besides the writers of `config.log`. Each row has `session`
-            and `seed`. They are not closed. Sessions that have processes of their own get copies, by pickle, which are
-            closed at the session's end.
-        stop: called with each log point of a session, a row as a writer receives it. If its result is true, the session
-            ends as if its budget were spent, and trial.json says so under `stopped`; a text is the reason given there.
-            `stop=lambda row: row["return_mean"] > 400`. Before the first finished game, `return_mean` is NaN. It must
-            be a function of a module where sessions have processes of their own.
+        writers: receive the log points of each session, besides the writers of `config.log`. Each row has
+            `session` and `seed`. They are not closed. Sessions that have processes of their own get copies, by
+            pickle, which are closed at the session's end.
+        stop: called with each log point of a session, a row as a writer receives it. If its result is true, the
+            session ends as if its budget were spent, and trial.json says so under `stopped`; a text is the reason
+            given there. `stop=lambda row: row["return_mean"] > 400`. Before the first finished game, `return_mean`
+            is NaN. It must be a function of a module where sessions have processes of their own.
 
     Returns:
         The run directory and the summary, which are complete even where trial.json could not be written.
 
     Raises:
-        UserError: `run_dir` holds a run of another game, protocol or seed, or one that has come further than a lowered
-            budget; sessions need processes of their own, which this process cannot start; the only session failed.
+        UserError: `run_dir` holds a run of another game, protocol or seed, or one that has come further than a
+            lowered budget; sessions need processes of their own, which this process cannot start; the only session
+            failed.
         SessionsFailed: some sessions of several failed; the others have finished.
         KeyboardInterrupt: after a stop request, once every session has written its last checkpoint.
     """
     if in_session_process():
-        raise UserError("a session's process imports this script: call run_training under if __name__ == '__main__'")
+        raise UserError(
+            "a session's process imports this script: call run_training under if __name__ == '__main__'"
+        )
     # Everything that can be refused is refused before a run directory is made.
     check_update(config)
     if plan_slots(config, config.sessions).needs_processes:
@@ -201,10 +204,12 @@ def _save_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     try:
         write_json(run_dir / "trial.json", summary)
     except OSError as error:
-        say(f"trial.json is not saved: {reason(error)}; python -m jaxrl_atari.train --resume {run_dir} tries again")
+        say(
+            f"trial.json is not saved: {reason(error)}; python -m jaxrl_atari.train --resume {run_dir} tries again"
+        )
 
 
-# --- Sessions --------------------------------------------------------------------------------------------------------
+# --- Sessions ----------------------------------------------------------------------------------------------------
 
 
 def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "", setting: str = "") -> list[Item]:
@@ -227,7 +232,8 @@ def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "", se
 
 
 def program_number(config: Config) -> int:
-    """A number that is equal for configs with the same compiled programs, such as those of other learning rates."""
+    """A number that is equal for configs with the same compiled programs, such as those of other learning
+    rates."""
     values = config.to_dict()
     for name in ("name", "seed", "sessions", "total_env_steps", "output_dir", "trial", "evaluation", "log"):
         del values[name]
@@ -245,7 +251,8 @@ def train_item(
     stop_requested: Callable[[], bool] = never,
     on_first_update: Callable[[], object] = nothing,
 ) -> None:
-    """Trains a session from its newest checkpoint, if it has one. config.json of the run is written once it trains.
+    """Trains a session from its newest checkpoint, if it has one. config.json of the run is written once it
+    trains.
 
     Args:
         writers: receive the log points, with `session` and `seed` in each row; they are not closed.
@@ -274,7 +281,9 @@ def train_item(
             directory,
             item.session,
             resume=True,
-            writers=[SessionWriter(writer, item.session, config.seed + item.session) for writer in (*writers, rule)],
+            writers=[
+                SessionWriter(writer, item.session, config.seed + item.session) for writer in (*writers, rule)
+            ],
             on_first_update=began,
             stop_requested=lambda: requested.requested or stop_requested(),
             is_enough=rule.is_met if stop else None,
@@ -296,7 +305,9 @@ def train_in_process(
     with contextlib.ExitStack() as exits:
         for writer in writers:
             exits.callback(writer.close)
-        train_item(item, writers=writers, stop=stop, stop_requested=stop_requested, on_first_update=on_first_update)
+        train_item(
+            item, writers=writers, stop=stop, stop_requested=stop_requested, on_first_update=on_first_update
+        )
 
 
 class SessionWriter(Writer):
@@ -343,7 +354,7 @@ class StopRule(Writer):
             self.reason = answer if isinstance(answer, str) else "stop(row) was true at this log point"
 
 
-# --- Slots -----------------------------------------------------------------------------------------------------------
+# --- Slots -------------------------------------------------------------------------------------------------------
 
 
 class SlotPlan(NamedTuple):
@@ -366,8 +377,8 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
         waiting: sessions that remain to be trained. None: all.
 
     Raises:
-        ConfigError: the machine does not have the devices, or sessions that share a GPU would take more memory than it
-            has.
+        ConfigError: the machine does not have the devices, or sessions that share a GPU would take more memory
+            than it has.
     """
     places = list(dict.fromkeys(session_gpus(config, number) for number in range(sessions)))
     parallel = min(config.trial.parallel or len(places), waiting or sessions)
@@ -397,9 +408,9 @@ def choose_launcher(
 ) -> tuple[Launcher, Train]:
     """Chooses the launcher of sessions on this machine, and the function that trains each of them.
 
-    The sessions of a suite have processes of their own. In this process, the only session of a trial raises its error,
-    and so does any session with `devices.distributed`: a follower cannot see that the leader's session failed, and
-    would wait for it.
+    The sessions of a suite have processes of their own. In this process, the only session of a trial raises its
+    error, and so does any session with `devices.distributed`: a follower cannot see that the leader's session
+    failed, and would wait for it.
 
     Args:
         items: at least one.

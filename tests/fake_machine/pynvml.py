@@ -1,6 +1,7 @@
 """A stand-in for NVML: a machine with FAKE_GPUS GPUs of 24 GiB; GPU i is 10 i percent busy and uses i GiB.
 
-The last GPU has a slice, `MIG-slice`, of which NVML knows the memory alone. FAKE_NVML_ERROR is what starting gives.
+The last GPU has a slice, `MIG-slice`, of which NVML knows the memory alone. FAKE_NVML_ERROR is what starting
+gives.
 """
 
 import os

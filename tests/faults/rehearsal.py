@@ -39,7 +39,15 @@ class Train:
     def start(self, *options, module="train", variables=(), limit="", **how):
         """`limit`: arguments of the shell's `ulimit`."""
         command = ["sh", "-c", f'ulimit {limit} && exec "$0" "$@"'] if limit else []
-        command += [sys.executable, "-m", f"jaxrl_atari.{module}", "--config", self.config, "--run-dir", self.run_dir]
+        command += [
+            sys.executable,
+            "-m",
+            f"jaxrl_atari.{module}",
+            "--config",
+            self.config,
+            "--run-dir",
+            self.run_dir,
+        ]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(
             [*map(str, (*command, *options))], cwd=ROOT, env=self.environment | dict(variables), text=True,

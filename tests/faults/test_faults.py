@@ -2,8 +2,8 @@
 
     python -m pytest -n 0 -m slow tests/faults
 
-After each fault what was on disk is sound, the same command line continues, exit status and message are right, and no
-process is left. JAXRL_ATARI_FAULT_ROUNDS=20 repeats what happens at a random moment; before a release, do that.
+After each fault what was on disk is sound, the same command line continues, exit status and message are right, and
+no process is left. JAXRL_ATARI_FAULT_ROUNDS=20 repeats what happens at a random moment; before a release, do that.
 """
 
 import contextlib
@@ -40,11 +40,13 @@ ROUNDS = int(os.environ.get("JAXRL_ATARI_FAULT_ROUNDS", "1"))
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """With a cache of compiled programs of its own: a process that is killed can leave half a program in it."""
-    caches = {name: str(tmp_path_factory.mktemp("cache")) for name in ("XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR")}
+    caches = {
+        name: str(tmp_path_factory.mktemp("cache")) for name in ("XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR")
+    }
     return user_environment(**caches)
 
 
-# --- Killed ----------------------------------------------------------------------------------------------------------
+# --- Killed ------------------------------------------------------------------------------------------------------
 
 
 def test_a_session_killed_at_random_moments_loses_nothing(train):
@@ -67,7 +69,8 @@ def test_a_session_killed_at_random_moments_loses_nothing(train):
 
 
 def test_sessions_end_with_their_killed_parent_and_with_a_signal_to_all(train):
-    """SIGKILL of the parent, then SIGUSR1 to every process, as a cluster sends it: each writes a last checkpoint."""
+    """SIGKILL of the parent, then SIGUSR1 to every process, as a cluster sends it: each writes a last
+    checkpoint."""
     for number in [signal.SIGKILL, signal.SIGUSR1] * ROUNDS:
         before = [train.last(session) for session in (0, 1)]
         process = train.start("--sessions", 2, *ENDLESS, variables=simulated(2))
@@ -178,7 +181,7 @@ def test_a_killed_trial_and_a_killed_search_lose_nothing(train):
     assert ended() == {"trial_0", "trial_1"}, output
 
 
-# --- The disk --------------------------------------------------------------------------------------------------------
+# --- The disk ----------------------------------------------------------------------------------------------------
 
 
 def mount(*arguments):
@@ -239,7 +242,7 @@ def test_a_read_only_directory(train):
         subprocess.run(["umount", train.run_dir], check=True)
 
 
-# --- Training itself -------------------------------------------------------------------------------------------------
+# --- Training itself ---------------------------------------------------------------------------------------------
 
 
 def test_a_loss_that_is_not_finite(train):

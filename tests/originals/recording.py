@@ -1,4 +1,5 @@
-"""What the runners share: input and output files, and an Adam that is torch's own and notes what it is asked to do."""
+"""What the runners share: input and output files, and an Adam that is torch's own and notes what it is asked to
+do."""
 
 import sys
 
@@ -42,7 +43,8 @@ def variables_of(names):
 
 
 def install(notes, parameters, steps_per_update, step_names, first_step):
-    """Replaces `torch.optim.Adam` by a subclass that starts from `parameters`, and `clip_grad_norm_` by one that notes.
+    """Replaces `torch.optim.Adam` by a subclass that starts from `parameters`, and `clip_grad_norm_` by one that
+    notes.
 
     Args:
         first_step: called with the variables of the first gradient step.
@@ -70,7 +72,9 @@ def install(notes, parameters, steps_per_update, step_names, first_step):
             variables = variables_of(step_names)
             if self.taken == 0:
                 first_step(variables)
-            for name, theirs in zip(("policy_loss", "value_loss", "entropy", "approx_kl"), step_names, strict=True):
+            for name, theirs in zip(
+                ("policy_loss", "value_loss", "entropy", "approx_kl"), step_names, strict=True
+            ):
                 notes.append(name, np.float64(variables[theirs].item()))
             notes.append("learning_rate", self.param_groups[0]["lr"])
             result = super().step(closure)

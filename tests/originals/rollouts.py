@@ -1,8 +1,8 @@
 """A fixed rollout with everything that a game can do, in our form and as the originals' environments give it.
 
 Four environments; each loses two lives, and its game ends once: two games are lost, two are cut off. In our form
-the step after an end is an auto-reset step. The vector environments of CleanRL and stable-baselines3 reset at once, so
-they have no such step: their rollout is one step shorter. EnvPool's has it.
+the step after an end is an auto-reset step. The vector environments of CleanRL and stable-baselines3 reset at
+once, so they have no such step: their rollout is one step shorter. EnvPool's has it.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,8 @@ class Tape(NamedTuple):
 
 
 def games():
-    """What the pool of environments gives, in our form: a dict of `Rollout`'s fields, without those of the policy."""
+    """What the pool of environments gives, in our form: a dict of `Rollout`'s fields, without those of the
+    policy."""
     from jaxrl_atari.envs import make_pool
     from jaxrl_atari.envs.protocols import PROTOCOLS
 
@@ -80,7 +81,8 @@ def tape(rollout, auto_reset_steps):
         after = np.append(steps[1:], STEPS)
         columns.append(
             (
-                seen[[*steps, STEPS], b], rollout["reward"][steps, b], ends[steps, b], rollout["truncated"][steps, b],
+                seen[[*steps, STEPS], b], rollout["reward"][steps, b], ends[steps, b],
+                rollout["truncated"][steps, b],
                 seen[steps + 1, b], steps * NUM_ENVS + b, after,
             )
         )  # fmt: skip
@@ -89,8 +91,8 @@ def tape(rollout, auto_reset_steps):
 
 
 def parameters(seed=0):
-    """Parameters of the network as training leaves them, in float64: biases that are not 0, and a policy that prefers
-    something."""
+    """Parameters of the network as training leaves them, in float64: biases that are not 0, and a policy that
+    prefers something."""
     rng = np.random.default_rng(seed)
     layers = {}
     for name, shape in SHAPES.items():
@@ -103,7 +105,8 @@ def parameters(seed=0):
 
 
 def to_torch(layers):
-    """Our parameters in the order and layout of the originals' `parameters()`: convolutions, dense, actor, critic."""
+    """Our parameters in the order and layout of the originals' `parameters()`: convolutions, dense, actor,
+    critic."""
     arrays = []
     for name, layer in layers.items():
         kernel = np.asarray(layer["kernel"])

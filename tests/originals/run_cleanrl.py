@@ -1,7 +1,7 @@
 """Runs a PyTorch script of CleanRL on a tape: python -m originals.run_cleanrl SCRIPT INPUT.npz OUTPUT.npz UPDATES
 
-SCRIPT is `ppo_atari` or `ppo_atari_envpool`. Its modules `gym` and `envpool` and its writer of TensorBoard files are
-replaced by stubs; all else is the script's own. torch's default type is float64.
+SCRIPT is `ppo_atari` or `ppo_atari_envpool`. Its modules `gym` and `envpool` and its writer of TensorBoard files
+are replaced by stubs; all else is the script's own. torch's default type is float64.
 """
 
 import importlib.util

@@ -1,4 +1,5 @@
-"""Runs CleanRL's ppo_atari_envpool_xla_jax on a tape: python -m originals.run_cleanrl_xla INPUT.npz OUTPUT.npz UPDATES
+"""Runs CleanRL's ppo_atari_envpool_xla_jax on a tape: python -m originals.run_cleanrl_xla INPUT.npz OUTPUT.npz
+UPDATES
 
 The script unrolls its gradient steps, and XLA compiles each of them: 2 steps here. JAX computes in float64. flax's
 TrainState, which flax 0.12 no longer makes for the script's parameters, is replaced by one that does the same.
@@ -86,7 +87,9 @@ def make_train_state(notes, layers):
 
         def apply_gradients(self, grads):
             jax.debug.callback(lambda tree: note("gradient", tree), ours(grads), ordered=True)
-            jax.debug.callback(lambda norm: notes.append("gradient_norm", norm), optax.tree.norm(grads), ordered=True)
+            jax.debug.callback(
+                lambda norm: notes.append("gradient_norm", norm), optax.tree.norm(grads), ordered=True
+            )
             updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
             params = optax.apply_updates(self.params, updates)
             return self.replace(params=params, opt_state=opt_state, step=self.step + 1)

@@ -1,7 +1,7 @@
 """Runs stable-baselines3's PPO on a tape: python -m originals.run_sb3 INPUT.npz OUTPUT.npz UPDATES
 
-The settings are the RL Zoo's for Atari. In float64: torch's default type, the type of the rollout buffer (`np.float32`
-as `stable_baselines3.common.buffers` sees it) and that of observations (`Tensor.float`).
+The settings are the RL Zoo's for Atari. In float64: torch's default type, the type of the rollout buffer
+(`np.float32` as `stable_baselines3.common.buffers` sees it) and that of observations (`Tensor.float`).
 """
 
 import sys
@@ -101,7 +101,8 @@ def main(source, target, updates):
     np.random.permutation = noted_permutation
     model = PPO(
         "CnnPolicy", make_env(arrays), n_steps=steps, batch_size=steps * num_envs // MINIBATCHES, n_epochs=EPOCHS,
-        learning_rate=lambda remaining: remaining * 2.5e-4, clip_range=lambda remaining: remaining * 0.1, vf_coef=0.5,
+        learning_rate=lambda remaining: remaining * 2.5e-4, clip_range=lambda remaining: remaining * 0.1,
+        vf_coef=0.5,
         ent_coef=0.01, seed=1, device="cpu",
     )  # fmt: skip
     train = model.train
