@@ -19,7 +19,7 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import compare, run_json, run_side
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig
-from jaxrl_atari.hardware.runtime import read_cpu, usable_cores
+from jaxrl_atari.hardware.cpu import read_cpu, usable_cores
 
 YARDSTICK = Path(__file__).with_name("torch_ppo.py")
 

@@ -38,7 +38,7 @@ from torch import nn
 
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.hardware.runtime import read_cpu
+from jaxrl_atari.hardware.cpu import read_cpu
 
 FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS = "float32", "bfloat16 autocast", "float32, products in bfloat16"
 

@@ -1,6 +1,6 @@
-"""Devices: the placement of a session, one session over several GPUs, and the check of where arrays are.
+"""Devices of a session: their placement, data parallelism, and the check of where arrays lie.
 
-As a command, `python -m jaxrl_atari.devices`, it reports the devices of this machine (`commands/devices.py`).
+The command `python -m jaxrl_atari.devices` is in `commands/devices.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ from jaxrl_atari.ppo import KEYS, Shard
 
 
 class Placement(NamedTuple):
-    """Which device does what in a session."""
+    """The devices of a session, by what they do."""
 
-    learner: tuple[jax.Device, ...]  # in every process
-    actors: tuple[jax.Device, ...]  # the device that acts for each local learner device of this process
+    learner: tuple[jax.Device, ...]  # of all processes
+    actors: tuple[jax.Device, ...]  # for each learner device of this process, the device that acts for it
     evaluator: jax.Device
-    reason: str
+    reason: str  # why the learner has these devices
 
     @property
     def home(self) -> jax.Device:
@@ -35,45 +35,42 @@ class Placement(NamedTuple):
 
 
 def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
-    """The devices of a session. Starts JAX's back end, on these devices alone.
-
-    `limit_jax` chooses the indices of GPUs, `start_gpus` starts JAX, and `on` maps an index to its device.
+    """The devices of a session. Starts JAX's back end on these devices alone.
 
     Args:
-        field: the name of `devices.gpu` in texts.
+        field: name of `devices.gpu` in messages.
 
     Raises:
-        ConfigError: a device that is not there.
+        ConfigError: this machine lacks a device, or JAX has already started without it.
     """
     use = limit_jax(devices, field)
     found = start_gpus()
     cpus = jax.devices("cpu")
-    if use.gpus and not visible().gpus:  # JAX failed to start on the GPUs and is now kept off them: choose again
+    if use.gpus and not visible().gpus:  # JAX could not start on the GPUs and is kept off them from now on
         return place(devices, field)
     here = jax.process_index()
     own = [device for device in found if device.process_index == here]
     gpus = {gpu_provider().index(device): device for device in own}
 
-    def on(index: int | None) -> jax.Device:
+    def device_of(index: int | None) -> jax.Device:
+        """The GPU with this index; the CPU for None."""
         if index is None:
             return jax.local_devices(backend="cpu")[0]
-        require(
-            index in gpus, field, index, f"one of {list(gpus)}, on which JAX has started", "use a fresh process"
-        )
+        expected = f"one of {list(gpus)}, on which JAX has started"
+        require(index in gpus, field, index, expected, "use a fresh process")
         return gpus[index]
 
     if use.learner and not devices.distributed:
-        learner = tuple(map(on, use.learner))
+        learner = tuple(map(device_of, use.learner))
     else:
         learner = first_devices(devices, found if use.learner else cpus, "the devices of JAX")
     processes = {device.process_index for device in learner}
-    require(
-        len(processes) == jax.process_count(), "devices.data_parallel", devices.data_parallel,
-        f"all, or enough for the {jax.process_count()} processes: each has at least one device of its own",
-    )  # fmt: skip
+    expected = f"all, or enough for the {jax.process_count()} processes: each has at least one device of its own"
+    enough = len(processes) == jax.process_count()
+    require(enough, "devices.data_parallel", devices.data_parallel, expected)
     local = tuple(device for device in learner if device.process_index == here)
-    actors = local if devices.actor == "learner" else (on(use.actor),) * len(local)
-    evaluator = local[0] if devices.evaluator == "learner" else on(use.evaluator)
+    actors = local if devices.actor == "learner" else (device_of(use.actor),) * len(local)
+    evaluator = local[0] if devices.evaluator == "learner" else device_of(use.evaluator)
     return Placement(learner, actors, evaluator, use.reason)
 
 
@@ -85,17 +82,19 @@ def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
 
 
 class Networks(NamedTuple):
-    """A session's network, in the forms that suit its devices. Both compute in one arithmetic."""
+    """A session's network, in the forms that suit its devices. Both use the same arithmetic."""
 
     learning: Network
     acting: Network
 
 
 def make_networks(config: NetworkConfig, num_actions: int, placement: Placement) -> Networks:
-    """The networks of a session; the same arguments give the same objects."""
-    learner, actor = (network_platform(*devices) for devices in (placement.learner, placement.actors))
+    """The networks of a session. Equal arguments give the same objects."""
+    learner = network_platform(*placement.learner)
+    actor = network_platform(*placement.actors)
     return Networks(
-        make_network(config, num_actions, learner, actor), make_network(config, num_actions, actor, learner)
+        learning=make_network(config, num_actions, learner, actor),
+        acting=make_network(config, num_actions, actor, learner),
     )
 
 
@@ -105,10 +104,10 @@ AXIS = "devices"
 
 
 class DataParallel:
-    """One program on one device or on several, each with its shard of the data.
+    """Runs one program on one or several devices, each with its shard of the data.
 
-    On one device it is `jit`, and arrays are unchanged. On several it is `pmap`, which JAX builds on
-    `jit(shard_map)`: every array then has a leading axis, one row per device.
+    On one device it uses `jit`, and arrays stay as they are. On several it uses `pmap`, which JAX builds on
+    `jit(shard_map)`: every array then has a leading axis, with one row per device.
     """
 
     def __init__(self, devices: Sequence[jax.Device]):
@@ -123,7 +122,7 @@ class DataParallel:
     def compile(self, function: Callable, donate_argnums: Sequence[int] = ()) -> Callable:
         """Compiles a function whose last argument is a key.
 
-        On several devices it also receives `shard` (`ppo.Shard`), this device's part of the data, as a keyword.
+        On several devices, the function also receives the keyword `shard` (`ppo.Shard`), its part of the data.
         """
         if len(self) == 1:
             return jax.jit(function, donate_argnums=donate_argnums)
@@ -136,9 +135,9 @@ class DataParallel:
         return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=donate_argnums)
 
     def assemble(self, shards: Sequence[Any]) -> Any:
-        """A tree of arrays from one tree per local device; each is moved to its device if it is elsewhere.
+        """Joins one tree of arrays per local device into a single tree, and moves each to its device.
 
-        On several devices keys become their data, because `pmap` accepts no typed keys across processes.
+        On several devices, random keys become arrays of integers: across processes, `pmap` accepts no typed keys.
         """
         placed = [jax.device_put(shard, device) for shard, device in zip(shards, self.local_devices, strict=True)]
         if len(self) == 1:
@@ -153,11 +152,11 @@ class DataParallel:
         return jax.tree.map(rows, *placed)
 
     def replicate(self, tree: Any) -> Any:
-        """The same values on all devices."""
+        """A tree with the same values on all devices."""
         return self.assemble([tree] * len(self.local_devices))
 
     def shard(self, tree: Any, index: int) -> Any:
-        """The part of a tree that local device `index` holds, on that device."""
+        """The part of a tree that lies on local device number `index`."""
         if len(self) == 1:
             return tree
         device = self.local_devices[index]
@@ -168,7 +167,7 @@ class DataParallel:
         return jax.tree.map(row, tree)
 
 
-# --- Where arrays are --------------------------------------------------------------------------------------------
+# --- Check of placement ------------------------------------------------------------------------------------------
 
 
 class PlacementError(AssertionError):
@@ -178,16 +177,20 @@ class PlacementError(AssertionError):
 def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> None:
     """Asserts that every array of a tree lies on exactly these devices of this process.
 
+    Args:
+        what: names the tree in the error.
+
     Raises:
-        PlacementError: it names the first misplaced array, where it is and where it should be.
+        PlacementError: names the first misplaced array, its devices, and the expected ones.
     """
     wanted = set(devices)
     for path, x in jax.tree_util.tree_leaves_with_path(arrays):
         found = x.sharding.addressable_devices if isinstance(x, jax.Array) else set()
         if found != wanted:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            where, should = (", ".join(sorted(map(str, each))) for each in (found, wanted))
-            raise PlacementError(f"{what}: {name} is on {where or 'the host'}; expected on {should}")
+            where = ", ".join(sorted(map(str, found))) or "the host"
+            expected = ", ".join(sorted(map(str, wanted)))
+            raise PlacementError(f"{what}: {name} is on {where}; expected on {expected}")
 
 
 if __name__ == "__main__":

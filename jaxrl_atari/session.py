@@ -17,10 +17,11 @@ from jaxrl_atari.devices import Placement, make_networks, place
 from jaxrl_atari.envs.record import Games, join, split
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.during_training import Evaluator
+from jaxrl_atari.hardware.cpu import xla_threads
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings, xla_threads
+from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, check_update, first_arrays
 from jaxrl_atari.rollout import EnvGroup, collect, make_groups
 from jaxrl_atari.runs.actions import cut_segments, write_segment

@@ -21,7 +21,7 @@ from jaxrl_atari.benchmark.comparison import compare, make_sides
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.runtime import read_cpu
+from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.rollout import Collected
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrl_atari.hardware.runtime import read_cpu, usable_cores
+from jaxrl_atari.hardware.cpu import read_cpu, usable_cores
 
 
 @pytest.mark.parametrize(

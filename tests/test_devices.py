@@ -5,7 +5,7 @@ import pytest
 from fake_cuda import SHOWN, FakeMachine, _machine, python  # noqa: F401
 from simulated_gpus import simulated
 
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig
+from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import gpus
@@ -180,8 +180,7 @@ def test_rotate(visible, per_session, offset, expected):
 
 
 def places(**devices):
-    config = Config(sessions=4, env=EnvConfig(), devices=DevicesConfig(**devices))
-    return [session_gpus(config, session)[0] for session in range(4)]
+    return [session_gpus(DevicesConfig(**devices), session)[0] for session in range(4)]
 
 
 def test_sessions_cycle_through_the_gpus(simulate, monkeypatch):

@@ -28,9 +28,10 @@ from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.choice import limit_jax
+from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.hardware.gpus import network_platform, visible
 from jaxrl_atari.hardware.memory import FRACTION
-from jaxrl_atari.hardware.runtime import DETERMINISTIC, Cpu
+from jaxrl_atari.hardware.runtime import DETERMINISTIC
 
 TINY = [
     "-m", "jaxrl_atari.train", "--config", "configs/qbert.py", "--total-env-steps", 64, "--env.num-envs", 4,

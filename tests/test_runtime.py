@@ -6,7 +6,7 @@ import math
 import pytest
 from fake_cuda import python
 
-from jaxrl_atari.hardware.runtime import cpu_quota, usable_cores
+from jaxrl_atari.hardware.cpu import cpu_quota, usable_cores
 
 COMPILE = """
 import warnings
@@ -86,8 +86,8 @@ def test_a_cpu_quota_of_a_container_is_read(tmp_path, own, files, expected):
 
 QUOTA = """
 import os
-from jaxrl_atari.hardware import runtime
-runtime.cpu_quota, runtime.usable_cores = lambda: 1.5, lambda: 8
+from jaxrl_atari.hardware import cpu, runtime
+cpu.cpu_quota, cpu.usable_cores = lambda: 1.5, lambda: 8
 print(*runtime.configure(), os.environ["JAXRL_ATARI_THREADS"], sep="\\n")
 """
 

@@ -1,1 +1,1 @@
-"""Commands whose modules at the root of the package are libraries as well."""
+"""Commands whose names belong to libraries at the root of the package, such as `devices`."""

@@ -1,4 +1,4 @@
-"""Report of this machine's devices: what JAX sees, what each `gpu` option picks, memory, and problems.
+"""The command `devices`: what JAX sees on this machine, what each `gpu` option picks, memory, and problems.
 
 python -m jaxrl_atari.devices [--config configs/qbert.py ...]
 """
@@ -10,26 +10,27 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli import say
 from jaxrl_atari.cli.options import FromConfig, load_config, parse, read_start
-from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.config import Config, DevicesConfig, PPOConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import driver_version, network_platform, visible
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.networks import STACK, init_params, make_module
-from jaxrl_atari.ppo import KEYS, Rollout, init_train_state, update
+from jaxrl_atari.output import say
+from jaxrl_atari.ppo import KEYS, Rollout, TrainState, init_train_state, update
 from jaxrl_atari.registry import ALGORITHMS
 
-ACTIONS = 18  # the most that a game has
+ACTIONS = 18
+"""The full action set: no ALE game has more actions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,41 +45,25 @@ def print_report(config: Config, with_memory: bool) -> None:
     """Prints the report. Exits with status 1 if the driver or a device fails.
 
     Args:
-        config: its `devices` are those for which memory is reported.
-        with_memory: report also what training with the config needs, unless there is a fault.
+        config: its `devices` are those whose memory is reported.
+        with_memory: without a fault, also report the memory that training with the config needs.
     """
     shown = visible()
-    if version := driver_version():
-        say(f"NVIDIA driver {version}")
-    for package in importlib.metadata.distributions():
-        if package.name.startswith(("jax", "nvidia-")):
-            say(f"{package.name} {package.version}")
+    print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
     limit_jax(DevicesConfig(data_parallel="all"))
     gpu_devices = start_gpus()
-    cpu = jax.devices("cpu")[0]
 
     faults = []
     if shown.fault == "failed":
         faults.append(shown.problem)
     if len(gpu_devices) < len(shown.gpus):
         faults.append(visible().problem or f"JAX has {len(gpu_devices)} of {len(shown.gpus)} GPUs")
-    for device in (*gpu_devices, cpu):
-        result = multiply(device)
-        limit = (device.memory_stats() or {}).get("bytes_limit")
-        memory = f"; JAX may take {limit / 2**30:.1f} GiB" if limit else ""
-        say(f"{device} ({device.device_kind}): matrix product {result}{memory}")
-        if result != "right":
-            faults.append(f"{device}: matrix product {result}")
+    faults += try_devices([*gpu_devices, jax.devices("cpu")[0]])
     if not shown.gpus and shown.fault == "none":
         say(f"no GPU: {shown.problem}")
 
-    for option in ("auto", True, False, *range(len(gpu_devices))):
-        try:
-            choice = learner_devices(DevicesConfig(gpu=option), gpu_devices)[0]
-        except UserError:
-            choice = "an error"
-        say(f"devices.gpu = {str(option).lower():6}{choice}")
+    print_choices(gpu_devices)
     if with_memory and not faults:
         say(memory_report(config, learner_devices(config.devices, gpu_devices)))
 
@@ -93,19 +78,58 @@ def print_report(config: Config, with_memory: bool) -> None:
         sys.exit(1)
 
 
+def print_versions() -> None:
+    """Prints the versions of the NVIDIA driver, of JAX and of NVIDIA's packages."""
+    version = driver_version()
+    if version is not None:
+        say(f"NVIDIA driver {version}")
+    for package in importlib.metadata.distributions():
+        if package.name.startswith(("jax", "nvidia-")):
+            say(f"{package.name} {package.version}")
+
+
+def try_devices(devices: Sequence[jax.Device]) -> list[str]:
+    """Multiplies matrices on each device, prints a line for each, and returns the faults."""
+    faults = []
+    for device in devices:
+        result = multiply(device)
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+        memory = f"; JAX may take {limit / 2**30:.1f} GiB" if limit else ""
+        say(f"{device} ({device.device_kind}): matrix product {result}{memory}")
+        if result != "right":
+            faults.append(f"{device}: matrix product {result}")
+    return faults
+
+
+def print_choices(gpu_devices: Sequence[jax.Device]) -> None:
+    """Prints the device that each value of `devices.gpu` picks."""
+    for option in ("auto", True, False, *range(len(gpu_devices))):
+        try:
+            choice = learner_devices(DevicesConfig(gpu=option), gpu_devices)[0]
+        except UserError:
+            choice = "an error"
+        say(f"devices.gpu = {str(option).lower():6}{choice}")
+
+
 def learner_devices(devices: DevicesConfig, gpu_devices: Sequence[jax.Device]) -> list[jax.Device]:
-    """The devices that would learn. Raises `ConfigError` if this machine does not have them.
+    """The devices that would learn with these options.
 
     Args:
         gpu_devices: all visible GPUs, on which JAX has started.
+
+    Raises:
+        ConfigError: this machine does not have them.
     """
     chosen = choose_devices(devices).learner
     return [gpu_devices[index] for index in chosen] or [jax.devices("cpu")[0]]
 
 
 def multiply(device: jax.Device) -> str:
-    """Multiplies two matrices on a device and compares the product with NumPy's: `right`, `wrong`, or `failed:
-    why`."""
+    """Compares a product of matrices on a device with NumPy's.
+
+    Returns:
+        `right`, `wrong`, or `failed: ` and the error.
+    """
     matrix = np.arange(2**18, dtype=np.float32).reshape(512, 512) % 7  # whole numbers, whose sums are exact
     try:
         placed = jax.device_put(matrix, device)
@@ -114,21 +138,31 @@ def multiply(device: jax.Device) -> str:
         return f"failed: {reason(error)[:300]}"
 
 
-def memory_report(config: Config, devices: Sequence[jax.Device]) -> str:
-    """The memory of each device that learns and acts, by XLA's analysis of the update, compiled for the first one.
+class UpdateMemory(NamedTuple):
+    """Bytes on a learner device that also acts."""
+
+    held: int  # parameters, optimizer state, and the rollout that is learned from
+    next_rollout: int  # frames of the rollout that is filled at the same time
+    working: int  # gradients and activations
+
+
+def update_memory(config: Config, devices: Sequence[jax.Device]) -> UpdateMemory:
+    """The memory that training needs on each device, by XLA's analysis of the update.
+
+    The update is compiled for the first device, with its share of the environments and of the minibatches.
 
     Args:
         devices: the learner's devices.
     """
-    num_envs = config.env.num_envs // len(devices)
-    ppo = config.ppo
     home = devices[0]
-    ppo = replace(ppo, minibatch_size=ppo.minibatch_size // len(devices), gae_lambda=config.resolved_gae_lambda)
+    num_envs = config.env.num_envs // len(devices)
+    minibatch_size = config.ppo.minibatch_size // len(devices)
+    ppo = replace(config.ppo, minibatch_size=minibatch_size, gae_lambda=config.resolved_gae_lambda)
     network = make_network(config.network, ACTIONS, network_platform(home))
     algorithm = ALGORITHMS.get(config.algorithm)
     frames = (ppo.rollout_length + STACK, num_envs, *network.layout.shape)
 
-    def arguments(key: jax.Array) -> tuple[Any, ...]:
+    def arguments(key: jax.Array) -> tuple[TrainState, Rollout, PPOConfig, jax.Array]:
         numbers = jnp.zeros((ppo.rollout_length, num_envs))
         integers = numbers.astype(int)
         marks = numbers > 0
@@ -150,18 +184,27 @@ def memory_report(config: Config, devices: Sequence[jax.Device]) -> str:
 
     with jax.default_device(home):
         program = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
-    memory = program.lower(*jax.eval_shape(arguments, jax.random.key(0, impl=KEYS))).compile().memory_analysis()
-    assert memory is not None
-    held = memory.argument_size_in_bytes
-    filled = math.prod(frames)
-    working = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    shapes = jax.eval_shape(arguments, jax.random.key(0, impl=KEYS))
+    analysis = program.lower(*shapes).compile().memory_analysis()
+    assert analysis is not None
+    return UpdateMemory(
+        held=analysis.argument_size_in_bytes,
+        next_rollout=math.prod(frames),
+        working=analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+    )
+
+
+def memory_report(config: Config, devices: Sequence[jax.Device]) -> str:
+    """The text of `update_memory`, with the option that reduces it."""
+    memory = update_memory(config, devices)
+    lower = "ppo.minibatch_size" if memory.working > 2 * memory.next_rollout else "env.num_envs"
     return f"""
 memory of a learner device that also acts, by XLA's analysis of the compiled update:
-  parameters, optimiser, rollout {held / 2**20:10,.1f} MiB
-  the next rollout               {filled / 2**20:10,.1f} MiB
-  gradients and activations      {working / 2**20:10,.1f} MiB
-  total                          {(held + filled + working) / 2**20:10,.1f} MiB
-  what reduces it: {"ppo.minibatch_size" if working > 2 * filled else "env.num_envs"}
+  parameters, optimiser, rollout {memory.held / 2**20:10,.1f} MiB
+  the next rollout               {memory.next_rollout / 2**20:10,.1f} MiB
+  gradients and activations      {memory.working / 2**20:10,.1f} MiB
+  total                          {sum(memory) / 2**20:10,.1f} MiB
+  what reduces it: {lower}
 On a GPU, add 0.6 to 0.8 GiB for the CUDA context, cuDNN and cuBLAS.
 """
 

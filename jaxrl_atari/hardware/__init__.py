@@ -1,2 +1,1 @@
-"""The machine: its GPUs, the choice among them, memory, monitoring, several processes, and settings of the
-process."""
+"""The machine: its CPU, the choice of GPUs, memory, monitoring, joined processes, and process settings."""

@@ -1,4 +1,4 @@
-"""Choice of GPUs: which ones a config asks for, how sessions rotate over them, and starting JAX on them.
+"""Choice of GPUs: which ones a config asks for, how sessions rotate over them, and how JAX starts on them.
 
 Only `start_gpus` starts JAX's back end.
 """
@@ -6,19 +6,21 @@ Only `start_gpus` starts JAX's back end.
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import jax
 
-from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.config import DevicesConfig, GpuOption
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware.gpus import Gpu, Visible, forbid_gpu, gpu_provider, visible
 from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction
 from jaxrl_atari.hardware.runtime import jax_config, use_deterministic_kernels
 
+Device = TypeVar("Device")
 
-def choose_gpu(option: Any, shown: Visible, field: str) -> int | None:
-    """The index of the visible GPU that a `gpu` option means. None: the CPU, or the learner's device.
+
+def choose_gpu(option: GpuOption | Literal["learner"], shown: Visible, field: str) -> int | None:
+    """The index of the visible GPU that an option means; None for the CPU, or for the learner's device.
 
     | option | GPU |
     |---|---|
@@ -27,8 +29,12 @@ def choose_gpu(option: Any, shown: Visible, field: str) -> int | None:
     | False, "learner" | none |
     | 0, 1, ... | exactly that one, or an error |
 
+    Args:
+        shown: the visible GPUs.
+        field: name of the option in the error.
+
     Raises:
-        ConfigError: no such GPU; the message names those that are visible.
+        ConfigError: there is no such GPU; the message names the visible ones.
     """
     models = [gpu.model for gpu in shown.gpus]
     if option is False or option == "learner" or (option == "auto" and not models):
@@ -40,8 +46,16 @@ def choose_gpu(option: Any, shown: Visible, field: str) -> int | None:
     return index
 
 
-def first_devices(devices: DevicesConfig, available: Sequence[Any], kind: str) -> tuple[Any, ...]:
-    """The first `devices.data_parallel` of the available devices. Raises `ConfigError` if there are fewer."""
+def first_devices(devices: DevicesConfig, available: Sequence[Device], kind: str) -> tuple[Device, ...]:
+    """The first `devices.data_parallel` of the available devices.
+
+    Args:
+        available: devices of JAX, or their indices.
+        kind: names them in the error.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
     count = len(available) if devices.data_parallel == "all" else devices.data_parallel
     require(count <= len(available), "devices.data_parallel", count, f"at most {len(available)} ({kind})")
     return tuple(available[:count])
@@ -50,19 +64,19 @@ def first_devices(devices: DevicesConfig, available: Sequence[Any], kind: str) -
 class DeviceChoice(NamedTuple):
     """The GPUs that a config asks for, as indices into the visible GPUs of this process."""
 
-    gpus: tuple[Gpu, ...]  # the visible ones; none with `devices.gpu = false`: NVML is not asked
-    problem: str  # why there are none
+    gpus: tuple[Gpu, ...]  # the visible GPUs; empty with `devices.gpu = false`, where NVML is not asked
+    problem: str  # why `gpus` is empty
     learner: tuple[int, ...]  # empty: the CPU
     actor: int | None  # None: the CPU, or the learner's device
-    evaluator: int | None
-    reason: str  # for the learner's device
+    evaluator: int | None  # as `actor`
+    reason: str  # why the learner has these devices
 
 
 def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoice:
     """The GPUs that a config asks for.
 
     Args:
-        field: the name of `devices.gpu` in texts.
+        field: name of `devices.gpu` in messages.
 
     Raises:
         ConfigError: this machine does not have them.
@@ -74,46 +88,52 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
     first = choose_gpu(devices.gpu, shown, field)
     actor = choose_gpu(devices.actor, shown, "devices.actor")
     evaluator = choose_gpu(devices.evaluator, shown, "devices.evaluator")
-    if devices.distributed:  # learners are counted over all processes
+    if devices.distributed:  # `data_parallel` counts the devices of all processes
         hint = "CUDA_VISIBLE_DEVICES chooses the GPUs of each process"
         require(type(devices.gpu) is not int, field, devices.gpu, "no index with devices.distributed", hint)
         learner = tuple(all_indices)
     elif first is not None:
         learner = first_devices(devices, all_indices[first:], f"the GPUs from {first} on")
     else:
-        asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-        cpus = range(max(1, jax_config.jax_num_cpu_devices, *map(int, asked)))
-        first_devices(devices, cpus, f"the CPU devices of JAX ({problem})")
+        first_devices(devices, range(_num_cpu_devices()), f"the CPU devices of JAX ({problem})")
         learner = ()
     if devices.gpu == "auto" and not learner:
         why += f", and there is no GPU: {problem}"
     return DeviceChoice(shown.gpus, problem, learner, actor, evaluator, why)
 
 
+def _num_cpu_devices() -> int:
+    """The number of CPU devices with which JAX starts: one, unless its config or XLA_FLAGS ask for more."""
+    asked = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return max(1, jax_config.jax_num_cpu_devices, *map(int, asked))
+
+
 # --- Rotation ----------------------------------------------------------------------------------------------------
 
 
 def rotate(session: int, count: int, per_session: int, offset: int) -> tuple[int, ...]:
-    """The block of consecutive GPUs of a session, among `count` visible ones.
+    """The consecutive GPUs of a session, as indices into `count` visible ones.
 
-    With one GPU per session it is `(session + offset) % count`. If `count` is not a multiple of `per_session`, the
-    remaining GPUs stay idle, so that two blocks are equal or disjoint.
+    With one GPU per session, the index is `(session + offset) % count`. If `count` is not a multiple of
+    `per_session`, the remaining GPUs stay idle, so that two sessions share all their GPUs or none.
     """
     first = session * per_session + offset
     used = count - count % per_session
     return tuple((first + i) % used for i in range(per_session))
 
 
-def session_gpus(config: Config, session: int) -> tuple[tuple[int, ...], str]:
-    """The GPUs of session `session` of a trial, shifted by CUDA_OFFSET: their indices (none: the CPU), and why.
+def session_gpus(devices: DevicesConfig, session: int) -> tuple[tuple[int, ...], str]:
+    """The GPUs that session number `session` of a trial may use.
 
-    `auto` and `true` rotate; an index does not. A session whose actor or evaluator has an index of its own sees
-    all GPUs, because that index counts all visible ones.
+    With `auto` and `true` the sessions rotate, starting at CUDA_OFFSET; with an index they do not. If the actor or
+    the evaluator has an index, the session sees all GPUs, because the index counts all of them.
+
+    Returns:
+        The indices of its GPUs, empty for the CPU; and the reason.
 
     Raises:
         ConfigError: an option asks for devices that this machine does not have, or CUDA_OFFSET is invalid.
     """
-    devices = config.devices
     use = choose_devices(devices)
     all_indices = tuple(range(len(use.gpus)))
     offset = os.environ.get("CUDA_OFFSET", "").strip() or "0"
@@ -131,13 +151,13 @@ def session_gpus(config: Config, session: int) -> tuple[tuple[int, ...], str]:
 
 
 def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoice:
-    """Limits JAX to the devices that a session uses: the other GPUs get no context and no array.
+    """Limits JAX to the devices that a session uses, so that no other GPU gets a context or an array.
 
-    Also sets the memory fraction and the flags of `devices.deterministic`. Call before JAX starts its back end;
-    afterwards JAX keeps the devices that it has.
+    It also sets the memory fraction and the flags of `devices.deterministic`. Call it before JAX starts its back
+    end: afterwards JAX keeps the devices that it has.
 
     Raises:
-        ConfigError: see `choose_devices`; or JAX has started on a GPU with other settings.
+        ConfigError: this machine lacks the devices, or JAX has started on a GPU with other settings.
     """
     use = choose_devices(devices, field)
     apply_memory_fraction(devices)
@@ -151,7 +171,7 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoic
 
 
 def start_gpus() -> list[jax.Device]:
-    """Starts JAX. Returns its GPUs, of all processes; none if it is kept off them or cannot start there.
+    """Starts JAX and returns the GPUs of all processes. Without a GPU on which JAX can start, the list is empty.
 
     Raises:
         UserError: a GPU has too little free memory for JAX to start.
@@ -163,9 +183,8 @@ def start_gpus() -> list[jax.Device]:
     except RuntimeError as error:
         if NO_MEMORY.search(str(error)):
             raise UserError(
-                f"JAX cannot start on the GPU ({str(error)[:160]}): other processes hold its memory; wait for "
-                "them,"
-                " lower their devices.memory_fraction, or choose another GPU with devices.gpu"
+                f"JAX cannot start on the GPU ({str(error)[:160]}): other processes hold its memory; "
+                "wait for them, lower their devices.memory_fraction, or choose another GPU with devices.gpu"
             ) from error
         forbid_gpu(f"JAX cannot start on a GPU: {reason(error)}")
         return []

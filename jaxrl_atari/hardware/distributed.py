@@ -1,7 +1,6 @@
-"""Several processes that learn together (`devices.distributed`): joining them, sums, and agreement.
+"""Several processes that learn together (`devices.distributed`): joining, sums, and agreement.
 
-In a process that is alone, `sum_over_processes`, `gather_rows` and `agree` return their argument and start no back
-end.
+In a single process, `sum_over_processes`, `gather_rows` and `agree` return their argument. They start no back end.
 """
 
 import re
@@ -12,14 +11,14 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
-from jaxrl_atari.cli import say
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, UserError, require
 from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.runtime import jax_config
+from jaxrl_atari.output import say
 
 WAIT_SECONDS = 24 * 3_600
-"""How long a process waits for the others."""
+"""Time that a process waits for the others to start."""
 
 
 def join_processes(devices: DevicesConfig) -> None:
@@ -42,16 +41,16 @@ def join_processes(devices: DevicesConfig) -> None:
                 raise ConfigError("devices.coordinator", coordinator, expected, str(error)) from error
         everyone = f"all {count} processes" if count else "all processes"
         say(f"waiting for {everyone} at {coordinator}")
-    # It would swallow SIGTERM until a session handles it.
+    # JAX's preemption service would swallow SIGTERM until a session handles it.
     jax_config.update("jax_enable_preemption_service", False)
-    try:  # in a thread: JAX waits in C++, where signals have no effect
-        with ThreadPool(1) as thread:
-            options = {
-                "coordinator_address": coordinator,
-                "num_processes": count,
-                "process_id": devices.process_index,
-                "initialization_timeout": WAIT_SECONDS,
-            }
+    options = {
+        "coordinator_address": coordinator,
+        "num_processes": count,
+        "process_id": devices.process_index,
+        "initialization_timeout": WAIT_SECONDS,
+    }
+    try:
+        with ThreadPool(1) as thread:  # JAX waits in C++, where the main thread would answer no signal
             thread.apply(jax.distributed.initialize, kwds=options)
     except (RuntimeError, ValueError) as error:
         raise UserError(
@@ -61,15 +60,15 @@ def join_processes(devices: DevicesConfig) -> None:
 
 
 def is_leader() -> bool:
-    """True in the process that writes files: the only one, or process 0 of several.
+    """True in the process that writes files: process 0 of several, or the only one.
 
-    In a single process, this does not start JAX's back end.
+    In a single process, it does not start JAX's back end.
     """
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def sum_over_processes(count: int) -> int:
-    """The sum of every process's count; on one process, the count itself."""
+    """The sum of the counts of all processes."""
     if not jax.distributed.is_initialized():
         return count
     with jax.transfer_guard("allow"):
@@ -77,22 +76,22 @@ def sum_over_processes(count: int) -> int:
 
 
 def gather_rows(rows: np.ndarray) -> np.ndarray:
-    """The rows `[n, k]` of all processes, in the order of the processes. n may differ between them.
+    """The rows `[n, k]` of all processes, in the order of the processes.
 
-    Numbers come back as float32 from several processes, and as they are from one.
+    n may differ between processes. Several processes return float32; a single one returns its argument.
     """
     if not jax.distributed.is_initialized():
         return rows
     with jax.transfer_guard("allow"):
         counts = process_allgather(np.int32(len(rows)))
         longest = int(counts.max())
-        padding = 2 ** longest.bit_length() - len(rows)  # to a power of 2, so that few sizes are compiled
+        padding = 2 ** longest.bit_length() - len(rows)  # up to a power of 2, so that few sizes are compiled
         everywhere = process_allgather(np.pad(rows.astype(np.float32), ((0, padding), (0, 0))))
     return everywhere[np.arange(everywhere.shape[1]) < counts[:, None]]
 
 
 def agree(text: str) -> str:
-    """Process 0's text, in every process."""
+    """The text of process 0, up to 4,096 bytes, in every process."""
     if not jax.distributed.is_initialized():
         return text
     letters = np.frombuffer(text.encode().ljust(4_096, b"\0"), np.uint8)
@@ -100,5 +99,5 @@ def agree(text: str) -> str:
 
 
 def wait_for_all() -> None:
-    """Waits until every process calls it. Without that, the first process to exit would end the others."""
+    """Returns once every process has called it. Otherwise the first process to exit would end the others."""
     agree("")

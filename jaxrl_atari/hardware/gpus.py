@@ -1,7 +1,7 @@
 """The GPUs that this process may use, found before JAX starts its back end.
 
-NVML shows them without a CUDA context and without any of their memory. It counts as `nvidia-smi` does, and CUDA is
-told to count likewise. Tests replace NVML and CUDA by a `Provider` of their own (`use_provider`).
+NVML lists GPUs without a CUDA context and without using their memory. It numbers them as `nvidia-smi` does, and
+CUDA is told to do the same. Tests replace NVML and CUDA by a `Provider` of their own (`use_provider`).
 """
 
 import contextlib
@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import pynvml
 
-from jaxrl_atari.hardware.runtime import jax_config, read_cpu
+from jaxrl_atari.hardware.cpu import read_cpu
+from jaxrl_atari.hardware.runtime import jax_config
 from jaxrl_atari.imports import import_inherited
 
 nvml: Any = pynvml  # its type annotations are incomplete
@@ -23,55 +24,56 @@ nvml: Any = pynvml  # its type annotations are incomplete
 class Gpu(NamedTuple):
     """A GPU that this process may use."""
 
-    name: str  # in CUDA_VISIBLE_DEVICES: the UUID of a GPU or MIG slice
+    name: str  # as in CUDA_VISIBLE_DEVICES: the UUID of the GPU or MIG slice
     model: str
-    memory: int  # bytes; 0: unknown
+    memory: int  # in bytes; 0: unknown
 
 
 class Visible(NamedTuple):
-    """The GPUs that this process may use, in the order of their indices, and the reason if there are none."""
+    """The GPUs that this process may use, in the order of their indices."""
 
     gpus: tuple[Gpu, ...]
     problem: str = ""
+    """Why there are none."""
     fault: Literal["none", "unused", "failed"] = "none"
-    """`failed`: a driver or a device; `unused`: a GPU is there, and the software for it is not installed."""
+    """`failed`: a driver or a device failed; `unused`: the software for the GPUs is not installed."""
 
 
-# --- Where GPUs come from ----------------------------------------------------------------------------------------
+# --- Providers ---------------------------------------------------------------------------------------------------
 
 
 class Provider(Protocol):
-    """The GPUs of this machine and the way in which JAX starts on them."""
+    """The GPUs of a machine, and how JAX starts on them."""
 
     def visible(self) -> Visible:
         """The GPUs that JAX could use in this process. Starts no back end."""
         ...
 
     def forbid(self, reason: str) -> None:
-        """Keeps JAX off the GPUs. `visible` gives the reason from then on."""
+        """Keeps JAX off the GPUs. From then on, `visible` reports none, with this reason."""
         ...
 
     def limit(self, used: Collection[int]) -> None:
-        """Lets JAX start on these GPUs alone, given by their indices in `visible`."""
+        """Lets JAX start only on the GPUs with these indices in `visible`."""
         ...
 
     def start(self) -> list[jax.Device]:
-        """Starts JAX. Returns its GPUs, of all processes. Raises RuntimeError if it cannot start on them."""
+        """Starts JAX and returns the GPUs of all processes. Raises RuntimeError if JAX cannot start on them."""
         ...
 
     def index(self, device: jax.Device) -> int:
-        """The index in `visible` of a device that `start` returned and that belongs to this process."""
+        """The index in `visible` of a device of this process, which `start` has returned."""
         ...
 
 
 class Nvidia:
-    """NVIDIA's GPUs: NVML shows them, CUDA computes on them. A `Provider`."""
+    """A `Provider` of NVIDIA's GPUs: NVML lists them, CUDA computes on them."""
 
     def __init__(self) -> None:
         self._forbidden_because = ""
 
     def visible(self) -> Visible:
-        """Those that CUDA_VISIBLE_DEVICES leaves, by index or UUID."""
+        """See `Provider`. CUDA_VISIBLE_DEVICES may name GPUs by index or UUID."""
         if self._forbidden_because:
             return Visible((), self._forbidden_because)
         platforms = jax_config.jax_platforms
@@ -106,7 +108,7 @@ class Nvidia:
         return jax.devices("gpu")
 
     def index(self, device: jax.Device) -> int:
-        """See `Provider`. JAX counts GPUs as CUDA does, even those that it was kept from."""
+        """See `Provider`. `local_hardware_id` is CUDA's index, which also counts GPUs that JAX may not use."""
         return device.local_hardware_id
 
 
@@ -114,7 +116,7 @@ _provider: Provider = Nvidia()
 
 
 def use_provider(provider: Provider) -> Provider:
-    """Makes this process take its GPUs from `provider`. Returns the one that was in use. For tests."""
+    """Makes this process take its GPUs from `provider`. Returns the provider used before. For tests."""
     global _provider
     before = _provider
     _provider = provider
@@ -122,8 +124,8 @@ def use_provider(provider: Provider) -> Provider:
 
 
 def gpu_provider() -> Provider:
-    """Where this process takes its GPUs from: NVIDIA's driver, unless `use_provider` has set another one."""
-    import_inherited()  # a file of the tests, which calls `use_provider` in the processes that a command starts
+    """The provider of this process's GPUs: `Nvidia`, unless `use_provider` has set another one."""
+    import_inherited()  # in the processes that a command starts, a file of the tests calls `use_provider`
     return _provider
 
 
@@ -133,8 +135,7 @@ def visible() -> Visible:
 
 
 def forbid_gpu(reason: str = "this process needs none") -> None:
-    """Keeps JAX off the GPUs: no back end starts there and no memory is taken. Call before JAX starts its back
-    end."""
+    """Keeps JAX off the GPUs, so that it takes none of their memory. Call it before JAX starts its back end."""
     gpu_provider().forbid(reason)
     jax_config.update("jax_platforms", "cpu")
 
@@ -143,8 +144,8 @@ def left_visible(gpus: Sequence[Gpu], find: Callable[[str], Gpu | None] = lambda
     """The GPUs of a machine that CUDA_VISIBLE_DEVICES leaves. As in CUDA, the first unknown name ends the list.
 
     Args:
-        gpus: all of the machine, in the order of their indices.
-        find: gives the GPU for a name that is neither an index nor the start of a name of `gpus`, or None.
+        gpus: all GPUs of the machine, in the order of their indices.
+        find: looks up a name that is neither an index nor the start of a name in `gpus`; None if it is unknown.
     """
     if not gpus:
         return Visible((), "this machine has no GPU")
@@ -165,12 +166,12 @@ def left_visible(gpus: Sequence[Gpu], find: Callable[[str], Gpu | None] = lambda
 @cache
 def _start_nvml() -> None:
     nvml.nvmlInit()
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # CUDA counts the fastest GPU first, unless told otherwise
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # by default, CUDA numbers the fastest GPU first
 
 
 def _gpu(handle: Any) -> Gpu:
     memory = 0
-    with contextlib.suppress(nvml.NVMLError):  # a GPU that shares the memory of its CPU reports none
+    with contextlib.suppress(nvml.NVMLError):  # a GPU that shares its CPU's memory reports none
         memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
     return Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), memory)
 
@@ -183,11 +184,11 @@ def _jax_plugins() -> list[str]:
     return [plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")]
 
 
-# --- What GPUs are -----------------------------------------------------------------------------------------------
+# --- Properties --------------------------------------------------------------------------------------------------
 
 
 def driver_version() -> str | None:
-    """Version of the NVIDIA driver, None without one."""
+    """Version of the NVIDIA driver; None without a driver."""
     with contextlib.suppress(nvml.NVMLError):
         _start_nvml()
         return nvml.nvmlSystemGetDriverVersion()
@@ -195,14 +196,18 @@ def driver_version() -> str | None:
 
 
 def network_platform(*devices: jax.Device) -> str:
-    """The platform for which `make_network` makes a network: how it computes bfloat16 decides arithmetic and
-    chunks.
+    """The platform for which `make_network` makes a network. It says how the devices compute bfloat16.
 
-    "amx cpu" (it has AVX512-BF16 and AMX), "bfloat16 cpu" (AVX512-BF16 alone) or "cpu"; "gpu" (it has bfloat16
-    units) or "old gpu" (before Ampere). If several devices compute one network together, one old GPU decides.
+    | platform | devices |
+    |---|---|
+    | "gpu" | GPUs with bfloat16 units |
+    | "old gpu" | GPUs, at least one of them from before Ampere |
+    | "amx cpu" | a CPU with AVX512-BF16 and AMX |
+    | "bfloat16 cpu" | a CPU with AVX512-BF16 alone |
+    | "cpu" | any other CPU |
     """
     gpus = [device for device in devices if device.platform == "gpu"]
-    # Another process's GPU may have none.
+    # A GPU of another process may report no compute capability.
     if any(float(getattr(gpu, "compute_capability", 8)) < 8 for gpu in gpus):
         return "old gpu"
     sets = read_cpu().instruction_sets

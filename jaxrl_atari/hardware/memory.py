@@ -1,4 +1,4 @@
-"""The memory of a device: the fraction of a GPU's that JAX reserves in a process, and advice when it runs out."""
+"""GPU memory: the fraction of it that JAX reserves in a process, and advice when a device runs out."""
 
 import contextlib
 import math
@@ -15,31 +15,35 @@ from jaxrl_atari.hardware.runtime import require_not_started
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 BESIDE_THE_POOL = 0.8 * 2**30
-"""Bytes of a process on a GPU beside the memory that JAX reserves: CUDA context, cuDNN and cuBLAS handles."""
+"""Bytes that a process needs beside the memory that JAX reserves: CUDA context, cuDNN and cuBLAS handles."""
 
-# What XLA reports when the pool of JAX, another process, or a library has left no memory.
 NO_MEMORY = re.compile(
     r"RESOURCE_EXHAUSTED|OUT_OF_MEMORY|out of memory|(failed|could not|couldn't) \w* ?create \w+ handle"
     r"|CUDNN_STATUS_(NOT_INITIALIZED|ALLOC_FAILED|INTERNAL_ERROR)|CUBLAS_STATUS_(NOT_INITIALIZED|ALLOC_FAILED)"
     r"|DNN library initialization failed",
     re.IGNORECASE,
 )
+"""Matches XLA's errors when JAX's own pool, another process or a library has left no memory."""
 
 
 def memory_fraction(config: DevicesConfig, sharing: int = 1, total: int = 0) -> float | None:
-    """The fraction of a GPU's memory that each of `sharing` processes on it reserves. None: JAX's own (75%), or
-    the user's in the environment.
+    """The fraction of a GPU's memory that each of the processes which share it reserves.
 
-    Unless `devices.memory_fraction` sets it, all reserve at most 90% together, and leave `BESIDE_THE_POOL` for
-    each.
+    `devices.memory_fraction` sets it. Otherwise they reserve at most 90% together, and `BESIDE_THE_POOL` bytes per
+    process stay free.
 
     Args:
-        total: memory of the GPU in bytes, 0 if it is not known.
+        sharing: number of processes on the GPU.
+        total: memory of the GPU in bytes; 0 if it is unknown.
+
+    Returns:
+        The fraction. None: JAX's own (75%), or the one that the user has set in the environment.
 
     Raises:
-        ConfigError: the GPU is too small for so many, or together they would take more than there is.
+        ConfigError: the GPU is too small for so many processes, or the fractions add up to more than 1.
     """
-    if (fraction := config.memory_fraction) is not None:
+    fraction = config.memory_fraction
+    if fraction is not None:
         expected = f"at most 1/{sharing}, as {sharing} processes share a GPU"
         require(
             fraction * sharing <= 1, "devices.memory_fraction", fraction, expected, "lower it, or trial.parallel"
@@ -54,8 +58,11 @@ def memory_fraction(config: DevicesConfig, sharing: int = 1, total: int = 0) -> 
 
 
 def apply_memory_fraction(config: DevicesConfig) -> None:
-    """Sets the fraction of this process. Raises `ConfigError` if JAX has started on a GPU, with another
-    fraction."""
+    """Sets the memory fraction of this process.
+
+    Raises:
+        ConfigError: JAX has started on a GPU with another fraction.
+    """
     fraction = config.memory_fraction
     if fraction is not None and os.environ.get(FRACTION) != str(fraction):
         require_not_started("devices.memory_fraction", fraction)
@@ -64,8 +71,7 @@ def apply_memory_fraction(config: DevicesConfig) -> None:
 
 
 def do_not_preallocate() -> None:
-    """Lets JAX take memory of a GPU only as it needs it, beside a training run. Call before JAX starts its back
-    end."""
+    """Makes JAX take GPU memory only as needed, beside a training run. Call it before JAX starts its back end."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
@@ -79,6 +85,6 @@ def out_of_memory_advice(config: Config) -> Iterator[None]:
             raise
         raise UserError(
             f"out of device memory ({str(error)[:160]}); lower ppo.minibatch_size = {config.ppo.minibatch_size} or"
-            f" env.num_envs = {config.env.num_envs}, or trial.parallel where sessions share a GPU, and use "
-            "--resume"
+            f" env.num_envs = {config.env.num_envs}, or trial.parallel where sessions share a GPU,"
+            " and use --resume"
         ) from error

@@ -1,4 +1,4 @@
-"""Monitor of the machine during a session: the GPUs through NVML, CPU and memory of the process through psutil."""
+"""Monitoring during a session: the GPUs through NVML, the process's CPU and memory through psutil."""
 
 import contextlib
 import math
@@ -18,11 +18,11 @@ GPU_COLUMNS = {
     "gpu_power_watts": (lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000, np.sum),
     "gpu_temperature_c": (lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU), np.max),
 }
-"""Name -> how NVML reads it for one GPU, and how it is joined over several."""
+"""Name of a column -> how NVML reads it for one GPU, and how the values of several GPUs are joined."""
 
 
 def read_gpus(names: Sequence[str]) -> list[float]:
-    """`GPU_COLUMNS` now, over the GPUs and MIG slices with these UUIDs; NaN where NVML cannot read one."""
+    """The values of `GPU_COLUMNS` over the GPUs and MIG slices with these UUIDs; NaN where NVML fails."""
     values = []
     for read, join in GPU_COLUMNS.values():
         value = math.nan
@@ -36,14 +36,14 @@ def read_gpus(names: Sequence[str]) -> list[float]:
 def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, float]]]:
     """Samples the GPUs once a second, in a thread, until the end of the `with` block.
 
-    Gives a function that returns `GPU_COLUMNS`, their means since its last call, `cpu_percent`, the CPU time since
-    then (100 is one core), and `rss_gib`, the memory now; runs/columns.py defines them. A value that cannot be
-    read is NaN: failures never stop training.
+    The block gets a function. Each call of it returns the means of `GPU_COLUMNS` since the last call,
+    `cpu_percent`, the CPU use since then (100 is one core), and `rss_gib`, the memory now; runs/columns.py defines
+    the columns. A value that cannot be read is NaN, so that no failure stops training.
 
     Args:
         devices: the JAX devices in use, whose back end has started.
     """
-    used = {device.local_hardware_id for device in devices if device.platform == "gpu"}  # as CUDA counts, and NVML
+    used = {device.local_hardware_id for device in devices if device.platform == "gpu"}  # CUDA's index, and NVML's
     names = [gpu.name for index, gpu in enumerate(visible().gpus) if index in used] if used else []
     process = psutil.Process()
     samples = []

@@ -23,7 +23,8 @@ import psutil
 from jaxrl_atari.config import Config, changed_fields, config_from_dict
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.runtime import numeric_settings, read_cpu
+from jaxrl_atari.hardware.cpu import read_cpu
+from jaxrl_atari.hardware.runtime import numeric_settings
 from jaxrl_atari.imports import imported_files
 from jaxrl_atari.runs.files import read_json, unused
 from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS

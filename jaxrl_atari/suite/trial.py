@@ -18,8 +18,9 @@ from jaxrl_atari.cli.options import say_changes
 from jaxrl_atari.config import TRACED, Config, PPOConfig
 from jaxrl_atari.envs import THREADS, describe_environment
 from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
-from jaxrl_atari.hardware import distributed, runtime
+from jaxrl_atari.hardware import distributed
 from jaxrl_atari.hardware.choice import session_gpus
+from jaxrl_atari.hardware.cpu import emulator_cores
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
 from jaxrl_atari.learner import check_update
@@ -380,7 +381,7 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
         ConfigError: the machine does not have the devices, or sessions that share a GPU would take more memory
             than it has.
     """
-    places = list(dict.fromkeys(session_gpus(config, number) for number in range(sessions)))
+    places = list(dict.fromkeys(session_gpus(config.devices, number) for number in range(sessions)))
     parallel = min(config.trial.parallel or len(places), waiting or sessions)
     sharing = math.ceil(parallel / len(places))
     slots = []
@@ -398,7 +399,7 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
                     where += f", {fraction:.0%} of its memory"
                     environment[FRACTION] = str(fraction)
         if parallel > 1:
-            environment[THREADS] = str(max(1, runtime.emulator_cores() // parallel))
+            environment[THREADS] = str(max(1, emulator_cores() // parallel))
         slots.append(Slot(f"on {where} ({why})", environment))
     return SlotPlan(slots, parallel)
 

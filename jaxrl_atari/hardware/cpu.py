@@ -1,0 +1,82 @@
+"""The CPU: its model and instruction sets, and the cores and threads that this process may use."""
+
+import contextlib
+import itertools
+import math
+import os
+import platform
+import re
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+INSTRUCTION_SETS = {"AVX2": "avx2", "AVX-512": "avx512f", "BF16": "avx512_bf16", "AMX": "amx_tile"}
+"""Instruction sets that decide the speed of matrix products -> their flags in /proc/cpuinfo."""
+
+
+class Cpu(NamedTuple):
+    """The CPU of this machine."""
+
+    model: str
+    instruction_sets: tuple[str, ...]  # some of `INSTRUCTION_SETS`; none where there is no /proc/cpuinfo
+    cores: int  # usable by this process
+
+
+def usable_cores() -> int:
+    """Number of cores that this process may use. It ignores a container's CPU quota, as XLA does."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """The CPUs that a container's quota gives this process, such as 0.5; infinity without a quota.
+
+    It is the smallest quota of the process's control group and the groups above it, of cgroup v2 (`cpu.max`) or v1
+    (`cpu.cfs_quota_us`). The number of cores does not show it: a container under `docker run --cpus 1` sees all.
+
+    Args:
+        root: where control groups are mounted.
+        own: the groups of this process: lines `0::/path` (v2) or `4:cpu,cpuacct:/path` (v1).
+    """
+    quotas = [math.inf]
+    with contextlib.suppress(OSError):  # not on Linux
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            mounts = [root / "cpu", root / "cpu,cpuacct", root] if controllers else [root, root / "unified"]
+            group = PurePosixPath(path.lstrip("/"))
+            for mount, each in itertools.product(mounts, (group, *group.parents)):
+                quotas.append(_quota(mount / each))
+    return min(quotas)
+
+
+def _quota(group: Path) -> float:
+    """The quota of one control group in CPUs; infinity if it has none."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (group / "cpu.max").read_text().split()  # "50000 100000", or "max 100000"
+        return math.inf if quota == "max" else int(quota) / int(period)
+    with contextlib.suppress(OSError, ValueError):
+        quota = int((group / "cpu.cfs_quota_us").read_text())  # -1: none
+        return quota / int((group / "cpu.cfs_period_us").read_text()) if quota > 0 else math.inf
+    return math.inf
+
+
+def emulator_cores() -> int:
+    """Number of cores for emulator threads: those usable, but no more than the CPU quota, rounded up."""
+    return max(1, math.ceil(min(usable_cores(), cpu_quota())))
+
+
+def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
+    """The CPU that the first entry of /proc/cpuinfo describes."""
+    text = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
+
+    def field(name: str) -> str:
+        found = re.search(rf"^{name}\s*: (.+)", text, re.MULTILINE)
+        return found[1] if found else ""
+
+    sets = tuple(name for name, flag in INSTRUCTION_SETS.items() if flag in field("flags").split())
+    return Cpu(field("model name") or platform.machine(), sets, usable_cores())
+
+
+def xla_threads() -> int:
+    """Number of threads among which XLA divides long sums on a CPU: NPROC, or the usable cores."""
+    return int(os.environ.get("NPROC") or usable_cores())
