@@ -21,16 +21,15 @@ from jax import lax
 
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.devices import Placement, check_placement, make_networks
-from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, make_pool
+from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, make_pool
 from jaxrl_atari.envs.protocols import Rules
-from jaxrl_atari.envs.record import Games, Segment
+from jaxrl_atari.envs.record import GamesInProgress, Segment
 from jaxrl_atari.envs.replay import replay
 from jaxrl_atari.fast.forms import Network
 from jaxrl_atari.fast.frames import gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
 from jaxrl_atari.networks import STACK, Observation
 from jaxrl_atari.ppo import KEYS, Rollout, sample_action
-from jaxrl_atari.runs.progress import Game
 
 # --- The policy's step, on the device ----------------------------------------------------------------------------
 
@@ -188,7 +187,7 @@ class EnvGroup:
             state = with_carry(state, self._network.initial_carry(self.pool.num_envs))
         self._state = jax.device_put(state, self.device)
 
-    def take_games(self) -> tuple[Games, Segment] | None:
+    def take_games(self) -> tuple[GamesInProgress, Segment] | None:
         """The games in progress, between two rollouts, and the actions since the last call; None without a
         record."""
         record = self.pool.record
@@ -204,7 +203,7 @@ class EnvGroup:
         """Between two rollouts: the memory of a recurrent network, [B, ...]; `()` for others."""
         return self._state.last_carry
 
-    def resume(self, games: Games, carry: Any = ()) -> None:
+    def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
         """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`.
 
         Args:
@@ -247,8 +246,8 @@ class EnvGroup:
             actions = np.asarray(self._action)
         self.pool.send(actions)
 
-    def receive(self, t: int) -> list[Game]:
-        """Waits for the emulators and records step t. Returns the games that it ended."""
+    def receive(self, t: int) -> list[FinishedGame]:
+        """Waits for the emulators and records step t. Returns the games that it ended, their `step` being t."""
         start = time.perf_counter()
         step = self._newest = self.pool.recv()
         self.waited_seconds += time.perf_counter() - start
@@ -260,9 +259,7 @@ class EnvGroup:
         self._outcome.truncated[t] = step.truncated
         self._outcome.weight[t] = ~step.first
         self.env_steps += int(np.sum(~step.first))
-        return [
-            (t, self.first_env + each.env, each.episode_return, each.length) for each in self._episodes.count(step)
-        ]
+        return [game._replace(env=self.first_env + game.env) for game in self._episodes.count(step, t)]
 
     def finish(self) -> tuple[ActorState, Outcome]:
         """The full rollout. The state is still needed by the next `begin`."""
@@ -274,24 +271,27 @@ class Collected(NamedTuple):
 
     rollouts: list[Rollout]  # one for each of this process's learner devices
     env_steps: int  # over all processes; auto-reset steps do not count
-    games: list[Game]  # over all processes, by step, then by environment
+    games: list[FinishedGame]  # over all processes, by step, then by environment
     seconds: tuple[float, float]  # since the first actions: waiting for the emulators, and the rest
 
 
-def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: jax.Array) -> Collected:
+def collect(
+    groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: jax.Array, first_step: int = 0
+) -> Collected:
     """One rollout: T steps of every environment.
 
     Args:
         groups: for each of this process's learner devices, its groups of environments.
         params: for each of them, the parameters to act with, on the device that acts.
         key: the source of all actions of this rollout.
+        first_step: steps that each environment has made in the session, for `FinishedGame.step`.
     """
     all_groups = list(itertools.chain(*groups))
     length = all_groups[0].rollout_length
     # The first groups of all devices take their turn together, then the second ones: devices act in lockstep. A
     # turn is a list of (group, parameters), one for each device.
     turns = [list(zip(turn, params, strict=True)) for turn in zip(*groups, strict=True)]
-    games = []
+    games: list[FinishedGame] = []
     started = 0.0
     for group in all_groups:
         group.begin(key)
@@ -314,8 +314,22 @@ def collect(groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: ja
     return Collected(
         rollouts=[finish_rollout([group.finish() for group in on_device]) for on_device in groups],
         env_steps=sum_over_processes(sum(group.env_steps for group in all_groups)),
-        games=sorted(gather_rows(np.reshape(games, (-1, 4))).tolist()),
+        games=gather_games(games, first_step),
         seconds=(waited, rest),
+    )
+
+
+def gather_games(games: Sequence[FinishedGame], first_step: int) -> list[FinishedGame]:
+    """The games of all processes, by step, then by environment.
+
+    Args:
+        games: those of this process, by their steps in the rollout.
+        first_step: step of the session with which the rollout began.
+    """
+    rows = gather_rows(np.array(games, np.float64).reshape(-1, len(FinishedGame._fields)))
+    return sorted(
+        FinishedGame(first_step + int(step), int(env), episode_return, int(length), bool(truncated))
+        for step, env, episode_return, length, truncated in rows.tolist()
     )
 
 

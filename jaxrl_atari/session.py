@@ -14,7 +14,8 @@ import numpy as np
 
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import Placement, make_networks, place
-from jaxrl_atari.envs.record import Games, join, split
+from jaxrl_atari.envs.pool import FinishedGame
+from jaxrl_atari.envs.record import GamesInProgress, join, split
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware.cpu import xla_threads
@@ -28,7 +29,7 @@ from jaxrl_atari.runs.actions import cut_segments, write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints, Restored, games_problem, resume_text
 from jaxrl_atari.runs.digests import Written, add_digests, cut_digests
 from jaxrl_atari.runs.files import only_writer
-from jaxrl_atari.runs.progress import Game, Progress, due
+from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.run_dir import require_unused, surroundings
 from jaxrl_atari.runs.session_log import ReadMetrics, SessionLog
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, make_writers, set_aside_logs
@@ -88,11 +89,10 @@ def train(run: "Session") -> Iterator[ReadMetrics]:
             options = current_options(config, progress.env_steps)
             actor_key, update_key = run.keys(progress.updates)
             run.log.phase("first rollout")
-            collected = collect(run.groups, learner.acting_params(), actor_key)
+            collected = collect(run.groups, learner.acting_params(), actor_key, progress.steps)
             run.log.phase("first update")
             metrics = learner.update(collected.rollouts, options, update_key)
-        # From steps of the rollout to steps of the session.
-        run.games += [(progress.steps + t, *game) for t, *game in collected.games]
+        run.games += collected.games
         optimizer_steps = config.ppo.epochs * config.num_minibatches
         progress.count(collected.env_steps, collected.games, optimizer_steps, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
@@ -166,7 +166,7 @@ class Session:
     def __post_init__(self) -> None:
         self._saved = self.progress.env_steps  # at the newest checkpoint
         self.is_enough: Callable[[], bool] | None = None  # see `run_session`
-        self.games: list[Game] = []  # that ended since the last checkpoint, for the log of actions
+        self.games: list[FinishedGame] = []  # that ended since the last checkpoint, for the log of actions
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
         """The keys of an update: for acting and for its minibatches."""
@@ -434,7 +434,7 @@ def start_games(
     if restored and not problem:
         groups = make_groups(config, placement, restored.meta["game_seed"])
         try:
-            games = Games(**checkpoints.restore(restored.step, item="games"))
+            games = GamesInProgress(**checkpoints.restore(restored.step, item="games"))
             carry = {}
             if "carry" in restored.meta["items"]:
                 carry = checkpoints.restore(restored.step, item="carry")

@@ -30,7 +30,7 @@ from jaxrl_atari.envs.replay import play_again
 from jaxrl_atari.errors import Differs, Limits, UserError, reason
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.output import tracked
-from jaxrl_atari.runs.actions import segments
+from jaxrl_atari.runs.actions import games_of_rows, segments
 from jaxrl_atari.runs.files import not_saved
 from jaxrl_atari.runs.progress import EpisodeStatistics
 from jaxrl_atari.runs.reading import METRICS_FILE, number, read_rows
@@ -185,7 +185,7 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
         ended = log.games[(start <= log.games[:, 0]) & (log.games[:, 0] < end)]
         env_steps += (end - start) * log.actions.shape[1] - int(((start <= resets) & (resets < end)).sum())
         start = end
-        statistics.count(ended.tolist(), env_steps)
+        statistics.count(games_of_rows(ended), env_steps)
         expected[env_steps] = statistics.to_row()
     rows = read_rows(session_dir / METRICS_FILE)
     logged = [row for row in rows if float(row["env_steps"]) <= env_steps]

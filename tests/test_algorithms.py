@@ -254,7 +254,7 @@ def games_won(name, seed, updates=80):
         act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), number))
         played = collect([[group]], [state.params], act_key)
         state, _ = step(state, played.rollouts[0], config, update_key)
-        won.append([game[2] for game in played.games])
+        won.append([game.episode_return for game in played.games])
     return float(np.mean(np.concatenate(won[-10:])))
 
 

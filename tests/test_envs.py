@@ -17,7 +17,7 @@ from fake_pools import NoisePool
 from jaxrl_atari import envs
 from jaxrl_atari.envs import env_seeds
 from jaxrl_atari.envs.ale import AlePool
-from jaxrl_atari.envs.pool import EnvPool, EnvStep, Episode, EpisodeCounter, RawStep
+from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame, RawStep
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import UserError
 
@@ -374,13 +374,13 @@ def test_the_error_without_envpool_says_how_to_install_it(monkeypatch):
 def naive_episodes(steps, env):
     """The full games of one environment, from its whole history."""
     episodes, rewards = [], []
-    for step in steps:
+    for number, step in enumerate(steps):
         if step.first[env]:
             rewards = []
         else:
             rewards.append(float(step.reward[env]))
         if step.terminated[env] or step.truncated[env]:
-            episodes.append(Episode(env, sum(rewards), len(rewards), bool(step.truncated[env])))
+            episodes.append(FinishedGame(number, env, sum(rewards), len(rewards), bool(step.truncated[env])))
     return episodes
 
 
@@ -390,7 +390,7 @@ def test_episodes_equal_a_naive_count(make):
     pool, counter = make(), EpisodeCounter(4)
     steps = [pool.reset(), *(pool.step(actions) for actions in random_actions(pool, 600))]
     pool.close()
-    counted = [counter.count(step) for step in steps]
+    counted = [counter.count(step, number) for number, step in enumerate(steps)]
     for step, episodes in zip(steps, counted, strict=True):
         assert [episode.env for episode in episodes] == np.flatnonzero(step.terminated | step.truncated).tolist()
     episodes = list(itertools.chain(*counted))

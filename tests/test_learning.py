@@ -37,7 +37,7 @@ def test_learns_to_walk_to_the_lamp():
         collected = collect([[group]], [state.params], act_key)
         state, _ = learn(state, collected.rollouts[0], config, update_key)
         means.append(np.mean(collected.games, axis=0))
-    _, _, returns, lengths = np.array(means).T
+    _, _, returns, lengths, _ = np.array(means).T
     assert returns[:2].mean() < 0.75
     assert returns[-5:].mean() > 0.9
     assert lengths[-5:].mean() < 3.0

@@ -99,7 +99,7 @@ def test_memory_pays(network):
         act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(1), number))
         collected = collect([[group]], [state.params], act_key)
         state, _ = learn(state, collected.rollouts[0], config, update_key)
-        means.append(np.mean(collected.games, axis=0)[2])
+        means.append(np.mean([game.episode_return for game in collected.games]))
     if network is Recurrent:
         assert np.mean(means[-5:]) > 0.9
     else:

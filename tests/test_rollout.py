@@ -12,7 +12,7 @@ import pytest
 from fake_pools import Corridor, NoisePool, Recorded
 
 from jaxrl_atari.config import NetworkConfig
-from jaxrl_atari.envs import make_pool
+from jaxrl_atari.envs import FinishedGame, make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.fast.frames import arrange_stacks, gather_stacks
@@ -51,7 +51,7 @@ def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS, rules=V5, devices=1):
         first_env += pool.num_envs
     keys = [jax.random.fold_in(jax.random.key(seed), number) for number in range(num_rollouts)]
     shards = np.array(groups).reshape(devices, -1).tolist()
-    collected = [collect(shards, [params] * devices, key) for key in keys]
+    collected = [collect(shards, [params] * devices, key, n * LENGTH) for n, key in enumerate(keys)]
     return [each.rollouts[0] for each in collected], (network, params), collected
 
 
@@ -102,7 +102,7 @@ def test_outcomes_of_the_steps(played):
             total[i] += step.reward[i]
             length[i] += 1
             if step.terminated[i] or step.truncated[i]:
-                games.append((t % LENGTH, i, total[i], length[i]))
+                games.append((t, i, total[i], length[i], step.truncated[i]))
                 total[i] = length[i] = 0
     assert [tuple(game) for each in collected for game in each.games] == games  # raw rewards, over lives
     env_steps = sum(each.env_steps for each in collected)
@@ -157,10 +157,10 @@ def test_return_ma_is_the_mean_of_return_mean_over_the_last_million_env_steps():
     rng, statistics, games, env_steps, means = np.random.default_rng(0), EpisodeStatistics(), [], [], []
     assert np.isnan(statistics.to_row()["return_ma"])
     for update in range(1, 131):
-        ended = [(0, 0, rng.normal(), int(rng.integers(1000))) for _ in range(rng.integers(1, 4))]
+        ended = [FinishedGame(0, 0, rng.normal(), int(rng.integers(1000))) for _ in range(rng.integers(1, 4))]
         games += ended
         env_steps.append(10_000 * update)
-        means.append(np.mean([x for *_, x, _ in games[-100:]]))
+        means.append(np.mean([game.episode_return for game in games[-100:]]))
         statistics.count(ended, env_steps[-1])
         if update == 60:  # through a checkpoint
             saved, statistics = json.dumps(statistics.to_dict()), EpisodeStatistics()
@@ -172,7 +172,7 @@ def test_return_ma_is_the_mean_of_return_mean_over_the_last_million_env_steps():
             row["return_ma"], np.interp(between, env_steps, means).mean(), rtol=1e-3, atol=1e-3
         )
         np.testing.assert_allclose(row["return_mean"], means[-1])
-        np.testing.assert_allclose(row["episode_length"], np.mean([length for *_, length in games[-100:]]))
+        np.testing.assert_allclose(row["episode_length"], np.mean([game.length for game in games[-100:]]))
     assert row["episodes"] == len(games) > 200
 
 

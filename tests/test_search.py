@@ -47,7 +47,7 @@ from jaxrl_atari.search.study import (
     save_results,
     search_results,
 )
-from jaxrl_atari.suite.ray_cluster import Share, allot
+from jaxrl_atari.suite.ray_cluster import MachineShare, allot
 
 # Ray forks to start its processes, and these run other programs at once: JAX's warning is not for them.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
@@ -255,7 +255,7 @@ def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
         reporter.write({"env_steps": 200, "return_ma": 1e6 + number})
     (tmp_path / "trial_2").mkdir()
     with pytest.raises(KeyboardInterrupt):
-        run_trial(tmp_path / "trial_2", Share(0, 1), lambda: False)
+        run_trial(tmp_path / "trial_2", MachineShare(0, 1), lambda: False)
     write_results(tmp_path)
     row = next(row for row in read_csv(tmp_path / "trials.csv") if row["trial"] == "2")
     assert row["status"] == "stopped"
@@ -265,7 +265,7 @@ def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
 
 @pytest.mark.parametrize(("gpu", "share"), [(1.0, None), (0.5, 0.45), (0.25, 0.225), (0.125, 0.1125), (0.0, None)])
 def test_the_config_of_a_trial_follows_its_share(gpu, share):
-    config = Share(gpu, 2).configure(Config())
+    config = MachineShare(gpu, 2).configure(Config())
     assert (config.devices.memory_fraction, config.env.num_threads) == (share, 2)
     assert config.devices.gpu == ("auto" if gpu else False)
 
@@ -348,7 +348,7 @@ def test_a_trial_without_a_finished_game_has_one_status(tmp_path):
     config = dataclasses.replace(config, total_env_steps=64, sessions=1)  # games last 100 env steps
     search = new_search(tmp_path, config, trials=1)
     (tmp_path / "trial_0").mkdir()
-    run_trial(tmp_path / "trial_0", Share(0, 1), lambda: False)
+    run_trial(tmp_path / "trial_0", MachineShare(0, 1), lambda: False)
     write_results(tmp_path)
     (trial,) = open_study(tmp_path, search).trials
     (row,) = read_csv(tmp_path / "trials.csv")

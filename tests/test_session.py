@@ -21,6 +21,7 @@ from user_commands import user_environment
 
 from jaxrl_atari import run_training, session
 from jaxrl_atari.cli import StopRequest
+from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
@@ -143,11 +144,11 @@ def test_return_ma_depends_neither_on_log_points_nor_on_the_size_of_updates(log_
     statistics = EpisodeStatistics()
     for env_steps in range(update, 10_000_001, update):
         statistics.returns.clear()
-        statistics.count([(0, 0, env_steps / 1e6, 1)], env_steps)
+        statistics.count([FinishedGame(0, 0, env_steps / 1e6, 1)], env_steps)
         if env_steps % log_every < update:
             row = statistics.to_row()
     statistics.returns.clear()
-    statistics.count([(0, 0, 10.0, 1)], 10_000_000)
+    statistics.count([FinishedGame(0, 0, 10.0, 1)], 10_000_000)
     assert statistics.to_row()["return_ma"] == pytest.approx(9.5, rel=0.005)
     assert row["return_ma"] == pytest.approx(9.5, rel=0.02)
 

@@ -137,9 +137,9 @@ def test_overlap_acts_with_the_parameters_before_the_running_update(open_run, mo
     use."""
     run, acted_with = open_run(OVERLAP), []
 
-    def spy(groups, params, key):
+    def spy(groups, params, key, first_step):
         acted_with.append(jax.device_get(params[0]["policy"]["kernel"]))
-        return rollout.collect(groups, params, key)
+        return rollout.collect(groups, params, key, first_step)
 
     def kernel():
         return jax.device_get(run.learner.state.params["policy"]["kernel"])

@@ -20,7 +20,7 @@ import os
 
 import numpy as np
 
-from jaxrl_atari.envs.pool import EnvPool, EnvStep, Episode, EpisodeCounter, GymnasiumOptions
+from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame, GymnasiumOptions
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GameRecord
 from jaxrl_atari.errors import require
@@ -29,8 +29,8 @@ __all__ = [
     "THREADS",
     "EnvPool",
     "EnvStep",
-    "Episode",
     "EpisodeCounter",
+    "FinishedGame",
     "GymnasiumOptions",
     "env_seeds",
     "make_pool",

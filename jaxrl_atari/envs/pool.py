@@ -35,13 +35,17 @@ class EnvStep(NamedTuple):
     first: np.ndarray  # bool [n], an auto-reset step: `frame` starts a new game, and the action was ignored
 
 
-class Episode(NamedTuple):
-    """One full game, from its start to its end."""
+class FinishedGame(NamedTuple):
+    """One full game, from its start to its end.
 
-    env: int  # index of its environment in the pool
+    `step` and `env` are numbers in the pool; in what a session collects and logs, they are numbers in the session.
+    """
+
+    step: int  # the step that ended it, from 0, auto-reset steps included
+    env: int  # its environment
     episode_return: float  # sum of raw rewards over all lives
     length: int  # env steps; auto-reset steps do not count
-    truncated: bool  # cut off by its time limit
+    truncated: bool = False  # cut off by its time limit; the log of actions does not have it
 
 
 class EpisodeCounter:
@@ -51,12 +55,22 @@ class EpisodeCounter:
         self.in_progress = np.zeros((num_envs, 2))
         """Return and env steps so far of each game in progress, float64 [n, 2]; a new array at each step."""
 
-    def count(self, step: EnvStep) -> list[Episode]:
-        """Counts one step of the pool and returns the games that it ended, in the order of their environments."""
+    def count(self, step: EnvStep, number: int = 0) -> list[FinishedGame]:
+        """Counts one step of the pool and returns the games that it ended, in the order of their environments.
+
+        Args:
+            number: number of the step, for `FinishedGame.step`.
+        """
         played = np.stack([step.reward, np.ones(len(step.reward))], axis=1)
         self.in_progress = np.where(step.first[:, None], 0.0, self.in_progress + played)
         return [
-            Episode(int(i), float(self.in_progress[i, 0]), int(self.in_progress[i, 1]), bool(step.truncated[i]))
+            FinishedGame(
+                step=number,
+                env=int(i),
+                episode_return=float(self.in_progress[i, 0]),
+                length=int(self.in_progress[i, 1]),
+                truncated=bool(step.truncated[i]),
+            )
             for i in np.flatnonzero(step.terminated | step.truncated)
         ]
 

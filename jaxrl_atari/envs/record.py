@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Games(NamedTuple):
+class GamesInProgress(NamedTuple):
     """The games in progress of n environments: what a checkpoint holds of them.
 
     A step of an environment counts whether it is an auto-reset step or not.
@@ -77,8 +77,10 @@ class GameRecord:
             self._new_anchors.append((self._steps, self._first_env + i, self._anchor_seed[i]))
         return self._anchor_seed[envs]
 
-    def take(self, frame: np.ndarray, lives: np.ndarray, in_progress: np.ndarray) -> tuple[Games, Segment]:
-        """The games in progress, and the steps since the last call. The arguments are fields of `Games`."""
+    def take(
+        self, frame: np.ndarray, lives: np.ndarray, in_progress: np.ndarray
+    ) -> tuple[GamesInProgress, Segment]:
+        """The games in progress, of which the arguments are fields, and the steps since the last call."""
         crc = np.array([zlib.crc32(each.tobytes()) for each in frame], np.uint32)
         new_anchors = np.array(self._new_anchors, np.int64).reshape(-1, 3)
         segment = Segment(self._taken, self._newest(self._steps - self._taken), new_anchors, crc)
@@ -88,13 +90,13 @@ class GameRecord:
         self._new_anchors = []
         self._actions = list(actions)  # older ones are no longer needed
         anchors = self._anchor_step.copy(), self._anchor_seed.copy()
-        return Games(steps, *anchors, actions.T, frame, lives, in_progress), segment
+        return GamesInProgress(steps, *anchors, actions.T, frame, lives, in_progress), segment
 
     def _newest(self, steps: int) -> np.ndarray:
         newest = self._actions[len(self._actions) - steps :]
         return np.array(newest, np.uint8).reshape(steps, len(self._anchor_seed))
 
-    def restore(self, games: Games) -> None:
+    def restore(self, games: GamesInProgress) -> None:
         """Continues the record of a checkpoint, whose segment is written already."""
         self._steps = self._taken = int(games.steps[0])
         self._anchor_step = games.anchor_step.copy()
@@ -103,14 +105,14 @@ class GameRecord:
         self._new_anchors = []
 
 
-def join(parts: Sequence[Games]) -> Games:
+def join(parts: Sequence[GamesInProgress]) -> GamesInProgress:
     """The games of several pools, which have made equally many steps, in the order of their environments."""
     length = max(part.actions.shape[1] for part in parts)
     padded = [np.pad(part.actions, ((0, 0), (length - part.actions.shape[1], 0))) for part in parts]
     aligned = [part._replace(actions=actions) for part, actions in zip(parts, padded, strict=True)]
-    return Games(*map(np.concatenate, zip(*aligned, strict=True)))
+    return GamesInProgress(*map(np.concatenate, zip(*aligned, strict=True)))
 
 
-def split(games: Games, first_env: int, num_envs: int) -> Games:
+def split(games: GamesInProgress, first_env: int, num_envs: int) -> GamesInProgress:
     """The games of some of the environments."""
-    return Games(*(field[first_env : first_env + num_envs] for field in games))
+    return GamesInProgress(*(field[first_env : first_env + num_envs] for field in games))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter
-from jaxrl_atari.envs.record import Games
+from jaxrl_atari.envs.record import GamesInProgress
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import tracked
 
@@ -46,13 +46,12 @@ def play_again(
         left = left - 1
 
 
-def replay(pool: EnvPool, games: Games) -> tuple[EnvStep, np.ndarray, np.ndarray, EpisodeCounter]:
+def replay(pool: EnvPool, games: GamesInProgress) -> tuple[EnvStep, np.ndarray, np.ndarray, EpisodeCounter]:
     """Plays the games of a checkpoint again in a new pool, with a progress bar, and continues their record in it.
 
     Returns:
-        The newest step; the frames before it, uint8 [3, n, 84, 84], the oldest first; the age of the last of
-            these,
-        int32 [n] (earlier frames of the same game, at most 3); and the counter of the games in progress.
+        The newest step; the frames before it, uint8 [3, n, 84, 84], the oldest first; the age of the last of these
+        frames, int32 [n] (earlier frames of the same game, at most 3); and the counter of the games in progress.
 
     Raises:
         UserError: the games do not end as the checkpoint says: it is of another emulator or game, or damaged.

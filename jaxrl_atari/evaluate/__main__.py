@@ -129,7 +129,6 @@ def _evaluate(policy: Policy, options: Options, seed: int, unsaved: list[str]) -
         f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {result.std:>12,.1f}\n"
         f"{result.cut_off} of {counted(options.episodes, 'game')} cut off at {env.time_limit}"
     )
-    _, returns, lengths, truncated = zip(*result.games, strict=True)
     figures = {
         "session": session_dir.name,
         "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
@@ -147,9 +146,9 @@ def _evaluate(policy: Policy, options: Options, seed: int, unsaved: list[str]) -
         "mean": result.mean,
         "std": result.std,
         "cut_off": result.cut_off,
-        "returns": returns,
-        "lengths": lengths,
-        "truncated": truncated,
+        "returns": [game.episode_return for game in result.games],
+        "lengths": [game.length for game in result.games],
+        "truncated": [game.truncated for game in result.games],
     }
     path = unused(session_dir / f"evaluation_{policy.env_steps}.json")
     _save(path, figures, unsaved)

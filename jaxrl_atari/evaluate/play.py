@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxrl_atari.config import EvaluationConfig
-from jaxrl_atari.envs import EnvPool, EnvStep, Episode, EpisodeCounter, make_pool
+from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, make_pool
 from jaxrl_atari.envs.pool import FRAME_SKIP
 from jaxrl_atari.errors import UserError, check_fields
 from jaxrl_atari.evaluate.game_page import WatchedGame, write_game_page
@@ -40,7 +40,7 @@ life."""
 class EvaluationResult(NamedTuple):
     """The games of an evaluation, and what they scored."""
 
-    games: tuple[Episode, ...]  # in the order in which they ended
+    games: tuple[FinishedGame, ...]  # in the order in which they ended
     returns: np.ndarray  # float64 [episodes]
     mean: float  # mean return
     std: float  # sample standard deviation of the returns over these games; 0 for a single one
@@ -116,10 +116,10 @@ def run_evaluation(
     counter = EpisodeCounter(len(quota))
     games = []
     news_at = time.monotonic() + SECONDS_BETWEEN_NEWS
-    for step, _ in play(policy, pool, seed, greedy):
+    for number, (step, _) in enumerate(play(policy, pool, seed, greedy)):
         if cancelled():
             raise CancelledError
-        for game in counter.count(step):
+        for game in counter.count(step, number):
             if quota[game.env]:
                 quota[game.env] -= 1
                 games.append(game)
@@ -131,9 +131,10 @@ def run_evaluation(
             news_at += SECONDS_BETWEEN_NEWS
             most = counter.in_progress[quota > 0, 1].max()
             say(f"{np.sum(quota > 0)} games in progress, longest {most:,.0f}{longest} env steps")
-    _, returns, _, truncated = zip(*games, strict=True)
+    returns = np.array([game.episode_return for game in games])
     std = float(np.std(returns, ddof=1)) if len(returns) > 1 else 0.0
-    return EvaluationResult(tuple(games), np.array(returns), float(np.mean(returns)), std, sum(truncated))
+    cut_off = sum(game.truncated for game in games)
+    return EvaluationResult(tuple(games), returns, float(np.mean(returns)), std, cut_off)
 
 
 def record_video(
@@ -143,7 +144,7 @@ def record_video(
     greedy: bool = False,
     say: Callable[[str], object] = lambda line: None,
     page: str | Path | None = None,
-) -> Episode:
+) -> FinishedGame:
     """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, about 630 pixels high).
 
     A game that was trained on `envpool` is played on `ale`, which has colour screens. A Gymnasium environment

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import Segment
 from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.progress import Game
 
 
 def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
@@ -25,12 +25,14 @@ def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
     return sorted((int(first), int(last), path) for (first, last), path in found)
 
 
-def write_segment(session_dir: Path, parts: Sequence[Segment], games: Sequence[Game], rollout_length: int) -> None:
+def write_segment(
+    session_dir: Path, parts: Sequence[Segment], games: Sequence[FinishedGame], rollout_length: int
+) -> None:
     """Writes the newest steps, before the checkpoint that ends with them.
 
     Args:
         parts: logs of groups of environments, in their order, with the same steps.
-        games: that ended in them, with their steps in the session.
+        games: the games that ended in these steps.
     """
     first = parts[0].first_step
     steps = len(parts[0].actions)
@@ -42,11 +44,22 @@ def write_segment(session_dir: Path, parts: Sequence[Segment], games: Sequence[G
         actions=np.concatenate([part.actions for part in parts], axis=1),
         anchors=np.concatenate([part.anchors for part in parts]),
         frame_crc=np.concatenate([part.frame_crc for part in parts]),
-        games=np.array(games, np.float64).reshape(-1, 4),
+        games=game_rows(games),
         rollout_length=rollout_length,
     )
     (session_dir / "actions").mkdir(exist_ok=True)
     write_file(session_dir / "actions" / f"{first:010}_{first + steps:010}.npz", content.getvalue())
+
+
+def game_rows(games: Sequence[FinishedGame]) -> np.ndarray:
+    """Finished games as the log has them, float64 [m, 4]."""
+    rows = [(game.step, game.env, game.episode_return, game.length) for game in games]
+    return np.array(rows, np.float64).reshape(-1, 4)
+
+
+def games_of_rows(rows: np.ndarray) -> list[FinishedGame]:
+    """The finished games that `game_rows` wrote."""
+    return [FinishedGame(int(step), int(env), total, int(length)) for step, env, total, length in rows.tolist()]
 
 
 def cut_segments(session_dir: Path, steps: int) -> None:

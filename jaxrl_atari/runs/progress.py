@@ -2,14 +2,12 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-Game = Sequence[float]
-"""A finished game: step (in its rollout; in the log of actions, in the session), environment, return, env
-steps."""
+from jaxrl_atari.envs.pool import FinishedGame
 
 RETURN_MA_ENV_STEPS = 1_000_000
 POINT_ENV_STEPS = 10_000
@@ -35,12 +33,12 @@ class EpisodeStatistics:
         self.lengths: deque[float] = deque(maxlen=100)
         self.points: deque[tuple[int, float]] = deque()  # env steps and return_mean
 
-    def count(self, games: Iterable[Game], env_steps: int) -> None:
+    def count(self, games: Iterable[FinishedGame], env_steps: int) -> None:
         """Counts an update: the games that ended in its rollout, and the env steps so far."""
-        for *_, episode_return, length in games:
+        for game in games:
             self.episodes += 1
-            self.returns.append(episode_return)
-            self.lengths.append(length)
+            self.returns.append(game.episode_return)
+            self.lengths.append(game.length)
         if not self.returns:
             return
         if len(self.points) > 1 and self.points[-1][0] // POINT_ENV_STEPS == self.points[-2][0] // POINT_ENV_STEPS:
@@ -106,7 +104,7 @@ class Progress:
             self.steps = meta.get("steps", self.updates * meta["config"]["ppo"]["rollout_length"])
             self.statistics.load(meta["statistics"], self.env_steps)
 
-    def count(self, env_steps: int, games: Iterable[Game], optimizer_steps: int, steps: int) -> None:
+    def count(self, env_steps: int, games: Iterable[FinishedGame], optimizer_steps: int, steps: int) -> None:
         """Adds a rollout of so many steps of each environment, with the games that ended in it, and its update."""
         self.env_steps += env_steps
         self.updates += 1

@@ -21,8 +21,8 @@ from jaxrl_atari.suite.ray_cluster import (
     KILLED,
     OUTPUT_FILE,
     SECONDS_BETWEEN_NEWS,
+    MachineShare,
     ResourcesConfig,
-    Share,
     connected,
     run_in_worker,
 )
@@ -30,7 +30,7 @@ from jaxrl_atari.suite.ray_cluster import (
 STOP_FILE = "stop"
 """Exists in the search directory once a stop is requested: the processes of trials may be on other machines."""
 
-RunTrial = Callable[[Path, Share, Callable[[], bool]], object]
+RunTrial = Callable[[Path, MachineShare, Callable[[], bool]], object]
 """Runs a trial to its end, or until a stop is requested: its directory, its share, whether a stop is requested."""
 
 OnTrialEnd = Callable[[int, Failure | None], object]
@@ -77,7 +77,9 @@ class _Events(TrialProgressCallback, tune.Stopper):
         self.ended.append((number, failure))
 
 
-def _run_trial(config: dict[str, int], search_dir: Path, run_trial: RunTrial, share: Share) -> dict[str, Any]:
+def _run_trial(
+    config: dict[str, int], search_dir: Path, run_trial: RunTrial, share: MachineShare
+) -> dict[str, Any]:
     """Runs a trial in its process: Tune does so in a thread, which receives no signals. Returns its result for
     Tune."""
     directory = trial_dir(search_dir, config["trial"])

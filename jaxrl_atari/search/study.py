@@ -38,7 +38,7 @@ from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, session_dir
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.options import SearchConfig, read_search, space_dict
-from jaxrl_atari.suite.ray_cluster import Share
+from jaxrl_atari.suite.ray_cluster import MachineShare
 
 FAILURE = "failure"
 """Attribute of a trial in the study: why it failed. Empty if it has not."""
@@ -146,7 +146,7 @@ class Reporter(Writer):
             self.trial.study.tell(self.trial, state=TrialState.PRUNED)
 
 
-def run_trial(run_dir: Path, share: Share, stop_requested: Callable[[], bool]) -> None:
+def run_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[], bool]) -> None:
     """Trains the trial of a directory SEARCH_DIR/trial_<number> to its end.
 
     Args:

@@ -62,7 +62,7 @@ class ResourcesConfig:
         require(whole, "resources.gpu", self.gpu, "a share from 0 to 1, or a whole number of GPUs")
 
 
-class Share(NamedTuple):
+class MachineShare(NamedTuple):
     """The share of a machine that an item gets."""
 
     gpu: float  # 0: it runs on the CPU
@@ -86,7 +86,9 @@ class Share(NamedTuple):
         return replace(config, devices=devices, env=env)
 
 
-def allot(resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], devices: DevicesConfig) -> Share:
+def allot(
+    resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], devices: DevicesConfig
+) -> MachineShare:
     """Works out the share of a machine that each item gets.
 
     Args:
@@ -109,7 +111,7 @@ def allot(resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], d
             f"resources: expected a machine with {counted(gpu, 'GPU')} and {counted(cpu, 'core')}; found {there}"
         )
     equal = min(int(cores * gpu / gpus) for gpus, cores in fitting) if gpu else 1
-    return Share(gpu, resources.cpu or max(equal, 1))
+    return MachineShare(gpu, resources.cpu or max(equal, 1))
 
 
 def set_up_ray(address: str, devices: DevicesConfig) -> None:
@@ -172,7 +174,7 @@ def cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def connected(address: str, devices: DevicesConfig, resources: ResourcesConfig) -> Iterator[Share]:
+def connected(address: str, devices: DevicesConfig, resources: ResourcesConfig) -> Iterator[MachineShare]:
     """Connects this process to a Ray cluster until the block ends, and yields the share of a machine of each item.
 
     Args:
@@ -206,7 +208,7 @@ class Ended(NamedTuple):
 
 
 def run_in_worker(
-    folder: Path, share: Share, stop_requested: Callable[[], bool], run: Callable[[], object]
+    folder: Path, share: MachineShare, stop_requested: Callable[[], bool], run: Callable[[], object]
 ) -> Ended:
     """Runs an item in its process on the cluster. Its output goes to output.txt in its folder.
 

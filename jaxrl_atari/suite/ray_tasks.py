@@ -24,8 +24,8 @@ from jaxrl_atari.suite.ray_cluster import (
     OUTPUT_FILE,
     SECONDS_BETWEEN_NEWS,
     Ended,
+    MachineShare,
     ResourcesConfig,
-    Share,
     connected,
     run_in_worker,
 )
@@ -117,7 +117,7 @@ def _result(reference: ray.ObjectRef) -> Ended:
         return Ended(True, Failure(KILLED))
 
 
-def _train_in_task(train: Train, item: Item, share: Share, notes: Path) -> Ended:
+def _train_in_task(train: Train, item: Item, share: MachineShare, notes: Path) -> Ended:
     """Trains a session in its process: in a thread, which receives no signals."""
     (notes / str(item.number)).write_text(str(os.getpid()))
     stop_requested = (notes / "stop").exists
