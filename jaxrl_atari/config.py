@@ -1,9 +1,8 @@
-"""The options of a run: frozen dataclasses; a `Config` validates its groups when it is made.
+"""The options of a run: frozen dataclasses, which a `Config` validates when it is made.
 
-Each option is declared once: name, type (`Literal` lists the choices), range, default, and the docstring that is
-its help text. The fields hold what the user wrote (`gpu` options are parsed); everything derived from them is a
-property. The defaults are the published PPO-Atari spec: PPO (Schulman et al. 2017), with the lambda that SLM Lab
-tuned for each game.
+Each option is declared once: its name, type (`Literal` lists the choices), range and default, and a docstring that
+is its help text. The fields hold what the user wrote; whatever is derived from them is a property. The defaults
+are the published PPO-Atari spec: PPO (Schulman et al. 2017) with the lambda that SLM Lab tuned for each game.
 """
 
 import dataclasses
@@ -14,73 +13,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.constructors import PrimitiveConstructorSpec
-
 from jaxrl_atari.envs.games import default_gae_lambda, game_of_id, parse_game
 from jaxrl_atari.envs.pool import GymnasiumOptions
 from jaxrl_atari.envs.protocols import GYMNASIUM, GYMNASIUM_RULES, PROTOCOLS, Rules, protocol_text
 from jaxrl_atari.errors import Limits, UserError, check_fields, require
-
-
-def parse_word(text: str) -> Any:
-    """The value that a word of a command line stands for: True, False, None, a whole number, or the word
-    itself."""
-    word = text.lower()
-    named = {"true": True, "false": False, "none": None}
-    if word in named:
-        return named[word]
-    return int(word) if word.isdecimal() else word
-
-
-def one_word(metavar: str) -> PrimitiveConstructorSpec:
-    """The command-line form of an option with several types, which tyro cannot derive: one word."""
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=lambda words: parse_word(words[0]),
-        is_instance=lambda value: isinstance(value, bool | int | str | None),
-        str_from_instance=lambda value: [str(value).lower()],
-    )
-
-
-def _parse_json(text: str) -> Any:
-    """The value of a JSON text; the text itself where it is none, so that the check of its type names it."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-JSON_WORD = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="JSON",
-    instance_from_str=lambda words: _parse_json(words[0]),
-    is_instance=lambda value: isinstance(value, dict),
-    str_from_instance=lambda value: [json.dumps(value)],
-)
-"""The command-line form of an option that is a dictionary: a JSON object."""
-
-GpuOption = bool | int | Literal["auto"]
-"""`auto`, `true`, `false` or the index of a GPU; see `devices.pick_device`."""
-
-GpuWord = Annotated[GpuOption, one_word("auto|true|false|INDEX"), Limits(0, 4_095)]
-GpuOrLearner = Annotated[
-    GpuOption | Literal["learner"], one_word("learner|auto|true|false|INDEX"), Limits(0, 4_095)
-]
-
-Switch = Annotated[bool | None, one_word("true|false|none")]
-"""A rule of the protocol. None: as the protocol has it."""
+from jaxrl_atari.option_forms import JSON_WORD, GpuOrLearner, GpuWord, Switch, one_word
 
 TRACED = "enters the compiled update as data: a new value compiles nothing"
-"""Marks the options that `ppo.update` takes as numbers. All others of `PPOConfig` are part of the program."""
+"""Marks the options that `ppo.update` takes as numbers. The other options of `PPOConfig` shape its program."""
 
 
 @dataclass(frozen=True)
 class EnvConfig:
     """The game, its protocol, and the environments that play it.
 
-    A protocol is a named set of rules (`envs/protocols.py`). The options of the same names override them one by
-    one; None is the protocol's own value.
+    A protocol is a named set of rules (`envs/protocols.py`). An option with the name of a rule overrides it; None
+    keeps the protocol's value.
     """
 
     game: str = "Qbert"
@@ -126,32 +74,30 @@ class EnvConfig:
 
     @property
     def game_name(self) -> str:
-        """ALE's own name of the game, for example `MsPacman`; the id of a Gymnasium environment, without its
-        module."""
+        """ALE's name of the game, such as `MsPacman`; for a Gymnasium environment, its id without a module."""
         return self.game.rpartition(":")[2] if self.backend == "gymnasium" else parse_game(self.game)[0]
 
     @property
     def atari_game(self) -> str | None:
-        """ALE's own name of the game, whatever plays it; None for a Gymnasium environment that is no game of
-        ALE."""
+        """ALE's name of the game, with any back end; None for an environment that is no game of ALE."""
         return game_of_id(self.game_name) if self.backend == "gymnasium" else self.game_name
 
     @property
     def protocol_name(self) -> str:
-        """The name of the protocol chosen, else the one that the game's name implies, else v5."""
+        """The name of the chosen protocol; if none is chosen, the one that the game's name implies, or v5."""
         if self.atari_game is None:
             return GYMNASIUM
         return self.protocol if self.protocol != "auto" else parse_game(self.game)[1] or "v5"
 
     @property
     def rules(self) -> Rules:
-        """The rules in force: the protocol's, with those that an option overrides."""
+        """The rules in force: the protocol's, unless an option overrides them."""
         named = GYMNASIUM_RULES if self.protocol_name == GYMNASIUM else PROTOCOLS[self.protocol_name]
         return named._replace(**self.chosen_rules)
 
     @property
     def chosen_rules(self) -> dict[str, Any]:
-        """The rules that an option overrides."""
+        """The rules that options override: name -> value."""
         values = {name: getattr(self, name) for name in Rules._fields}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -162,23 +108,22 @@ class EnvConfig:
 
     @property
     def time_limit(self) -> str:
-        """What cuts games off, as it is named in messages."""
+        """The limit that cuts games off, as messages name it."""
         return "env.max_frames" if self.rules.max_frames else "the environment's time limit"
 
     @property
     def resume_note(self) -> str:
-        """What does not hold of a resume with this back end; empty for `ale`, which records its games."""
+        """What a resume lacks with this back end; empty for `ale`, which records its games."""
         if self.backend == "ale":
             return ""
-        return f"new games at each resume, and no log of actions for `verify`: the back end {self.backend} "
-        "records none"
+        lacks = "new games at each resume, and no log of actions for `verify`"
+        return f"{lacks}: the back end {self.backend} records none"
 
     @property
     def resolved_protocol(self) -> str:
         """The protocol in force as text: its name, and the rules that differ from it (`protocol_text`).
 
-        With the back end `gymnasium`, the text also has what makes the environment another one: its options and
-        the key of its picture.
+        With the back end `gymnasium`, the text also has the options of the environment and the key of its image.
         """
         settings: dict[str, Any] = {}
         if self.backend == "gymnasium":
@@ -191,8 +136,7 @@ class EnvConfig:
         return protocol_text(self.protocol_name, self.rules, settings)
 
     def check(self) -> None:
-        """Raises `ConfigError` for values that do not agree with each other, and for options that would do
-        nothing."""
+        """Raises `ConfigError` for values that contradict each other, and for options that would do nothing."""
         rules = self.rules
         if self.backend == "gymnasium":
             self._check_gymnasium()
@@ -208,9 +152,8 @@ class EnvConfig:
             require(agree, "env.protocol", self.protocol, f"{named}, which the name {self.game} implies", hint)
         require(rules.max_frames % 4 == 0, "env.max_frames", rules.max_frames, "a multiple of 4 (an env step)")
         starts = self.backend != "envpool" or rules.noop_max > 0  # envpool would draw from an empty range and hang
-        require(
-            starts, "env.noop_max", rules.noop_max, "at least 1 with env.backend = envpool", "ale can start with 0"
-        )
+        expected = "at least 1 with env.backend = envpool"
+        require(starts, "env.noop_max", rules.noop_max, expected, "ale can start with 0")
 
     def _check_gymnasium(self) -> None:
         is_id = re.fullmatch(r"([\w.]+:)?([\w-]+/)?[\w-][\w.-]*", self.game)
@@ -221,25 +164,22 @@ class EnvConfig:
             unchanged = json.loads(json.dumps(self.options, allow_nan=False)) == self.options
         except (TypeError, ValueError):
             unchanged = False
+        expected = "values that JSON has: numbers, texts, lists, objects"
         hint = "register an environment of your own that sets the others"
-        require(
-            unchanged, "env.options", self.options, "values that JSON has: numbers, texts, lists, objects", hint
-        )
-        # Gymnasium and packages for it import what such a text names, and this dictionary may come from a stored
-        # run.
-        names_modules = ":" in json.dumps(list(texts_in(self.options)))
+        require(unchanged, "env.options", self.options, expected, hint)
+        # Gymnasium and its packages import modules that a text names, and the options may come from a stored run.
+        names_module = any(":" in text for text in texts_in(self.options))
+        expected = "texts without a colon, which may name a module"
         hint = "register an environment of your own that sets it"
-        require(
-            not names_modules, "env.options", self.options, "texts without a colon, which may name a module", hint
-        )
+        require(not names_module, "env.options", self.options, expected, hint)
         if self.atari_game is not None:
             return
         expected = f"nothing with {self.game_name}, which is played as it is registered"
         require(self.protocol == "auto", "env.protocol", self.protocol, expected)
         for name, value in self.chosen_rules.items():
-            hint = (
-                """limit its steps with --env.options '{"max_episode_steps": N}'""" if name == "max_frames" else ""
-            )
+            hint = ""
+            if name == "max_frames":
+                hint = """limit its steps with --env.options '{"max_episode_steps": N}'"""
             require(name == "clip_rewards", f"env.{name}", value, expected, hint)
 
 
@@ -280,19 +220,18 @@ class PPOConfig:
     normalize_advantages: bool = True
     """Scale the advantages of each minibatch to mean 0 and standard deviation 1."""
     unbiased_std: bool = False
-    """That standard deviation is the unbiased one, with N - 1 instead of N samples (PyTorch's default)."""
+    """Use the unbiased standard deviation for it, which divides by N - 1 instead of N (PyTorch's default)."""
     clip_value_loss: bool = True
     """Clip the change of the value by clip_epsilon in the value loss."""
     truncation_is_terminal: bool = False
     """A game that is cut off counts as lost: no value beyond its last step."""
     learn_from_auto_resets: bool = False
-    """Auto-reset steps are samples like any other. The emulator ignored their actions."""
+    """Learn from auto-reset steps too, although the emulator ignores their actions."""
     minibatches: Literal["stratified", "uniform"] = "stratified"
-    """`stratified`: a minibatch has as many samples of each environment; `uniform`: any samples, on one device
-    only."""
+    """`stratified`: each minibatch has equally many samples of every environment; `uniform`: any samples, on one
+    device only."""
     target_kl: Annotated[float | None, Limits(0.0, 100.0)] = None
-    """An update ends after the first epoch whose mean approx_kl exceeds this. None: every update runs all
-    epochs."""
+    """An update ends after the first epoch whose mean approx_kl exceeds this. None: it runs all epochs."""
 
 
 @dataclass(frozen=True)
@@ -308,8 +247,7 @@ class NetworkConfig:
     from Ampere on, `float32` convolutions compute in TF32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
     """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU), `matmul` (matrix products, fast on a
-    CPU) or `auto`, which is `matmul` where CPUs alone learn and act, else `plain`. Results agree up to
-    rounding."""
+    CPU), or `auto`: `matmul` where only CPUs learn and act, else `plain`. Results agree up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -317,31 +255,28 @@ class DevicesConfig:
     """Devices of the learner, the actor and the evaluator."""
 
     gpu: GpuWord = "auto"
-    """`auto`: a GPU if JAX has one, else CPU; `true`: a GPU or an error; `false`: the CPU; `0`, `1`...: that
-    GPU."""
+    """`auto`: a GPU if JAX has one, else the CPU; `true`: a GPU, or an error; `false`: the CPU; `0`, `1`, ...:
+    exactly that GPU."""
     data_parallel: Annotated[int | Literal["all"], one_word("N|all"), Limits(1, 4_096)] = 1
-    """Devices that share the learning of one session: each has its part of the environments and of every
-    minibatch."""
+    """Devices that learn together in one session, each with a share of the environments and minibatches."""
     actor: GpuOrLearner = "learner"
     """Device that acts: `learner` (the learner's own), or as `gpu`."""
     evaluator: GpuOrLearner = False
     """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
     memory_fraction: Annotated[float | None, Limits(0.01, 1.0)] = None
-    """Fraction of a GPU's memory that a process reserves. None: JAX's 0.75, or an equal share if several run
-    there."""
+    """Fraction of a GPU's memory that a process reserves. None: 0.75, or an equal share if several share it."""
     deterministic: bool = False
     """Every run with the same seed, GPU and software gives the same bits: XLA uses deterministic kernels only and
     picks them without timing. Slower. A CPU needs no such option."""
     distributed: bool = False
-    """Several processes share the learning of one session: start the same command once per process, on one host or
-    several."""
+    """Several processes learn together in one session. Start the same command once per process, on one host or on
+    several hosts."""
     coordinator: str | None = None
-    """HOST:PORT of process 0. None: read from the cluster's environment (SLURM, Open MPI, Kubernetes, TPU
-    pods)."""
+    """HOST:PORT of process 0. None: from the cluster's environment (SLURM, Open MPI, Kubernetes, TPU pods)."""
     num_processes: Annotated[int | None, Limits(1, 65_536)] = None
-    """Number of processes. None: read from the cluster's environment."""
+    """Number of processes. None: from the cluster's environment."""
     process_index: Annotated[int | None, Limits(0, 65_535)] = None
-    """Index of this process, 0 .. num_processes - 1. None: read from the cluster's environment."""
+    """Index of this process, 0 .. num_processes - 1. None: from the cluster's environment."""
     check: bool = False
     """Assert at every step that parameters, rollouts and actions are on the intended devices, and forbid implicit
     transfers during training (except of frames and actions)."""
@@ -368,10 +303,10 @@ class LogConfig:
     tensorboard: bool = True
     """Write TensorBoard event files. Their viewer is an extra: pip install 'jaxrl_atari[tensorboard]'."""
     actions: bool = True
-    """Log seeds and actions (3 to 5 MB per 10M env steps), from which `verify` recomputes every score. Only
-    `ale`."""
+    """Log seeds and actions, from which `verify` recomputes every score. Only `ale`. 10M env steps take 3 to
+    5 MB."""
     wandb: bool = False
-    """Also log to Weights & Biases (pip install 'jaxrl_atari[wandb]'); WANDB_MODE=offline keeps it on this
+    """Also log to Weights & Biases (pip install 'jaxrl_atari[wandb]'). WANDB_MODE=offline keeps the log on this
     machine."""
     wandb_project: str = "jaxrl_atari"
     """Weights & Biases project."""
@@ -427,15 +362,15 @@ class Config:
         last_seed = self.seed + self.sessions
         require(last_seed <= 2**31, "seed", self.seed, "at most 2,147,483,648 - sessions", "lower the seed")
         if self.devices.distributed:
-            # Processes sum their env steps while acting: with overlap, each would do so at another point of the
-            # update.
+            # Processes sum their env steps while acting; with overlap, each would at another point of the update.
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
-            require(
-                self.trial.parallel <= 1, "trial.parallel", self.trial.parallel, "0 or 1 with devices.distributed"
-            )
+            parallel = self.trial.parallel
+            require(parallel <= 1, "trial.parallel", parallel, "0 or 1 with devices.distributed")
         if self.network.name == "impala" and self.devices.gpu is not False:
-            hint = "XLA has no deterministic gradient of max-pooling on a GPU; with devices.gpu = false none "
-            "is needed"
+            hint = (
+                "XLA has no deterministic gradient of max-pooling on a GPU; "
+                "with devices.gpu = false none is needed"
+            )
             require(not self.devices.deterministic, "devices.deterministic", True, "false with impala", hint)
         samples = self.rollout_size
         expected = f"at least one rollout of {samples} env steps"
@@ -443,11 +378,8 @@ class Config:
         self.check_split(1 if self.devices.data_parallel == "all" else self.devices.data_parallel)
 
     def _check_types(self) -> None:
-        """Raises `ConfigError` for a subclass: it could not be saved, restored, or passed to compiled
-        functions."""
-        hint = (
-            "a run is saved and restored with the fields of the package; keep values of your own in your own code"
-        )
+        """Raises `ConfigError` for a subclass, which could not be saved, restored or passed to compiled code."""
+        hint = "a run is saved with the fields of the package; keep values of your own in your own code"
         require(type(self) is Config, "config", type(self).__name__, "Config itself, not a subclass", hint)
         for each in dataclasses.fields(self):
             kind = each.default_factory
@@ -487,18 +419,17 @@ class Config:
 
     @property
     def resolved_gae_lambda(self) -> float:
-        """The lambda in force: the one chosen, else that of the protocol and the game
-        (`games.default_gae_lambda`)."""
+        """The lambda in force: the chosen one, or the default of the game under its protocol."""
         chosen = self.ppo.gae_lambda
         game = self.env.atari_game or self.env.game_name
         return default_gae_lambda(game, self.env.protocol_name) if chosen is None else chosen
 
     def is_spent(self, env_steps: float) -> bool:
-        """True once another rollout would end farther from the budget than `env_steps` is."""
+        """True once `env_steps` is closer to the budget than the end of another rollout would be."""
         return self.total_env_steps - env_steps < self.rollout_size / 2
 
     def is_complete(self, env_steps: Sequence[float]) -> bool:
-        """True once every session has spent its budget; `env_steps` has those of each session so far."""
+        """True once every session has spent its budget. `env_steps`: of each session that has started."""
         return len(env_steps) >= self.sessions and all(map(self.is_spent, env_steps))
 
     def to_dict(self) -> dict[str, Any]:
@@ -513,7 +444,7 @@ def config_from_dict(values: dict[str, Any]) -> Config:
         if not isinstance(values, dict) or not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
             return values
         fields = {f.name: f.type for f in dataclasses.fields(cls)}
-        known = {name: value for name, value in values.items() if name != "jsonl"}  # of log, in runs with format 3
+        known = {name: value for name, value in values.items() if name != "jsonl"}  # `log.jsonl`, in format 3
         for name in known.keys() - fields:
             raise UserError(
                 f"{prefix}{name}: this version of jaxrl_atari has no such field; use the version that saved it"
@@ -542,7 +473,7 @@ def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """The texts in a JSON value, at any depth, keys of objects included."""
+    """All texts in a JSON value, at any depth, with the keys of its objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -558,15 +489,19 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested dict as one with dotted names: `{"ppo.gamma": 0.99, ...}`."""
     items: dict[str, Any] = {}
     for name, value in values.items():
-        items |= (
-            flat(value, f"{prefix}{name}.") if value and isinstance(value, dict) else {f"{prefix}{name}": value}
-        )
+        if value and isinstance(value, dict):
+            items |= flat(value, f"{prefix}{name}.")
+        else:
+            items[f"{prefix}{name}"] = value
     return items
 
 
 def changed_fields(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The fields in which two nested dicts differ: dotted name -> (before, after); None where one has no such
-    field."""
+    """The fields in which two nested dicts differ: dotted name -> (before, after).
+
+    A field that one of them lacks is None there.
+    """
     old = flat(before)
     new = flat(after)
-    return {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
+    names = [*old, *(name for name in new if name not in old)]
+    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.config import DevicesConfig, GpuOption, NetworkConfig
+from jaxrl_atari.config import DevicesConfig, NetworkConfig
 from jaxrl_atari.errors import check_fields, require
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.hardware.choice import first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import gpu_provider, network_platform, visible
+from jaxrl_atari.option_forms import GpuOption
 from jaxrl_atari.ppo import KEYS, Shard
 
 

@@ -1,8 +1,8 @@
 """Dialects of PPO: the settings with which `ppo.update` computes the update of another implementation.
 
-`tests/test_originals.py` runs CleanRL's scripts, stable-baselines3 and this package on one rollout; `slm_lab` and
-`paper` are by reading. `configs/dialects/` has a config file for each, whose header lists what is not the same,
-and `docs/dialects.md` compares them.
+`tests/test_originals.py` compares CleanRL's scripts and stable-baselines3 with this package on one rollout.
+`slm_lab` and `paper` were read, not run. `configs/dialects/` has a config file for each dialect, whose header
+lists the remaining differences, and `docs/dialects.md` compares the dialects.
 """
 
 from dataclasses import asdict, replace
@@ -14,12 +14,12 @@ from jaxrl_atari.config import Config, PPOConfig
 class Dialect(NamedTuple):
     """The settings of another implementation for Atari. `gae_lambda` None: that of the game."""
 
-    original: str  # what was run or read
+    original: str  # the implementation that was run or read
     ppo: PPOConfig
     num_envs: int
 
 
-_CLEANRL = PPOConfig(
+_COMMON = PPOConfig(
     rollout_length=128,
     epochs=4,
     minibatch_size=256,
@@ -27,11 +27,11 @@ _CLEANRL = PPOConfig(
     gae_lambda=0.95,
     adam_epsilon=1e-5,
     weight_decay=0.0,  # Adam
-    value_coef=0.5,
-    unbiased_std=True,
-    truncation_is_terminal=True,
     minibatches="uniform",
 )
+"""The settings that CleanRL, stable-baselines3 and the paper share."""
+
+_CLEANRL = replace(_COMMON, value_coef=0.5, unbiased_std=True, truncation_is_terminal=True)
 
 DIALECTS = {
     "cleanrl": Dialect("CleanRL's ppo_atari.py, cleanrl 1.2.0", _CLEANRL, num_envs=8),
@@ -45,19 +45,12 @@ DIALECTS = {
     ),
     "sb3": Dialect(
         "PPO of stable-baselines3 2.9.2 with the settings of RL Baselines3 Zoo for Atari",
-        PPOConfig(
-            rollout_length=128,
-            epochs=4,
-            minibatch_size=256,
-            learning_rate=2.5e-4,
-            gae_lambda=0.95,
-            adam_epsilon=1e-5,
-            weight_decay=0.0,  # Adam
+        replace(
+            _COMMON,
             value_coef=1.0,  # its value loss, 0.5 mean((V - R)^2), has no factor of 1/2 besides vf_coef
             clip_value_loss=False,
             anneal_clip_epsilon=True,
             unbiased_std=True,
-            minibatches="uniform",
         ),
         num_envs=8,
     ),
@@ -68,17 +61,12 @@ DIALECTS = {
     ),
     "paper": Dialect(
         "Schulman et al. 2017, arXiv:1707.06347, table 5, by reading",
-        PPOConfig(
-            rollout_length=128,
+        replace(
+            _COMMON,
             epochs=3,
-            minibatch_size=32 * 8,
-            learning_rate=2.5e-4,
-            gae_lambda=0.95,
-            weight_decay=0.0,  # Adam
             value_coef=2.0,  # c1 = 1 of the squared error; our value loss is half of it
             clip_value_loss=False,
             anneal_clip_epsilon=True,
-            minibatches="uniform",
         ),
         num_envs=8,
     ),
@@ -86,22 +74,21 @@ DIALECTS = {
 """Name -> settings."""
 
 PUBLISHED_SPEC = "published spec"
-"""The text of the defaults."""
+"""The text for the default settings."""
 
 MAX_LISTED = 3
-"""Settings that may differ from a dialect's for a config still to be called by its name."""
+"""A config keeps the name of a dialect if at most this many settings differ."""
 
 
 def dialect_text(config: Config) -> str:
-    """The dialect of a config, as it is shown beside a score: `sb3`, or `sb3, gamma=0.9` where a setting differs.
+    """The dialect of a config, as it is shown beside a score: `sb3`, or `sb3, gamma=0.9` if a setting differs.
 
-    It is found by comparing the fields of `ppo`, the number of environments, the algorithm and the network, so
-    that it holds whatever the config was made from. Lambda is left out, because it is shown on its own.
+    The fields of `ppo`, the number of environments, the algorithm and the network are compared, so that the text
+    holds however the config was made. Lambda is left out, because it is shown on its own.
 
     Returns:
-        The name of the dialect with the fewest differences, and those; `published spec` for the defaults; with
-            more
-        than `MAX_LISTED` differences, `own settings`.
+        The name of the dialect with the fewest differences, and the differences. The dialect of the defaults is
+        `published spec`. With more than `MAX_LISTED` differences, the text is `own settings`.
     """
     default = Config()
     found = _settings(config)
@@ -113,14 +100,14 @@ def dialect_text(config: Config) -> str:
         name: [f"{field}={_text(value)}" for field, value in found.items() if value != settings[field]]
         for name, settings in known.items()
     }
-    name = min(differences, key=lambda each: len(differences[each]))  # the first one of several
+    name = min(differences, key=lambda each: len(differences[each]))  # among equals, the first
     if len(differences[name]) > MAX_LISTED:
         return "own settings"
     return ", ".join([name, *differences[name]])
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """The fields that are compared."""
+    """The fields that `dialect_text` compares: name -> value."""
     fields = asdict(replace(config.ppo, gae_lambda=None))
     return fields | {
         "num_envs": config.env.num_envs,

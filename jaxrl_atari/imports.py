@@ -1,10 +1,10 @@
 """User code that registers environments, networks or algorithms: `--import MODULE_OR_FILE`.
 
-What is imported is chosen by the user: on the command line, or by the config file that the user names. A stored
-run names environments and networks, and never a module: what it names must have been registered.
+Only the user chooses what is imported: on the command line, or in a config file named there. A stored run names
+environments, networks and algorithms, never modules, and they must have been registered.
 
-The processes that a command starts (sessions, workers of vector environments, Ray's on this machine) import the
-same. They find it in the variable `IMPORTS`, which only this process sets.
+The processes that a command starts (sessions, workers of vector environments, Ray's workers on this machine)
+import the same modules. The environment variable `IMPORTS` names them; only this process sets it.
 """
 
 import argparse
@@ -25,12 +25,13 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.registry import ALGORITHMS, NETWORKS
 
 IMPORTS = "JAXRL_ATARI_IMPORT"
-"""Variable with a JSON list of modules and absolute paths of files, for the processes that this one starts."""
+"""Environment variable for the processes that this one starts: a JSON list of modules and absolute file paths."""
 
-_imported: set[str] = set()  # by this process
+_imported: set[str] = set()
+"""The modules and files that this process has imported."""
 
 Names = Annotated[tuple[str, ...], tyro.conf.arg(name="import", metavar="MODULE|FILE"), tyro.conf.UseAppendAction]
-"""Type of the option `--import`, which may be given several times."""
+"""Type of the option `--import`, which may occur several times."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,8 +59,7 @@ def import_named(names: Sequence[str]) -> None:
 
 
 def import_first(arguments: Sequence[str] | None) -> None:
-    """Imports what `--import` names in a command line that is not parsed yet, so that its other options can use
-    it."""
+    """Imports what `--import` names, before the other options, which may need it, are parsed."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--import", dest="names", action="append", default=[])
     try:
@@ -70,30 +70,36 @@ def import_first(arguments: Sequence[str] | None) -> None:
 
 
 def import_inherited() -> None:
-    """Imports what the process that started this one has imported. Call it before looking up what may be
-    registered.
+    """Imports what the process that started this one has imported. Call it before a lookup in a registry.
 
     Raises:
         UserError: as `import_named`.
     """
-    for name in json.loads(os.environ.get(IMPORTS, "[]")):
+    for name in _handed_on():
         _import(name)
 
 
 def hand_on(name: str, imported: bool = False) -> None:
-    """Lets the processes that this one starts import a module, or a file by its absolute path.
+    """Makes the processes that this one starts import a module or a file.
 
     Args:
-        imported: this process has run it already, as it does with a config file.
+        name: a module, or the absolute path of a file.
+        imported: this process has run the file already, such as a config file.
     """
-    names = json.loads(os.environ.get(IMPORTS, "[]"))
+    names = _handed_on()
     if name not in names:
         os.environ[IMPORTS] = json.dumps([*names, name])
     if imported:
         _imported.add(name)
 
 
+def _handed_on() -> list[str]:
+    """The modules and files in `IMPORTS`."""
+    return json.loads(os.environ.get(IMPORTS, "[]"))
+
+
 def _import(name: str) -> None:
+    """Imports a module, or a file by its absolute path, once. Errors name the line of the user's code."""
     if name in _imported:
         return
     try:
@@ -104,24 +110,22 @@ def _import(name: str) -> None:
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # a user's code may raise anything
-        lines = [f"{each.filename}, line {each.lineno}" for each in traceback.extract_tb(error.__traceback__)]
-        own = [
-            line for line in lines if not line.startswith((__file__, "<frozen")) and importlib.__file__ not in line
-        ]
-        where = f" ({own[-1]})" if own else ""
+        where = ""
+        for frame in traceback.extract_tb(error.__traceback__):
+            if not frame.filename.startswith((__file__, importlib.__file__, "<frozen")):
+                where = f" ({frame.filename}, line {frame.lineno})"
         raise UserError(
-            f"--import {name}: {type(error).__name__}: {error}{where}; expected a module that can be "
-            "imported, or the"
-            " path of a Python file"
+            f"--import {name}: {type(error).__name__}: {error}{where}; "
+            "expected a module that can be imported, or the path of a Python file"
         ) from error
     _imported.add(name)
 
 
 def _import_file(path: Path) -> None:
-    """Imports a file as the module of its name, so that other processes can unpickle what it defines.
+    """Imports a file as a module, so that other processes can unpickle what it defines.
 
-    Modules beside it can be imported in it, as in `python FILE`. Where an installed module has the name already,
-    the file gets a longer one.
+    The module has the name of the file, or a longer one if another module has that name. The file can import
+    modules that lie beside it, as with `python FILE`.
     """
     if not path.is_file():
         raise UserError(f"--import {path}: no such file")
@@ -130,7 +134,7 @@ def _import_file(path: Path) -> None:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     module_name = path.stem
-    if "." in module_name or _home(module_name) not in ("", str(path)):
+    if "." in module_name or _origin(module_name) not in ("", str(path)):
         module_name = f"{module_name.replace('.', '_')}_named_by_import"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
@@ -144,8 +148,8 @@ def _import_file(path: Path) -> None:
         raise
 
 
-def _home(module_name: str) -> str:
-    """The file that a module of this name comes from; empty if there is no such module."""
+def _origin(module_name: str) -> str:
+    """The file of the module with this name; empty if there is no such module."""
     if module_name in sys.modules:
         return str(getattr(sys.modules[module_name], "__file__", None) or "built in")
     spec = importlib.util.find_spec(module_name)
@@ -153,7 +157,7 @@ def _home(module_name: str) -> str:
 
 
 def registered() -> set[str]:
-    """What user code can register: ids of Gymnasium (none where it is not imported), networks and algorithms."""
+    """The names of all registered environments, networks and algorithms, which user code can add to."""
     gymnasium = sys.modules.get("gymnasium")
     names = set(gymnasium.registry) if gymnasium else set()
     for registry in (NETWORKS, ALGORITHMS):
@@ -162,12 +166,12 @@ def registered() -> set[str]:
 
 
 def imported_files() -> list[Path]:
-    """The files, not the installed modules, that this process hands on: a run keeps copies of them."""
-    return [Path(name) for name in json.loads(os.environ.get(IMPORTS, "[]")) if Path(name).is_absolute()]
+    """The files, without the modules, that this process hands on. A run keeps copies of them."""
+    return [Path(name) for name in _handed_on() if Path(name).is_absolute()]
 
 
 def import_module_of(environment: str) -> None:
-    """Imports the module in the id of a Gymnasium environment that the user has named: `pkg` of `pkg:Env-v0`.
+    """Imports the module in the id of an environment that the user has named, such as `pkg` in `pkg:Env-v0`.
 
     Raises:
         UserError: as `import_named`.

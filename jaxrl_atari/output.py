@@ -1,4 +1,4 @@
-"""Text for the user: nothing that a stream does ends what is printed about."""
+"""Text for the user. A stream that fails never ends the work that the text is about."""
 
 import contextlib
 import io
@@ -16,9 +16,9 @@ Item = TypeVar("Item")
 def write(text: str, stream: TextIO | None = None) -> None:
     """Writes text to standard output, or another stream, at once.
 
-    Nothing that a stream does ends a training run, whose own files are elsewhere. Characters that the stream
-    cannot encode become "?". Where there is no stream (`sys.stdout` may be None), or writing to it fails, the text
-    is lost. If the pipe or terminal behind it is closed, or the disk is full, later text goes nowhere as well.
+    It never raises, so that a closed terminal does not end a training run. Characters that the stream cannot
+    encode become "?". Text is lost if writing fails, or if there is no stream (`sys.stdout` may be None). After a
+    closed pipe or terminal or a full disk, later text is lost too.
     """
     output = sys.stdout if stream is None else stream
     try:
@@ -47,7 +47,7 @@ def say(line: str, stream: TextIO | None = None) -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal. False for one that does not say, and for None."""
+    """Whether a stream is a terminal; False for None and for a stream that cannot say."""
     try:
         return bool(stream is not None and stream.isatty())
     except Exception:  # a closed file, or a caller's own stream
@@ -55,10 +55,10 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 class SafeStream(io.TextIOBase):
-    """A stream for libraries that print, such as rich and tyro: each write is that of `write`.
+    """A stream for libraries that print, such as rich and tyro. It writes with `write`, and so never fails.
 
     Args:
-        stream: where the text goes. None: nowhere.
+        stream: receives the text; None drops it.
     """
 
     def __init__(self, stream: TextIO | None):
@@ -78,20 +78,20 @@ class SafeStream(io.TextIOBase):
 
 
 def console() -> Console:
-    """A console of rich on standard output, which never fails; see `SafeStream`."""
+    """A console of rich on standard output that never fails; see `SafeStream`."""
     return Console(file=SafeStream(sys.stdout))  # pyright: ignore
 
 
 def tracked(
     items: Iterable[Item], description: str, total: float | None = None, transient: bool = False
 ) -> Generator[Item, None, None]:
-    """Iterates over items and draws a bar with the share that is done.
+    """Iterates over items and draws a progress bar.
 
-    Close it where the loop may end early (`contextlib.closing`): if the thread that draws it collects it as
-    garbage, rich's bar waits for itself.
+    Wrap it in `contextlib.closing` if the loop may end early. Otherwise rich's drawing thread may collect the bar
+    as garbage, and then it waits for itself.
 
     Args:
-        total: number of the items. None: their length.
+        total: number of the items; None: their length.
         transient: remove the bar from a terminal at the end.
     """
     bar = track(items, description, total, console=console(), transient=transient)

@@ -9,7 +9,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import FromDirectory, load_config, parse, read_start
+from jaxrl_atari.cli.config_files import load_config
+from jaxrl_atari.cli.options import FromDirectory, parse, read_start
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.runs.run_dir import is_run, read_config
 

@@ -18,8 +18,8 @@ ORDER = [
     "__init__", "__main__", "train", "search", "suite", "hub", "export", "benchmark", "verify", "retrain",
     "commands",
     "session", "evaluate", "plots", "report", "rollout", "learner", "runs", "devices", "algorithms", "ppo", "fast",
-    "networks", "layers", "hardware", "cli", "dialects", "config", "envs", "imports", "output", "registry",
-    "errors",
+    "networks", "layers", "hardware", "cli", "dialects", "config", "option_forms", "envs", "imports", "output",
+    "registry", "errors",
 ]  # fmt: skip
 """A room imports only from rooms after it."""
 

@@ -340,9 +340,8 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_left_with_one_line(session,
         with an_ordinary_user(folder, checkpoints, checkpoints / "20"):
             for step in (30, 40, 50):
                 save(Checkpoints(Path(folder), print), step, 4.0)
-        line = f"{checkpoints}/removed_20: this old checkpoint cannot be removed (Permission denied) and is "
-        "left there\n"
-        assert capsys.readouterr().out == line
+        problem = "this old checkpoint cannot be removed (Permission denied) and is left there"
+        assert capsys.readouterr().out == f"{checkpoints}/removed_20: {problem}\n"
         assert Checkpoints(Path(folder)).steps() == [10, 40, 50]
         for path in checkpoints.glob("removed_20/arrays"):
             path.chmod(0o755)

@@ -17,7 +17,7 @@ import pytest
 from user_commands import ROOT, run_here, skip_without_extra
 
 from jaxrl_atari import cli, train
-from jaxrl_atari.cli.options import load_config
+from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import EnvConfig, PPOConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import tracked
@@ -184,9 +184,8 @@ def test_training_without_standard_streams(tmp_path):
 
 def test_a_warning_has_no_name_of_a_module():
     """absl, which orbax imports, has set a handler of its own by then."""
-    code = "import logging; from jaxrl_atari import cli; cli.run(lambda: "
-    "logging.getLogger('a.b').warning('slow disk'))"
-    ended = shell('"$0" -c "$1"', code)
+    warn = "logging.getLogger('a.b').warning('slow disk')"
+    ended = shell('"$0" -c "$1"', f"import logging; from jaxrl_atari import cli; cli.run(lambda: {warn})")
     assert (ended.returncode, ended.stderr) == (0, "WARNING: slow disk\n")
 
 
@@ -454,8 +453,8 @@ def test_an_unusable_config_file(tmp_path, text, message):
 
 def configured(before="pass", after="pass", **variables):
     """The lines of `runtime.configure()` in a fresh process, in which only `variables` are set."""
-    code = f"import os, jax; from jaxrl_atari.hardware import runtime; {before}; print(*runtime.configure(), "
-    "sep='\\n')"
+    code = f"import os, jax; from jaxrl_atari.hardware import runtime; {before}"
+    code += "; print(*runtime.configure(), sep='\\n')"
     unset = "unset JAX_COMPILATION_CACHE_DIR JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS XDG_CACHE_HOME HOME; "
     given = "".join(f"export {name}={value}; " for name, value in variables.items())
     ended = shell(f'{unset}{given}"$0" -c "$1"', f"{code}; {after}")

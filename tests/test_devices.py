@@ -79,7 +79,8 @@ def test_simulated_gpus_follow_cuda_visible_devices(simulate, monkeypatch):
 PICK = """
 import sys
 from jaxrl_atari.devices import place
-from jaxrl_atari.config import DevicesConfig, parse_word
+from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.option_forms import parse_word
 place(DevicesConfig(data_parallel="all"))  # starts JAX on all GPUs
 for text in sys.argv[1:]:
     try:

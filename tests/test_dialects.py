@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_atari.cli.options import load_config
+from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig, flat
 from jaxrl_atari.dialects import DIALECTS, dialect_text
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_pools import Corridor
 
-from jaxrl_atari.cli.options import load_config
+from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.fast.forms import make_network

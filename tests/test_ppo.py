@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 
-from jaxrl_atari.cli.options import load_config
+from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.devices import AXIS, DataParallel
 from jaxrl_atari.fast.forms import make_network

@@ -24,7 +24,7 @@ pytest.importorskip("optuna", reason="search mode needs Optuna: pip install 'jax
 from optuna.trial import TrialState
 
 from jaxrl_atari import train
-from jaxrl_atari.cli.options import load_config
+from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, set_fields
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report.searches import draw_graphs

@@ -1,5 +1,4 @@
-"""MkDocs hook: the table of all options of a run, made from jaxrl_atari/config.py, in place of the mark in a
-page."""
+"""MkDocs hook: replaces a mark in a page with the table of all options, made from jaxrl_atari/config.py."""
 
 import ast
 from itertools import pairwise

@@ -21,7 +21,8 @@ import psutil
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import compare, make_sides
 from jaxrl_atari.benchmark.measure import PARTS, measure, trace
-from jaxrl_atari.cli.options import FromConfig, load_config, parse, read_start
+from jaxrl_atari.cli.config_files import load_config
+from jaxrl_atari.cli.options import FromConfig, parse, read_start
 from jaxrl_atari.errors import Limits, require
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.runs.columns import COLUMNS

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import FromConfig, load_config, parse, read_start
+from jaxrl_atari.cli.config_files import load_config
+from jaxrl_atari.cli.options import FromConfig, parse, read_start
 from jaxrl_atari.config import Config, DevicesConfig, PPOConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.fast.forms import make_network

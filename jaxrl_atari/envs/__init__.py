@@ -1,19 +1,21 @@
-"""Pools of games: NumPy in, NumPy out. No other package imports an emulator.
+"""Pools of games: NumPy in, NumPy out. Only this package imports emulators.
 
-`ale` and `envpool` play ALE's games; `gymnasium` plays any environment of Gymnasium (`gymnasium.py`). In ALE's
-games an env step is 4 emulator frames, seen as the pixel-wise maximum of the last two in luminance, reduced to
-84x84 by area averaging. Frames are not stacked. `protocols.py` has the rules that differ between protocols.
+The back ends `ale` and `envpool` play ALE's games; `gymnasium` plays any Gymnasium environment (`gymnasium.py`).
+In ALE's games, an env step is 4 emulator frames. The observation is the pixel-wise maximum of the last two frames,
+in luminance, reduced to 84x84 by area averaging. Pools do not stack frames. `protocols.py` has the rules that
+differ between protocols.
 
-`ale` is ale-py's `AtariVectorEnv` (ALE 0.12.1), `envpool` is envpool's Atari (ALE 0.7.5). From the same start and
-actions both give the same frames and rewards in the games that the tests replay. They differ in this:
+`ale` is ale-py's `AtariVectorEnv` (ALE 0.12.1), `envpool` is envpool's Atari (ALE 0.7.5). With the same start and
+actions, both give the same frames and rewards in the games that the tests replay. Their differences:
 
 - Start of a game. `ale`: FIRE, then 0 to `noop_max` - 2 no-ops (without FIRE: 0 to `noop_max` - 1). `envpool`: 0
   to `noop_max` - 1 no-ops, then FIRE (without FIRE: 1 to `noop_max`). So the same seed starts different games, and
-  only `ale` can start a game without either.
-- Cut-off. In the step that reaches `max_frames`, `ale` leaves out the last emulator frame: its picture is the
-  maximum of the third frame and the previous step's picture. `envpool` takes the last two frames as usual.
-- Screens that are not 210 lines high (13 games: Adventure, AirRaid, Carnival, JourneyEscape, KeystoneKapers,
-  KingKong, Klax, LaserGates, MrDo, Pacman, Pooyan, SirLancelot, SpaceWar): `envpool` sees the upper 210 only.
+  only `ale` can start a game with neither.
+- Cut-off. In the step that reaches `max_frames`, `ale` leaves out the last emulator frame: the observation is the
+  maximum of the third frame and the previous observation. `envpool` takes the last two frames as usual.
+- Screens. `envpool` sees only the upper 210 lines of the 13 games whose screen has another height: Adventure,
+  AirRaid, Carnival, JourneyEscape, KeystoneKapers, KingKong, Klax, LaserGates, MrDo, Pacman, Pooyan, SirLancelot
+  and SpaceWar.
 """
 
 import os
@@ -37,25 +39,27 @@ __all__ = [
 ]
 
 THREADS = "JAXRL_ATARI_THREADS"
-"""Variable of a process that shares the cores with others: the emulation threads of its pools."""
+"""Environment variable: emulation threads of each pool, in a process that shares the cores with others."""
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
     """`num_envs` different seeds in [0, 2**31), derived from `seed`. Seed i does not depend on `num_envs`.
 
     Raises:
-        ConfigError: `seed` is not from 0 to 2**32 - 1, as those of JAX are.
+        ConfigError: `seed` is outside 0 to 2**32 - 1, the range of JAX's seeds.
     """
     require(0 <= seed < 2**32, "seed", seed, "a whole number from 0 to 4294967295")
-    words = np.random.SeedSequence(seed).generate_state(2 * num_envs) >> 1  # twice as many: some may be equal
+    words = np.random.SeedSequence(seed).generate_state(2 * num_envs) >> 1  # twice as many, as some may be equal
     return list(dict.fromkeys(words.tolist()))[:num_envs]
 
 
 def describe_environment(backend: str, game: str, rules: Rules, gymnasium: GymnasiumOptions) -> str:
-    """One line on what a policy gets of a Gymnasium environment, which is made once for it; empty for ALE's games.
+    """One line on the actions and observations of a Gymnasium environment; empty with another back end.
+
+    The environment is made once, so that errors come before training.
 
     Raises:
-        UserError: the environment is not registered, cannot be made, or does not fit.
+        UserError: the environment is not registered, cannot be made, or is not supported.
     """
     if backend != "gymnasium":
         return ""
@@ -78,26 +82,26 @@ def make_pool(
     gymnasium: GymnasiumOptions = GymnasiumOptions(),  # noqa: B008
     screens: bool = False,
 ) -> EnvPool:
-    """Makes `num_envs` copies of `game`; the arguments are a config's, which has checked them.
+    """Makes `num_envs` copies of `game`. The arguments come from a config, which has checked them.
 
     Args:
         backend: "ale", "envpool" or "gymnasium".
         game: ALE's CamelCase name, such as `MsPacman`; with "gymnasium", the id of an environment.
-        seed: >= 0. Environment i takes seed number `first_env + i` of `env_seeds(seed, ...)`, so a pool may be a
-          part of a larger one. The same seed and actions give the same steps bit for bit, for any number of
-          threads.
-        num_threads: emulation threads; 0: those of the variable `THREADS`, else one per core. `gymnasium` has
-            none.
-        anchor_steps, first_step: keep a record of the games (`record.GameRecord`). 0: no record. `envpool`, which
-            cannot start a game from a seed, and `gymnasium`, whose environments may do anything, have none.
-        rules: rules of the protocol. `life_loss_terminal` and `clip_rewards` concern learning: the pool ignores
-            them.
+        seed: from 0 on. Environment i takes seed number `first_env + i` of `env_seeds(seed, ...)`, so that a pool
+            may be a part of a larger one. The same seed and actions give the same steps bit for bit, for any
+            number of threads.
+        num_threads: emulation threads; 0: the variable `THREADS` or, without it, one per core. `gymnasium` has no
+            threads.
+        rules: rules of the protocol. The pool ignores `life_loss_terminal` and `clip_rewards`, which concern
+            learning.
+        anchor_steps, first_step: see `record.GameRecord`. 0 `anchor_steps`: no record. Only `ale` has a record:
+            envpool cannot start a game from a seed, and a Gymnasium environment may depend on more than its seed.
         gymnasium: options of the back end of that name.
-        screens: `EnvPool.screen` is wanted. `envpool` has no such pictures.
+        screens: `EnvPool.screen` will be called; `envpool` has no screens.
 
     Raises:
-        UserError: envpool is asked for and not installed, the game's ROM cannot be read, or a Gymnasium
-            environment cannot be used.
+        UserError: envpool is not installed, the game's ROM cannot be read, or a Gymnasium environment cannot be
+            used.
     """
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]
     num_threads = num_threads or int(os.environ.get(THREADS, "0"))

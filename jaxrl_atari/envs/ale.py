@@ -1,4 +1,4 @@
-"""The `ale` back end: ale-py's `AtariVectorEnv`. Also the ROMs, which both back ends read from ale-py."""
+"""The back end `ale`: ale-py's `AtariVectorEnv`. Also the ROMs of ale-py, which `envpool` uses too."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -21,8 +21,9 @@ SCREEN_SHAPE = (210, 160, 3)
 
 @cache
 def rom_ids() -> dict[str, str]:
-    """CamelCase name -> ALE's rom id, for the games that one player can play."""
-    return {name: rom for rom in roms.get_all_rom_ids() if (name := rom_id_to_name(rom)) in GAMES}
+    """CamelCase name -> ALE's ROM id, for every single-player game."""
+    named = {rom_id_to_name(rom): rom for rom in roms.get_all_rom_ids()}
+    return {name: rom for name, rom in named.items() if name in GAMES}
 
 
 def rom_path(game: str) -> Path:
@@ -31,23 +32,22 @@ def rom_path(game: str) -> Path:
         path = roms.get_rom_path(rom_ids()[game])
     except OSError as error:
         raise UserError(
-            f"env.game = {game!r}: its ROM cannot be read ({error}); install ale-py again, or unset "
-            "ALE_ROMS_DIR if it"
-            " names a folder without ROMs"
+            f"env.game = {game!r}: its ROM cannot be read ({error}); "
+            "install ale-py again, or unset ALE_ROMS_DIR if it names a folder without ROMs"
         ) from error
     assert path is not None  # the ids are ale-py's own
     return path
 
 
 class AlePool(EnvPool):
-    """A pool on ale-py's `AtariVectorEnv`, which returns new arrays at every step: nothing needs to be copied.
+    """A pool on ale-py's `AtariVectorEnv`.
 
-    `action_names` has ALE's name of each action, such as `FIRE`.
+    It copies no arrays, because `AtariVectorEnv` returns new ones at every step. `action_names` has ALE's names,
+    such as `FIRE`.
 
     Args:
-        colour: `frame` is the colour screen, uint8 [n, 210, 160, 3], for videos (also the maximum of two). The
-            emulator is deterministic: with the same seeds and actions, a pool in colour plays the games of the
-            usual one.
+        colour: make `frame` the colour screen, uint8 [n, 210, 160, 3], for videos. It is the maximum of two
+            emulator frames as well. With the same seeds and actions, the games are those of a gray pool.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class AlePool(EnvPool):
                 reward_clipping=False,
                 use_fire_reset=rules.fire_on_reset,
             )
-        except (TypeError, ValueError) as error:  # an older one has other options
+        except (TypeError, ValueError) as error:  # an older ale-py has other options
             found = version("ale-py")
             if tuple(map(int, found.split(".")[:2])) >= (0, 12):
                 raise
@@ -100,8 +100,7 @@ class AlePool(EnvPool):
 
 
 class FilmedAlePool(AlePool):
-    """A pool without a record whose `screen` is the colour screen: a second pool plays the same games in
-    colour."""
+    """A pool without a record whose `screen` is in colour. A second pool plays the same games in colour."""
 
     def __init__(self, game: str, seeds: Sequence[int], num_threads: int, rules: Rules):
         super().__init__(game, seeds, num_threads, rules)

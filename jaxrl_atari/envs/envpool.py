@@ -1,4 +1,4 @@
-"""The `envpool` back end: envpool's Atari games."""
+"""The back end `envpool`: envpool's Atari games."""
 
 import importlib.util
 import sys
@@ -13,13 +13,13 @@ from jaxrl_atari.errors import UserError
 
 
 class EnvpoolPool(EnvPool):
-    """A pool on envpool, which also returns new arrays at every step: nothing needs to be copied."""
+    """A pool on envpool. It copies no arrays, because envpool returns new ones at every step."""
 
     def __init__(self, game: str, seeds: list[int], num_threads: int, rules: Rules):
         if importlib.util.find_spec("envpool") is None:
             hint = "pip install 'jaxrl_atari[envpool]', or use the back end ale"
             raise UserError(f"env.backend = 'envpool': envpool is not installed; {hint}")
-        # envpool.entry registers every family of tasks: that takes seconds and needs 230 MiB of MuJoCo assets.
+        # `envpool.entry` would register all families of tasks, which takes seconds and 230 MiB of MuJoCo assets.
         sys.modules.setdefault("envpool.entry", ModuleType("envpool.entry"))
         envpool_atari = importlib.import_module("envpool.atari")
         self._max_steps = rules.max_frames // FRAME_SKIP

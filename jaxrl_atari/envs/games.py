@@ -1,16 +1,16 @@
-"""The games of ALE: tuned lambda, scores to compare with, and parsing of names.
+"""The games of ALE: tuned lambdas, reference scores, and the parsing of names.
 
-`atari_games.csv` has one row for each single-player game of ALE. An empty cell means unknown:
+`atari_games.csv` has a row for each single-player game of ALE. An empty cell is an unknown value:
 
-- `gae_lambda`, `slm_lab_ppo_10m`: lambda tuned per game and the score reached with it, published by SLM Lab
-  for PPO on ALE v5 (sticky actions) after 1e7 env steps, as `return_ma` averaged over sessions.
+- `gae_lambda`, `slm_lab_ppo_10m`: the lambda that SLM Lab tuned for the game, and the score published with it:
+  PPO on ALE v5 (sticky actions) after 1e7 env steps, `return_ma` averaged over sessions.
 - `slm_lab_tutorial_10m`: the score of the same experiment in SLM Lab's tutorial, one month earlier
   (docs/parity.md).
 - `random_v5_mean`: mean return of uniformly random play under the v5 protocol.
 - `dqn_random`, `dqn_human`: the random agent and the human tester that define human-normalised scores, as in DQN
   Zoo (github.com/google-deepmind/dqn_zoo).
 
-`classic_scores.csv` has the scores under `classic` of the 63 games that have any, after 1e7 env steps:
+`classic_scores.csv` has scores under `classic` after 1e7 env steps, of the 63 games that have any:
 
 - `cleanrl_10m`, `cleanrl_10m_std`: CleanRL's `ppo_atari_envpool_xla_jax`, lambda 0.95, mean and std over 3 seeds.
 - `baselines_ppo2_10m`, `baselines_ppo2_10m_std`: OpenAI Baselines' ppo2, likewise.
@@ -19,8 +19,8 @@
   all games.
 - `random_classic_mean`: uniformly random play, 30 full games each (benchmarks/random_play.py).
 
-Scores are raw returns of full games. DQN Zoo's scores define human-normalised scores under both protocols, as in
-the literature.
+Scores are raw returns of full games. As in the literature, human-normalised scores use DQN Zoo's scores under both
+protocols.
 """
 
 import csv
@@ -33,40 +33,42 @@ from typing import Literal, NamedTuple
 from jaxrl_atari.errors import ConfigError
 
 DEFAULT_GAE_LAMBDA = 0.95
-"""Lambda for games without a tuned value: the most frequent tuned value, and PPO's usual one. Under `classic`, the
-lambda of every game: that of the references which normalise scores there."""
+"""Lambda for games without a tuned value: the most frequent tuned value, and PPO's usual one.
+
+Under `classic` it is the lambda of every game, as it is that of CleanRL's and Baselines' scores.
+"""
 
 
 class Reference(NamedTuple):
-    """A score to compare with."""
+    """A published score that scores are compared with."""
 
-    source: str  # with its protocol and lambda
+    source: str  # names its protocol and lambda too
     score: float
     std: float | None = None  # over seeds
 
 
 class Game(NamedTuple):
-    """A game and its scores of one protocol. None means unknown; scores are raw returns of full games."""
+    """A game and its reference scores under one protocol. None is an unknown score."""
 
     name: str  # ALE's CamelCase name
-    gae_lambda: float  # of a run that chooses none: under v5 the tuned one; else DEFAULT_GAE_LAMBDA
-    references: tuple[Reference, ...] = ()  # PPO, 1e7 env steps; the first one normalises scores
+    gae_lambda: float  # the default of a run: the tuned value under v5, DEFAULT_GAE_LAMBDA under classic
+    references: tuple[Reference, ...] = ()  # PPO after 1e7 env steps; the first one normalises scores
     random: Reference | None = None  # uniformly random play
-    human: Reference | None = None  # as in DQN Zoo
-    dqn_random: Reference | None = None  # as in DQN Zoo
+    human: Reference | None = None  # DQN Zoo's human tester
+    dqn_random: Reference | None = None  # DQN Zoo's random play
 
     @property
     def comparisons(self) -> list[Reference]:
-        """All scores to compare with."""
+        """All reference scores that are shown beside a score."""
         return [*self.references, *filter(None, (self.human, self.random))]
 
 
 class _Source(NamedTuple):
-    """A column of scores."""
+    """A column of reference scores in the tables."""
 
     column: str
     name: str
-    gae_lambda: float | None  # None: the one tuned for the game
+    gae_lambda: float | None  # None: the value tuned for the game
 
 
 SOURCES = {
@@ -80,65 +82,72 @@ SOURCES = {
         _Source("slm_lab_v4_10m", "SLM Lab v4's PPO", 0.70),
     ),
 }
-"""Protocol -> its references, the one that normalises scores first."""
+"""Protocol -> sources of its references. The first source normalises scores."""
 
 
 def _rows(table: str) -> dict[str, dict[str, str]]:
+    """Reads a table of this folder: game -> column -> cell."""
     lines = resources.files("jaxrl_atari.envs").joinpath(table).read_text(encoding="utf-8").splitlines()
     return {row["game"]: row for row in csv.DictReader(lines)}
 
 
-def _read_games(protocol: str) -> dict[str, Game]:
+def _reference(row: Mapping[str, str], column: str, source: str) -> Reference | None:
+    """The score in a column of a game's row; None if the cell is empty."""
+    if not row.get(column):
+        return None
+    std = row.get(f"{column}_std")
+    return Reference(source, float(row[column]), float(std) if std else None)
+
+
+def _read_games(protocol: Literal["v5", "classic"]) -> dict[str, Game]:
+    """Reads the tables: CamelCase name -> game, with the scores of a protocol."""
     classic = _rows("classic_scores.csv")
     games = {}
     for name, row in _rows("atari_games.csv").items():
         row |= classic.get(name, {})
-
-        def score(source: str, column: str, row: Mapping[str, str] = row) -> Reference | None:
-            std = row.get(f"{column}_std")
-            return Reference(source, float(row[column]), float(std) if std else None) if row.get(column) else None
-
         tuned = float(row["gae_lambda"] or DEFAULT_GAE_LAMBDA)
-        references = (
-            score(f"{name} ({protocol}, 10M env steps, λ {fixed or tuned:.2f})", column)
-            for column, name, fixed in SOURCES[protocol]
-        )
+        references = []
+        for source in SOURCES[protocol]:
+            text = f"{source.name} ({protocol}, 10M env steps, λ {source.gae_lambda or tuned:.2f})"
+            references.append(_reference(row, source.column, text))
         games[name] = Game(
             name=name,
             gae_lambda=DEFAULT_GAE_LAMBDA if protocol == "classic" else tuned,
             references=tuple(filter(None, references)),
-            random=score(f"random play ({protocol})", f"random_{protocol}_mean"),
-            human=score("human tester (DQN Zoo)", "dqn_human"),
-            dqn_random=score("random play (DQN Zoo)", "dqn_random"),
+            random=_reference(row, f"random_{protocol}_mean", f"random play ({protocol})"),
+            human=_reference(row, "dqn_human", "human tester (DQN Zoo)"),
+            dqn_random=_reference(row, "dqn_random", "random play (DQN Zoo)"),
         )
     return games
 
 
 GAMES = _read_games("v5")
-"""Every game by ALE's CamelCase name, in alphabetical order, with the scores of `v5`."""
+"""ALE's CamelCase name -> game with its scores under `v5`, in alphabetical order."""
 
 _SCORES = {"v5": GAMES, "classic": _read_games("classic")}
+"""Protocol -> name -> game."""
 
 
 def _letters(name: str) -> str:
-    """A name without case, spaces and punctuation: `ms_pacman` and `MsPacman` are the same game."""
+    """The lower-case letters and digits of a name, which are the same for `Ms. Pac-Man` and `MsPacman`."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 _NAME_OF = {_letters(name): name for name in GAMES}
+
 TWO_PLAYER_GAMES = ("combat", "joust", "mazecraze", "warlords")
-"""Games that need two players; they are not in the table."""
+"""Games that need two players. The table does not have them."""
 
 _SPELLINGS: dict[str, Literal["v5", "classic"] | None] = {
     r"ale/(.*)-v5": "v5",
     r"(.*)noframeskip-v4": "classic",
     r"(.*)": None,
 }
-"""Form of a game's name -> the protocol that it implies."""
+"""Pattern of a game's name -> the protocol that it implies."""
 
 
 def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
-    """Parses the name of a game: (ALE's CamelCase name, the protocol that the name implies).
+    """Parses the name of a game.
 
     | name | protocol |
     |---|---|
@@ -146,33 +155,36 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
     | `ALE/Qbert-v5` | `v5` |
     | `QbertNoFrameskip-v4` | `classic` |
 
-    Case does not matter. Other versioned names are rejected, because they do not mean either protocol: `Qbert-v4`
-    repeats an action for a random 2 to 4 frames, `Qbert-v5` has sticky actions in Gymnasium but not in EnvPool,
-    and `-ram-` has no images.
+    Case does not matter. Other versions are refused, because they mean neither protocol: `Qbert-v4` repeats an
+    action for a random 2 to 4 frames, `Qbert-v5` has sticky actions in Gymnasium but not in EnvPool, and `-ram-`
+    has no images.
+
+    Returns:
+        ALE's CamelCase name, and the protocol that the name implies.
 
     Raises:
-        ConfigError: an unknown game, a two-player game, or another version than the above. The error names the
-            closest game.
+        ConfigError: an unknown game, a two-player game, or another version. The error names the closest game.
     """
     for pattern, protocol in _SPELLINGS.items():
         match = re.fullmatch(pattern, name.lower())
-        if match and (letters := _letters(match[1])) in _NAME_OF:
-            return _NAME_OF[letters], protocol
+        found = _NAME_OF.get(_letters(match[1])) if match else None
+        if found is not None:
+            return found, protocol
     bare = re.sub(r"^ale/|((noframeskip|deterministic)?(-ram.*)?(-v\d+)?)$", "", name.lower())
+    closest = difflib.get_close_matches(_letters(bare), _NAME_OF, 1)
     hint = "for example Qbert, Breakout or MsPacman"
     if _letters(bare) in TWO_PLAYER_GAMES:
         hint = f"{bare} is a two-player game"
-    elif close := difflib.get_close_matches(_letters(bare), _NAME_OF):  # the closest one first
-        game = _NAME_OF[close[0]]
+    elif closest:
+        game = _NAME_OF[closest[0]]
         hint = f"did you mean {game}, ALE/{game}-v5 (sticky actions) or {game}NoFrameskip-v4 (no sticky actions)?"
     raise ConfigError("env.game", name, f"one of ALE's {len(GAMES)} games for one player", hint)
 
 
 def game_of_id(environment: str) -> str | None:
-    """The game of an id of Gymnasium that ALE registers and that implies a protocol; None for any other id.
+    """The game of a Gymnasium id that implies a protocol; None for any other id.
 
-    `ALE/MsPacman-v5` and `MsPacmanNoFrameskip-v4` are `MsPacman`. Unlike `parse_game`, it takes ids letter by
-    letter.
+    Such ids are `ALE/MsPacman-v5` and `MsPacmanNoFrameskip-v4`. Unlike `parse_game`, it accepts no other spelling.
     """
     match = re.fullmatch(r"ALE/(\w+)-v5|(\w+)NoFrameskip-v4", environment)
     name = match and (match[1] or match[2])
@@ -180,10 +192,11 @@ def game_of_id(environment: str) -> str | None:
 
 
 def comparable(name: str, protocol: str) -> Game:
-    """A game with the scores that a score under `protocol`, a `protocol_text`, may be compared with, if any.
+    """A game with the reference scores of a protocol, which may be none.
 
     Args:
-        name: ALE's name of a game, or the id of a Gymnasium environment, which has no scores.
+        name: ALE's name of a game, or the id of a Gymnasium environment, which has no reference scores.
+        protocol: a `protocols.protocol_text`.
     """
     if protocol in _SCORES:
         return _SCORES[protocol][name]
@@ -191,14 +204,14 @@ def comparable(name: str, protocol: str) -> Game:
 
 
 def default_gae_lambda(name: str, protocol: str) -> float:
-    """Lambda of a run that chooses none.
+    """The lambda of a run whose config has none.
 
-    Under `classic` it is that of CleanRL's and Baselines' scores, 0.95. Else it is the one that SLM Lab tuned for
-    the game under `v5`; 0.95 where there is none.
+    Under `classic` it is 0.95, as in CleanRL's and Baselines' scores. Otherwise it is the value that SLM Lab tuned
+    for the game under `v5`, or 0.95 without one.
 
     Args:
         name: ALE's CamelCase name of the game, or the id of a Gymnasium environment.
-        protocol: the name of the protocol, without rules that differ.
+        protocol: the name of the protocol, without the rules that differ from it.
     """
     game = _SCORES["classic" if protocol == "classic" else "v5"].get(name)
     return DEFAULT_GAE_LAMBDA if game is None else game.gae_lambda

@@ -1,14 +1,14 @@
-"""The `gymnasium` back end: any registered Gymnasium environment with discrete actions and image observations.
+"""The back end `gymnasium`: any registered Gymnasium environment with discrete actions and image observations.
 
-Gymnasium's vector environments step it, and Gymnasium's wrappers turn its pictures into 84x84 gray frames.
+Gymnasium's vector environments step the environment, and Gymnasium's wrappers turn its images into 84x84 gray
+frames. There are two kinds of environments:
 
-An id that ALE registers and that implies a protocol (`ALE/Breakout-v5`, `BreakoutNoFrameskip-v4`) is played by the
-rules of that protocol, through `AtariPreprocessing`: with `options`, it is a mode or a difficulty of a known game.
-Any other environment is played as it is registered: an env step is one of its steps, and a game is one of its
-episodes.
+- A game of ALE whose id implies a protocol (`ALE/Breakout-v5`, `BreakoutNoFrameskip-v4`) is played by the rules of
+  that protocol, through `AtariPreprocessing`. `options` may choose a mode or a difficulty of the game.
+- Any other environment is played as it is registered: an env step is one of its steps, a game one of its episodes.
 
-Nothing is imported for an id. The environment must have been registered by the time that a pool is made: by
-Gymnasium, by ale-py, or by what the user has named (`jaxrl_atari/imports.py`).
+An id imports nothing. When a pool is made, the environment must have been registered: by Gymnasium, by ale-py, or
+by modules that the user has named (`jaxrl_atari/imports.py`).
 """
 
 import contextlib
@@ -41,8 +41,7 @@ RESERVED = {
     "max_num_frames_per_episode": "use env.max_frames",
     "max_episode_steps": "use env.max_frames",
 }
-"""Arguments that `options` may not have, and why: all of them for ALE's games, `render_mode` for any
-environment."""
+"""Arguments that `options` may not have -> why. For environments other than ALE's games, only `render_mode`."""
 
 INSTALL = "pip install 'jaxrl_atari[gymnasium]'"
 
@@ -59,35 +58,33 @@ class FireOnReset(gymnasium.Wrapper):
 
 
 def make_single(game: str, rules: Rules, options: GymnasiumOptions, render: bool = False) -> gymnasium.Env:
-    """One environment, wrapped: its observations are frames, uint8 [84, 84]. Arguments and errors:
-    `make_pictures`."""
+    """One environment whose observations are frames, uint8 [84, 84]. Arguments and errors: as `make_pictures`."""
     return _to_frames(make_pictures(game, rules, options, render), game)
 
 
 def make_pictures(game: str, rules: Rules, options: GymnasiumOptions, render: bool = False) -> gymnasium.Env:
-    """One environment whose observations are its pictures.
+    """One environment whose observations are images.
 
     Args:
         game: a registered id.
-        render: `render()` returns pictures, if the environment can.
+        render: `render()` returns images, if the environment can.
 
     Raises:
-        UserError: it is not registered, cannot be made, or has other actions or observations than a policy here
-            can use; OpenCV is missing.
+        UserError: the environment is not registered, cannot be made, or has actions or observations that a policy
+            cannot use; or OpenCV is missing.
     """
     import_inherited()
     try:
         gymnasium.spec(game)
     except gymnasium.error.Error as error:
         raise UserError(
-            f"env.game = {game!r}: no such environment is registered ({error}); --import names the module or "
-            "the file"
-            " that registers it"
+            f"env.game = {game!r}: no such environment is registered ({error}); "
+            "--import names the module or the file that registers it"
         ) from error
     reserved = RESERVED if game_of_id(game) else {"render_mode"}
     for name in options.options.keys() & reserved:
         raise ConfigError("env.options", dict(options.options), f"other arguments than {name}", RESERVED[name])
-    asked = f" with env.options = {dict(options.options)}" if options.options else ""
+    chosen = f" with env.options = {dict(options.options)}" if options.options else ""
     try:
         env = _make(game, rules, options.options)
         if render and "rgb_array" in (env.metadata.get("render_modes") or ()):
@@ -98,12 +95,14 @@ def make_pictures(game: str, rules: Rules, options: GymnasiumOptions, render: bo
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(f"env.game = {game!r}: {error}; or, for OpenCV: {INSTALL}") from error
     except Exception as error:  # an environment may raise anything
-        raise UserError(f"env.game = {game!r}: the environment cannot be made{asked} ({reason(error)})") from error
+        raise UserError(
+            f"env.game = {game!r}: the environment cannot be made{chosen} ({reason(error)})"
+        ) from error
     return _to_pictures(env, game, options.image_key)
 
 
 def _make(game: str, rules: Rules, arguments: Mapping[str, Any]) -> gymnasium.Env:
-    """An environment as it is registered; a game of ALE under the rules of a protocol."""
+    """An environment as it is registered, or a game of ALE under the rules of its protocol."""
     if game_of_id(game) is None:
         return gymnasium.make(game, **arguments)
     env = gymnasium.make(
@@ -112,7 +111,7 @@ def _make(game: str, rules: Rules, arguments: Mapping[str, Any]) -> gymnasium.En
         repeat_action_probability=rules.sticky_actions,
         full_action_space=rules.full_action_space,
         max_num_frames_per_episode=rules.max_frames,
-        max_episode_steps=-1,  # no time limit of Gymnasium's
+        max_episode_steps=-1,  # no time limit by Gymnasium
         disable_env_checker=True,
         **arguments,
     )
@@ -124,7 +123,7 @@ def _make(game: str, rules: Rules, arguments: Mapping[str, Any]) -> gymnasium.En
 
 
 def _to_pictures(env: gymnasium.Env, game: str, image_key: str | None) -> gymnasium.Env:
-    """Wraps an environment so that it returns the picture alone; refuses what does not fit."""
+    """Wraps an environment so that its observations are images. Raises `UserError` if that is not possible."""
     if not isinstance(env.action_space, spaces.Discrete):
         hint = "a wrapper in your own registration can make them discrete"
         raise ConfigError("env.game", game, f"discrete actions, and it has {env.action_space}", hint)
@@ -140,16 +139,15 @@ def _to_pictures(env: gymnasium.Env, game: str, image_key: str | None) -> gymnas
         expected = f"nothing; the observations of {game} are no dictionaries"
         raise ConfigError("env.image_key", image_key, expected, "leave it out")
     if not _is_image(space):
-        expected = (
-            "image observations (uint8 from 0 to 255, [height, width], [height, width, 1] or [height, width, 3])"
-        )
+        shapes = "[height, width], [height, width, 1] or [height, width, 3]"
+        expected = f"image observations (uint8 from 0 to 255, {shapes})"
         hint = "a wrapper in your own registration can change them"
         raise ConfigError("env.game", game, f"{expected}, and it has {space}", hint)
     return env
 
 
 def _to_frames(env: gymnasium.Env, game: str) -> gymnasium.Env:
-    """Wraps an environment that returns pictures so that it returns gray frames, uint8 [84, 84]."""
+    """Wraps an environment whose observations are images, so that they are gray frames, uint8 [84, 84]."""
     shape = env.observation_space.shape
     assert shape is not None
     if len(shape) == 3 and shape[-1] == 1:
@@ -165,7 +163,7 @@ def _to_frames(env: gymnasium.Env, game: str) -> gymnasium.Env:
 
 
 def _is_image(space: spaces.Space) -> bool:
-    """Whether a space has pictures: uint8 from 0 to 255, gray or RGB, with the colours last."""
+    """Whether a space holds images: uint8 from 0 to 255, gray or RGB, with the channels last."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
     full_range = bool(np.all(space.low == 0) and np.all(space.high == 255))
@@ -173,7 +171,7 @@ def _is_image(space: spaces.Space) -> bool:
 
 
 def describe_environment(game: str, rules: Rules, options: GymnasiumOptions) -> str:
-    """Makes an environment once, closes it, and returns one line on what a policy gets of it.
+    """Makes an environment once and returns one line on its actions and images.
 
     Raises:
         UserError: as `make_pictures`.
@@ -188,22 +186,20 @@ def describe_environment(game: str, rules: Rules, options: GymnasiumOptions) -> 
 
 
 def _make_in_worker(imports: str, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
-    """Makes an environment in a process of an `AsyncVectorEnv`, which must import what this process has
-    imported."""
+    """Makes an environment in a process of an `AsyncVectorEnv`, after the `imports` of the process that acts."""
     os.environ[IMPORTS] = imports
     return make()
 
 
 class GymnasiumPool(EnvPool):
-    """A pool on Gymnasium's vector environments, which return new arrays at every step.
+    """A pool on Gymnasium's vector environments. It copies no arrays, because they return new ones at every step.
 
-    With `sync`, they step one after the other in this process; with `async`, each has a process of its own. A lost
-    life is known of ALE's games alone.
+    With `sync`, the environments step one after the other in this process; with `async`, each has its own process.
+    Only ALE's games report lost lives.
 
     Args:
         game: a registered id.
-        screens: `screen` returns pictures of environment 0: what it renders or, where it renders nothing, its
-            frame.
+        screens: `screen` will be called.
     """
 
     def __init__(
@@ -213,11 +209,10 @@ class GymnasiumPool(EnvPool):
         if options.vectorization_mode == "async":
             if multiprocessing.current_process().daemon:
                 raise UserError(
-                    "env.vectorization_mode = 'async': a session beside others cannot start processes; use "
-                    "sync, or"
-                    " trial.parallel = 1"
+                    "env.vectorization_mode = 'async': a session beside others cannot start processes; "
+                    "use sync, or trial.parallel = 1"
                 )
-            # A fork of a process that runs JAX can deadlock; "spawn" imports all for each one.
+            # A fork of a process that runs JAX can deadlock, and "spawn" imports everything in each process.
             context = "forkserver"
             multiprocessing.get_context(context).set_forkserver_preload([__name__])
             make = partial(_make_in_worker, os.environ.get(IMPORTS, "[]"), make)
@@ -230,11 +225,10 @@ class GymnasiumPool(EnvPool):
         self._is_atari = game_of_id(game) is not None
         self._seeds = list(seeds)
         self._actions = np.zeros(len(seeds), np.int64)
-        self._frame = np.zeros((len(seeds), FRAME_SIZE, FRAME_SIZE), np.uint8)  # the newest ones
-        self.fps = (
-            FRAMES_PER_SECOND if self._is_atari else int(envs.metadata.get("render_fps") or FRAMES_PER_SECOND)
-        )
+        self._frame = np.zeros((len(seeds), FRAME_SIZE, FRAME_SIZE), np.uint8)  # of the newest step
         super().__init__(envs, len(seeds), int(space.n))
+        if not self._is_atari:
+            self.fps = int(envs.metadata.get("render_fps") or FRAMES_PER_SECOND)
 
     def _reset(self) -> RawStep:
         frame, info = self._envs.reset(seed=self._seeds)
@@ -267,17 +261,17 @@ class GymnasiumPool(EnvPool):
         info: dict[str, Any],
     ) -> RawStep:
         self._frame = frame
-        # Where some environments were reset alone, `info` has the lives of these, and zeros.
+        # After a reset of some environments, `info` has the lives of these, and zeros for the others.
         known = info.get("_lives", False) if self._is_atari else False
         lives = np.where(known, info.get("lives", 0), self.lives).astype(np.int32)
         return RawStep(frame, reward, terminated, truncated, lives)
 
     def screen(self) -> np.ndarray:
-        """The picture of environment 0, uint8 [height, width, 3]: rendered, or its gray frame."""
-        picture = self._envs.render()[0] if self._envs.render_mode == "rgb_array" else None
-        return np.asarray(
-            np.repeat(self._frame[0][..., None], 3, axis=-1) if picture is None else picture, np.uint8
-        )
+        """The image that environment 0 renders, uint8 [height, width, 3]; its gray frame if it renders none."""
+        image = self._envs.render()[0] if self._envs.render_mode == "rgb_array" else None
+        if image is None:
+            image = np.repeat(self._frame[0][..., None], 3, axis=-1)
+        return np.asarray(image, np.uint8)
 
     def close(self) -> None:
         """Closes the environments."""

@@ -1,12 +1,12 @@
-"""Protocols: named sets of the rules that games are played and learned by.
+"""Protocols: named sets of rules by which games are played and learned.
 
 - `v5`: ALE v5 with the life-loss signal of the published PPO-Atari runs.
 - `classic`: the NoFrameskip-v4 convention: `v5` without sticky actions.
 - `machado`: the recommendation of Machado et al. 2018 (arXiv:1709.06009, section 5): sticky actions, all 18
   actions, the end of a game as the only terminal, no no-ops, no FIRE, 18,000 frames (5 minutes) a game. Dopamine
   (arXiv:1812.06110) differs from it in two rules: `max_frames=108_000` and the minimal action set.
-- `gymnasium`: a Gymnasium environment as it is registered. It cannot be chosen: it holds for every environment
-  that is no game of ALE.
+- `gymnasium`: a Gymnasium environment as it is registered. It holds for every environment that is no game of ALE
+  and cannot be chosen.
 """
 
 import json
@@ -19,7 +19,7 @@ class Rules(NamedTuple):
 
     sticky_actions: float = 0.25  # probability that a frame repeats the action of the frame before
     full_action_space: bool = False  # all 18 actions instead of the game's minimal set
-    life_loss_terminal: bool = True  # a lost life is a terminal for learning; the game continues
+    life_loss_terminal: bool = True  # a lost life is a terminal for learning, while the game continues
     noop_max: int = 30  # limit of the random number of no-ops that start a game
     fire_on_reset: bool = True  # press FIRE at the start of a game, if it is in the action set
     max_frames: int = 108_000  # emulator frames after which a game is truncated; 0: none
@@ -36,23 +36,24 @@ PROTOCOLS = {
 """Name -> rules."""
 
 GYMNASIUM = "gymnasium"
-"""Name of the protocol of a Gymnasium environment that is no game of ALE."""
+"""Name of the protocol of Gymnasium environments that are no games of ALE."""
 
 GYMNASIUM_RULES = Rules(
     sticky_actions=0.0, life_loss_terminal=False, noop_max=0, fire_on_reset=False, max_frames=0, clip_rewards=False
 )
-"""Such an environment is played as it is registered; `clip_rewards` is the only rule that can be chosen."""
+"""Rules of the protocol `gymnasium`. Only `clip_rewards` can be chosen."""
 
 REFERENCE_PROTOCOLS = ("v5", "classic")
-"""The protocols with reference scores (`games.py`), as `protocol_text` writes them."""
+"""The protocols that have reference scores (`games.py`), as `protocol_text` writes them."""
 
 
 def protocol_text(name: str, rules: Rules, settings: Mapping[str, Any] | None = None) -> str:
-    """The protocol as it is shown beside a score: `v5`, or `v5, life_loss_terminal=false` where rules differ.
+    """The protocol as it is shown beside a score: `v5`, or `v5, life_loss_terminal=false` if rules differ.
 
     Args:
         name: a name in `PROTOCOLS`, or `GYMNASIUM`.
-        settings: what else makes it another game, such as `{"backend": "gymnasium", "options": {"mode": 12}}`.
+        rules: the rules in force.
+        settings: other settings that change the game, such as `{"backend": "gymnasium", "options": {"mode": 12}}`.
     """
     named = GYMNASIUM_RULES if name == GYMNASIUM else PROTOCOLS[name]
     differences = {
@@ -65,7 +66,7 @@ def protocol_text(name: str, rules: Rules, settings: Mapping[str, Any] | None = 
 
 
 def comparison_note(protocol: str) -> str | None:
-    """Why a score is compared with no reference; None if it is. `protocol` is a `protocol_text`."""
+    """Why scores under a protocol, a `protocol_text`, are compared with no reference; None if they are."""
     if protocol in REFERENCE_PROTOCOLS:
         return None
     return f"not compared: no reference, random or human score is of this protocol ({protocol})"

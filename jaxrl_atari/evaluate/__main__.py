@@ -20,7 +20,6 @@ import tyro
 
 from jaxrl_atari.cli import counted, run, say
 from jaxrl_atari.cli.options import parse
-from jaxrl_atari.config import GpuWord
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import Limits, UserError, reason
 from jaxrl_atari.evaluate.play import record_video, run_evaluation
@@ -28,6 +27,7 @@ from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.imports import WithImports, import_named
+from jaxrl_atari.option_forms import GpuWord
 from jaxrl_atari.report.page import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
 from jaxrl_atari.report.summary import interval_text

@@ -10,11 +10,12 @@ from typing import Literal, NamedTuple, TypeVar
 
 import jax
 
-from jaxrl_atari.config import DevicesConfig, GpuOption
+from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware.gpus import Gpu, Visible, forbid_gpu, gpu_provider, visible
 from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction
 from jaxrl_atari.hardware.runtime import jax_config, use_deterministic_kernels
+from jaxrl_atari.option_forms import GpuOption
 
 Device = TypeVar("Device")
 

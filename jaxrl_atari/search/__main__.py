@@ -11,7 +11,8 @@ from pathlib import Path
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import resume_command, say
-from jaxrl_atari.cli.options import FromDirectory, parse, read_start, run_config_file
+from jaxrl_atari.cli.config_files import run_config_file
+from jaxrl_atari.cli.options import FromDirectory, parse, read_start
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs import describe_environment
 from jaxrl_atari.errors import SessionsFailed, reason, require

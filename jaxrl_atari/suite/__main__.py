@@ -16,7 +16,8 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli import counted, resume_command, say
-from jaxrl_atari.cli.options import FromDirectory, load_config, parse, read_start, say_changes
+from jaxrl_atari.cli.config_files import load_config
+from jaxrl_atari.cli.options import FromDirectory, parse, read_start, say_changes
 from jaxrl_atari.errors import SessionsFailed, reason, require
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.suites import save_results, suite_results

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_atari.cli import counted
-from jaxrl_atari.config import Config, flat, parse_word, set_fields
+from jaxrl_atari.config import Config, flat, set_fields
 from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.option_forms import parse_word
 from jaxrl_atari.report.graphs import plot_comparison
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import (

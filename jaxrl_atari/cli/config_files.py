@@ -1,0 +1,114 @@
+"""Python config files: where they lie, running them, and the functions that they define."""
+
+import contextlib
+import difflib
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from jaxrl_atari.config import Config
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.imports import hand_on, registered
+
+PACKAGE = Path(__file__).parents[1]
+
+Result = TypeVar("Result")
+
+
+class ConfigFile(NamedTuple):
+    """A Python config file that was run."""
+
+    named: Path  # the path as the user wrote it
+    file: Path
+    scope: dict[str, Any]  # the names that the file defines
+
+    def call(self, function: str, kind: type[Result]) -> Result:
+        """The result of a function of the file, which takes no arguments.
+
+        Args:
+            kind: the type of the result.
+
+        Raises:
+            UserError: the function does not exist, fails, or returns another type.
+        """
+        if function not in self.scope:
+            raise UserError(f"--config {self.named}: the file does not define the function {function}")
+        with _running(self.file):
+            result = self.scope[function]()
+        if not isinstance(result, kind):
+            returned = type(result).__name__
+            raise UserError(f"--config {self.named}: {function}() returned {returned}; expected {kind.__name__}")
+        return result
+
+
+def run_config_file(path: Path) -> ConfigFile:
+    """Runs a Python config file, such as configs/qbert.py.
+
+    The file can import modules that lie beside it, as with `python FILE`.
+
+    Args:
+        path: a file, or the name of one in configs/, such as `qbert`.
+
+    Raises:
+        UserError: the file does not exist or raises an error.
+    """
+    folders = config_folders()
+    places = [path, *(folder.parent / path for folder in folders)]  # configs/qbert.py, wherever configs/ is
+    if path.name == str(path):
+        places += [folder / f"{path.stem}.py" for folder in folders]
+    found = next(filter(Path.is_file, places), None)
+    if found is None:
+        names = config_names()
+        close = difflib.get_close_matches(path.stem, names, 1)
+        meant = f"did you mean {close[0]}? " if close else ""
+        expected = f"expected a Python file that defines get_config, or one of {', '.join(names)}"
+        raise UserError(f"--config {path}: no such file; {meant}{expected}")
+    before = registered()
+    with _running(found):
+        scope = runpy.run_path(str(found), run_name=f"config_{path.stem}")
+    if registered() != before:  # the processes of the sessions need the same registrations
+        hand_on(str(found.absolute()), imported=True)
+    return ConfigFile(path, found, scope)
+
+
+def load_config(path: Path | None) -> Config:
+    """The config that the `get_config()` of a config file returns; the default config without a file.
+
+    Raises:
+        UserError: as `run_config_file` and `ConfigFile.call`.
+    """
+    return Config() if path is None else run_config_file(path).call("get_config", Config)
+
+
+def config_folders() -> list[Path]:
+    """The folders of config files: that of the working directory, and those of this package."""
+    own = [PACKAGE / "configs"]  # in a wheel
+    if (PACKAGE.parent / "pyproject.toml").is_file():  # in a checkout
+        own.append(PACKAGE.parent / "configs")
+    return [folder for folder in (Path("configs"), *own) if folder.is_dir()]
+
+
+def config_names() -> list[str]:
+    """The names of the config files in `config_folders`."""
+    return sorted({path.stem for folder in config_folders() for path in folder.glob("*.py")})
+
+
+@contextlib.contextmanager
+def _running(file: Path) -> Iterator[None]:
+    """Context for code of a config file: it can import neighbours, and its errors name the line of the file."""
+    sys.path.insert(0, str(file.absolute().parent))
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        lines = [
+            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)
+        ]
+        where = f"{file}, line {lines[-1]}" if lines else file
+        raise UserError(f"--config {where}: {type(error).__name__}: {error}; fix the file") from error
+    finally:
+        sys.path.pop(0)
