@@ -39,6 +39,10 @@ class NoLogPoint(UserError):
     """A run has no log point yet."""
 
 
+class NotUnderstood(NoLogPoint):
+    """A run has log points that cannot be read: its metrics.csv is damaged. They are not to be taken as absent."""
+
+
 class Differs(UserError):
     """A figure or a checkpoint of a run is not what its seeds and actions give."""
 

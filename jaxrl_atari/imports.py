@@ -3,21 +3,26 @@
 Only the user chooses what is imported: on the command line, or in a config file named there. A stored run names
 environments, networks and algorithms, never modules, and they must have been registered.
 
-The processes that a command starts (sessions, workers of vector environments, Ray's workers on this machine)
-import the same modules. The environment variable `IMPORTS` names them; only this process sets it.
+The processes that a command starts on this machine (sessions, workers of vector environments) import the same.
+They find it in the variable `IMPORTS`, which only this process sets. Ray's workers may be on other machines, which
+do not have the user's files, and are sent the code; see `code_to_send`.
 """
 
 import argparse
+import atexit
 import dataclasses
 import importlib
 import importlib.util
 import json
 import os
+import shutil
+import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import tyro
 
@@ -96,6 +101,55 @@ def hand_on(name: str, imported: bool = False) -> None:
 def _handed_on() -> list[str]:
     """The modules and files in `IMPORTS`."""
     return json.loads(os.environ.get(IMPORTS, "[]"))
+
+
+class Code(NamedTuple):
+    """A module or file that the user has named, for a process on another machine."""
+
+    name: str  # a module, or the absolute path of a file on the machine of the command
+    content: bytes | None  # of the file; None for a module
+
+
+def code_to_send() -> list[Code]:
+    """What this process has imported for the user, with the content of the files: `import_sent` takes it.
+
+    Raises:
+        UserError: a file cannot be read any more.
+    """
+    sent = []
+    for name in _handed_on():
+        path = Path(name)
+        try:
+            sent.append(Code(name, path.read_bytes() if path.is_absolute() else None))
+        except OSError as error:
+            hint = "the processes on the cluster need it"
+            raise UserError(f"--import {name}: {error.strerror}; {hint}") from error
+    return sent
+
+
+def import_sent(sent: Sequence[Code]) -> None:
+    """Imports what another process has sent, here and in the processes that this one starts.
+
+    A file that lies at the same path with the same content, as in a folder that the machines share, is imported
+    from there, so that it finds the modules beside it. Otherwise it is written to a folder of its own, which is
+    removed when this process ends.
+
+    Raises:
+        UserError: a module is not installed on this machine, or a file raises an error.
+    """
+    os.environ[IMPORTS] = "[]"  # Ray's processes may have inherited the paths of another command
+    for name, content in sent:
+        path = Path(name)
+        if content is not None and not (path.is_file() and path.read_bytes() == content):
+            folder = Path(tempfile.mkdtemp(prefix="jaxrl_atari_import_"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            path = folder / path.name
+            path.write_bytes(content)
+        try:
+            import_named([name if content is None else str(path)])
+        except UserError as error:
+            hint = "install there what it imports, or put it into a folder that all machines share"
+            raise UserError(f"on {socket.gethostname()}: {error}; {hint}") from error
 
 
 def _import(name: str) -> None:

@@ -558,3 +558,64 @@ def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
             assert f"resumed at {env_steps:,} env steps" in (path / "output.txt").read_text()
     finally:
         nodes.communicate("")
+
+
+MY_NETWORK = """
+import flax.linen as nn
+import jax.numpy as jnp
+from beside_it import FEATURES
+from jaxrl_atari.networks import register
+
+class Tiny(nn.Module):
+    num_actions: int
+    dtype: object = jnp.float32
+
+    @nn.compact
+    def __call__(self, stacks):
+        pixels = stacks.astype(self.dtype).reshape(*stacks.shape[:-3], -1)[..., ::97] / 255
+        features = nn.relu(nn.Dense(FEATURES, dtype=self.dtype)(pixels)).astype(jnp.float32)
+        return nn.Dense(self.num_actions)(features), nn.Dense(1)(features)[..., 0]
+
+register("tiny_of_the_cluster", Tiny)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_what_import_names_is_sent_to_machines_that_do_not_have_it(tmp_path):
+    """The cluster has another working directory, and the file is gone before a process could read it."""
+    (tmp_path / "tiny.py").write_text(TINY)
+    (tmp_path / "elsewhere").mkdir()
+    file, beside = tmp_path / "my_network.py", tmp_path / "beside_it.py"
+    nodes = start("-c", f"import os; os.chdir({str(tmp_path / 'elsewhere')!r})\n{CLUSTER}")
+    options = ["--import", file, "--network.name", "tiny_of_the_cluster", "--total-env-steps", 512]
+
+    def run(module, folder, text, *more):
+        file.write_text(text)
+        beside.write_text("FEATURES = 8\n")
+        words = ["-m", f"jaxrl_atari.{module}", "--config", tmp_path / "tiny.py", "--run-dir", tmp_path / folder]
+        output = ""
+        with start(*words, *options, *more, "--sessions", 1) as process:
+            for line in process.stdout:
+                output += line
+                if "each has 0 GPUs" in line:
+                    file.unlink()
+                    beside.unlink()
+        return process.returncode, output
+
+    try:
+        address = next(line.split()[1] for line in nodes.stdout if line.startswith("address"))
+        alone = MY_NETWORK.replace("from beside_it import FEATURES", "FEATURES = 8")
+        status, output = run("suite", "suite", alone, "--games", "Pong", "--address", address)
+        assert status == 0, output
+        assert (tmp_path / "suite/Pong/code/my_network.py").read_text() == alone
+        status, output = run("search", "search", alone, "--search.trials", 1, "--search.address", address)
+        assert status == 0, output
+        assert [row["status"] for row in read_csv(tmp_path / "search/trials.csv")] == ["finished"]
+        status, output = run("suite", "beside", MY_NETWORK, "--games", "Pong", "--address", address)
+        assert status == 1, output
+        assert re.search(r"session 0  failed: on .*my_network.py: .*No module named 'beside_it'", output), output
+        assert "put it into a folder that all machines share" in output
+        assert "Traceback" not in output
+    finally:
+        nodes.communicate("")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import jax
@@ -479,6 +480,8 @@ def test_config_json_says_how_a_run_began_and_what_each_resume_changed(tmp_path)
     assert (described["git_revision"], described["hardware"]["gpus"]) == ("abc", None)
     (entry,) = described["resumed"]
     assert entry["changed"] == {"total_env_steps": [192, 320]}
+    since = datetime.now(UTC) - datetime.strptime(entry["date"], "%Y-%m-%d %H:%M:%S %Z").replace(tzinfo=UTC)
+    assert 0 <= since.total_seconds() < 60, "UTC, also in an hour that a local clock shows twice"
     assert entry["versions"]["jax"] == jax.__version__
     assert entry["numeric_settings"]["xla_threads"] == described["numeric_settings"]["xla_threads"]
     (tmp_path / "config.json").write_text("{")
@@ -532,6 +535,16 @@ def test_a_refused_session_leaves_no_directory_and_a_refused_run_neither(tmp_pat
     with pytest.raises(UserError, match="wandb is not installed"):
         run_training(config)
     assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_a_refused_run_leaves_the_users_own_folder_as_it_was(tmp_path, monkeypatch, sessions):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / ".notes").write_text("mine")
+    with pytest.raises(UserError, match="wandb is not installed"):
+        run_training(change(TINY, sessions=sessions, log={"wandb": True}), tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [".notes"]
 
 
 def test_the_start_names_its_phases(session_dir, capsys):

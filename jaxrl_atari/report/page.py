@@ -24,7 +24,7 @@ from jaxrl_atari.report.searches import JOURNAL_FILE, draw_graphs, read_study, s
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import aggregate_rows, missing_intervals, read_suite, results, text_rows
 from jaxrl_atari.report.summary import Run, read_run, trial_summary
-from jaxrl_atari.runs.files import read_json, write_file
+from jaxrl_atari.runs.files import read_json, read_result, write_file
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_run, is_search, is_suite, latest_text, read_config
 
 REPORT_FILE = "report.html"
@@ -39,7 +39,7 @@ def write_report(directory: Path) -> Path:
     Raises:
         UserError: the directory is none of the three, has no log point yet, or has a damaged file.
     """
-    from jinja2 import Environment, PackageLoader
+    from jinja2 import Environment, PackageLoader, TemplateError
 
     kind = "run"
     describe = _describe_run
@@ -55,12 +55,18 @@ def write_report(directory: Path) -> Path:
     environment.filters["base64"] = lambda file: base64.b64encode(file.read_bytes()).decode()
     environment.globals |= {"text": summary, "counted": counted, "version": __version__}
     page = environment.get_template(f"{kind}.html")
-    values = {"name": directory.absolute().name, "written": time.strftime("%Y-%m-%d %H:%M")}
+    values = {"name": directory.absolute().name, "written": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
     try:
         content = page.render(values | describe(directory))
     except UserError:
         raise
-    except (ValueError, LookupError, TypeError) as error:  # a file is damaged or not ours
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        TemplateError,
+    ) as error:  # a file is damaged or not ours
         raise UserError(
             f"{directory}: its files cannot be used ({reason(error)}); restore them from a copy"
         ) from error
@@ -107,7 +113,7 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
     for session_dir in run.tables:
         file = session_dir / "verified.json"
         if file.is_file():
-            verified[session_dir] = read_json(file)
+            verified[session_dir] = read_result(file, rows=int, games=int, date=str, version=str)
     return _settings(run.config, run.description) | {
         "run": run,
         "summary": trial_summary(run),
@@ -128,7 +134,7 @@ def _describe_suite(suite_dir: Path) -> dict[str, Any]:
     directory = suite_dir / "graphs"
     graphs = []
     written = suite_dir / "results.json"
-    table = results(suite, read_json(written)["failures"] if written.is_file() else {})
+    table = results(suite, read_result(written, failures=dict)["failures"] if written.is_file() else {})
     if table["aggregates"]:
         graphs += plot_profiles({suite_dir.absolute().name: table["aggregates"]}, directory)[1:]
     if suite.runs:

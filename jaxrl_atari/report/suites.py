@@ -1,7 +1,6 @@
 """Suites: the table of games, aggregates over games, results.{md,csv,json}, comparisons, and rliable's
 dictionary."""
 
-import contextlib
 import csv
 import io
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, comparable
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import NoLogPoint, UserError
+from jaxrl_atari.errors import NoLogPoint, NotUnderstood, UserError
 from jaxrl_atari.report.graphs import plot_profiles
 from jaxrl_atari.report.metrics import human_normalised, reference_normalised
 from jaxrl_atari.report.statistics import FIGURES, INTERVALS, Scores, aggregate, probability_of_improvement
@@ -72,6 +71,7 @@ class Suite(NamedTuple):
     games: list[str]  # without those that ALE does not have
     runs: dict[str, Run]  # game -> its run, of the games that have a log point
     summaries: dict[str, dict[str, Any]]  # game -> the `trial_summary` of its run, with the sessions that count
+    damaged: dict[str, str]  # game -> why its log points cannot be read, where it has some
 
     def scores(self) -> dict[str, list[float]]:
         """Game -> raw final scores of its sessions, of the complete games in which every session has one."""
@@ -90,11 +90,16 @@ def read_suite(suite_dir: Path) -> Suite:
     description = read_json(suite_dir / SUITE_FILE)
     games = [game for game in description["games"] if game in GAMES]
     runs = {}
+    damaged = {}
     for game in filter(lambda game: is_run(suite_dir / game), games):
-        with contextlib.suppress(NoLogPoint):
+        try:
             runs[game] = read_run(suite_dir / game, config.sessions)
+        except NotUnderstood as error:
+            damaged[game] = str(error)
+        except NoLogPoint:
+            continue
     summaries = {game: trial_summary(run) for game, run in runs.items()}
-    return Suite(suite_dir, config, description, games, runs, summaries)
+    return Suite(suite_dir, config, description, games, runs, summaries, damaged)
 
 
 def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]]:
@@ -164,6 +169,8 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
                 row["status"] += f"; {left_out}"
             if all((session_dir / "verified.json").is_file() for session_dir in run.tables):
                 row["status"] += ", verified"
+        if game in suite.damaged:
+            row["status"] = f"damaged: {suite.damaged[game]}"
         if game in failures and not row["status"].startswith("complete"):
             row["status"] = f"failed: {failures[game]}"
         rows.append(row)

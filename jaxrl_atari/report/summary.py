@@ -25,7 +25,7 @@ from jaxrl_atari.report.metrics import (
     session_figures,
 )
 from jaxrl_atari.report.statistics import CONFIDENCE, score_interval
-from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.files import read_json, read_result, write_json
 from jaxrl_atari.runs.reading import Table, read_early_end, read_sessions
 from jaxrl_atari.runs.run_dir import CONFIG_FILE, read_config, session_number
 
@@ -192,8 +192,13 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
     """What `evaluate` has written into the directory of a run or a session, oldest first.
 
     Each has `file`, `env_steps`, `checkpoint`, `episodes`, `greedy`, `mean` and, of all sessions, `session_means`.
+
+    Raises:
+        UserError: as `read_result`.
     """
-    found = [read_json(path) | {"file": path} for path in directory.glob("evaluation*.json")]
+    found = [
+        read_result(path, mean=float, episodes=int) | {"file": path} for path in directory.glob("evaluation*.json")
+    ]
     return sorted(found, key=lambda each: (written_at(each["file"]), each["file"].name))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, reason
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -56,18 +56,41 @@ def not_saved(path: Path, values: dict[str, Any]) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object from a file.
+    """Reads a JSON object from a file, in UTF-8 or, as an editor may have saved it, with a byte order mark or in
+    UTF-16.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it holds something else, or is damaged.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_bytes())
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(values, dict):
         raise ValueError(f"expected a JSON object, found {type(values).__name__}")
+    return values
+
+
+def read_result(path: Path, **kinds: type) -> dict[str, Any]:
+    """Reads the JSON file of a result, such as verified.json.
+
+    Args:
+        kinds: name of a value that is needed -> its type. `float` takes a whole number, too.
+
+    Raises:
+        UserError: the file is damaged, or lacks a value.
+    """
+    try:
+        values = read_json(path)
+        for name, kind in kinds.items():
+            wanted = (int, float) if kind is float else kind
+            if not isinstance(values.get(name), wanted):
+                raise ValueError(f"{name} is {values.get(name)!r:.40}, expected {kind.__name__}")
+    except ValueError as error:
+        raise UserError(
+            f"{path}: cannot be used ({reason(error)}); restore it from a copy, or move it away"
+        ) from error
     return values
 
 

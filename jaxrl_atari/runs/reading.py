@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import NoLogPoint
+from jaxrl_atari.errors import NoLogPoint, NotUnderstood
 from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
 from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.run_dir import checkpoint_steps, latest_text, session_dirs, session_number
@@ -44,12 +44,19 @@ def read_metrics(session_dir: Path) -> Table:
     Empty cells, and cells that are no number, are NaN. Lines that are not understood are named in a warning.
 
     Raises:
-        NoLogPoint: the file is missing, has no row, or is not understood.
+        NotUnderstood: the file has no row that is understood, and either content or, by the session's checkpoint,
+            had rows.
+        NoLogPoint: the session has no log point yet.
     """
     path = session_dir / METRICS_FILE
     table = read_table(path)
     if not table.rows and table.problems:
-        raise NoLogPoint(f"{path}: is not understood ({table.problems[0].text}); restore it from a copy")
+        raise NotUnderstood(f"{path}: is not understood ({table.problems[0].text}); restore it from a copy")
+    logged = latest_text(session_dir, "logged_env_steps")
+    if not table.rows and logged not in ("", "0"):
+        raise NotUnderstood(
+            f"{path}: holds no log point, and had those up to {logged} env steps; restore it from a copy"
+        )
     if not table.rows:
         raise NoLogPoint(f"{path}: holds no log point; wait for the first one, or remove the session")
     if table.problems:
@@ -100,17 +107,19 @@ def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:
     Sessions without readable metrics are left out with a warning.
 
     Raises:
-        NoLogPoint: no session has readable metrics.
+        NoLogPoint, NotUnderstood: no session has readable metrics.
     """
     tables = {}
-    problems = []
+    problems: list[NoLogPoint] = []
     for session_dir in filter(lambda path: session_number(path) < count, session_dirs(run_dir)):
         try:
             tables[session_dir] = read_metrics(session_dir)
         except NoLogPoint as error:
-            problems.append(str(error))
+            problems.append(error)
     if not tables:
-        raise NoLogPoint(problems[0] if problems else f"{run_dir}: holds no session_0; expected a run directory")
+        damaged = [each for each in problems if isinstance(each, NotUnderstood)]
+        absent = NoLogPoint(f"{run_dir}: holds no session_0; expected a run directory")
+        raise [*damaged, *problems, absent][0]
     for problem in problems:
         _log.warning("left out: %s", problem)
     return tables

@@ -155,12 +155,29 @@ def keep_code(run_dir: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def removed_if_unused(run_dir: Path, is_new: bool) -> Iterator[None]:
+def removed_if_unused(run_dir: Path, is_new: bool, was_there: bool = False) -> Iterator[None]:
     """Removes a run directory at the end of the block if it is new and no session has begun in it: all were
-    refused."""
+    refused.
+
+    Args:
+        was_there: the directory is the user's own, as with `--run-dir` and an empty folder. It stays, with what
+            else is in it; only what this package has written there is removed.
+    """
+
+    def remove() -> None:
+        if session_dirs(run_dir):
+            return
+        if not was_there:
+            shutil.rmtree(run_dir, ignore_errors=True)
+            return
+        shutil.rmtree(run_dir / "code", ignore_errors=True)
+        for name in (CONFIG_FILE, ".lock"):
+            with contextlib.suppress(OSError):
+                (run_dir / name).unlink()
+
     with contextlib.ExitStack() as exits:
         if is_new:
-            exits.callback(lambda: session_dirs(run_dir) or shutil.rmtree(run_dir, ignore_errors=True))
+            exits.callback(remove)
         try:
             yield
         except KeyboardInterrupt:  # it may be resumed
@@ -242,7 +259,8 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
         return described
     before = read_json(directory / file)
     changed = changed_fields(before["config"], described["config"])
-    entry = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), **today, "changed": changed}
+    date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    entry = {"date": date, **today, "changed": changed}
     kept = {name: before.get(name) for name in (*today, "return_ma_env_steps")}
     return described | kept | {"resumed": [*before.get("resumed", ()), entry]}
 

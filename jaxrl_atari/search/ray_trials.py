@@ -16,6 +16,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 
 from jaxrl_atari.cli import StopRequest, say
 from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.imports import Code, code_to_send, import_sent
 from jaxrl_atari.suite.launch import POLL_SECONDS, STOPPING, Failure
 from jaxrl_atari.suite.ray_cluster import (
     KILLED,
@@ -78,14 +79,18 @@ class _Events(TrialProgressCallback, tune.Stopper):
 
 
 def _run_trial(
-    config: dict[str, int], search_dir: Path, run_trial: RunTrial, share: MachineShare
+    config: dict[str, int], search_dir: Path, run_trial: RunTrial, share: MachineShare, code: Sequence[Code]
 ) -> dict[str, Any]:
     """Runs a trial in its process: Tune does so in a thread, which receives no signals. Returns its result for
     Tune."""
     directory = trial_dir(search_dir, config["trial"])
     stop_requested = (search_dir / STOP_FILE).exists
-    ended = run_in_worker(directory, share, stop_requested, lambda: run_trial(directory, share, stop_requested))
-    return ended._asdict()
+
+    def run() -> None:
+        import_sent(code)
+        run_trial(directory, share, stop_requested)
+
+    return run_in_worker(directory, share, stop_requested, run)._asdict()
 
 
 def run_trials(
@@ -119,6 +124,7 @@ def run_trials(
     """
     if not numbers:
         return
+    code = code_to_send()
     search_dir = search_dir.absolute()
     events = _Events(search_dir)
     stop_file = search_dir / STOP_FILE
@@ -127,7 +133,9 @@ def run_trials(
         exits.callback(shutil.rmtree, search_dir / "ray", ignore_errors=True)
         exits.callback(stop_file.unlink, missing_ok=True)
         share = exits.enter_context(connected(address, devices, resources))
-        trainable = tune.with_parameters(_run_trial, search_dir=search_dir, run_trial=run_trial, share=share)
+        trainable = tune.with_parameters(
+            _run_trial, search_dir=search_dir, run_trial=run_trial, share=share, code=code
+        )
         tuner = tune.Tuner(
             tune.with_resources(trainable, share._asdict()),
             # Optuna chooses the fields of a trial, in its process; Tune gives each process a trial.

@@ -30,7 +30,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from jaxrl_atari.cli import say
 from jaxrl_atari.config import Config, set_fields
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import NotUnderstood, UserError
 from jaxrl_atari.report.searches import JOURNAL_FILE, STUDY_NAME
 from jaxrl_atari.report.summary import markdown_table, number_text, read_run, trial_summary
 from jaxrl_atari.runs.files import write_file, write_json
@@ -114,9 +114,14 @@ def reached(run_dir: Path) -> tuple[float | None, int]:
 
     Returns:
         Its score, which is None before its first finished game, and its env steps.
+
+    Raises:
+        NotUnderstood: its log points cannot be read.
     """
     try:
         summary = trial_summary(read_run(run_dir))
+    except NotUnderstood:
+        raise
     except UserError:  # not begun, or no log point
         return None, 0
     return summary["score"], round(summary["mean"]["env_steps"])
@@ -211,8 +216,14 @@ def search_results(search_dir: Path) -> SearchResults:
     rows: list[list[Any]] = [["trial", *search.space, "score", "env_steps", "status"]]
     for trial in trials:
         fields = [trial.params.get(name) for name in search.space]
-        score, env_steps = reached(search_dir / f"trial_{trial.number}")
-        rows.append([trial.number, *fields, score, env_steps, status(trial)])
+        end = status(trial)
+        try:
+            score, env_steps = reached(search_dir / f"trial_{trial.number}")
+        except NotUnderstood as error:  # the study has the score of a trial that has ended
+            score = trial.value
+            env_steps = trial.last_step or 0
+            end += f"; {error}"
+        rows.append([trial.number, *fields, score, env_steps, end])
     table = markdown_table([[cell_text(value) for value in row] for row in rows])
     best = None
     if trials and trials[0].value is not None:

@@ -5,11 +5,13 @@ While they train, SUITE_DIR/ray/ has a file for each session that has begun and,
 """
 
 import os
+import pickle
 import shutil
 import time
 from collections.abc import Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from typing import NamedTuple
 
 import ray
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
@@ -17,6 +19,7 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from jaxrl_atari.cli import StopRequest
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import reason
+from jaxrl_atari.imports import Code, code_to_send, import_sent
 from jaxrl_atari.runs.run_dir import checkpoint_steps, session_dir
 from jaxrl_atari.suite.launch import POLL_SECONDS, STOPPING, Failure, Item, OnEnd, Train
 from jaxrl_atari.suite.ray_cluster import (
@@ -57,13 +60,14 @@ def run_on_ray(
         KeyboardInterrupt: a stop was requested and passed on, and every running session has ended. A second Ctrl-C
             kills them.
     """
+    code = code_to_send()
     notes = directory.absolute() / "ray"
     shutil.rmtree(notes, ignore_errors=True)  # left by a process that was killed
     notes.mkdir()
     try:
         with connected(address, devices, resources) as share, StopRequest(quick=False, answer=STOPPING) as stop:
             task = ray.remote(num_gpus=share.gpu, num_cpus=share.cpu, max_calls=1, max_retries=0)(_train_in_task)
-            waiting = {task.remote(train, _absolute(item), share, notes): item for item in items}
+            waiting = {task.remote(code, _packed(train, item), share, notes): item for item in items}
             running: dict[ray.ObjectRef, Item] = {}
             stopping = False
             said = time.monotonic()
@@ -100,9 +104,17 @@ def run_on_ray(
         raise KeyboardInterrupt
 
 
-def _absolute(item: Item) -> Item:
-    """The item for a process that has another working directory."""
-    return item._replace(run_dir=item.run_dir.absolute())
+class Packed(NamedTuple):
+    """A session as it is sent to its process."""
+
+    number: int  # see `Item`
+    folder: Path  # absolute: the process has another working directory
+    pickled: bytes  # `train` and the item, which may be of classes that the user's own code defines
+
+
+def _packed(train: Train, item: Item) -> Packed:
+    absolute = item._replace(run_dir=item.run_dir.absolute())
+    return Packed(item.number, session_dir(absolute.run_dir, item.session), pickle.dumps((train, absolute)))
 
 
 def _result(reference: ray.ObjectRef) -> Ended:
@@ -117,15 +129,19 @@ def _result(reference: ray.ObjectRef) -> Ended:
         return Ended(True, Failure(KILLED))
 
 
-def _train_in_task(train: Train, item: Item, share: MachineShare, notes: Path) -> Ended:
-    """Trains a session in its process: in a thread, which receives no signals."""
-    (notes / str(item.number)).write_text(str(os.getpid()))
+def _train_in_task(code: Sequence[Code], packed: Packed, share: MachineShare, notes: Path) -> Ended:
+    """Trains a session in its process: in a thread, which receives no signals.
+
+    Args:
+        code: what the user has named with --import. It is imported before the session is unpacked.
+    """
+    (notes / str(packed.number)).write_text(str(os.getpid()))
     stop_requested = (notes / "stop").exists
 
     def run() -> None:
-        configured = item._replace(config=share.configure(item.config))
-        train(configured, stop_requested=stop_requested)
+        import_sent(code)
+        train, item = pickle.loads(packed.pickled)
+        train(item._replace(config=share.configure(item.config)), stop_requested=stop_requested)
 
-    folder = session_dir(item.run_dir, item.session)
     with ThreadPool(1) as thread:
-        return thread.apply(run_in_worker, (folder, share, stop_requested, run))
+        return thread.apply(run_in_worker, (packed.folder, share, stop_requested, run))

@@ -39,6 +39,7 @@ from jaxrl_atari.runs.run_dir import (
     require_resumable,
     require_same_run,
     session_dir,
+    session_dirs,
 )
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
@@ -113,6 +114,7 @@ def run_training(
     if config.devices.distributed:
         distributed.join_processes(config.devices)
     leads = distributed.is_leader()
+    was_there = run_dir is not None and run_dir.is_dir()
     if leads and before is None:
         run_dir = make_run_dir(config, run_dir)
     run_dir = Path(distributed.agree(str(run_dir)))  # the followers' is not known before
@@ -133,7 +135,7 @@ def run_training(
             failures.append((item, failure))
 
     try:
-        with only_writer(run_dir), removed_if_unused(run_dir, before is None):
+        with only_writer(run_dir), removed_if_unused(run_dir, before is None, was_there):
             items = _begin(config, before, run_dir)
             if items:
                 launch, train = choose_launcher(items, writers, stop)
@@ -142,7 +144,7 @@ def run_training(
         with contextlib.suppress(UserError):  # no session has a log point
             _save_summary(run_dir, trial_summary(read_run(run_dir)))
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
-    if failures and not run_dir.exists():  # all were refused
+    if failures and not session_dirs(run_dir):  # all were refused
         raise UserError(failures[0][1].reason)
     if failures and config.sessions == 1 and failures[0][1].correctable:
         raise UserError(failures[0][1].reason)  # as if it had run in this process
