@@ -1,15 +1,17 @@
 """Reports of runs, suites and searches: one HTML page each, report.html in its directory, with everything in it.
 
 The pages are Jinja templates, `templates/{run,suite,search}.html`. A run is data: the templates escape every
-value, and the page's own security policy allows neither scripts nor network.
+value, and the page's own security policy allows no network and no script but that of the game page, which this
+package ships.
 """
 
 import base64
 import contextlib
+import hashlib
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +30,14 @@ from jaxrl_atari.runs.files import read_json, read_result, write_file
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_run, is_search, is_suite, latest_text, read_config
 
 REPORT_FILE = "report.html"
+GAME_TEMPLATE = Path(__file__).parents[1] / "evaluate" / "game.html"
+
+
+class GamePage(NamedTuple):
+    """A page that `evaluate --video` has written, to be shown within the report."""
+
+    content: str
+    script_digest: str  # of its script, for the security policy of the report: `sha256-...`
 
 
 def write_report(directory: Path) -> Path:
@@ -109,6 +119,7 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
     if not all(_is_drawn(graph, [run]) for graph in graphs):
         plot_run(run)
     videos = [*run_dir.glob("session_*/video_*.mp4"), *run_dir.glob("replay.mp4")]
+    video = max(videos, key=summary.written_at, default=None)
     verified = {}
     for session_dir in run.tables:
         file = session_dir / "verified.json"
@@ -123,9 +134,33 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
             evaluation for directory in (run_dir, *run.tables) for evaluation in summary.evaluations(directory)
         ],
         "verified": verified,
-        "video": max(videos, key=summary.written_at, default=None),
+        "video": video,
+        "game_page": video and _read_game_page(video),
+        "game_file": video and game_file(video),
         "devices": {session_dir.name: latest_text(session_dir, "device") for session_dir in run.tables},
     }
+
+
+def _read_game_page(video: Path) -> GamePage | None:
+    """The page of the game in a video; None if there is none, or if its script is not that of this version.
+
+    Pages of other versions are linked. The report allows the shipped script alone, by its digest, so that a run of
+    unknown origin cannot bring one of its own.
+    """
+    path = game_file(video)
+    if not path.is_file():
+        return None
+    content = path.read_text(encoding="utf-8", errors="replace")
+    script = GAME_TEMPLATE.read_text(encoding="utf-8").rpartition("<script>")[2].partition("</script>")[0]
+    if f"<script>{script}</script>" not in content:
+        return None
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return GamePage(content, f"sha256-{digest}")
+
+
+def game_file(video: Path) -> Path:
+    """Where `evaluate --video` writes the page of the game in a video: game_STEP.html beside video_STEP.mp4."""
+    return video.with_name(video.stem.replace("video", "game") + ".html")
 
 
 def _describe_suite(suite_dir: Path) -> dict[str, Any]:

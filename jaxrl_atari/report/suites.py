@@ -27,7 +27,7 @@ from jaxrl_atari.report.summary import (
     write_trial_summary,
 )
 from jaxrl_atari.runs.files import read_json, write_file, write_json
-from jaxrl_atari.runs.run_dir import SUITE_FILE, is_run, read_config
+from jaxrl_atari.runs.run_dir import SUITE_FILE, is_run, read_config, read_games
 
 NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
 
@@ -88,7 +88,7 @@ def read_suite(suite_dir: Path) -> Suite:
     used."""
     config = read_config(suite_dir, SUITE_FILE)
     description = read_json(suite_dir / SUITE_FILE)
-    games = [game for game in description["games"] if game in GAMES]
+    games = [game for game in read_games(suite_dir) if game in GAMES]
     runs = {}
     damaged = {}
     for game in filter(lambda game: is_run(suite_dir / game), games):

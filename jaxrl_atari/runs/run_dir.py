@@ -26,7 +26,7 @@ from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.runtime import numeric_settings
 from jaxrl_atari.imports import imported_files
-from jaxrl_atari.runs.files import read_json, unused
+from jaxrl_atari.runs.files import read_json, read_result, unused
 from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
@@ -212,6 +212,19 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
         raise UserError(
             f"{path}: cannot be used ({type(error).__name__}: {error}); restore it from a copy"
         ) from error
+
+
+def read_games(directory: Path, file: str = SUITE_FILE) -> list[str]:
+    """The names of the games in suite.json or sweep.json, as they stand there.
+
+    Raises:
+        UserError: the file has no list of names.
+    """
+    path = directory / file
+    games = read_result(path, games=list)["games"]
+    if not all(isinstance(game, str) for game in games):
+        raise UserError(f"{path}: cannot be used (games is {games!r:.60}); restore it from a copy")
+    return games
 
 
 def require_same_run(config: Config, before: Config, run_dir: Path) -> None:

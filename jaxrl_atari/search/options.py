@@ -23,7 +23,7 @@ from optuna.distributions import (
 
 from jaxrl_atari.config import Config, flat, set_fields
 from jaxrl_atari.errors import Limits, UserError, check_fields, require
-from jaxrl_atari.runs.files import read_json
+from jaxrl_atari.runs.files import read_result
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, read_config
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig
 from jaxrl_atari.suite.sweep import SAME_IN_ALL_SETTINGS
@@ -119,12 +119,14 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
             version.
     """
     config = read_config(search_dir, SEARCH_FILE)
-    search = read_json(search_dir / SEARCH_FILE)["search"]
+    search = read_result(search_dir / SEARCH_FILE, search=dict)["search"]
     try:
         space = {name: json_to_distribution(json.dumps(saved)) for name, saved in search["space"].items()}
         search |= {"space": space, "resources": ResourcesConfig(**search["resources"])}
         return config, SearchConfig(**search)
-    except (KeyError, TypeError) as error:
+    except UserError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
             f"{search_dir}: cannot be used ({error}); continue it with the version that made it"
         ) from error

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, comparable, parse_game
 from jaxrl_atari.errors import require
-from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.runs.run_dir import SUITE_FILE, describe, is_run, read_config, require_same_run
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.run_dir import SUITE_FILE, describe, is_run, read_config, read_games, require_same_run
 from jaxrl_atari.suite.launch import Item
 from jaxrl_atari.suite.trial import unfinished
 
@@ -74,7 +74,7 @@ def read_suite_file(suite_dir: Path) -> SuitePlan:
         UserError: not the directory of a suite, or its suite.json cannot be used.
     """
     config = read_config(suite_dir, SUITE_FILE)
-    games = read_json(suite_dir / SUITE_FILE)["games"]
+    games = read_games(suite_dir)
     game_configs(config, games)
     return SuitePlan(config, games)
 

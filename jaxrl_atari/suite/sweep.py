@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config, flat, set_fields
-from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.option_forms import parse_word
 from jaxrl_atari.report.graphs import plot_comparison
 from jaxrl_atari.report.statistics import INTERVALS
@@ -32,8 +32,8 @@ from jaxrl_atari.report.suites import (
     suite_results,
 )
 from jaxrl_atari.report.summary import markdown_table, score_text
-from jaxrl_atari.runs.files import read_json, write_file, write_json
-from jaxrl_atari.runs.run_dir import SWEEP_FILE, describe, read_config
+from jaxrl_atari.runs.files import read_result, write_file, write_json
+from jaxrl_atari.runs.run_dir import SWEEP_FILE, describe, read_config, read_games
 from jaxrl_atari.suite.launch import Item
 from jaxrl_atari.suite.suite import SuitePlan, game_configs, unfinished_sessions, write_suite_file
 
@@ -164,13 +164,14 @@ def read_sweep_file(sweep_dir: Path) -> Sweep:
         UserError: not the directory of a sweep, or its sweep.json cannot be used.
     """
     config = read_config(sweep_dir, SWEEP_FILE)
-    saved = read_json(sweep_dir / SWEEP_FILE)
+    vary = read_result(sweep_dir / SWEEP_FILE, vary=dict)["vary"]
     try:
-        sweep = Sweep(config, saved["games"], saved["vary"])
+        sweep = Sweep(config, read_games(sweep_dir, SWEEP_FILE), vary)
         game_configs(config, sweep.games)
         _ = sweep.settings
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{sweep_dir / SWEEP_FILE}: cannot be used ({error}); restore it from a copy") from error
+        problem = f"cannot be used ({reason(error)})"
+        raise UserError(f"{sweep_dir / SWEEP_FILE}: {problem}; restore it from a copy") from error
     return sweep
 
 
