@@ -113,6 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Runs and suites are read before anything is drawn, so that a directory of another kind is an error at once.
     runs = without_empty(read_run, run_dirs, count == 1)
     opened = {name: read_suite(path) for name, path in suites.items()}
+    for suite in opened.values():
+        for why in suite.damaged.values():
+            cli.say(f"not drawn: {why}", sys.stderr)
     drawn = without_empty(draw_search, searches, count == 1)
     if not (runs or opened or drawn):
         raise UserError("nothing is drawn: no directory holds a log point; wait for the first one")

@@ -1,5 +1,7 @@
 """The page of a game, in a real browser: it loads nothing, and a click on a curve goes to that moment."""
 
+import re
+import shutil
 import subprocess
 import time
 from types import SimpleNamespace
@@ -9,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from browser import chromium
+from sample_runs import FEW_COLUMNS, table, write_run
 
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.evaluate.game_page import WatchedGame, write_game_page
 from jaxrl_atari.networks import Outputs
+from jaxrl_atari.report.page import write_report
 
 STEPS = 60  # decisions: the game has a frame more
 
@@ -79,3 +83,47 @@ def test_a_click_on_a_curve_goes_to_that_moment(page, width, tmp_path):
             assert browser.evaluate("document.querySelectorAll('#actions .percent')[1].textContent") == "75.0%"
         assert [url for url in browser.requests if not url.startswith("file:")] == []
         assert browser.complaints == []
+
+
+@pytest.fixture
+def run_dir(page, tmp_path):
+    """A run with that game."""
+    columns = {name: column for name, column in table([1.0, 2.0]).items() if name in FEW_COLUMNS}
+    run_dir = write_run(tmp_path / "run", [columns])
+    shutil.move(page, run_dir / "session_0" / "game_200.html")
+    shutil.move(page.with_name("video.mp4"), run_dir / "session_0" / "video_200.mp4")
+    return run_dir
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_report_shows_the_page_and_runs_its_script_alone(run_dir, width, tmp_path):
+    game = run_dir / "session_0" / "game_200.html"
+    game.write_text(game.read_text().replace("<main>", "<main><script>document.title = 'owned'</script>"))
+    report = write_report(run_dir)
+    with chromium(tmp_path / "profile") as browser:
+        browser.open(report, width=width)
+        browser.evaluate("document.querySelector('iframe').scrollIntoView()")  # it is loaded when it is looked at
+        frame = browser.frame()
+        wait_until(lambda: frame.evaluate("document.readyState === 'complete' && video.readyState >= 2"))
+        frame.evaluate("seek(45)")
+        wait_until(lambda: frame.evaluate("at('step').textContent") == f"45 of {STEPS}")
+        assert frame.evaluate("at('return').textContent") == "1"
+        assert frame.evaluate("document.title") == "Pong"
+        assert frame.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.requests == [report.as_uri()]
+        assert frame.requests == []
+        (blocked,) = frame.complaints
+        assert "Content Security Policy" in blocked["entry"]["text"]
+
+
+def test_a_page_with_another_script_is_linked_and_not_shown(run_dir):
+    game = run_dir / "session_0" / "game_200.html"
+    assert "<iframe" in write_report(run_dir).read_text()
+    game.write_text(game.read_text().replace('"use strict";', "steal();"))
+    text = write_report(run_dir).read_text()
+    assert "<iframe" not in text
+    assert "script-src" not in text
+    assert re.search(r'<video [^>]*src="data:video/mp4', text)
+    assert 'href="./session_0/game_200.html"' in text
