@@ -162,15 +162,15 @@ def options(name, **flipped):
     found = record(name)
     original = ORIGINALS[name]
     epsilon = found["clip_range"][0] if "clip_range" in found else DIALECTS[name].ppo.clip_epsilon
-    return replace(
+    of_the_original = replace(
         DIALECTS[name].ppo,
         rollout_length=rollouts.STEPS,
         epochs=original.epochs,
         minibatch_size=tape(name).sample.size // original.minibatches,
         learning_rate=np.float64(found["learning_rate"][0]),
         clip_epsilon=np.float64(epsilon),
-        **flipped,
     )
+    return replace(of_the_original, **flipped)
 
 
 def minibatches(name):
@@ -178,6 +178,14 @@ def minibatches(name):
     original = ORIGINALS[name]
     order = record(name)["order"][: original.epochs]
     return tape(name).sample.reshape(-1)[order].reshape(original.epochs * original.minibatches, -1)
+
+
+def shuffled(name, seed):
+    """Other minibatches of the same samples, as another seed of the original draws them."""
+    rng = np.random.default_rng(seed)
+    samples = tape(name).sample.reshape(-1)
+    epochs = [rng.permutation(samples) for _ in range(ORIGINALS[name].epochs)]
+    return np.concatenate(epochs).reshape(minibatches(name).shape)
 
 
 def clip_as_torch(max_norm):
@@ -191,17 +199,18 @@ def clip_as_torch(max_norm):
 
 
 @cache
-def ours(name, as_torch=True, steps=None, **flipped):
-    """Our update of the rollout with the original's minibatches: parameters and metrics, means over gradient
-    steps.
+def ours(name, as_torch=True, steps=None, draw=None, **flipped):
+    """Our update of the rollout: parameters, and metrics as means over the gradient steps.
 
     Args:
         as_torch: gradients are clipped as torch does it.
         steps: the first ones alone.
+        draw: the seed that draws the minibatches. None: they are the original's.
         flipped: settings that differ from the dialect's.
     """
     with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ppo, "draw_minibatches", lambda *_: jnp.asarray(minibatches(name)[:steps]))
+        order = minibatches(name) if draw is None else shuffled(name, draw)
+        patch.setattr(ppo, "draw_minibatches", lambda *_: jnp.asarray(order[:steps]))
         if as_torch and ORIGINALS[name].adds_to_the_norm:
             patch.setattr(optax, "clip_by_global_norm", clip_as_torch)
         config = options(name, **flipped)
@@ -299,8 +308,10 @@ def test_a_whole_update_ends_at_the_originals_parameters(name):
 
 
 FLIPPED = {
-    "cleanrl": {"unbiased_std": False, "truncation_is_terminal": False, "clip_value_loss": False,
-    "value_coef": 1.0},
+    "cleanrl": {
+        "unbiased_std": False, "truncation_is_terminal": False, "clip_value_loss": False, "value_coef": 1.0,
+        "clip_epsilon": 0.05, "max_grad_norm": 1.0, "adam_epsilon": 1e-8, "normalize_advantages": False,
+    },
     "cleanrl_envpool": {"learn_from_auto_resets": False},
     "cleanrl_xla": {
         "unbiased_std": True, "truncation_is_terminal": False, "learn_from_auto_resets": False,
@@ -321,6 +332,14 @@ def test_the_proof_fails_with_any_option_flipped(name, field, value):
     apart = update_difference(name, **{field: value})
     print(f"{name} with {field}={value}: {apart:.1e}")
     assert apart > 1e-5
+
+
+@every_original
+def test_other_minibatches_end_elsewhere(name):
+    """What chance does to an update, beside which the differences between dialects are read."""
+    apart = [update_difference(name, draw=seed) for seed in (11, 12, 13)]
+    print(f"{name} with other minibatches: {min(apart):.1e} to {max(apart):.1e}")
+    assert min(apart) > 1e-5
 
 
 @every_original
