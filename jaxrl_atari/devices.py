@@ -17,8 +17,9 @@ from jaxrl_atari.errors import check_fields, require
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.hardware.choice import first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import gpu_provider, network_platform, visible
+from jaxrl_atari.minibatches import Shard
 from jaxrl_atari.option_forms import GpuOption
-from jaxrl_atari.ppo import KEYS, Shard
+from jaxrl_atari.ppo import KEYS
 
 
 class Placement(NamedTuple):
@@ -123,7 +124,7 @@ class DataParallel:
     def compile(self, function: Callable, donate_argnums: Sequence[int] = ()) -> Callable:
         """Compiles a function whose last argument is a key.
 
-        On several devices, the function also receives the keyword `shard` (`ppo.Shard`), its part of the data.
+        On several devices, the function also receives the keyword `shard`: a `Shard`, its part of the data.
         """
         if len(self) == 1:
             return jax.jit(function, donate_argnums=donate_argnums)

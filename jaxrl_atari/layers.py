@@ -1,17 +1,15 @@
-"""`Conv`: flax's `nn.Conv` of images, with gradients that are fast on a CPU. `in_chunks`: a torso in chunks of
-samples.
+"""`Conv`: flax's `nn.Conv` of images, with gradients that are fast on a CPU. `in_chunks`: a torso in chunks.
 
 XLA's CPU backend compiles the gradients of a convolution inside `lax.scan`, where an update computes them, to
 naive loops (https://github.com/jax-ml/jax/issues/12868), 10 to 30 times slower than they need be. A forward
-convolution is fast there. So on a CPU `Conv` writes its gradients out (`jax.custom_vjp`):
+convolution is fast there. So inside `cpu_gradients()`, `Conv` writes its gradients out (`jax.custom_vjp`):
 
-- **Space-to-depth.** Padding and cutting an image into blocks of stride x stride pixels makes any convolution one
-  of stride 1, with zeros in the kernel where the stride does not divide its size.
-- **The gradient for the input** of a convolution of stride 1 is a forward convolution of the output's gradient
-  with the turned kernel. A barrier hides from XLA that the kernel is turned: it would else see a gradient, and
-  compute the naive loop.
-- **The gradient for the kernel** is a matrix product. A row of one matrix holds the columns of a window side by
-  side; the other has the output's gradient, shifted for each row of the window.
+- **Space-to-depth** (`space_to_depth`, `block_kernel`). Padding and cutting an image into blocks of stride x
+  stride pixels makes any convolution one of stride 1, with zeros in the kernel where the stride does not divide
+  its size.
+- **The gradient for the input** (`input_gradient`) is then a forward convolution: of the output's gradient, with
+  the kernel turned by 180 degrees.
+- **The gradient for the kernel** (`kernel_gradient`) is a matrix product.
 
 Outside `cpu_gradients()`, as on a GPU, `Conv` is a plain convolution.
 """
@@ -44,8 +42,11 @@ _for_cpu: ContextVar[bool] = ContextVar("for_cpu", default=False)
 
 @contextlib.contextmanager
 def cpu_gradients(wanted: bool = True) -> Iterator[None]:
-    """While a network is traced in this context, `Conv` has its gradients for CPUs, and `in_chunks` makes
-    chunks."""
+    """A context for tracing a network: in it `Conv` has its gradients for CPUs, and `in_chunks` makes chunks.
+
+    Args:
+        wanted: false, and the context changes nothing.
+    """
     token = _for_cpu.set(wanted)
     try:
         yield
@@ -54,10 +55,9 @@ def cpu_gradients(wanted: bool = True) -> Iterator[None]:
 
 
 class Conv(nn.Module):
-    """`nn.Conv` of images, with its parameters: `kernel` [height, width, C, features] and `bias` [features],
-    float32.
+    """`nn.Conv` of images, with the same parameters: `kernel` [height, width, C, features] and `bias` [features].
 
-    An input of type uint8 is divided by 255.
+    Parameters are float32. An input of type uint8 is divided by 255.
     """
 
     features: int
@@ -81,7 +81,7 @@ class Conv(nn.Module):
         pixels = jnp.issubdtype(x.dtype, jnp.integer)
         if _for_cpu.get():
             scaled = kernel / 255 if pixels else kernel
-            y: Any = convolve(x, scaled, self.stride, pads, jnp.dtype(self.dtype))
+            y: jax.Array = convolve(x, scaled, self.stride, pads, jnp.dtype(self.dtype))
             return y + bias
         x = x.astype(self.dtype) / 255 if pixels else x.astype(self.dtype)
         y = lax.conv_general_dilated(x, kernel.astype(self.dtype), strides, pads, dimension_numbers=FORM)
@@ -89,11 +89,12 @@ class Conv(nn.Module):
 
 
 def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax.Array) -> jax.Array:
-    """`torso(x)` for images `[N, H, W, C]`, on a CPU in chunks of samples.
+    """`torso(x)`, inside `cpu_gradients()` in chunks of at most `CHUNK` samples.
 
     Args:
         torso: a function of each sample alone, which uses layers of `module`. Its layers need names.
         module: the module in whose `__call__` this is.
+        x: images `[N, H, W, C]`.
     """
     count = -(-len(x) // CHUNK) if _for_cpu.get() else 1
     if count == 1:
@@ -114,78 +115,120 @@ def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def convolve(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dtype: Any) -> jax.Array:
-    """The convolution: uint8 or float `[N, H, W, C]`, float32 `[kh, kw, C, O]` -> float32 `[N, h, w, O]`."""
+    """The convolution, with the gradients of this file.
+
+    Args:
+        x: uint8 or float `[N, H, W, C]`.
+        kernel: float32 `[kh, kw, C, O]`.
+        pads: zeros around the image, which may be negative: (above, below), (left, right).
+        dtype: type of the arithmetic.
+
+    Returns:
+        `[N, h, w, O]`, in `sum_type(dtype)`.
+    """
     return _forward(x, kernel, stride, pads, dtype)[0]
 
 
 def _forward(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dtype: Any) -> tuple[jax.Array, Any]:
-    blocks = _block(kernel.shape, stride, pads, _as_words(x))
-    y = lax.conv_general_dilated(
-        _from_words(blocks).astype(dtype),
-        _block_kernel(stride, kernel).astype(dtype),
-        (1, 1),
-        "VALID",
-        dimension_numbers=FORM,
-        preferred_element_type=_sum_type(dtype),
-    )
-    return y, (x, kernel)
+    blocks = from_words(space_to_depth(kernel.shape[:2], stride, pads, as_words(x)))
+    w = block_kernel(stride, kernel)
+    return _convolution(blocks.astype(dtype), w.astype(dtype), "VALID", dtype), (x, kernel)
 
 
 def _backward(stride: int, pads: Pads, dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, jax.Array]:
     x, kernel = saved
     g = g.astype(dtype)
-    w, kernel_gradient = jax.vjp(partial(_block_kernel, stride), kernel)
-    height, width, channels, outputs = w.shape
-    block = partial(_block, kernel.shape, stride, pads)
+    # The convolution of stride 1: `w` on the blocks of x. Both arrangements are linear, so JAX undoes them.
+    blocks_of = partial(space_to_depth, kernel.shape[:2], stride, pads)
+    w, undo_block_kernel = jax.vjp(partial(block_kernel, stride), kernel)
 
-    # For the kernel: (height * O) x (width * C), a product of shifted gradients and the columns of each window.
-    # Transposed in two halves, and concatenated: XLA would else repeat the transposition for each shift.
-    halves = [jnp.moveaxis(half, -1, 0) for half in jnp.array_split(_as_words(g), 2)]
-    channels_first = jnp.concatenate(halves, axis=1)
-    shifts = [((0, 0), (0, 0), (i, height - 1 - i), (0, 0)) for i in range(height)]
-    shifted = _from_words(jnp.concatenate([jnp.pad(channels_first, shift) for shift in shifts]))
-    columns = _columns(block(_as_words(x)), width).astype(dtype)
-    dw = jnp.matmul(
-        shifted.reshape(height * outputs, -1),
-        columns.reshape(-1, width * channels),
-        preferred_element_type=_sum_type(dtype),
-    )
-    dw = lax.optimization_barrier(dw).reshape(height, outputs, width, channels)
-    (d_kernel,) = kernel_gradient(dw.transpose(0, 2, 3, 1))
+    (d_kernel,) = undo_block_kernel(kernel_gradient(blocks_of(as_words(x)), g, w.shape, dtype))
     if jnp.issubdtype(x.dtype, jnp.integer):
         return np.zeros(x.shape, jax.dtypes.float0), d_kernel  # JAX's type for the gradient of an integer input
-
-    # For the input, in blocks; then undo the blocks.
-    turned = lax.optimization_barrier(w[::-1, ::-1].swapaxes(2, 3).astype(dtype))
-    edges = ((height - 1, height - 1), (width - 1, width - 1))
-    d_blocks = lax.conv_general_dilated(
-        g, turned, (1, 1), edges, dimension_numbers=FORM, preferred_element_type=_sum_type(dtype)
-    )
-    (dx,) = jax.linear_transpose(block, jax.ShapeDtypeStruct(x.shape, d_blocks.dtype))(d_blocks)
+    d_blocks = input_gradient(w, g, dtype)
+    (dx,) = jax.linear_transpose(blocks_of, jax.ShapeDtypeStruct(x.shape, d_blocks.dtype))(d_blocks)
     return dx.astype(x.dtype), d_kernel
 
 
 convolve.defvjp(_forward, _backward)
 
 
-def _sum_type(dtype: Any) -> Any:
-    """Products are added in float32, or in a wider type of the arithmetic."""
+def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """The gradient for the kernel of a convolution of stride 1, as one matrix product.
+
+    The right matrix has a row for each pixel of the output's width and of the input's height: the pixels of a
+    window's row, side by side. The left one holds the output's gradient, shifted once for each row of the window.
+
+    Args:
+        words: the input as `as_words`, `[N, h + height - 1, w + width - 1, C]`.
+        g: the gradient for the output, `[N, h, w, O]` in `dtype`.
+        shape: of the kernel, (height, width, C, O).
+
+    Returns:
+        That shape, in `sum_type(dtype)`.
+    """
+    height, width, channels, outputs = shape
+    # Transposed in two halves, and concatenated: XLA would else repeat the transposition for each shift.
+    halves = [jnp.moveaxis(half, -1, 0) for half in jnp.array_split(as_words(g), 2)]
+    channels_first = jnp.concatenate(halves, axis=1)
+    shifts = [((0, 0), (0, 0), (i, height - 1 - i), (0, 0)) for i in range(height)]
+    shifted = from_words(jnp.concatenate([jnp.pad(channels_first, shift) for shift in shifts]))
+    dw = jnp.matmul(
+        shifted.reshape(height * outputs, -1),
+        side_by_side(words, width).astype(dtype).reshape(-1, width * channels),
+        preferred_element_type=sum_type(dtype),
+    )
+    # The barrier keeps XLA from computing the transposed product.
+    return lax.optimization_barrier(dw).reshape(height, outputs, width, channels).transpose(0, 2, 3, 1)
+
+
+def input_gradient(w: jax.Array, g: jax.Array, dtype: Any) -> jax.Array:
+    """The gradient for the input of a convolution of stride 1, as a forward convolution.
+
+    A barrier hides from XLA that the kernel is turned. It would else see a gradient, and compute the naive loop.
+
+    Args:
+        w: the kernel, `[height, width, C, O]`.
+        g: the gradient for the output, `[N, h, w, O]` in `dtype`.
+
+    Returns:
+        `[N, h + height - 1, w + width - 1, C]`, in `sum_type(dtype)`.
+    """
+    height, width = w.shape[:2]
+    turned = lax.optimization_barrier(w[::-1, ::-1].swapaxes(2, 3).astype(dtype))
+    return _convolution(g, turned, ((height - 1, height - 1), (width - 1, width - 1)), dtype)
+
+
+def _convolution(x: jax.Array, kernel: jax.Array, pads: str | Pads, dtype: Any) -> jax.Array:
+    return lax.conv_general_dilated(
+        x, kernel, (1, 1), pads, dimension_numbers=FORM, preferred_element_type=sum_type(dtype)
+    )
+
+
+def sum_type(dtype: Any) -> Any:
+    """The type in which products of `dtype` are added: float32, or a wider type of the arithmetic."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def _block(size: tuple[int, ...], stride: int, pads: Pads, x: jax.Array) -> jax.Array:
-    """Padded, then space-to-depth: `[N, H, W, C]` -> `[N, rows, columns, stride * stride * C]`.
+# --- Arranging data ----------------------------------------------------------------------------------------------
+
+
+def space_to_depth(size: tuple[int, ...], stride: int, pads: Pads, x: jax.Array) -> jax.Array:
+    """Pads an image and cuts it into blocks, whose pixels become channels.
 
     Args:
-        size: height and width of the kernel first.
+        size: height and width of the kernel: what no window reads is cut off.
+        x: `[N, H, W, C]`.
+
+    Returns:
+        `[N, rows, columns, stride * stride * C]`; a channel is (row in the block, column in the block, channel).
     """
     lengths = []
     edges = []
-    for kernel, (before, after), pixels in zip(size[:2], pads, x.shape[1:3], strict=True):
+    for kernel, (before, after), pixels in zip(size, pads, x.shape[1:3], strict=True):
         outputs = (pixels + before + after - kernel) // stride + 1
         length = outputs + -(-kernel // stride) - 1
         lengths.append(length)
-        # A negative edge cuts off what no window reads.
         edges.append((before, length * stride - before - pixels, 0))
     if any(map(any, edges)):
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
@@ -196,31 +239,44 @@ def _block(size: tuple[int, ...], stride: int, pads: Pads, x: jax.Array) -> jax.
     return x.swapaxes(2, 3).reshape(len(x), rows, columns, -1)
 
 
-def _block_kernel(stride: int, w: jax.Array) -> jax.Array:
-    """`[kh, kw, C, O]` -> `[rows, columns, stride * stride * C, O]`, with zeros where the stride does not divide
-    k."""
+def block_kernel(stride: int, w: jax.Array) -> jax.Array:
+    """The kernel of stride 1 that does on blocks what `w` does on the image.
+
+    Args:
+        w: `[kh, kw, C, O]`.
+
+    Returns:
+        `[rows, columns, stride * stride * C, O]`, with zeros where the stride does not divide kh or kw.
+    """
     rows, columns = (-(-k // stride) for k in w.shape[:2])
     edges = ((0, rows * stride - w.shape[0]), (0, columns * stride - w.shape[1]), (0, 0), (0, 0))
     w = jnp.pad(w, edges).reshape(rows, stride, columns, stride, *w.shape[2:])
     return w.swapaxes(1, 2).reshape(rows, columns, -1, w.shape[-1])
 
 
-def _columns(x: jax.Array, width: int) -> jax.Array:
-    """The columns of each window side by side: `[N, H, w + width - 1, C]` -> `[N, H, w, width * C]`."""
-    w = x.shape[2] - width + 1
-    return _from_words(jnp.stack([x[:, :, j : j + w] for j in range(width)], axis=-2).reshape(*x.shape[:2], w, -1))
+def side_by_side(words: jax.Array, width: int) -> jax.Array:
+    """The pixels of each row of a window side by side: `[N, H, w + width - 1, C]` -> `[N, H, w, width * C]`.
+
+    Args:
+        words: the image as `as_words`. The result is no longer in words.
+    """
+    w = words.shape[2] - width + 1
+    pixels = jnp.stack([words[:, :, j : j + w] for j in range(width)], axis=-2)
+    return from_words(pixels.reshape(*words.shape[:2], w, -1))
 
 
-def _as_words(x: jax.Array) -> jax.Array:
-    """A view in integers, in which XLA's CPU backend moves data fast: bfloat16 as uint16, four uint8 as one
-    uint32."""
+def as_words(x: jax.Array) -> jax.Array:
+    """A view in integers, which XLA's CPU backend moves fast: bfloat16 as uint16, four uint8 as one uint32.
+
+    Any other array is returned as it is.
+    """
     if x.dtype == jnp.uint8 and x.shape[-1] % 4 == 0:
         return lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 4), jnp.uint32)
     return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
 
 
-def _from_words(x: jax.Array) -> jax.Array:
-    """The inverse of `_as_words`."""
+def from_words(x: jax.Array) -> jax.Array:
+    """The inverse of `as_words`."""
     if x.dtype == jnp.uint32:
         return lax.bitcast_convert_type(x, jnp.uint8).reshape(*x.shape[:-1], -1)
     return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x

@@ -1,4 +1,11 @@
-"""Learning: the train state on the learner's devices, the compiled update, and the parameters to act with."""
+"""Learning: the train state on the learner's devices, the compiled update, and the parameters to act with.
+
+The loop of a session asks a `Learner` for the parameters to act with, and gives it the rollout that they played:
+
+    Learner                     act with the newest parameters; the update runs on the devices, and JAX returns at
+                                once, so only the next rollout's first step waits for it
+    OverlappedLearner           `overlap = "update"`: act with those from before the running update
+"""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +23,7 @@ from jaxrl_atari.devices import DataParallel, Networks, Placement, check_placeme
 from jaxrl_atari.errors import require
 from jaxrl_atari.fast.forms import Network
 from jaxrl_atari.imports import import_inherited
+from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import init_params, initial_carry, is_recurrent, make_module
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.runs.session_log import ReadMetrics
@@ -25,11 +33,8 @@ class Learner:
     """The train state, on one device or on several in parallel, and its update.
 
     Args:
-        arrays: arrays of a checkpoint, or `first_arrays`. The first update consumes `train_state`.
+        arrays: `train_state`, and what else a checkpoint holds; see `first_arrays`. They are copied.
     """
-
-    acting: Any = None
-    """The parameters that the next rollout acts with; None: the newest."""
 
     def __init__(self, config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]):
         self._acting_network = networks.acting
@@ -38,20 +43,26 @@ class Learner:
         self._check = config.devices.check
         self._parallel = DataParallel(placement.learner)
         self._update = compiled_update(placement.learner, networks.learning, ALGORITHMS.get(config.algorithm))
-        self._state = self._parallel.replicate(arrays["train_state"])
+        self._state = self._parallel.replicate(_copy(arrays["train_state"]))  # an update consumes what it is given
+        self.acting: Any = None
+        """Parameters that the next rollout acts with, if these are not `state.params`: a checkpoint needs both."""
 
     @property
     def state(self) -> ppo.TrainState:
-        """The train state after the newest update, on the learner's first local device. The next update consumes
-        it."""
+        """The train state after the newest update, on the learner's first local device.
+
+        It is valid until the next `update`, which consumes it.
+        """
         self.wait()
         return self._parallel.shard(self._state, 0)
 
-    def update(self, rollouts: Sequence[ppo.Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
-        """Starts the update on a rollout, one part per local device.
+    def update(self, rollouts: Sequence[Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
+        """Starts the update on a rollout.
 
         Args:
+            rollouts: the part of each local device.
             config: with the learning rate of this update.
+            key: for its minibatches, and for what the algorithm draws.
 
         Returns:
             A function that waits for the update and returns its metrics.
@@ -70,13 +81,13 @@ class Learner:
         return float(jax.device_get(_norm(self.state.params)))
 
     def acting_params(self) -> list[Any]:
-        """The parameters for each actor, on its device."""
-        own = (jax.device_put(self._params(i), device) for i, device in enumerate(self._actors))
-        return [self._acting_network.acting_params(params) for params in own]
+        """What each actor acts with in the next rollout: on its device, in the form of `Network.acting_params`."""
+        moved = map(jax.device_put, self._params_of_actors(), self._actors)
+        return [self._acting_network.acting_params(params) for params in moved]
 
-    def _params(self, i: int) -> Any:
-        """What actor i acts with."""
-        return self._parallel.shard(self._state.params, i)
+    def _params_of_actors(self) -> list[Any]:
+        """The parameters that each actor acts with, on any device."""
+        return [self._parallel.shard(self._state.params, i) for i in range(len(self._actors))]
 
     def wait(self) -> None:
         """Waits until an update in the background has ended, if there is one."""
@@ -91,7 +102,10 @@ _norm = jax.jit(optax.tree.norm)
 
 @lru_cache(maxsize=8)
 def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm: ppo.Algorithm) -> Callable:
-    """`ppo.update` on these devices. The sessions of a process share it, so that it is compiled once."""
+    """`ppo.update` on these devices: state, rollout, config, key -> state, metrics. The state is consumed.
+
+    The sessions of a process share it, so that it is compiled once.
+    """
     function = partial(ppo.update, apply=network.apply, algorithm=algorithm)
     return DataParallel(devices).compile(function, donate_argnums=[0])
 
@@ -99,8 +113,10 @@ def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm
 class OverlappedLearner(Learner):
     """A learner whose update runs in a thread while the next rollout is collected (`overlap = "update"`).
 
-    That rollout acts with the parameters that the update began with: one update of lag, never more. `acting` in
-    the arrays of a checkpoint are those before the newest update.
+    That rollout acts with `acting`, the parameters that the update began with: one update of lag, never more.
+
+    Args:
+        arrays: also `acting`, where they are those of a checkpoint.
     """
 
     def __init__(self, config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]):
@@ -108,23 +124,25 @@ class OverlappedLearner(Learner):
         self._running: Future[dict[str, float]] | None = None
         self._has_compiled = False
         super().__init__(config, placement, networks, arrays)
-        self.acting = arrays.get("acting") or _copy(self.state.params)
+        self.acting = arrays.get("acting")
+        if self.acting is None:  # before the first update both are the same
+            self.acting = _copy(self.state.params)
 
-    def update(self, rollouts: Sequence[ppo.Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
+    def update(self, rollouts: Sequence[Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
         """Starts the update on a rollout, once the one before has ended."""
         self.acting = _copy(self.state.params)  # the update consumes the originals
         self._running = self._thread.submit(self._update_in_thread, rollouts, config, key)
         return self._running.result
 
     def _update_in_thread(self, *arguments: Any) -> dict[str, float]:
-        # A thread has its own.
+        # A transfer guard holds for one thread, so this one has its own.
         with jax.transfer_guard("disallow" if self._check and self._has_compiled else "allow"):
             metrics = super().update(*arguments)()
         self._has_compiled = True
         return metrics
 
-    def _params(self, i: int) -> Any:
-        return self.acting
+    def _params_of_actors(self) -> list[Any]:
+        return [self.acting] * len(self._actors)
 
     def wait(self) -> None:
         """Waits until the running update has ended."""
@@ -162,21 +180,27 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
     """The arrays of a session before its first update: `train_state`, and `key` for its actions and minibatches.
 
     They are computed on the CPU, so that a seed gives the same parameters on every device.
+
+    Args:
+        num_actions: of the game.
+        seed: of the session.
+        device: where the arrays are put.
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        arrays = _first_arrays(*_what_learns(config, num_actions), config.ppo, jax.random.key(seed, impl=ppo.KEYS))
+        key = jax.random.key(seed, impl=ppo.KEYS)
+        arrays = _first_arrays(*_module_and_algorithm(config, num_actions), config.ppo, key)
     return jax.device_put(arrays, device)
 
 
 def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
     """Shapes, types and placement of `first_arrays`: the target of a restore."""
     key = jax.eval_shape(lambda: jax.random.key(0, impl=ppo.KEYS))
-    shapes = jax.eval_shape(partial(_first_arrays, *_what_learns(config, num_actions), config.ppo), key)
+    shapes = jax.eval_shape(partial(_first_arrays, *_module_and_algorithm(config, num_actions), config.ppo), key)
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
-def _what_learns(config: Config, num_actions: int) -> tuple[nn.Module, ppo.Algorithm]:
+def _module_and_algorithm(config: Config, num_actions: int) -> tuple[nn.Module, ppo.Algorithm]:
     return make_module(config.network, num_actions, jnp.float32), ALGORITHMS.get(config.algorithm)
 
 

@@ -1,11 +1,8 @@
 """Networks: frame stacks in, policy logits and a value out.
 
-To add one, write a `flax.linen.Module` like `NatureActorCritic` in a file of your own and register it:
-
-    from jaxrl_atari.networks import register
-    register("tiny", Tiny)
-
-`docs/idea.md` has the whole example. A network that remembers (`NatureLSTM`) also has a method `initial_carry`.
+A network is a `flax.linen.Module` with the fields `num_actions` and `dtype`, here `NatureActorCritic`,
+`ImpalaActorCritic` and, with a memory, `NatureLSTM`. The rest of the package knows it as a pure function, `Apply`.
+One of your own stands in a file of your own, which registers it (`register`); `docs/idea.md` has an example.
 """
 
 from collections.abc import Callable
@@ -17,13 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.config import NetworkConfig
+from jaxrl_atari.errors import ConfigError, require
 from jaxrl_atari.layers import Conv, in_chunks
 from jaxrl_atari.registry import NETWORKS
 
 STACK = 4
 """Frames in a stack, the input of a network."""
-
-register = NETWORKS.register
 
 
 class Observation(NamedTuple):
@@ -32,7 +28,7 @@ class Observation(NamedTuple):
     A recurrent network gets N / n consecutive steps of n environments, ordered by step, then by environment.
     """
 
-    stacks: Any  # uint8 [N, H, W, 4 * C], the oldest frame first
+    stacks: Any  # uint8 [N, 84, 84, 4], the oldest frame first; see `fast.frames` for stacks in blocks
     first: Any = None  # bool [N]: a game starts here. Only a recurrent network needs it
     carry: Any = ()  # [n, ...]: the memory of each environment before its first step here
 
@@ -51,7 +47,8 @@ Apply = Callable[[Any, Observation], Outputs]
 
 
 def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
-    """A dense layer with orthogonal initialisation, which computes in `dtype` (float32 without TF32)."""
+    """A dense layer with orthogonal initialisation of gain `scale`, which computes in `dtype` (float32 without
+    TF32)."""
     return nn.Dense(
         features,
         kernel_init=nn.initializers.orthogonal(scale),
@@ -68,7 +65,7 @@ def hidden_layer(x: jax.Array, features: int, dtype: Any) -> jax.Array:
 
 
 def heads(features: jax.Array, num_actions: int, carry: Any = ()) -> Outputs:
-    """Policy and value head on features float32 `[..., F]`."""
+    """Policy and value head on features float32 `[..., F]`: the `Outputs` of a network."""
     logits = dense(num_actions, 0.01, "policy", jnp.float32)(features)
     value = dense(1, 1.0, "value", jnp.float32)(features)
     return Outputs(logits, value[..., 0], carry, features)
@@ -145,8 +142,7 @@ class LSTMStep(nn.Module):
 
     @nn.compact
     def __call__(self, carry: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
-        """Carry `[n, features]` twice; x `[n, F]` and first bool `[n]` -> the new carry, output `[n,
-        features]`."""
+        """Carry `[n, features]` twice; x `[n, F]`, first bool `[n]` -> new carry, output `[n, features]`."""
         x, first = step
         carry = jax.tree.map(lambda memory: jnp.where(first[:, None], 0.0, memory), carry)
         return nn.OptimizedLSTMCell(self.features, name="cell")(carry, x)
@@ -196,13 +192,39 @@ class NatureLSTM(nn.Module):
 # --- Modules as functions ----------------------------------------------------------------------------------------
 
 
-def make_module(config: NetworkConfig, num_actions: int, dtype: Any) -> nn.Module:
-    """The module of a config. An option of a network is passed to it here.
+def register(name: str, network: Callable[..., nn.Module]) -> None:
+    """Lets a config choose a network of your own, as in `--network.name tiny`.
+
+    Args:
+        name: a new name. A later network of the same name replaces the earlier one.
+        network: a class of modules with the fields `num_actions` and `dtype`, or a `functools.partial` of one that
+            sets fields of its own.
 
     Raises:
-        ConfigError: no network has that name.
+        ConfigError: the name is taken by the package, or `network` is a module and no class.
     """
-    return NETWORKS.get(config.name)(num_actions=num_actions, dtype=dtype)
+    usable = callable(network) and not isinstance(network, nn.Module)
+    require(usable, NETWORKS.field, name, "a class of modules, such as Tiny and not Tiny(...)", f"got {network!r}")
+    NETWORKS.register(name, network)
+
+
+def make_module(config: NetworkConfig, num_actions: int, dtype: Any) -> nn.Module:
+    """The module of a config.
+
+    Args:
+        dtype: type of the torso's arithmetic.
+
+    Raises:
+        ConfigError: no network has that name, or it cannot be made of these arguments alone.
+    """
+    network = NETWORKS.get(config.name)
+    try:
+        module = network(num_actions=num_actions, dtype=dtype)
+        hash(module)  # compiled programs are kept by their modules
+    except TypeError as error:
+        expected = "a flax.linen.Module with the fields num_actions and dtype, and hashable values in its others"
+        raise ConfigError(NETWORKS.field, config.name, expected, str(error)) from error
+    return module
 
 
 def initial_carry(module: nn.Module, num_envs: int) -> Any:

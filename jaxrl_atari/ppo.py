@@ -1,13 +1,14 @@
 """Proximal policy optimisation as pure functions: no I/O, no clock, no state but what is passed in.
 
-Reading order: `Rollout` (the data), `gae` and `ppo_samples` (the targets), `ppo_loss` (one minibatch), `update`
-(all minibatches of a rollout). `Algorithm` is the record of the parts that an idea replaces, and `PPO` its
-default. Axes are [T, B]: T steps of B environments. Paper: Schulman et al. 2017, arXiv:1707.06347.
+Reading order: `Rollout` (the data, in `minibatches.py`), `gae` and `ppo_samples` (the targets), `ppo_terms` (the
+loss of one minibatch), `update` (all minibatches of a rollout). `Algorithm` is the record of the parts that an
+idea replaces, and `PPO` its default. Axes are [T, B]: T steps of B environments.
+
+Paper: Schulman et al. 2017, arXiv:1707.06347.
 """
 
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, get_type_hints
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, Protocol, get_type_hints
 
 import chex
 import flax.struct
@@ -18,16 +19,15 @@ from jax import lax
 
 from jaxrl_atari.config import TRACED, PPOConfig
 from jaxrl_atari.errors import require
-from jaxrl_atari.fast.frames import gather_stacks
-from jaxrl_atari.networks import Apply, Observation, Outputs, is_recurrent
+from jaxrl_atari.minibatches import ONE_DEVICE, Mean, Rollout, Shard, draw_minibatches, observe
+from jaxrl_atari.networks import Apply, Observation, Outputs
 from jaxrl_atari.registry import ALGORITHMS
 
 KEYS = "threefry2x32"
 """The implementation of all random keys, whatever JAX_DEFAULT_PRNG_IMPL says: a checkpoint holds one."""
 
 Metrics = dict[str, jax.Array]
-
-register = ALGORITHMS.register
+"""Name -> float32 []. A new name needs no entry anywhere to be logged."""
 
 
 # A PPOConfig is a pytree: the options marked `TRACED` are its leaves, all others are static.
@@ -36,108 +36,34 @@ _LEAVES = [name for name, hint in _HINTS.items() if TRACED in getattr(hint, "__m
 jax.tree_util.register_dataclass(PPOConfig, _LEAVES, [name for name in _HINTS if name not in _LEAVES])
 
 
-class Rollout(NamedTuple):
-    """T steps of B environments.
-
-    Each frame is stored once: step t saw the stack that ends at `frames[t + 3]` (`fast/frames.py`). A step of
-    weight 0 is an auto-reset step: the emulator ignored its action, because the game before it had just ended.
-    """
-
-    frames: jax.Array  # uint8 [T + 4, B, *frame]: the last is the newest frame of step T, for the bootstrap value
-    age: jax.Array  # int32 [T, B]: earlier frames of the same game, at most 3
-    action: jax.Array  # int32 [T, B]
-    log_prob: jax.Array  # float32 [T, B]: log pi_old(action)
-    value: jax.Array  # float32 [T, B]: V_old
-    reward: jax.Array  # float32 [T, B]: clipped to [-1, 1], unless env.clip_rewards is false
-    terminated: jax.Array  # bool [T, B]: the game was lost, or a life (env.life_loss_terminal): no value beyond
-    truncated: jax.Array  # bool [T, B]: the game was cut off: the value beyond counts, the rewards beyond do not
-    weight: jax.Array  # float32 [T, B]: 1, or 0 for an auto-reset step
-    bootstrap_value: jax.Array  # float32 [B]: V_old of what step T would see
-    carry: Any = ()  # [B, ...]: what a recurrent network remembered before step 0
-
-
 @flax.struct.dataclass
 class TrainState:
-    """State that an update replaces, and that a checkpoint keeps."""
+    """State that an update replaces, and that a checkpoint keeps. Equal on all devices."""
 
     params: Any
     opt_state: optax.OptState
-    optimizer_steps: jax.Array  # int32 []
+    optimizer_steps: jax.Array  # int32 []: gradient steps so far
     extra: Any = ()  # what an algorithm keeps besides, such as running statistics: any pytree of arrays
 
 
 class Samples(NamedTuple):
     """What `ppo_loss` needs of each step besides its observation: [T, B], in a minibatch [N]."""
 
-    action: jax.Array
-    log_prob: jax.Array
-    value: jax.Array
-    advantage: jax.Array
-    target: jax.Array
+    action: jax.Array  # int32
+    log_prob: jax.Array  # float32: log pi_old(action)
+    value: jax.Array  # float32: V_old
+    advantage: jax.Array  # float32
+    target: jax.Array  # float32: what the value learns
 
 
 class Minibatch(NamedTuple):
-    """What the loss of one gradient step may use: N samples."""
+    """What the loss of one gradient step may use: N samples, on each device its part of them."""
 
     observation: Observation  # change its pictures through `fast.frames.map_images`
     samples: Any  # as `Algorithm.prepare` returned them, [N, ...]
-    mean: "Mean"  # the mean over the minibatch
+    mean: Mean  # the mean over the minibatch
     key: jax.Array  # for what a loss draws: another one in each gradient step, and on each device
-    extra: Any = ()  # `TrainState.extra`
-
-
-# --- Means over devices ------------------------------------------------------------------------------------------
-
-
-class Shard(NamedTuple):
-    """This device's part of data that is spread over several devices. The default is one device that holds it
-    all."""
-
-    index: jax.typing.ArrayLike = 0
-    count: int = 1
-    sum: Callable[[Any], Any] = lambda tree: tree  # sum of a tree of arrays over all devices
-
-
-ONE_DEVICE = Shard()
-
-
-@flax.struct.dataclass
-class Mean:
-    """The mean over the samples that count, on whatever device they are: `mean(x)`, for x of the shape of
-    `weight`.
-
-    Auto-reset steps have weight 0. A minibatch in which no sample counts has the mean 0.
-    """
-
-    weight: jax.Array  # 1, or 0 where a sample does not count
-    total: jax.Array  # sum of the weights on all devices, at least 1
-    sum: Callable[[Any], Any] = flax.struct.field(pytree_node=False, default=ONE_DEVICE.sum)
-
-    @classmethod
-    def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":
-        """The mean with these weights."""
-        return cls(weight, jnp.maximum(shard.sum(jnp.sum(weight)), 1.0), shard.sum)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """The mean of x."""
-        chex.assert_equal_shape([x, self.weight])
-        return self.sum(jnp.sum(self.weight / self.total * x))
-
-    def moments(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Mean and variance of x."""
-        mean = self.sum(jnp.sum(self.weight * x)) / self.total
-        return mean, self.sum(jnp.sum(self.weight * jnp.square(x - mean))) / self.total
-
-    def normalize(self, x: jax.Array, unbiased: bool = False) -> jax.Array:
-        """x with mean 0 and standard deviation 1: (x - mean) / (std + 1e-8).
-
-        Args:
-            unbiased: std = sqrt(sum((x - mean)^2) / (N - 1)) instead of / N, as `torch.Tensor.std` has it.
-        """
-        mean, variance = self.moments(x)
-        if unbiased:
-            variance = variance * (self.total / jnp.maximum(self.total - 1.0, 1.0))
-        return (x - mean) / (jnp.sqrt(variance) + 1e-8)
+    extra: Any = ()  # `TrainState.extra`, as `prepare` returned it
 
 
 # --- Acting ------------------------------------------------------------------------------------------------------
@@ -162,6 +88,26 @@ def log_prob_of(logits: jax.Array, action: jax.Array) -> jax.Array:
 
 
 # --- Targets -----------------------------------------------------------------------------------------------------
+
+
+def discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
+    """y_t = x_t + decay_t y_{t+1}, with y_T = 0.
+
+    Args:
+        x, decay: float32 [T, B].
+
+    Returns:
+        float32 [T, B].
+    """
+
+    def backward(next_sum: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x_t, decay_t = step
+        total = x_t + decay_t * next_sum
+        return total, total
+
+    # Unrolled: on a GPU each iteration of a loop launches kernels of its own, however little they do.
+    _, sums = lax.scan(backward, jnp.zeros_like(x[0]), (x, decay), reverse=True, unroll=16)
+    return sums
 
 
 def gae(
@@ -192,23 +138,17 @@ def gae(
     chex.assert_equal_shape([reward, value, terminated, truncated])
     next_value = jnp.concatenate([value[1:], bootstrap_value[None]])
     delta = reward + gamma * jnp.where(terminated, 0.0, next_value) - value
-    decay = jnp.where(terminated | truncated, 0.0, gamma * gae_lambda)
-
-    def backward(next_advantage: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        delta_t, decay_t = step
-        advantage = delta_t + decay_t * next_advantage
-        return advantage, advantage
-
-    # Unrolled: on a GPU each iteration of a loop launches kernels of its own, however little they do.
-    _, advantage = lax.scan(backward, jnp.zeros_like(bootstrap_value), (delta, decay), reverse=True, unroll=16)
-    return advantage
+    return discounted_sum(delta, jnp.where(terminated | truncated, 0.0, gamma * gae_lambda))
 
 
 def explained_variance(target: jax.Array, error: jax.Array, mean: Mean) -> jax.Array:
     """1 - Var(error) / Var(target): 1 is a perfect value function, 0 no better than a constant.
 
     Args:
-        error: target - V_old, which is the advantage.
+        target, error: float32 [T, B]; error = target - V_old, which of GAE is the advantage.
+
+    Returns:
+        float32 [].
     """
     _, unexplained = mean.moments(error)
     _, variance = mean.moments(target)
@@ -216,9 +156,9 @@ def explained_variance(target: jax.Array, error: jax.Array, mean: Mean) -> jax.A
 
 
 def ppo_samples(
-    state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig
+    state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
 ) -> tuple[TrainState, Samples, Metrics]:
-    """The samples of a rollout with their targets: `Algorithm.prepare` of PPO."""
+    """The samples of a rollout with the targets of GAE: `Algorithm.prepare` of PPO. It draws nothing."""
     assert config.gae_lambda is not None, "pass the value of Config.resolved_gae_lambda"
     advantage = gae(
         rollout.reward, rollout.value, rollout.bootstrap_value, rollout.terminated, rollout.truncated,
@@ -308,28 +248,100 @@ def no_extra(params: Any, key: jax.Array) -> tuple[Any, Any]:
     return params, ()
 
 
+class Init(Protocol):
+    """`Algorithm.init`."""
+
+    def __call__(self, params: Any, key: jax.Array, /) -> tuple[Any, Any]:
+        """Called once, before the first update.
+
+        Args:
+            params: parameters of the network.
+            key: for what is drawn.
+
+        Returns:
+            All parameters that the loss trains, and `TrainState.extra`.
+        """
+        ...
+
+
+class Prepare(Protocol):
+    """`Algorithm.prepare`."""
+
+    def __call__(
+        self, state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array, /
+    ) -> tuple[TrainState, Any, Metrics]:
+        """Called once per rollout, before its gradient steps.
+
+        Args:
+            apply: the network; `minibatches.apply_to_rollout` gives its outputs for all steps.
+            mean: the mean over the rollout, of x [T, B].
+            key: for what is drawn. It is the same on all devices, because `extra` must be equal on all of them.
+
+        Returns:
+            The state, with another `extra` where one is kept; the samples, any pytree of arrays [T, B, ...];
+            metrics.
+        """
+        ...
+
+
+class Loss(Protocol):
+    """`Algorithm.loss`."""
+
+    def __call__(
+        self, params: Any, apply: Apply, batch: Minibatch, config: PPOConfig, /
+    ) -> tuple[jax.Array, Metrics]:
+        """Called in every gradient step.
+
+        Args:
+            params: what the gradient is taken for.
+            batch: its samples are those of `prepare`, [N, ...].
+
+        Returns:
+            The loss of the minibatch, float32 [], and metrics. All of them are logged.
+        """
+        ...
+
+
+class MakeOptimizer(Protocol):
+    """`Algorithm.optimizer`."""
+
+    def __call__(self, config: PPOConfig, /) -> optax.GradientTransformation:
+        """Any optimiser of optax. `config.learning_rate` is the rate of this update."""
+        ...
+
+
 class Algorithm(NamedTuple):
     """The parts of an update that an idea replaces, as in `PPO._replace(loss=my_loss)`.
 
-    They are pure functions, which become part of the compiled update.
+    They are pure functions, which become part of the compiled update. Options of an algorithm are arguments of a
+    function that makes it, as in `algorithms/rnd.py`.
     """
 
-    init: Callable[[Any, jax.Array], tuple[Any, Any]] = no_extra
-    """`init(params, key)`, with the parameters of the network -> all parameters that the loss trains, and
-    `TrainState.extra`."""
-
-    prepare: Callable[..., tuple[TrainState, Any, Metrics]] = ppo_samples
-    """`prepare(state, apply, rollout, mean, config)`, once per rollout -> the state, with another `extra` where
-    one is kept; the samples, any pytree of arrays [T, B, ...]; metrics. `mean` is the mean over the rollout."""
-
-    loss: Callable[[Any, Apply, Minibatch, PPOConfig], tuple[jax.Array, Metrics]] = ppo_loss
-    """`loss(params, apply, batch, config)` -> the loss of a minibatch, and metrics. All of them are logged."""
-
-    optimizer: Callable[[PPOConfig], optax.GradientTransformation] = make_optimizer
-    """`optimizer(config)` -> any optimiser of optax; `config.learning_rate` is the rate of this update."""
+    init: Init = no_extra
+    prepare: Prepare = ppo_samples
+    loss: Loss = ppo_loss
+    optimizer: MakeOptimizer = make_optimizer
 
 
 PPO = Algorithm()
+
+
+def register(name: str, algorithm: Algorithm) -> None:
+    """Lets a config choose an algorithm of your own, as in `--algorithm my_idea`.
+
+    Args:
+        name: a new name. A later algorithm of the same name replaces the earlier one.
+
+    Raises:
+        ConfigError: the name is taken by the package, or `algorithm` is not an `Algorithm` of functions.
+    """
+    expected = "an Algorithm, such as PPO._replace(loss=my_loss)"
+    require(isinstance(algorithm, Algorithm), ALGORITHMS.field, name, expected, f"got {algorithm!r}")
+    for part, function in algorithm._asdict().items():
+        # Compiled updates are kept by their functions, which must be hashable for that.
+        usable = callable(function) and isinstance(function, Hashable)
+        require(usable, f"{ALGORITHMS.field} {name}: {part}", function, "a function (hashable)")
+    ALGORITHMS.register(name, algorithm)
 
 
 def init_train_state(
@@ -339,88 +351,14 @@ def init_train_state(
 
     Args:
         params: parameters of the network.
-        key: for what the algorithm draws; PPO draws nothing.
+        key: for what `algorithm.init` draws; PPO draws nothing.
     """
     params, extra = algorithm.init(params, jax.random.key(0, impl=KEYS) if key is None else key)
     return TrainState(params, algorithm.optimizer(config).init(params), jnp.zeros((), jnp.int32), extra)
 
 
-def minibatch_indices(
-    key: jax.Array,
-    rollout_length: int,
-    num_envs: int,
-    epochs: int,
-    minibatch_size: int,
-    shard: Shard = ONE_DEVICE,
-    uniform: bool = False,
-) -> jax.Array:
-    """Random minibatches, stratified by environment: each epoch is a fresh permutation of the samples.
-
-    The environments of all devices are cut into gcd(environments, minibatch size) equal blocks (by default 16
-    blocks of one environment), and each minibatch takes the same number of samples from each block. A device that
-    holds some of the blocks thus draws its part of the minibatches that a single device would draw.
-
-    Args:
-        num_envs, minibatch_size: on this device.
-        uniform: not stratified: the whole rollout is one block. Only for one device.
-
-    Returns:
-        int32 [epochs * T * B / minibatch_size, minibatch_size]: samples as t * B + b.
-    """
-    # On this device: c devices have c gcd(n, m) = gcd(c n, c m).
-    blocks = 1 if uniform else math.gcd(num_envs, minibatch_size)
-    width = num_envs // blocks
-
-    def permute(epoch: jax.Array, block: jax.Array) -> jax.Array:
-        block_key = jax.random.fold_in(jax.random.fold_in(key, epoch), shard.index * blocks + block)
-        sample = jax.random.permutation(block_key, rollout_length * width)
-        return sample // width * num_envs + block * width + sample % width
-
-    epoch, block = jnp.divmod(jnp.arange(epochs * blocks), blocks)
-    shuffled = jax.vmap(permute)(epoch, block).reshape(epochs, blocks, -1, minibatch_size // blocks)
-    return shuffled.swapaxes(1, 2).reshape(-1, minibatch_size)
-
-
-def draw_minibatches(key: jax.Array, rollout: Rollout, config: PPOConfig, shard: Shard = ONE_DEVICE) -> jax.Array:
-    """The samples of each gradient step of an update.
-
-    A recurrent network learns from whole environments: a minibatch has all T steps of some of them.
-
-    Returns:
-        int32 [gradient steps, N]: samples as t * B + b; with a carry, ordered by step, then by environment.
-    """
-    length, num_envs = rollout.action.shape
-    size = config.minibatch_size // shard.count
-    uniform = config.minibatches == "uniform"
-    if not is_recurrent(rollout.carry):
-        return minibatch_indices(key, length, num_envs, config.epochs, size, shard, uniform)
-    envs = minibatch_indices(key, 1, num_envs, config.epochs, size // length, shard, uniform)
-    return (jnp.arange(length)[:, None] * num_envs + envs[:, None]).reshape(len(envs), -1)
-
-
-def observe(rollout: Rollout, index: jax.Array) -> Observation:
-    """What the network saw in the samples `index`, int32 [N]; with a carry, as `draw_minibatches` orders them."""
-    stacks = gather_stacks(rollout.frames, rollout.age, index)
-    envs = index[: len(index) // len(rollout.age)]
-    return Observation(stacks, rollout.age.reshape(-1)[index] == 0, jax.tree.map(lambda x: x[envs], rollout.carry))
-
-
-def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout) -> Outputs:
-    """The outputs of the network for every step of a rollout, [T, B, ...], with parameters that need not have
-    acted."""
-    length, num_envs = rollout.action.shape
-
-    def step(carry: Any, t: jax.Array) -> tuple[Any, Outputs]:
-        stacks = gather_stacks(rollout.frames, rollout.age, t * num_envs + jnp.arange(num_envs))
-        outputs = apply(params, Observation(stacks, rollout.age[t] == 0, carry))
-        return outputs.carry, outputs._replace(carry=())
-
-    _, outputs = lax.scan(step, rollout.carry, jnp.arange(length))
-    return outputs
-
-
 def as_learned(rollout: Rollout, config: PPOConfig) -> Rollout:
-    """The rollout as the update reads it.
+    """The rollout with the conventions of other implementations, where the config asks for them.
 
     truncation_is_terminal:  terminated_t := max(terminated_t, truncated_t)    (CleanRL, OpenAI Baselines)
     learn_from_auto_resets:  weight_t := 1                                     (CleanRL with EnvPool, SLM Lab)
@@ -450,6 +388,9 @@ def update(
 
     Args:
         config: its learning rate is that of this update.
+        key: for the minibatches, and for what the algorithm draws; the same on all devices.
+        apply: the network.
+        shard: this device's part of the rollout.
 
     Returns:
         The new state and metrics: means over the gradient steps taken, and those of the rollout. With
@@ -457,12 +398,13 @@ def update(
     """
     rollout = as_learned(rollout, config)
     optimizer = algorithm.optimizer(config)
-    state, samples, rollout_metrics = algorithm.prepare(
-        state, apply, rollout, Mean.over(rollout.weight, shard), config
-    )
+    # Epoch e draws its minibatches from `fold_in(key, e)`.
+    prepare_key = jax.random.fold_in(key, config.epochs + 1)
+    loss_key = jax.random.fold_in(jax.random.fold_in(key, config.epochs), shard.index)
+    mean = Mean.over(rollout.weight, shard)
+    state, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
     # [T, B, ...] -> [T * B, ...]
     flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
-    loss_key = jax.random.fold_in(jax.random.fold_in(key, config.epochs), shard.index)  # epochs have 0, 1, ...
 
     def step(state: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
         """One gradient step on the samples `index`, [N]."""
@@ -476,7 +418,7 @@ def update(
         )
         value_and_gradient = jax.value_and_grad(algorithm.loss, has_aux=True)
         (loss, metrics), gradients = value_and_gradient(state.params, apply, batch, config)
-        metrics = metrics | {"loss": loss}
+        metrics = checked(metrics) | {"loss": loss}
         if shard.count > 1:
             # Each device's loss is already that of all devices. The gradient of a sum over devices is again a sum,
             # so what each device has is `count` times its own summand, and the gradient is the mean over devices.
@@ -493,7 +435,19 @@ def update(
     else:
         epochs = indices.reshape(config.epochs, -1, indices.shape[-1])
         state, metrics = scan_epochs(step, state, epochs, config.target_kl)
-    return state, metrics | rollout_metrics
+    return state, metrics | checked(rollout_metrics)
+
+
+def checked(metrics: Metrics) -> Metrics:
+    """The metrics of an algorithm.
+
+    Raises:
+        ConfigError: one of them is not a single number.
+    """
+    for name, value in metrics.items():
+        shape = jnp.shape(value)
+        require(shape == (), "metric", name, "a single number, such as batch.mean(x)", f"its shape is {shape}")
+    return metrics
 
 
 def scan_epochs(
@@ -502,10 +456,14 @@ def scan_epochs(
     """Scans `step` over one epoch after another, until the mean `approx_kl` of an epoch exceeds `target_kl`.
 
     Args:
+        step: state, int32 [N] -> state, metrics.
         epochs: int32 [epochs, steps, N], the minibatches of each epoch.
 
     Returns:
         The new state and the metrics: means over the steps taken, and `skipped_steps`.
+
+    Raises:
+        ConfigError: the metrics have no `approx_kl`.
     """
     num_epochs, steps, _ = epochs.shape
 

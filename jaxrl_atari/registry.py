@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Generic, TypeVar
 
-from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.errors import ConfigError, require
 
 Entry = TypeVar("Entry")
 
 
 class Registry(Generic[Entry]):
     """Name -> entry, for one option of the config.
+
+    Users enter what is theirs with `ppo.register` and `networks.register`, which check it.
 
     Args:
         field: the dotted name of the option, such as `network.name`.
@@ -34,10 +36,12 @@ class Registry(Generic[Entry]):
         """Enters something of the user's own. A later entry of the same name replaces the earlier one.
 
         Raises:
-            ConfigError: the name is that of a shipped entry, which a run of that name would then not have used.
+            ConfigError: the name is no text without blanks, or that of a shipped entry, which a run of that name
+                would then not have used.
         """
-        if name in self._shipped:
-            raise ConfigError(self.field, name, "a new name", "the package ships something of this name")
+        is_word = isinstance(name, str) and name.split() == [name]
+        require(is_word, self.field, name, "a name of letters, digits, _ and -, such as my_idea")
+        require(name not in self._shipped, self.field, name, "a new name", "the package ships one of this name")
         self._registered[name] = entry
 
     def get(self, name: str) -> Entry:

@@ -3,9 +3,18 @@
 `collect` is the loop; `act` is the policy's step, compiled. In each step the host moves one frame per environment
 to the device and one action back; frames are stored, stacked and turned into actions on the device.
 
-Environments are numbered 0 .. B-1 and dealt to the learner's devices in blocks, and each block to groups that take
-turns: one steps its emulators while the policy acts for the other. Seeds, actions and minibatches depend on the
-numbers alone, so the number of devices and groups does not change what is computed, beyond the rounding of sums.
+**Groups.** The environments of a device are dealt to groups that take turns: one steps its emulators while the
+policy acts for the other. Seeds, actions and minibatches depend on the numbers of the environments alone, so the
+number of devices and groups does not change what is computed, beyond the rounding of sums.
+
+**Timeline.** In step t the policy sees frame t, and the emulators answer its action with frame t + 1. After T
+steps the policy is applied once more, to frame T, for the value that the targets bootstrap from:
+
+    rollout          step 0    step 1    ...    step T-1    step T (only its value is used)
+    next rollout                                            step 0    step 1    ...
+
+Frame T is thus seen twice: in step T, and as step 0 of the next rollout, with the parameters of that time. A
+recurrent network must not remember it twice, so the next rollout starts from the memory *before* step T.
 """
 
 import itertools
@@ -19,17 +28,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.devices import Placement, check_placement, make_networks
-from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, make_pool
+from jaxrl_atari.devices import check_placement
+from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GamesInProgress, Segment
 from jaxrl_atari.envs.replay import replay
 from jaxrl_atari.fast.forms import Network
 from jaxrl_atari.fast.frames import gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
+from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import STACK, Observation
-from jaxrl_atari.ppo import KEYS, Rollout, sample_action
+from jaxrl_atari.ppo import KEYS, sample_action
 
 # --- The policy's step, on the device ----------------------------------------------------------------------------
 
@@ -52,18 +61,20 @@ class ActorState(NamedTuple):
     last_age: jax.Array  # int32 [B]: age of the step before
     frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
     steps: Steps
-    # The memory of a recurrent network, [B, ...]; empty for others. Step T of a rollout, which only gives the
-    # bootstrap value, is computed again as step 0 of the next one, with the parameters of that time. So the next
-    # rollout starts from the carry before step T.
-    rollout_carry: Any = ()  # before step 0
-    last_carry: Any = ()  # before the newest step
-    carry: Any = ()  # after it
+    # The memory of a recurrent network, [B, ...]; empty for others.
+    rollout_carry: Any = ()  # before step 0: the learner starts from it
+    last_carry: Any = ()  # before the newest step: after step T, the next rollout starts from it
+    carry: Any = ()  # after the newest step
 
 
 def empty_state(
     rollout_length: int, num_envs: int, frame_shape: tuple[int, ...], first_env: int = 0
 ) -> ActorState:
-    """The state before the first frame, of environments `first_env`, `first_env + 1`, ... of the session."""
+    """The state before the first frame, of environments `first_env`, `first_env + 1`, ... of the session.
+
+    Args:
+        frame_shape: `FrameLayout.shape` of the network.
+    """
     per_step = (rollout_length + 1, num_envs)
     dtypes = (jnp.int32, jnp.int32, jnp.float32, jnp.float32)
     return ActorState(
@@ -77,7 +88,7 @@ def empty_state(
 
 
 def with_carry(state: ActorState, carry: Any) -> ActorState:
-    """The state before step 0 of a rollout, in which the network remembers `carry`."""
+    """The state before step 0 of a rollout, in which the network remembers `carry`, [B, ...]."""
     first, last, now = (jax.tree.map(jnp.copy, carry) for _ in range(3))  # `act` donates each of them
     return state._replace(rollout_carry=first, last_carry=last, carry=now)
 
@@ -105,7 +116,10 @@ def act(
     """One step of the policy: stores the newest frames and samples an action for each environment.
 
     Args:
-        frame: uint8 [B, 84, 84]; first: bool [B], true where the frame starts a game.
+        params: what `network.acting_params` returned.
+        state: it is consumed.
+        frame: uint8 [B, 84, 84].
+        first: bool [B], true where the frame starts a game.
 
     Returns:
         The state with this step filled in, and the actions, int32 [B].
@@ -139,7 +153,7 @@ class Outcome(NamedTuple):
 
 @jax.jit
 def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
-    """The rollout over all groups of a device, from each group's full state and outcome."""
+    """The rollout over all groups of a device, from each group's full state and outcome (`EnvGroup.finish`)."""
     parts = [(state.frames, state.steps, outcome) for state, outcome in groups]
     frames, steps, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
     taken = jax.tree.map(lambda array: array[:-1], steps)
@@ -153,7 +167,14 @@ def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
 class EnvGroup:
     """Environments that step together, and the policy's state for them on one device.
 
+    For each rollout, `collect` calls `begin`; in each step `choose` (the policy starts), `send` (its actions go to
+    the emulators) and `receive` (what they answer is recorded); `choose` once more for the bootstrap value; and
+    `finish`.
+
     Args:
+        pool: the emulators; whoever made it closes it.
+        network: the network that acts.
+        device: where it acts.
         rules: rules of the protocol; they define which rewards and terminals learning sees.
         first_env: number of the first environment in the session.
         check: assert at every step that what acting uses lies on `device`.
@@ -177,6 +198,11 @@ class EnvGroup:
         self._network = network
         self._check = check
         self._restart(pool.reset(), EpisodeCounter(pool.num_envs))
+        # Of the rollout in progress.
+        self._outcome = self._no_outcome()
+        self._action: jax.Array | None = None  # the newest one of each environment
+        self.waited_seconds = 0.0  # for the emulators
+        self.env_steps = 0  # auto-reset steps do not count
 
     def _restart(self, step: EnvStep, episodes: EpisodeCounter) -> None:
         self._newest = step
@@ -188,8 +214,11 @@ class EnvGroup:
         self._state = jax.device_put(state, self.device)
 
     def take_games(self) -> tuple[GamesInProgress, Segment] | None:
-        """The games in progress, between two rollouts, and the actions since the last call; None without a
-        record."""
+        """The games in progress, between two rollouts, and the actions since the last call.
+
+        Returns:
+            None if the back end keeps no record of its games.
+        """
         record = self.pool.record
         if record is None:
             return None
@@ -200,7 +229,7 @@ class EnvGroup:
         return self._episodes.in_progress
 
     def carry(self) -> Any:
-        """Between two rollouts: the memory of a recurrent network, [B, ...]; `()` for others."""
+        """Between two rollouts, what the next one starts from: a network's memory, [B, ...]; `()` without one."""
         return self._state.last_carry
 
     def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
@@ -222,10 +251,18 @@ class EnvGroup:
     def begin(self, key: jax.Array) -> None:
         """Starts a rollout whose actions derive from `key`."""
         self._state = begin_rollout(self._state, jax.device_put(key, self.device))
+        self._outcome = self._no_outcome()
+        self.waited_seconds = 0.0
+        self.env_steps = 0
+
+    def _no_outcome(self) -> Outcome:
         shape = (self.rollout_length, self.pool.num_envs)
-        self._outcome = Outcome(*(np.zeros(shape, dtype) for dtype in (np.float32, bool, bool, np.float32)))
-        self.waited_seconds = 0.0  # for the emulators, in this rollout
-        self.env_steps = 0  # in this rollout; auto-reset steps do not count
+        return Outcome(
+            reward=np.zeros(shape, np.float32),
+            terminated=np.zeros(shape, bool),
+            truncated=np.zeros(shape, bool),
+            weight=np.zeros(shape, np.float32),
+        )
 
     def choose(self, params: Any) -> None:
         """Starts the policy on the newest frames.
@@ -249,16 +286,22 @@ class EnvGroup:
     def receive(self, t: int) -> list[FinishedGame]:
         """Waits for the emulators and records step t. Returns the games that it ended, their `step` being t."""
         start = time.perf_counter()
-        step = self._newest = self.pool.recv()
+        step = self.pool.recv()
         self.waited_seconds += time.perf_counter() - start
-        rules = self._rules
-        self._outcome.reward[t] = np.clip(step.reward, -1.0, 1.0) if rules.clip_rewards else step.reward
-        self._outcome.terminated[t] = (
-            step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated
-        )
-        self._outcome.truncated[t] = step.truncated
-        self._outcome.weight[t] = ~step.first
-        self.env_steps += int(np.sum(~step.first))
+        self._newest = step
+        reward = step.reward
+        if self._rules.clip_rewards:
+            reward = np.clip(reward, -1.0, 1.0)
+        terminated = step.terminated
+        if self._rules.life_loss_terminal:
+            terminated = terminated | step.life_lost
+        counts = ~step.first  # an auto-reset step does not
+        outcome = self._outcome
+        outcome.reward[t] = reward
+        outcome.terminated[t] = terminated
+        outcome.truncated[t] = step.truncated
+        outcome.weight[t] = counts
+        self.env_steps += int(np.sum(counts))
         return [game._replace(env=self.first_env + game.env) for game in self._episodes.count(step, t)]
 
     def finish(self) -> tuple[ActorState, Outcome]:
@@ -331,53 +374,3 @@ def gather_games(games: Sequence[FinishedGame], first_step: int) -> list[Finishe
         FinishedGame(first_step + int(step), int(env), episode_return, int(length), bool(truncated))
         for step, env, episode_return, length, truncated in rows.tolist()
     )
-
-
-def num_groups(env: EnvConfig, num_devices: int, platform: str) -> int:
-    """Groups on each device: as chosen, else 2 on a GPU whose environments can be halved, else 1."""
-    return env.num_groups or (2 if platform != "cpu" and env.num_envs % (2 * num_devices) == 0 else 1)
-
-
-def anchor_steps(env: EnvConfig) -> int:
-    """Steps of an environment between two anchors of its games (`envs/record.py`): as chosen, else 15,625 or more.
-
-    An anchor takes 0.1 s, while all environments wait: with more environments than 16, whose steps come faster,
-    anchors are rarer, so that they take less than 1% of the time.
-    """
-    return env.anchor_steps or 15_625 * max(1, env.num_envs // 16)
-
-
-def make_groups(config: Config, placement: Placement, seed: int, first_step: int = 0) -> list[list[EnvGroup]]:
-    """All environments of a session, as `collect` takes them.
-
-    Args:
-        seed: seed of the games.
-        first_step: steps that each environment made before a resume that starts new games.
-    """
-    env = config.env
-    devices = len(placement.learner)
-    per_device = num_groups(env, devices, placement.actors[0].platform)
-    size = env.num_envs // (devices * per_device)
-
-    def make(learner: jax.Device, actor: jax.Device, number: int) -> EnvGroup:
-        first_env = (placement.learner.index(learner) * per_device + number) * size
-        pool = make_pool(
-            env.backend, env.game_name, size,
-            seed=seed,
-            first_env=first_env,
-            num_threads=env.num_threads,
-            rules=env.rules,
-            anchor_steps=anchor_steps(env) if jax.process_count() == 1 else 0,
-            first_step=first_step,
-            gymnasium=env.gymnasium,
-        )  # fmt: skip
-        network = make_networks(config.network, pool.num_actions, placement).acting
-        return EnvGroup(
-            pool, network, config.ppo.rollout_length, actor, env.rules, first_env, config.devices.check
-        )
-
-    local = [device for device in placement.learner if device.process_index == placement.home.process_index]
-    return [
-        [make(learner, actor, number) for number in range(per_device)]
-        for learner, actor in zip(local, placement.actors, strict=True)
-    ]

@@ -18,13 +18,14 @@ from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import GamesInProgress, join, split
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.during_training import Evaluator
+from jaxrl_atari.groups import make_groups
 from jaxrl_atari.hardware.cpu import xla_threads
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, check_update, first_arrays
-from jaxrl_atari.rollout import EnvGroup, collect, make_groups
+from jaxrl_atari.rollout import EnvGroup, collect
 from jaxrl_atari.runs.actions import cut_segments, write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints, Restored, games_problem, resume_text
 from jaxrl_atari.runs.digests import Written, add_digests, cut_digests

@@ -1,7 +1,10 @@
 """The open core: algorithms, optimisers and losses that are not PPO's, on networks and games of milliseconds."""
 
+import dataclasses
 from functools import partial
+from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +13,16 @@ import pytest
 from fake_pools import Corridor, FakePool
 from small_networks import FeedForward, Recurrent, make
 
-from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.devices import DataParallel
+from jaxrl_atari import networks, ppo
+from jaxrl_atari.algorithms.rnd import rnd
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.devices import DataParallel, make_networks, place
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.learner import Learner, first_arrays
+from jaxrl_atari.minibatches import Mean, observe
 from jaxrl_atari.networks import Observation
-from jaxrl_atari.ppo import PPO, Mean, init_train_state, log_prob_of, observe, ppo_loss, ppo_terms, update
+from jaxrl_atari.ppo import PPO, init_train_state, log_prob_of, ppo_loss, ppo_samples, ppo_terms, update
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.rollout import EnvGroup, collect
 
@@ -54,8 +61,119 @@ def test_every_algorithm_moves_every_parameter(name, network):
 def test_an_algorithm_that_does_not_exist():
     with pytest.raises(ConfigError, match=r"algorithm = 'pppo': expected one of ppo, rnd, vtrace; .*--import"):
         ALGORITHMS.get("pppo")
-    with pytest.raises(ConfigError, match=r"algorithm = 'ppo': expected a new name"):
-        ALGORITHMS.register("ppo", PPO)
+
+
+class Sized(nn.Module):
+    """A network with a field of its own."""
+
+    num_actions: int
+    dtype: Any = jnp.float32
+    sizes: Any = (32,)
+
+    @nn.compact
+    def __call__(self, stacks):
+        x = nn.Dense(self.sizes[0])(stacks[:, ::7, ::7].reshape(len(stacks), -1) / 255)
+        return nn.Dense(self.num_actions)(x), nn.Dense(1)(x)[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("register", "name", "entry", "message"),
+    [
+        (ppo.register, "ppo", PPO, "algorithm = 'ppo': expected a new name"),
+        (ppo.register, "my idea", PPO, "algorithm = 'my idea': expected a name of letters"),
+        (ppo.register, 3, PPO, "algorithm = 3: expected a name of letters"),
+        (ppo.register, "loss", ppo_loss, "algorithm = 'loss': expected an Algorithm, such as"),
+        (ppo.register, "no_loss", PPO._replace(loss=None), "algorithm no_loss: loss = None: expected a function"),
+        (networks.register, "nature", Sized, "network.name = 'nature': expected a new name"),
+        (networks.register, "made", Sized(6), r"network.name = 'made': expected a class of modules, .*not Tiny\("),
+    ],
+)
+def test_what_cannot_be_registered(register, name, entry, message):
+    with pytest.raises(ConfigError, match=message):
+        register(name, entry)
+
+
+def test_a_part_that_is_not_hashable():
+    @dataclasses.dataclass
+    class Loss:
+        coefficient: float
+
+        def __call__(self, params, apply, batch, config):
+            return ppo_loss(params, apply, batch, config)
+
+    with pytest.raises(ConfigError, match=r"algorithm own: loss = .*: expected a function \(hashable\)"):
+        ppo.register("own", PPO._replace(loss=Loss(1.0)))
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (partial(Sized, sizes=np.ones(2)), "Failed to hash Flax Module"),
+        (lambda num_actions: Sized(num_actions), "unexpected keyword argument 'dtype'"),
+    ],
+)
+def test_a_network_that_cannot_be_made(network, message):
+    networks.register("own", network)
+    with pytest.raises(ConfigError, match=f"network.name = 'own': expected a flax.linen.Module .*; .*{message}"):
+        networks.make_module(NetworkConfig(name="own"), 4, jnp.float32)
+
+
+def test_a_network_with_a_field_of_its_own():
+    networks.register("own", partial(Sized, sizes=(7,)))
+    module = networks.make_module(NetworkConfig(name="own"), 4, jnp.float32)
+    assert networks.init_params(module, KEY)["Dense_0"]["kernel"].shape == (12 * 12 * 4, 7)
+
+
+@pytest.mark.long
+def test_a_learner_leaves_the_arrays_that_it_is_given():
+    networks.register("own", FeedForward)
+    config = Config(
+        network=NetworkConfig(name="own"),
+        ppo=CONFIG,
+        env=EnvConfig(num_envs=ENVS),
+        devices=DevicesConfig(gpu=False),
+    )
+    placement = place(config.devices)
+    arrays = first_arrays(config, Corridor.num_actions, 0, placement.home)
+    own = make_networks(config.network, Corridor.num_actions, placement)
+    learner = Learner(config, placement, own, arrays)
+    params = arrays["train_state"].params
+    learner.update([collected(own.acting, params)], jax.tree.map(np.float32, CONFIG), KEY)()
+    assert learner.acting is None
+    for given, new in zip(*map(jax.tree.leaves, (params, learner.state.params)), strict=True):
+        assert np.any(np.asarray(given) != new)
+
+
+# --- What `prepare` is given -------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_prepare_draws_the_same_on_all_devices_and_another_number_in_each_update():
+    def prepare(state, apply, rollout, mean, config, key):
+        state = dataclasses.replace(state, extra=jax.random.uniform(key))
+        return ppo_samples(state, apply, rollout, mean, config, key)
+
+    algorithm = PPO._replace(init=lambda params, key: (params, jnp.zeros(())), prepare=prepare)
+    params, network = make(FeedForward, Corridor.num_actions)
+    parallel = DataParallel(jax.devices("cpu")[:2])
+    rollout = parallel.assemble([collected(network, params, ENVS // 2, seed) for seed in (0, 1)])
+    step = parallel.compile(partial(update, apply=network.apply, algorithm=algorithm))
+    state, config = map(parallel.replicate, (init_train_state(params, CONFIG, algorithm), CONFIG))
+    drawn = []
+    for number in range(2):
+        state, _ = step(state, rollout, config, parallel.replicate(jax.random.fold_in(KEY, number)))
+        drawn.append([float(parallel.shard(state.extra, device)) for device in (0, 1)])
+    assert drawn[0][0] == drawn[0][1] != drawn[1][0] == drawn[1][1]
+
+
+@pytest.mark.parametrize("part", ["loss", "prepare"])
+def test_a_metric_is_a_single_number(part):
+    def with_a_vector(*arguments):
+        *results, metrics = getattr(PPO, part)(*arguments)
+        return *results, metrics | {"advantages": jnp.zeros(3)}
+
+    with pytest.raises(ConfigError, match=r"metric = 'advantages': expected a single number, .* shape is \(3,\)"):
+        updated(PPO._replace(**{part: with_a_vector}))
 
 
 # --- Losses ------------------------------------------------------------------------------------------------------
@@ -184,7 +302,7 @@ def test_vtrace_is_the_double_sum_for_a_policy_that_has_moved_on():
     params = jax.tree.map(lambda x: x + 0.1 * rng.standard_normal(x.shape, np.float32), params)
     algorithm = ALGORITHMS.get("vtrace")
     state = init_train_state(params, CONFIG, algorithm)
-    _, samples, metrics = algorithm.prepare(state, network.apply, rollout, Mean.over(rollout.weight), CONFIG)
+    _, samples, metrics = algorithm.prepare(state, network.apply, rollout, Mean.over(rollout.weight), CONFIG, KEY)
     outputs = network.apply(params, observe(rollout, jnp.arange(LENGTH * ENVS)))
     log_prob = np.reshape(log_prob_of(outputs.logits, rollout.action.reshape(-1)), (LENGTH, ENVS))
     value = np.reshape(outputs.value, (LENGTH, ENVS))
@@ -198,8 +316,8 @@ def test_vtrace_of_the_policy_that_acted_has_the_targets_of_gae():
     params, network = make(FeedForward, Corridor.num_actions)
     rollout = collected(network, params)
     state, mean = init_train_state(params, CONFIG), Mean.over(rollout.weight)
-    _, samples, _ = ALGORITHMS.get("vtrace").prepare(state, network.apply, rollout, mean, CONFIG)
-    _, gae_samples, _ = PPO.prepare(state, network.apply, rollout, mean, CONFIG)
+    _, samples, _ = ALGORITHMS.get("vtrace").prepare(state, network.apply, rollout, mean, CONFIG, KEY)
+    _, gae_samples, _ = PPO.prepare(state, network.apply, rollout, mean, CONFIG, KEY)
     np.testing.assert_allclose(samples.target, gae_samples.target, rtol=1e-4, atol=1e-5)
 
 
@@ -256,6 +374,20 @@ def games_won(name, seed, updates=80):
         state, _ = step(state, played.rollouts[0], config, update_key)
         won.append([game.episode_return for game in played.games])
     return float(np.mean(np.concatenate(won[-10:])))
+
+
+def test_the_coefficient_of_rnd():
+    params, network = make(FeedForward, Corridor.num_actions)
+    rollout = collected(network, params)
+    mean = Mean.over(rollout.weight)
+    found = []
+    for coefficient in (1.0, 3.0):
+        algorithm = rnd(coefficient)
+        state = init_train_state(params, CONFIG, algorithm, KEY)
+        _, _, metrics = algorithm.prepare(state, network.apply, rollout, mean, CONFIG, KEY)
+        found.append(metrics["intrinsic_reward"])
+    np.testing.assert_allclose(found[1], 3 * found[0], rtol=1e-5)
+    assert found[0] > 0.1
 
 
 @pytest.mark.long

@@ -17,9 +17,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ORDER = [
     "__init__", "__main__", "train", "search", "suite", "hub", "export", "benchmark", "verify", "retrain",
     "commands",
-    "session", "evaluate", "plots", "report", "rollout", "learner", "runs", "devices", "algorithms", "ppo", "fast",
-    "networks", "layers", "hardware", "cli", "dialects", "config", "option_forms", "envs", "imports", "output",
-    "registry", "errors",
+    "session", "evaluate", "plots", "report", "groups", "rollout", "learner", "runs", "devices", "algorithms",
+    "ppo", "minibatches", "fast", "networks", "layers", "hardware", "cli", "dialects", "config", "option_forms",
+    "envs", "imports", "output", "registry", "errors",
 ]  # fmt: skip
 """A room imports only from rooms after it."""
 
@@ -119,11 +119,13 @@ def test_who_imports(package, rooms):
     assert importers <= rooms
 
 
-@pytest.mark.parametrize("module", ["ppo", "networks", "layers", "algorithms.rnd", "algorithms.vtrace"])
+@pytest.mark.parametrize(
+    "module", ["ppo", "minibatches", "networks", "layers", "algorithms.rnd", "algorithms.vtrace"]
+)
 def test_the_algorithm_does_no_input_or_output(module):
     path = PACKAGE / f"{module.replace('.', '/')}.py"
     rooms = {room(name) for name in arrows()[module]}
-    assert rooms <= {"config", "errors", "fast", "layers", "networks", "ppo", "registry"}
+    assert rooms <= {"config", "errors", "fast", "layers", "minibatches", "networks", "ppo", "registry"}
     outer = {name.split(".")[0] for name in imports(path)} - {"jaxrl_atari"}
     standard = {"collections", "contextlib", "contextvars", "dataclasses", "functools", "math", "typing"}
     assert outer <= standard | {"chex", "flax", "jax", "numpy", "optax"}

@@ -225,7 +225,7 @@ def first_minibatch(name, rollout, **flipped):
     config = options(name, **flipped)
     rollout = ppo.as_learned(rollout, config)
     state = ppo.init_train_state(jax.tree.map(jnp.asarray, rollouts.parameters()), config)
-    _, samples, _ = ppo.ppo_samples(state, None, rollout, ppo.Mean.over(rollout.weight), config)
+    _, samples, _ = ppo.ppo_samples(state, None, rollout, ppo.Mean.over(rollout.weight), config, jax.random.key(0))
     index = jnp.asarray(minibatches(name)[0])
     flat, weight = jax.tree.map(lambda x: x.reshape(-1)[index], (samples, rollout.weight))
     batch = ppo.Minibatch(ppo.observe(rollout, index), flat, ppo.Mean.over(weight), jax.random.key(0))

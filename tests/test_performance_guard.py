@@ -17,8 +17,9 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, 
 from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.learner import compiled_update
+from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import Observation, init_params, make_module
-from jaxrl_atari.ppo import Rollout, init_train_state, update
+from jaxrl_atari.ppo import init_train_state, update
 from jaxrl_atari.session import prepare, train
 
 ENVS, GROUPS, LENGTH = 4, 2, 8

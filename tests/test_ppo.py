@@ -14,24 +14,9 @@ from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.devices import AXIS, DataParallel
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.fast.frames import BLOCKED, PLAIN, arrange_stacks
+from jaxrl_atari.minibatches import ONE_DEVICE, Mean, Rollout, Shard, draw_minibatches, minibatch_indices, observe
 from jaxrl_atari.networks import Observation, Outputs
-from jaxrl_atari.ppo import (
-    ONE_DEVICE,
-    Mean,
-    Minibatch,
-    Rollout,
-    Samples,
-    Shard,
-    draw_minibatches,
-    gae,
-    init_train_state,
-    log_prob_of,
-    minibatch_indices,
-    observe,
-    ppo_loss,
-    sample_action,
-    update,
-)
+from jaxrl_atari.ppo import Minibatch, Samples, gae, init_train_state, log_prob_of, ppo_loss, sample_action, update
 from jaxrl_atari.session import current_options
 
 HYPER = {

@@ -11,7 +11,8 @@ from small_networks import FeedForward, Recurrent, make
 
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.ppo import apply_to_rollout, draw_minibatches, init_train_state, log_prob_of, observe, update
+from jaxrl_atari.minibatches import apply_to_rollout, draw_minibatches, observe
+from jaxrl_atari.ppo import init_train_state, log_prob_of, update
 from jaxrl_atari.rollout import EnvGroup, collect
 
 
@@ -51,8 +52,9 @@ def test_the_policy_that_learns_says_what_the_one_that_acted_said(groups):
             errors.append(float(jnp.abs(wrong.logits - logits).max()))
             assert len(set(np.asarray(index) % num_envs)) == 2  # whole environments
         assert max(errors) > 1e-3  # without the starts of games, it would be another policy
-        recomputed = apply_to_rollout(params, network.apply, rollout)
-        np.testing.assert_allclose(recomputed.value, rollout.value, atol=1e-5)
+        for size in (1, 2 * length, 10 * length):
+            recomputed = apply_to_rollout(params, network.apply, rollout, size)
+            np.testing.assert_allclose(recomputed.value, rollout.value, atol=1e-5)
 
 
 class Cue(FakePool):

@@ -15,8 +15,8 @@ from jaxrl_atari import ppo, rollout, session
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import PlacementError, place
 from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.groups import num_groups
 from jaxrl_atari.learner import compiled_update
-from jaxrl_atari.rollout import num_groups
 from jaxrl_atari.session import current_options, learning_rate, prepare, train
 
 SMALL = Config(

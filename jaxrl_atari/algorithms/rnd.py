@@ -1,9 +1,13 @@
-"""PPO with random network distillation (Burda et al. 2018, arXiv:1810.12894): a reward for what was not seen
-before.
+"""PPO with random network distillation (Burda et al. 2018, arXiv:1810.12894): a reward for what is new.
 
-A predictor learns the outputs of a fixed random network, the target, for each frame. Its error is large where
-frames are new, and is added to the reward. The predictor is trained with the policy, by the same optimiser, which
-scales both gradients down together.
+A predictor learns the features that a fixed random network, the target, gives each frame. Where frames are new its
+error is large, and the error is added to the reward:
+
+    reward_t + coefficient * error_t / sqrt(running mean of error^2)
+
+The file replaces three parts of PPO. `init` adds the predictor to the parameters and draws the target; `prepare`
+adds the reward; `loss` trains the predictor with the policy, by the same optimiser, which clips both gradients
+together.
 
 Differences from the paper: one value function, of the sum of both rewards, which ends with the game; dense
 networks on frames of 21x21 pixels in place of convolutions; the error is divided by its running root mean square
@@ -11,6 +15,7 @@ instead of the standard deviation of its discounted sums.
 """
 
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -19,82 +24,99 @@ import jax.numpy as jnp
 
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.fast.frames import images
+from jaxrl_atari.minibatches import Mean, Rollout
 from jaxrl_atari.networks import STACK, Apply
-from jaxrl_atari.ppo import PPO, Mean, Metrics, Minibatch, Rollout, Samples, TrainState, ppo_loss, ppo_samples
+from jaxrl_atari.ppo import PPO, Algorithm, Metrics, Minibatch, Samples, TrainState, ppo_loss, ppo_samples
 
-COEFFICIENT = 0.5
-"""Weight of the intrinsic reward."""
+PIXELS = 21 * 21
+"""Pixels of a frame as the target sees it."""
 
-DECAY = 0.99
-"""Weight of the past in the running means, per update. In the first 100 updates they are plain means."""
+FEATURES = 64
+"""What target and predictor say of a frame."""
 
 
 class Embedding(nn.Module):
-    """Target and predictor: pixels float32 `[..., 441]` -> features `[..., 64]`."""
+    """Target and predictor: pixels float32 `[..., PIXELS]` -> features `[..., FEATURES]`."""
 
     @nn.compact
     def __call__(self, pixels: jax.Array) -> jax.Array:
         hidden = nn.relu(nn.Dense(256, kernel_init=nn.initializers.orthogonal(2**0.5))(pixels))
-        return nn.Dense(64, kernel_init=nn.initializers.orthogonal())(hidden)
+        return nn.Dense(FEATURES, kernel_init=nn.initializers.orthogonal())(hidden)
+
+
+class Statistics(NamedTuple):
+    """Running means over the rollouts so far."""
+
+    updates: jax.Array  # int32 []: rollouts so far
+    pixel: jax.Array  # [PIXELS]: mean of each pixel
+    pixel_square: jax.Array  # [PIXELS]: and of its square
+    error_square: jax.Array  # []: mean of the squared prediction error
 
 
 class Extra(NamedTuple):
     """What is kept between updates: `TrainState.extra`."""
 
     target: Any  # parameters of the target
-    updates: jax.Array  # int32 []: updates so far
-    pixel_mean: jax.Array  # [441]: running means, of each pixel
-    pixel_mean_square: jax.Array  # [441]: and of its square
-    error_mean_square: jax.Array  # []: running mean of the squared prediction error
+    statistics: Statistics
 
 
 class RNDSamples(NamedTuple):
     """Samples of the loss, [T, B, ...]."""
 
     ppo: Samples
-    pixels: jax.Array  # [T, B, 441]: what a step led to, standardised
-    feature: jax.Array  # [T, B, 64]: what the target says of it
+    pixels: jax.Array  # [T, B, PIXELS]: what a step led to, standardised
+    feature: jax.Array  # [T, B, FEATURES]: what the target says of it
 
 
 def init(params: Any, key: jax.Array) -> tuple[Any, Extra]:
-    """`Algorithm.init`: adds the predictor to the parameters, and draws the target."""
+    """`Algorithm.init`: adds the predictor to the parameters as `rnd`, and draws the target."""
     assert "rnd" not in params, "the network has parameters of that name itself"
-    pixels = jnp.zeros((1, 441))
+    pixels = jnp.zeros((1, PIXELS))
     target, predictor = (Embedding().init(each, pixels)["params"] for each in jax.random.split(key))
-    return {**params, "rnd": predictor}, Extra(
-        target, jnp.zeros((), jnp.int32), jnp.zeros(441), jnp.zeros(441), jnp.zeros(())
-    )
+    nothing = Statistics(jnp.zeros((), jnp.int32), jnp.zeros(PIXELS), jnp.zeros(PIXELS), jnp.zeros(()))
+    return {**params, "rnd": predictor}, Extra(target, nothing)
 
 
 def prepare(
-    state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig
+    state: TrainState,
+    apply: Apply,
+    rollout: Rollout,
+    mean: Mean,
+    config: PPOConfig,
+    key: jax.Array,
+    *,
+    coefficient: float,
+    decay: float,
 ) -> tuple[TrainState, RNDSamples, Metrics]:
-    """`Algorithm.prepare`: adds the intrinsic reward to a rollout, and updates the running statistics."""
-    extra = state.extra
-    frames = images(rollout.frames[STACK:])  # of step t + 1
-    pixels = nn.avg_pool(frames[..., None] / 255.0, (4, 4), (4, 4)).reshape(*frames.shape[:2], 441)
-    mean_of_each = jax.vmap(mean, in_axes=-1)
-    share = jnp.maximum(1.0 - DECAY, 1.0 / (extra.updates + 1))  # of this rollout in the running means
+    """`Algorithm.prepare`: adds the intrinsic reward to a rollout, and updates the running statistics.
+
+    The options are those of `rnd`.
+    """
+    target, old = state.extra
+    share = jnp.maximum(1.0 - decay, 1.0 / (old.updates + 1))  # of this rollout in the running means
 
     def running(before: jax.Array, now: jax.Array) -> jax.Array:
         return (1.0 - share) * before + share * now
 
-    pixel_mean = running(extra.pixel_mean, mean_of_each(pixels))
-    pixel_mean_square = running(extra.pixel_mean_square, mean_of_each(jnp.square(pixels)))
-    deviation = jnp.sqrt(jnp.maximum(pixel_mean_square - jnp.square(pixel_mean), 1e-4))
-    pixels = jnp.clip((pixels - pixel_mean) / deviation, -5.0, 5.0)
+    # What each step led to: the newest frame of step t + 1, standardised pixel by pixel.
+    pixels = small(images(rollout.frames[STACK:]))
+    mean_of_each = jax.vmap(mean, in_axes=-1)
+    pixel = running(old.pixel, mean_of_each(pixels))
+    pixel_square = running(old.pixel_square, mean_of_each(jnp.square(pixels)))
+    deviation = jnp.sqrt(jnp.maximum(pixel_square - jnp.square(pixel), 1e-4))
+    pixels = jnp.clip((pixels - pixel) / deviation, -5.0, 5.0)
 
-    feature = embed(extra.target, pixels)
+    # The reward.
+    feature = embed(target, pixels)
     error = prediction_error(state.params, pixels, feature)
-    error_mean_square = running(extra.error_mean_square, mean(jnp.square(error)))
-    bonus = COEFFICIENT * error / jnp.sqrt(error_mean_square + 1e-8)
+    error_square = running(old.error_square, mean(jnp.square(error)))
+    intrinsic = coefficient * error / jnp.sqrt(error_square + 1e-8)
 
-    state = dataclasses.replace(
-        state, extra=Extra(extra.target, extra.updates + 1, pixel_mean, pixel_mean_square, error_mean_square)
-    )
-    rollout = rollout._replace(reward=rollout.reward + bonus)
-    state, samples, metrics = ppo_samples(state, apply, rollout, mean, config)
-    return state, RNDSamples(samples, pixels, feature), metrics | {"intrinsic_reward": mean(bonus)}
+    statistics = Statistics(old.updates + 1, pixel, pixel_square, error_square)
+    state = dataclasses.replace(state, extra=Extra(target, statistics))
+    rollout = rollout._replace(reward=rollout.reward + intrinsic)
+    state, samples, metrics = ppo_samples(state, apply, rollout, mean, config, key)
+    return state, RNDSamples(samples, pixels, feature), metrics | {"intrinsic_reward": mean(intrinsic)}
 
 
 def loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
@@ -105,8 +127,13 @@ def loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tupl
     return policy_loss + rnd_loss, metrics | {"rnd_loss": rnd_loss}
 
 
+def small(frames: jax.Array) -> jax.Array:
+    """Frames as means over 4x4 pixels: uint8 `[T, B, 84, 84]` -> float32 `[T, B, PIXELS]`, from 0 to 1."""
+    return nn.avg_pool(frames[..., None] / 255.0, (4, 4), (4, 4)).reshape(*frames.shape[:2], PIXELS)
+
+
 def prediction_error(params: Any, pixels: jax.Array, feature: jax.Array) -> jax.Array:
-    """Mean squared error of the predictor: pixels `[..., 441]`, feature `[..., 64]` -> `[...]`."""
+    """Mean squared error of the predictor: pixels `[..., PIXELS]`, feature `[..., FEATURES]` -> `[...]`."""
     return jnp.mean(jnp.square(embed(params["rnd"], pixels) - feature), axis=-1)
 
 
@@ -116,4 +143,15 @@ def embed(params: Any, pixels: jax.Array) -> jax.Array:
     return features
 
 
-RND = PPO._replace(init=init, prepare=prepare, loss=loss)
+def rnd(coefficient: float = 0.5, decay: float = 0.99) -> Algorithm:
+    """PPO with random network distillation.
+
+    Args:
+        coefficient: weight of the intrinsic reward, whose root mean square is 1 without it.
+        decay: weight of the past in the running means, per update. Until an update's share of a plain mean is
+            smaller than 1 - decay, which takes 1 / (1 - decay) updates, they are plain means.
+    """
+    return PPO._replace(init=init, prepare=partial(prepare, coefficient=coefficient, decay=decay), loss=loss)
+
+
+RND = rnd()

@@ -1,70 +1,63 @@
 """PPO with the targets of V-trace (Espeholt et al. 2018, arXiv:1802.01561), for rollouts that are an update old.
 
 With `overlap = "update"` the parameters that acted are one update older than those that learn. V-trace corrects
-the targets for that; without overlap its ratios are 1, and its advantages differ from GAE's only in how they use
-lambda.
+the targets for that. Without overlap its ratios are 1: its targets are those of GAE, and its advantages differ
+only in how they use lambda.
+
+It replaces one part of PPO, `prepare`. Optimiser and loss are PPO's.
 """
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.minibatches import Mean, Rollout, apply_to_rollout
 from jaxrl_atari.networks import Apply
-from jaxrl_atari.ppo import (
-    PPO,
-    Mean,
-    Metrics,
-    Rollout,
-    Samples,
-    TrainState,
-    apply_to_rollout,
-    explained_variance,
-    log_prob_of,
-)
+from jaxrl_atari.ppo import PPO, Metrics, Samples, TrainState, discounted_sum, explained_variance, log_prob_of
 
 
-def prepare(
-    state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig
-) -> tuple[TrainState, Samples, Metrics]:
-    """`Algorithm.prepare` (equation 1 and section 4.2, with rho and c cut at 1; `gae_lambda` is the paper's
-    lambda).
+def vtrace(
+    rollout: Rollout, value: jax.Array, rho: jax.Array, gamma: jax.typing.ArrayLike, lambda_: jax.typing.ArrayLike
+) -> tuple[jax.Array, jax.Array]:
+    """Targets and advantages (equation 1, remark 2 and section 4.2, with rho and c cut at 1).
 
         delta_t = rho_t (r_t + gamma V_{t+1} - V_t)
         v_t     = V_t + delta_t + gamma c_t (v_{t+1} - V_{t+1}),              c_t = lambda rho_t
         A_t     = r_t + gamma v_{t+1} - V_t
 
+    Beyond a terminal step there is no value. Beyond a truncated step the value counts, and v_{t+1} is V_{t+1}.
+
     The paper weights A_t with rho_t. PPO's loss does so with its ratio, so A_t itself has no weight here.
 
-    V is that of the parameters that learn, except V_T, the rollout's bootstrap value. Beyond the end of a game
-    there is no value; where a game is cut off, v_{t+1} is V_{t+1}.
+    Args:
+        value: float32 [T, B], V of the parameters that learn. V_T is the rollout's bootstrap value.
+        rho: float32 [T, B], min(pi / pi_old, 1) of the actions taken.
+
+    Returns:
+        v and A, float32 [T, B].
     """
-    assert config.gae_lambda is not None, "pass the value of Config.resolved_gae_lambda"
-    outputs = apply_to_rollout(state.params, apply, rollout)
-    value = outputs.value
-    log_prob = jax.vmap(log_prob_of)(outputs.logits, rollout.action)
-    rho = jnp.minimum(jnp.exp(log_prob - rollout.log_prob), 1.0)
-
     next_value = jnp.concatenate([value[1:], rollout.bootstrap_value[None]])
-    discount = jnp.where(rollout.terminated, 0.0, config.gamma)
+    discount = jnp.where(rollout.terminated, 0.0, gamma)
     delta = rho * (rollout.reward + discount * next_value - value)
-    decay = jnp.where(rollout.terminated | rollout.truncated, 0.0, config.gamma * config.gae_lambda * rho)
-
-    def backward(next_correction: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        delta_t, decay_t = step
-        correction = delta_t + decay_t * next_correction
-        return correction, correction
-
-    _, correction = lax.scan(
-        backward, jnp.zeros_like(rollout.bootstrap_value), (delta, decay), reverse=True, unroll=16
-    )
-    target = value + correction
+    decay = jnp.where(rollout.terminated | rollout.truncated, 0.0, gamma * lambda_ * rho)
+    target = value + discounted_sum(delta, decay)
     next_target = jnp.concatenate([target[1:], rollout.bootstrap_value[None]])
     next_target = jnp.where(rollout.truncated, next_value, next_target)
-    advantage = rollout.reward + discount * next_target - value
-    samples = Samples(rollout.action, rollout.log_prob, value, advantage, target)
-    metrics = {"explained_variance": explained_variance(target, correction, mean), "mean_rho": mean(rho)}
-    return state, samples, metrics
+    return target, rollout.reward + discount * next_target - value
+
+
+def prepare(
+    state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
+) -> tuple[TrainState, Samples, Metrics]:
+    """`Algorithm.prepare`: the samples with the targets of V-trace. The metric `mean_rho` is 1 without overlap."""
+    assert config.gae_lambda is not None, "pass the value of Config.resolved_gae_lambda"
+    outputs = apply_to_rollout(state.params, apply, rollout, config.minibatch_size)
+    log_prob = jax.vmap(log_prob_of)(outputs.logits, rollout.action)
+    rho = jnp.minimum(jnp.exp(log_prob - rollout.log_prob), 1.0)
+    target, advantage = vtrace(rollout, outputs.value, rho, config.gamma, config.gae_lambda)
+    samples = Samples(rollout.action, rollout.log_prob, outputs.value, advantage, target)
+    error = target - outputs.value
+    return state, samples, {"explained_variance": explained_variance(target, error, mean), "mean_rho": mean(rho)}
 
 
 VTRACE = PPO._replace(prepare=prepare)

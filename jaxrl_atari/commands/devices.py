@@ -25,9 +25,10 @@ from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import driver_version, network_platform, visible
 from jaxrl_atari.hardware.memory import do_not_preallocate
+from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import STACK, init_params, make_module
 from jaxrl_atari.output import say
-from jaxrl_atari.ppo import KEYS, Rollout, TrainState, init_train_state, update
+from jaxrl_atari.ppo import KEYS, TrainState, init_train_state, update
 from jaxrl_atari.registry import ALGORITHMS
 
 ACTIONS = 18

@@ -1,43 +1,54 @@
-"""The Nature-DQN actor-critic as matrix products, for XLA's CPU backend.
+"""The Nature network as matrix products, written by hand for XLA's CPU backend.
 
-`apply` computes what `networks.NatureActorCritic` computes, from the same parameters. It exists because of one
-defect: XLA's CPU backend compiles the gradient of a convolution inside `lax.scan` to a naive loop
-(https://github.com/jax-ml/jax/issues/12868), 10 to 30 times slower than the products here.
+`apply` computes what `networks.NatureActorCritic` computes, from the same parameters:
 
-**Convolutions as products.** The input is blocked (`frames.BLOCKED`): 84x84 pixels are 21x21 blocks of 4x4. An 8x8
-window that moves by 4 pixels is then a 2x2 window that moves by 1 block, because 8 = 2 blocks and 4 = 1 block. The
-output of the first layer is blocked again, 2x2, so that the second layer's 4x4 window with stride 2 becomes a 2x2
-window with stride 1 as well. A window with stride 1 is cheap to lay out as a matrix row: `_patches` stacks shifted
-views. `_torso_in_chunks` puts the weights in the same order, and applies the division of pixels by 255 to the
-first layer's weights rather than to every pixel.
+    function         input                             output
+    first_layer      uint8 [N, 21, 21, 64]             [N, 10, 10, 128]    84x84 pixels, 8x8 windows, stride 4
+    layer            [N, 10, 10, 128]                  [N, 9, 9, 64]       20x20 pixels, 4x4 windows, stride 2
+    layer            [N, 9, 9, 64]                     [N, 7, 7, 64]       9x9 pixels, 3x3 windows, stride 1
+    dense            [N, 3136]                         [N, 512]
+    two heads        float32 [N, 512]                  float32 [N, A] and [N]
 
-**Gradients.** They are written out (`jax.custom_vjp`), because XLA's own derivative of these programs is slow in
-two ways. First, a weight gradient is `patches.T @ g`, and XLA turns `patches.T` into a layout change: a
-column-major matrix, with which its product takes up to twice as long. `_layer_backward` and
-`_first_layer_backward` therefore compute the transposed product `g.T @ patches` from a `g.T` that is moved in
-memory, and transpose the small result. An `optimization_barrier` stops XLA from simplifying this back.
-`_dense_backward`, whose result is large, moves x instead. Second, JAX's derivative saves patches for the backward
-pass. In a loop over chunks, rebuilding them is faster than reading them from memory; where chunks are unrolled,
-XLA itself decides, and keeps them.
+Each function is followed by its gradient. Activations are in the type of the arithmetic, float32 or bfloat16;
+products are added up, and parameters and their gradients kept, in float32.
 
-**bfloat16.** XLA's CPU backend copies bfloat16 by way of float32 and integers as they are, so data that is only
-moved is viewed as uint16 (`_as_uint16`). Products accumulate in float32.
+**Why.** XLA's CPU backend compiles the gradient of a convolution inside `lax.scan` to a naive loop
+(https://github.com/jax-ml/jax/issues/12868). `layers.Conv` avoids that for any network; for this one, products of
+this form are 10 to 20% faster still. `forms.py` decides which one is used.
 
-**Fusion.** XLA's CPU backend fuses a transposition into each of its uses, where it is repeated. A barrier stops
-the simplification, which comes first, but not fusion: this backend removes barriers before it. A concatenation
-stops fusion, so `_first_layer_backward` transposes its gradient in two halves and concatenates them. Windows that
-lie side by side are stacked on the last axis but one, which XLA writes in one pass; before a concatenation along
-the last axis it copies every operand. In a loop over chunks, XLA also fuses the slice that reads a chunk's saved
-output into the windows of it, which then take 10 times as long. There the first layer's output is saved in two
-halves, to be concatenated.
+**Blocks.** A window that moves by its stride becomes a window that moves by 1 once the image is cut into blocks of
+stride x stride pixels, whose pixels become channels (space-to-depth). The 84x84 pixels of 4 frames are 21x21
+blocks of 4x4x4 = 64 numbers (`frames.BLOCKED`), and an 8x8 window with stride 4 is a window of 2x2 blocks. The
+output of the first layer is blocked again: its 20x20 pixels of 32 channels are 10x10 blocks of 2x2x32 = 128
+numbers, and the 4x4 windows of the second layer, with stride 2, are windows of 2x2 blocks. Kernels are brought
+into the same order (`block_kernels`).
 
-**Chunks.** The torso works on a part of the samples at a time (`chunk_size`), so that activations stay in the
-CPU's caches.
+**Windows as rows.** With stride 1 the windows of an image are shifted views of it, so a matrix with one window in
+each row costs one copy (`windows`), and a convolution is the product of that matrix and the kernel.
+
+What XLA's CPU backend does badly, and what is done instead. The code refers to these rules by number:
+
+1. The product for a kernel's gradient, `windows.T @ g`, takes up to twice as long if XLA makes `windows.T` by a
+   change of layout (column-major). So the transposed product `g.T @ windows` is computed, of a `g.T` that is moved
+   in memory (`transposed`), and its small result is transposed. An `optimization_barrier` stops XLA from
+   simplifying this back. `dense_backward`, whose result is large, moves x instead.
+2. JAX's own derivative keeps the windows for the backward pass. In a loop over chunks it is faster to make them
+   again than to read them from memory, so only the input and the outputs of the layers are kept. Where chunks are
+   unrolled, XLA itself decides, and keeps the windows.
+3. Copies of bfloat16 go by way of float32, copies of integers do not. So data that is only moved is viewed as
+   integers (`layers.as_words`).
+4. A transposition is fused into each of its uses, and repeated there. A barrier does not help, because this
+   backend removes barriers before it fuses; a concatenation stops the fusion. So `first_layer_backward` transposes
+   its gradient in two halves, and concatenates them.
+5. A concatenation along the last axis first copies every operand. So windows are stacked on the last axis but one,
+   which takes one pass.
+6. In a loop over chunks, the slice that reads a kept output of the first layer is fused into its windows, which
+   then take 10 times as long. So that output is kept in two halves, to be concatenated (rule 4).
 """
 
 import functools
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import flax.linen as nn
@@ -46,11 +57,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.layers import Conv
+from jaxrl_atari.layers import UNROLLED, Conv, as_words, from_words
 from jaxrl_atari.networks import STACK, Observation, Outputs
-
-UNROLLED = 8
-"""Up to this many chunks are compiled without a loop, which would copy what each keeps for its gradient."""
 
 
 class Computed(nn.Module):
@@ -70,39 +78,18 @@ class Computed(nn.Module):
 
 
 def chunk_size(platform: str, dtype: Any) -> int:
-    """The largest number of samples in a chunk.
+    """The largest number of samples in a chunk, whose activations stay in the CPU's caches.
 
     On CPUs these sizes were the fastest: in bfloat16, AMX (Intel's matrix units) needs large products, and other
     CPUs gain more from their caches. In bfloat16, a GPU, which has not been measured, gets fewer kernels.
 
     Args:
         platform: platform as `hardware.gpus.network_platform` names it.
+        dtype: type of the torso's arithmetic.
     """
     if jnp.dtype(dtype) == jnp.float32:
         return 32
     return 16 if platform in ("cpu", "bfloat16 cpu") else 64
-
-
-def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outputs:
-    """Policy and value of blocked frame stacks.
-
-    Args:
-        params: parameters of `networks.NatureActorCritic`.
-        observation: its stacks are uint8 `[N, 21, 21, 64]`; a channel is (frame, row, column) of a block.
-        dtype: type of the torso's arithmetic, float32 or bfloat16. The heads compute in float32.
-        chunk: `chunk_size`.
-
-    """
-    chex.assert_type(observation.stacks, jnp.uint8)  # pixels, which are divided by 255
-    features = _torso_in_chunks(params, observation.stacks, dtype, chunk).astype(dtype)
-    dense = params["dense"]
-    policy = params["policy"]
-    value = params["value"]
-    hidden = _dense(features, dense["kernel"]) + dense["bias"].astype(dtype)
-    hidden = nn.relu(hidden).astype(jnp.float32)
-    head = partial(jnp.matmul, hidden, precision="highest")  # on a GPU, float32 and not TF32
-    logits = head(policy["kernel"]) + policy["bias"]
-    return Outputs(logits, (head(value["kernel"]) + value["bias"])[:, 0], features=hidden)
 
 
 def acting_params(params: Any, dtype: Any) -> Any:
@@ -110,205 +97,261 @@ def acting_params(params: Any, dtype: Any) -> Any:
     return {**params, "dense": {**params["dense"], "kernel": params["dense"]["kernel"].astype(dtype)}}
 
 
-def _torso_in_chunks(params: Any, blocks: jax.Array, dtype: Any, size: int) -> jax.Array:
-    """The three convolutions: uint8 `[N, 21, 21, 64]` -> float32 `[N, 3136]`."""
-    # Kernels [height, width, in, out] in the order of the blocked input: (place in the 2x2 window, channel).
-    k1, k2, k3 = (params[name]["kernel"] for name in ("conv1", "conv2", "conv3"))
-    b1, b2, b3 = (params[name]["bias"] for name in ("conv1", "conv2", "conv3"))
-    w1 = k1.reshape(2, 4, 2, 4, STACK, 32).transpose(4, 1, 3, 0, 2, 5).reshape(64, 4 * 32) / 255
-    w2 = k2.reshape(2, 2, 2, 2, 32, 64).transpose(0, 2, 1, 3, 4, 5).reshape(-1, 64)
-    w3 = k3.reshape(-1, 64)
-
-    n = blocks.shape[0]
-    count = -(-n // size)
-    loop = count > UNROLLED
-
-    def torso(chunk: jax.Array) -> jax.Array:
-        return _torso(dtype, loop, chunk, w1, b1, w2, b2, w3, b3)
-
-    if count == 1:
-        return torso(blocks)
-    filled = jnp.pad(blocks, ((0, -n % count), (0, 0), (0, 0), (0, 0)))
-    chunks = filled.reshape(count, -1, *blocks.shape[1:])
-    _, features = lax.scan(lambda _, chunk: (None, torso(chunk)), None, chunks, unroll=not loop)
-    return features.reshape(-1, 3136)[:n]
-
-
-# --- Building blocks ---------------------------------------------------------------------------------------------
-
-
-def _as_uint16(x: jax.Array) -> jax.Array:
-    """A bfloat16 array viewed as uint16; any other array as it is."""
-    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
-
-
-def _as_bfloat16(x: jax.Array) -> jax.Array:
-    """The inverse of `_as_uint16`."""
-    return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
-
-
-def _product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`a @ b`, accumulated in float32: `[M, K]`, `[K, N]` -> float32 `[M, N]`."""
-    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
-
-
-def _transposed(x: jax.Array) -> jax.Array:
-    """The transpose of the matrix whose rows are the last axis of x: `[..., C]`, three or more axes -> `[C, K]`.
-
-    `moveaxis` on three or more axes moves the data; XLA turns the `.T` of a matrix into a layout change instead.
-    """
-    return _as_bfloat16(jnp.moveaxis(_as_uint16(x), -1, 0).reshape(x.shape[-1], -1))
-
-
-def _offsets(size: int) -> list[tuple[int, int]]:
-    """The (row, column) offsets in a square window."""
-    return [(i, j) for i in range(size) for j in range(size)]
-
-
-def _patches(x: jax.Array, size: int) -> jax.Array:
-    """Every window of `[N, H, W, C]` as a row: `[N * (H-size+1) * (W-size+1), size * size * C]`."""
-    _, height, width, channels = x.shape
-    h = height - size + 1
-    v = width - size + 1
-    windows = [_as_uint16(x)[:, i : i + h, j : j + v] for i, j in _offsets(size)]
-    return _as_bfloat16(jnp.stack(windows, axis=-2).reshape(-1, size * size * channels))
-
-
-# --- Layers 2 and 3 ----------------------------------------------------------------------------------------------
-
-
-def _layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> jax.Array:
-    """`relu(convolution(x, w) + b)` with stride 1: `[N, H, W, C]` -> `[N, H-size+1, W-size+1, O]`.
-
-    `w` is float32 `[size * size * C, O]`.
-    """
-    n, height, width, _ = x.shape
-    out = nn.relu(_product(_patches(x, size), w.astype(x.dtype)) + b).astype(x.dtype)
-    return out.reshape(n, height - size + 1, width - size + 1, -1)
-
-
-def _layer_backward(
-    x: jax.Array, w: jax.Array, out: jax.Array, g: jax.Array, size: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients for x, w and b of `_layer`, float32, from the gradient g for its output."""
-    n, h, v, outputs = g.shape
-    g = jnp.where(out > 0, g, 0)
-    db = g.sum((0, 1, 2))
-    g = g.astype(x.dtype)
-    dw = lax.optimization_barrier(_product(_transposed(g), _patches(x, size))).T
-    w_transposed = _transposed(w.astype(x.dtype).reshape(size * size, -1, outputs))
-    dx = _product(g.reshape(-1, outputs), w_transposed).reshape(n, h, v, size * size, -1)
-    # Each input was read at every place of the window: shift the gradients back and add them.
-    pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in _offsets(size)]
-    shifted = [jnp.pad(dx[..., place, :], pad) for place, pad in enumerate(pads)]
-    return functools.reduce(jnp.add, shifted), dw, db
-
-
-# --- Layer 1 -----------------------------------------------------------------------------------------------------
-
-
-def _first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
-    """`relu(convolution(blocks, w) + b)` with a 2x2 window, its result blocked 2x2 for the next layer.
-
-    Each block is multiplied by the weights of all four places that it takes in a window, and the shifted products
-    are added. Patches of the input, four times as large and in floating point, are never written to memory.
+def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outputs:
+    """Policy and value of blocked frame stacks.
 
     Args:
-        blocks: uint8 `[N, 21, 21, 64]`; w: float32 `[64, 4 * 32]`, place by place; b: float32 `[32]`.
-
-    Returns:
-        `[N, 10, 10, 4 * 32]`
+        params: parameters of `networks.NatureActorCritic`, or `acting_params` of them.
+        observation: its stacks are uint8 `[N, 21, 21, 64]`; a channel is (frame, row, column) of a block.
+        dtype: type of the torso's arithmetic, float32 or bfloat16. The heads compute in float32.
+        chunk: `chunk_size`.
     """
-    products = _product(blocks.reshape(-1, 64).astype(dtype), w.astype(dtype)).reshape(-1, 21, 21, 4, 32)
-    shifted = [products[:, i : i + 20, j : j + 20, place] for place, (i, j) in enumerate(_offsets(2))]
-    out = _as_uint16(nn.relu(functools.reduce(jnp.add, shifted) + b).astype(dtype))
-    return _as_bfloat16(
-        jnp.stack([out[:, i::2, j::2] for i, j in _offsets(2)], axis=-2).reshape(-1, 10, 10, 4 * 32)
-    )
+    chex.assert_type(observation.stacks, jnp.uint8)  # pixels, which are divided by 255
+    features = torso_in_chunks(block_kernels(params), observation.stacks, dtype, chunk).astype(dtype)
+    hidden = dense(features, params["dense"]["kernel"]) + params["dense"]["bias"].astype(dtype)
+    hidden = nn.relu(hidden).astype(jnp.float32)
 
+    def head(name: str) -> jax.Array:
+        # On a GPU, float32 and not TF32.
+        return jnp.matmul(hidden, params[name]["kernel"], precision="highest") + params[name]["bias"]
 
-def _first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The gradients for w and b of `_first_layer`, float32, from the gradient g for its output."""
-    g = jnp.where(out > 0, g, 0)
-    db = g.sum((0, 1, 2)).reshape(4, 32).sum(0)
-    g = _as_uint16(g.astype(out.dtype))
-    half = len(g) // 2
-    g = jnp.concatenate([_channels_first(g[:half]), _channels_first(g[half:])], axis=1)
-    # Each product was used in one shifted place: shift the gradient back to it, with zeros around.
-    pads = [((0, 0), (0, 0), (i, 1 - i), (j, 1 - j)) for i, j in _offsets(2)]
-    g_products = _as_bfloat16(jnp.concatenate([jnp.pad(g, pad) for pad in pads]).reshape(4 * 32, -1))
-    dw = _product(g_products, blocks.reshape(-1, 64).astype(out.dtype))
-    return lax.optimization_barrier(dw).T, db
-
-
-def _channels_first(g: jax.Array) -> jax.Array:
-    """A gradient for the output of `_first_layer`, `[N, 10, 10, 4 * 32]`, without blocks: `[32, N, 20, 20]`."""
-    # The first 64 channels are the even rows, the last 64 the odd ones; in each of these, columns interleave
-    # already.
-    return jnp.moveaxis(jnp.stack([g[..., :64], g[..., 64:]], axis=2).reshape(-1, 20, 20, 32), -1, 0)
+    return Outputs(head("policy"), head("value")[:, 0], features=hidden)
 
 
 # --- The torso ---------------------------------------------------------------------------------------------------
 
 
+class Kernels(NamedTuple):
+    """Kernels and biases of the convolutions in the order of the blocked images, float32."""
+
+    w1: jax.Array  # [64, 4 * 32]: channel of a block; place of the block in the window, output
+    b1: jax.Array  # [32]
+    w2: jax.Array  # [4 * 128, 64]: place of the block in the window, channel of the block; output
+    b2: jax.Array  # [64]
+    w3: jax.Array  # [9 * 64, 64]: place of the pixel in the window, channel; output
+    b3: jax.Array  # [64]
+
+
+def block_kernels(params: Any) -> Kernels:
+    """The kernels `[height, width, in, out]` in the order of the blocks.
+
+    The division of pixels by 255 is applied to the first kernel instead.
+    """
+    k1, k2, k3 = (params[name]["kernel"] for name in ("conv1", "conv2", "conv3"))
+    b1, b2, b3 = (params[name]["bias"] for name in ("conv1", "conv2", "conv3"))
+    # Height and width are each (block in the window, pixel in the block).
+    w1 = k1.reshape(2, 4, 2, 4, STACK, 32).transpose(4, 1, 3, 0, 2, 5).reshape(64, 4 * 32) / 255
+    w2 = k2.reshape(2, 2, 2, 2, 32, 64).transpose(0, 2, 1, 3, 4, 5).reshape(-1, 64)
+    w3 = k3.reshape(-1, 64)
+    return Kernels(w1, b1, w2, b2, w3, b3)
+
+
+def torso_in_chunks(kernels: Kernels, blocks: jax.Array, dtype: Any, size: int) -> jax.Array:
+    """The torso in chunks of at most `size` samples: uint8 `[N, 21, 21, 64]` -> float32 `[N, 3136]`."""
+    n = len(blocks)
+    count = -(-n // size)
+    loop = count > UNROLLED
+    if count == 1:
+        return torso(dtype, loop, blocks, kernels)
+    filled = jnp.pad(blocks, ((0, -n % count), (0, 0), (0, 0), (0, 0)))
+    chunks = filled.reshape(count, -1, *blocks.shape[1:])
+
+    def step(carry: None, chunk: jax.Array) -> tuple[None, jax.Array]:
+        return carry, torso(dtype, loop, chunk, kernels)
+
+    _, features = lax.scan(step, None, chunks, unroll=not loop)
+    return features.reshape(-1, 3136)[:n]
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _torso(dtype: Any, loop: bool, blocks: jax.Array, *weights: jax.Array) -> jax.Array:
+def torso(dtype: Any, loop: bool, blocks: jax.Array, kernels: Kernels) -> jax.Array:
     """The three convolutions of one chunk: uint8 `[N, 21, 21, 64]` -> float32 `[N, 3136]`.
 
-    `weights` are w and b of each layer. Only the input and the layers' outputs are saved for the backward pass.
-    `loop`: the chunks are computed in a loop.
+    Args:
+        loop: the chunks are computed in a loop.
     """
-    return _torso_forward(dtype, loop, blocks, *weights)[0]
+    return torso_forward(dtype, loop, blocks, kernels)[0]
 
 
-def _torso_forward(dtype: Any, loop: bool, blocks: jax.Array, *weights: jax.Array) -> tuple[jax.Array, Any]:
-    w1, b1, w2, b2, w3, b3 = weights
-    out1 = _first_layer(blocks, w1, b1, dtype)
-    out2 = _layer(out1, w2, b2, 2)
-    out3 = _layer(out2, w3, b3, 3)
-    parts1 = jnp.array_split(_as_uint16(out1), 2 if loop else 1)
-    saved2 = _as_uint16(out2)
-    saved3 = _as_uint16(out3)
-    return out3.reshape(-1, 3136).astype(jnp.float32), (blocks, w2, w3, parts1, saved2, saved3)
+def torso_forward(dtype: Any, loop: bool, blocks: jax.Array, kernels: Kernels) -> tuple[jax.Array, Any]:
+    """The torso's features, and what its gradient needs: input, kernels and outputs (rule 2)."""
+    out1 = first_layer(blocks, kernels.w1, kernels.b1, dtype)
+    out2 = layer(out1, kernels.w2, kernels.b2, 2)
+    out3 = layer(out2, kernels.w3, kernels.b3, 3)
+    parts1 = jnp.array_split(as_words(out1), 2 if loop else 1)  # rule 6
+    saved = (blocks, kernels.w2, kernels.w3, parts1, as_words(out2), as_words(out3))
+    return out3.reshape(-1, 3136).astype(jnp.float32), saved
 
 
-def _torso_backward(dtype: Any, loop: bool, saved: Any, g: jax.Array) -> tuple[Any, ...]:
-    blocks, w2, w3, parts1, saved2, saved3 = saved
-    out1, out2, out3 = map(_as_bfloat16, (jnp.concatenate(parts1), saved2, saved3))
-    g, dw3, db3 = _layer_backward(out2, w3, out3, g.reshape(out3.shape), 3)
-    g, dw2, db2 = _layer_backward(out1, w2, out2, g, 2)
-    dw1, db1 = _first_layer_backward(blocks, out1, g)
+def torso_backward(dtype: Any, loop: bool, saved: Any, g: jax.Array) -> tuple[Any, Kernels]:
+    """The gradients for the input (there is none) and the kernels, from float32 `[N, 3136]`."""
+    blocks, w2, w3, parts1, words2, words3 = saved
+    out1, out2, out3 = map(from_words, (jnp.concatenate(parts1), words2, words3))
+    g, dw3, db3 = layer_backward(out2, w3, out3, g.reshape(out3.shape), 3)
+    g, dw2, db2 = layer_backward(out1, w2, out2, g, 2)
+    dw1, db1 = first_layer_backward(blocks, out1, g)
     no_gradient = np.zeros(blocks.shape, jax.dtypes.float0)  # JAX's type for the gradient of an integer input
-    return no_gradient, dw1, db1, dw2, db2, dw3, db3
+    return no_gradient, Kernels(dw1, db1, dw2, db2, dw3, db3)
 
 
-_torso.defvjp(_torso_forward, _torso_backward)
+torso.defvjp(torso_forward, torso_backward)
+
+
+# --- First layer -------------------------------------------------------------------------------------------------
+
+
+def first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
+    """`relu(convolution(blocks, w) + b)` with 2x2 windows, its output blocked for the second layer.
+
+    The windows are not laid out as rows: they would be four times the input, in floating point. Instead each block
+    is multiplied by the weights of all four places that it takes in a window, and the products are shifted by that
+    place and added.
+
+    Args:
+        blocks: uint8 `[N, 21, 21, 64]`.
+        w: `Kernels.w1`.
+
+    Returns:
+        `[N, 10, 10, 128]` in `dtype`; a channel is (row in the block, column in the block, output).
+    """
+    products = product(blocks.reshape(-1, 64).astype(dtype), w.astype(dtype)).reshape(-1, 21, 21, 4, 32)
+    shifted = [products[:, i : i + 20, j : j + 20, place] for place, (i, j) in enumerate(places(2))]
+    out = nn.relu(functools.reduce(jnp.add, shifted) + b).astype(dtype)  # [N, 20, 20, 32]
+    words = as_words(out)
+    of_place = [words[:, i::2, j::2] for i, j in places(2)]  # [N, 10, 10, 32] each
+    return from_words(jnp.stack(of_place, axis=-2).reshape(-1, 10, 10, 4 * 32))  # rule 5
+
+
+def first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The gradients of `first_layer`.
+
+    Args:
+        out: its output.
+        g: float32 `[N, 10, 10, 128]`, the gradient for its output.
+
+    Returns:
+        The gradients for w and b, float32.
+    """
+    g = jnp.where(out > 0, g, 0)
+    db = g.sum((0, 1, 2)).reshape(4, 32).sum(0)
+    words = as_words(g.astype(out.dtype))
+    half = len(words) // 2
+    halves = [first_layer_channels_first(words[:half]), first_layer_channels_first(words[half:])]
+    words = jnp.concatenate(halves, axis=1)  # rule 4; [32, N, 20, 20]
+    # Each product was used in one place: shift the gradient back to its block, with zeros around.
+    pads = [((0, 0), (0, 0), (i, 1 - i), (j, 1 - j)) for i, j in places(2)]
+    g_products = from_words(jnp.concatenate([jnp.pad(words, pad) for pad in pads]).reshape(4 * 32, -1))
+    dw = product(g_products, blocks.reshape(-1, 64).astype(out.dtype))  # [4 * 32, 64]
+    return lax.optimization_barrier(dw).T, db  # rule 1
+
+
+def first_layer_channels_first(g: jax.Array) -> jax.Array:
+    """A gradient for the output of `first_layer`, `[N, 10, 10, 128]`, without blocks: `[32, N, 20, 20]`."""
+    # The first 64 channels are the even rows, the last 64 the odd ones. In each, columns interleave already.
+    rows = jnp.stack([g[..., :64], g[..., 64:]], axis=2)
+    return jnp.moveaxis(rows.reshape(-1, 20, 20, 32), -1, 0)
+
+
+# --- Second and third layer --------------------------------------------------------------------------------------
+
+
+def layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> jax.Array:
+    """`relu(convolution(x, w) + b)` with windows of size x size and stride 1.
+
+    Args:
+        x: `[N, H, W, C]`.
+        w: float32 `[size * size * C, O]`.
+
+    Returns:
+        `[N, H - size + 1, W - size + 1, O]` in the type of x.
+    """
+    n, height, width, _ = x.shape
+    out = nn.relu(product(windows(x, size), w.astype(x.dtype)) + b).astype(x.dtype)
+    return out.reshape(n, height - size + 1, width - size + 1, -1)
+
+
+def layer_backward(
+    x: jax.Array, w: jax.Array, out: jax.Array, g: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of `layer`.
+
+    Args:
+        out: its output.
+        g: float32, the gradient for its output.
+
+    Returns:
+        The gradients for x, w and b, float32.
+    """
+    n, h, v, outputs = g.shape
+    g = jnp.where(out > 0, g, 0)
+    db = g.sum((0, 1, 2))
+    g = g.astype(x.dtype)
+    dw = lax.optimization_barrier(product(transposed(g), windows(x, size))).T  # rule 1
+    w_transposed = transposed(w.astype(x.dtype).reshape(size * size, -1, outputs))
+    dx = product(g.reshape(-1, outputs), w_transposed).reshape(n, h, v, size * size, -1)
+    # Each input was read at every place of a window: shift the gradients back and add them.
+    pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in places(size)]
+    shifted = [jnp.pad(dx[..., place, :], pad) for place, pad in enumerate(pads)]
+    return functools.reduce(jnp.add, shifted), dw, db
+
+
+# --- Dense layer -------------------------------------------------------------------------------------------------
 
 
 @jax.custom_vjp
-def _dense(x: jax.Array, w: jax.Array) -> jax.Array:
-    """`x @ w` in the type of x, accumulated in float32: `[N, 3136]`, `[3136, O]` -> float32 `[N, O]`.
+def dense(x: jax.Array, w: jax.Array) -> jax.Array:
+    """`x @ w` in the type of x: `[N, 3136]`, float32 `[3136, O]` -> float32 `[N, O]`.
 
-    Its own gradient keeps both products in the type of x, row-major, and the gradient for w in float32; JAX's
-    would compute the products in float32 and transposed.
+    JAX's own gradient would compute the products in float32, and transposed.
     """
-    return _product(x, w.astype(x.dtype))
+    return product(x, w.astype(x.dtype))
 
 
-def _dense_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
+def dense_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
+    """The output, and what the gradient needs."""
     w = w.astype(x.dtype)
-    return _product(x, w), (x, w)
+    return product(x, w), (x, w)
 
 
-def _dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+def dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The gradients for x, in its type, and for w, float32."""
     x, w = saved
     g = g.astype(x.dtype)
-    # Both are contracted over their last axis: XLA's CPU kernels read a right operand that is transposed as it
-    # lies.
+    # Over the last axis of both: XLA's CPU kernels read a right operand that is transposed as it lies.
     dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    # A transpose by way of three axes, which moves the data; see `_transposed`.
-    x_transposed = _as_bfloat16(_as_uint16(x).reshape(-1, 49, 64).transpose(1, 2, 0).reshape(3136, -1))
-    return dx.astype(x.dtype), _product(x_transposed, g)
+    # By way of three axes, which moves the data (rule 1).
+    x_transposed = from_words(as_words(x).reshape(-1, 49, 64).transpose(1, 2, 0).reshape(3136, -1))
+    return dx.astype(x.dtype), product(x_transposed, g)
 
 
-_dense.defvjp(_dense_forward, _dense_backward)
+dense.defvjp(dense_forward, dense_backward)
+
+
+# --- Building blocks ---------------------------------------------------------------------------------------------
+
+
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`a @ b`, added up in float32: `[M, K]`, `[K, N]` -> float32 `[M, N]`."""
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
+
+
+def transposed(x: jax.Array) -> jax.Array:
+    """The transpose of the matrix whose rows are the last axis of x: `[..., C]`, three or more axes -> `[C, K]`.
+
+    `moveaxis` on three or more axes moves the data; the `.T` of a matrix would be a change of layout (rule 1).
+    """
+    return from_words(jnp.moveaxis(as_words(x), -1, 0).reshape(x.shape[-1], -1))
+
+
+def places(size: int) -> list[tuple[int, int]]:
+    """The places in a window of size x size, as (row, column)."""
+    return [(i, j) for i in range(size) for j in range(size)]
+
+
+def windows(x: jax.Array, size: int) -> jax.Array:
+    """Every window of `[N, H, W, C]` as a row: `[N * (H-size+1) * (W-size+1), size * size * C]`."""
+    _, height, width, channels = x.shape
+    h = height - size + 1
+    v = width - size + 1
+    shifted = [as_words(x)[:, i : i + h, j : j + v] for i, j in places(size)]
+    return from_words(jnp.stack(shifted, axis=-2).reshape(-1, size * size * channels))  # rule 5

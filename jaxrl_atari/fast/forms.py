@@ -1,8 +1,13 @@
-"""The form and the arithmetic of a network that suit a kind of device.
+"""The form and the arithmetic of a network that suit the devices on which it learns and acts.
 
-Where CPUs alone learn and act, or with `network.conv = "matmul"`, convolutions have the gradients of `layers.py`,
-which suit CPUs. `nature` is faster still in a form of its own (`cpu_conv.py`), as long as it is what that form was
-written for. Everywhere else networks are computed as their modules say.
+A network is computed in one of three forms:
+
+- **By hand**, in `cpu_conv.py`: `nature` on CPUs, as long as it is the network that was written out there. Two
+  networks are compared by their programs (`program_of`), so an edit of a comment or a name changes nothing, and an
+  edit of what is computed is never overlooked.
+- **For CPUs**: any other network on CPUs. Its module is applied in `layers.cpu_gradients`, in which the gradients
+  of `layers.Conv` suit XLA's CPU backend.
+- **As written**: everywhere else.
 """
 
 import logging
@@ -34,19 +39,18 @@ from jaxrl_atari.networks import (
 
 _log = logging.getLogger(__name__)
 
-FAST_FORMS: dict[str, Any] = {"nature": cpu_conv}
-"""`network.name` -> the module that computes it fast on CPUs: `apply`, `acting_params`, `chunk_size`, and
-`Computed`, the flax module that these were written for."""
-
 BFLOAT16_CPUS = {"bfloat16 cpu", "amx cpu"}
 """The platforms that are CPUs which multiply bfloat16; see `hardware.gpus.network_platform`."""
+
+CPUS = {"cpu", *BFLOAT16_CPUS}
+"""The platforms that are CPUs."""
 
 
 class Network(NamedTuple):
     """A network as plain functions, in the form and arithmetic that suit a kind of device."""
 
     apply: Apply  # parameters, observation -> outputs
-    layout: FrameLayout  # the form of the frames in `Observation.stacks`, uint8 [N, H, W, 4 * C]
+    layout: FrameLayout  # how frames are stored: `Observation.stacks` is uint8 [N, H, W, 4 * C]
     acting_params: Callable[[Any], Any]  # params -> params that `apply` reads faster, with the same outputs
     dtype: Any  # type of the torso's arithmetic
     initial_carry: Callable[[int], Any] = lambda num_envs: ()  # memory before the first game, [num_envs, ...]
@@ -55,10 +59,7 @@ class Network(NamedTuple):
 def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: str | None = None) -> Network:
     """The network of a config in the form that suits a platform (`network_platform`).
 
-    The same arguments give the same object. With `network.conv = "matmul"` and, with `auto`, on CPUs alone,
-    convolutions have gradients for CPUs. With `network.compute_dtype = "auto"`, the torso's arithmetic is bfloat16
-    if learner and actor are both GPUs with bfloat16 units (not measured yet) or, for `nature`, both CPUs with
-    bfloat16 instructions; else float32. On every CPU, XLA computes bfloat16 convolutions by way of float32.
+    The same arguments give the same object.
 
     Args:
         peer: the platform of the other side: of the actor if this is the learner's network, of the learner if it
@@ -67,7 +68,7 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
             gradient step.
 
     Raises:
-        ConfigError: no network has that name.
+        ConfigError: no network has that name, or it cannot be made.
     """
     return _make_network(make_module(config, num_actions, jnp.float32), config, platform, peer or platform)
 
@@ -75,35 +76,64 @@ def make_network(config: NetworkConfig, num_actions: int, platform: str, peer: s
 @cache
 def _make_network(module: nn.Module, config: NetworkConfig, platform: str, peer: str) -> Network:
     platforms = {platform, peer}
-    on_cpu = config.conv == "matmul" or (config.conv == "auto" and platforms <= {"cpu", *BFLOAT16_CPUS})
-    form = FAST_FORMS.get(config.name) if on_cpu else None
-    if form is not None and _program(module) != _program(form.Computed(module.num_actions)):
-        _log.warning(
-            "%s was edited: it trains up to a fifth more slowly on a CPU than in %s, which computes it as it was",
-            type(module).__name__, form.__name__,
-        )  # fmt: skip
-        form = None
-    in_bfloat16 = platforms == {"gpu"} or (form is not None and platforms <= BFLOAT16_CPUS)
-    automatic = "bfloat16" if in_bfloat16 else "float32"
-    dtype = jnp.dtype(automatic if config.compute_dtype == "auto" else config.compute_dtype)
-    if form is not None:
-        acting_params = jax.jit(partial(form.acting_params, dtype=dtype))
-        chunk = form.chunk_size(platform, dtype)
-        return Network(partial(form.apply, dtype=dtype, chunk=chunk), BLOCKED, acting_params, dtype)
-
-    module = module.clone(dtype=dtype)
-
-    def apply(params: Any, observation: Observation) -> Outputs:
-        with cpu_gradients(on_cpu):
-            return apply_module(module, params, observation)
-
-    if on_cpu and _has_plain_convolutions(module):
+    for_cpus = config.conv == "matmul" or (config.conv == "auto" and platforms <= CPUS)
+    by_hand = for_cpus and config.name == "nature" and _is_written_out(module)
+    dtype = jnp.dtype(_arithmetic(config, platforms, by_hand))
+    if by_hand:
+        apply = partial(cpu_conv.apply, dtype=dtype, chunk=cpu_conv.chunk_size(platform, dtype))
+        return Network(apply, BLOCKED, jax.jit(partial(cpu_conv.acting_params, dtype=dtype)), dtype)
+    if for_cpus and _has_plain_convolutions(module):
         _log.warning(
             "%s has convolutions of flax, whose gradients are 10 to 30 times slower on a CPU than those of"
             " jaxrl_atari.layers.Conv",
             type(module).__name__,
         )
+    return _as_written(module.clone(dtype=dtype), dtype, for_cpus)
+
+
+def _as_written(module: nn.Module, dtype: Any, for_cpus: bool) -> Network:
+    def apply(params: Any, observation: Observation) -> Outputs:
+        with cpu_gradients(for_cpus):
+            return apply_module(module, params, observation)
+
     return Network(apply, PLAIN, lambda params: params, dtype, partial(initial_carry, module))
+
+
+def _arithmetic(config: NetworkConfig, platforms: set[str], by_hand: bool) -> str:
+    """The type of the torso's arithmetic.
+
+    With `network.compute_dtype = "auto"` it is bfloat16 where learner and actor are both GPUs with bfloat16 units
+    (not measured yet), or both CPUs with bfloat16 instructions that compute `nature` by hand. Else it is float32:
+    XLA computes bfloat16 convolutions by way of float32 on every CPU.
+    """
+    if config.compute_dtype != "auto":
+        return config.compute_dtype
+    in_bfloat16 = platforms == {"gpu"} or (by_hand and platforms <= BFLOAT16_CPUS)
+    return "bfloat16" if in_bfloat16 else "float32"
+
+
+def _is_written_out(module: nn.Module) -> bool:
+    """Whether `cpu_conv.py` computes this network. If not, a warning says what that costs."""
+    if program_of(module) == program_of(cpu_conv.Computed(module.num_actions)):
+        return True
+    _log.warning(
+        "%s was edited: it trains up to a fifth more slowly on a CPU than in %s, which computes it as it was",
+        type(module).__name__, cpu_conv.__name__,
+    )  # fmt: skip
+    return False
+
+
+def program_of(module: nn.Module) -> str:
+    """The program of a feed-forward network as text: its jaxpr, from parameters and a stack to policy and value.
+
+    Names, comments and initialisation are not part of it. Outputs would not do in its place: an edit may change
+    gradients alone, as a `stop_gradient` does.
+    """
+    stacks = jax.ShapeDtypeStruct((1, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
+    params = jax.eval_shape(module.init, jax.random.key(0), stacks)
+    program = jax.make_jaxpr(lambda params, stacks: module.apply(params, stacks)[:2])(params, stacks)
+    without_addresses = re.sub(r"0x[0-9a-f]+", "", str(program))  # of functions in memory
+    return f"{jax.tree.structure(params)} {without_addresses}"
 
 
 def _has_plain_convolutions(module: nn.Module) -> bool:
@@ -128,15 +158,3 @@ def _convolves(program: Any) -> bool:
         if any(_convolves(inner) for inner in jaxprs_in_params(equation.params)):
             return True
     return False
-
-
-def _program(module: nn.Module) -> str:
-    """The program of a network as text: its jaxpr, from the parameters and one stack to policy and value.
-
-    Of two networks, the programs are compared and not the texts, so comments, names and initialisation are free;
-    nor the outputs, because an edit may change gradients alone, as a `stop_gradient` does.
-    """
-    stacks = jax.ShapeDtypeStruct((1, 84, 84, STACK), jnp.uint8)
-    params = jax.eval_shape(module.init, jax.random.key(0), stacks)
-    program = jax.make_jaxpr(lambda params, stacks: module.apply(params, stacks)[:2])(params, stacks)
-    return re.sub(r"0x[0-9a-f]+", "", f"{jax.tree.structure(params)} {program}")

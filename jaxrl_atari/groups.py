@@ -1,0 +1,64 @@
+"""The environments of a session: dealt to the learner's devices in blocks, and each block to groups.
+
+Environments are numbered 0 .. B-1 in the session. A pool of emulators runs each group (`envs/`).
+"""
+
+import jax
+
+from jaxrl_atari.config import Config, EnvConfig
+from jaxrl_atari.devices import Placement, make_networks
+from jaxrl_atari.envs import make_pool
+from jaxrl_atari.rollout import EnvGroup
+
+
+def num_groups(env: EnvConfig, num_devices: int, platform: str) -> int:
+    """Groups on each device: as chosen, else 2 on a GPU whose environments can be halved, else 1."""
+    return env.num_groups or (2 if platform != "cpu" and env.num_envs % (2 * num_devices) == 0 else 1)
+
+
+def anchor_steps(env: EnvConfig) -> int:
+    """Steps of an environment between two anchors of its games (`envs/record.py`): as chosen, else 15,625 or more.
+
+    An anchor takes 0.1 s, while all environments wait: with more environments than 16, whose steps come faster,
+    anchors are rarer, so that they take less than 1% of the time.
+    """
+    return env.anchor_steps or 15_625 * max(1, env.num_envs // 16)
+
+
+def make_groups(config: Config, placement: Placement, seed: int, first_step: int = 0) -> list[list[EnvGroup]]:
+    """All environments of a session, as `rollout.collect` takes them. Whoever calls it closes their pools.
+
+    Args:
+        seed: seed of the games.
+        first_step: steps that each environment made before a resume that starts new games.
+
+    Returns:
+        For each of this process's learner devices, its groups.
+    """
+    env = config.env
+    devices = len(placement.learner)
+    per_device = num_groups(env, devices, placement.actors[0].platform)
+    size = env.num_envs // (devices * per_device)
+
+    def make(learner: jax.Device, actor: jax.Device, number: int) -> EnvGroup:
+        first_env = (placement.learner.index(learner) * per_device + number) * size
+        pool = make_pool(
+            env.backend, env.game_name, size,
+            seed=seed,
+            first_env=first_env,
+            num_threads=env.num_threads,
+            rules=env.rules,
+            anchor_steps=anchor_steps(env) if jax.process_count() == 1 else 0,
+            first_step=first_step,
+            gymnasium=env.gymnasium,
+        )  # fmt: skip
+        network = make_networks(config.network, pool.num_actions, placement).acting
+        return EnvGroup(
+            pool, network, config.ppo.rollout_length, actor, env.rules, first_env, config.devices.check
+        )
+
+    local = [device for device in placement.learner if device.process_index == placement.home.process_index]
+    return [
+        [make(learner, actor, number) for number in range(per_device)]
+        for learner, actor in zip(local, placement.actors, strict=True)
+    ]

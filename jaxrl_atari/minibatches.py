@@ -1,0 +1,195 @@
+"""A rollout and its minibatches: which samples they draw, what the network saw in them, and means over them.
+
+Axes are [T, B]: T steps of B environments. A sample is one step of one environment, numbered `t * B + b`. On
+several devices each one holds some of the environments (`Shard`), and a `Mean` is that over all of them.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.fast.frames import gather_stacks
+from jaxrl_atari.networks import Apply, Observation, Outputs, is_recurrent
+
+
+class Rollout(NamedTuple):
+    """T steps of B environments.
+
+    Each frame is stored once: step t saw the stack that ends at `frames[t + 3]` (`fast/frames.py`). A step of
+    weight 0 is an auto-reset step: the emulator ignored its action, because the game before it had just ended.
+    """
+
+    frames: jax.Array  # uint8 [T + 4, B, *frame]: the last is the newest frame of step T, for the bootstrap value
+    age: jax.Array  # int32 [T, B]: earlier frames of the same game, at most 3
+    action: jax.Array  # int32 [T, B]
+    log_prob: jax.Array  # float32 [T, B]: log pi_old(action)
+    value: jax.Array  # float32 [T, B]: V_old
+    reward: jax.Array  # float32 [T, B]: clipped to [-1, 1], unless env.clip_rewards is false
+    terminated: jax.Array  # bool [T, B]: the game was lost, or a life (env.life_loss_terminal): no value beyond
+    truncated: jax.Array  # bool [T, B]: the game was cut off: the value beyond counts, the rewards beyond do not
+    weight: jax.Array  # float32 [T, B]: 1, or 0 for an auto-reset step
+    bootstrap_value: jax.Array  # float32 [B]: V_old of what step T would see
+    carry: Any = ()  # [B, ...]: what a recurrent network remembered before step 0
+
+
+# --- Means over devices ------------------------------------------------------------------------------------------
+
+
+class Shard(NamedTuple):
+    """One device's part of data that is spread over several devices; by default, all of the data."""
+
+    index: jax.typing.ArrayLike = 0
+    count: int = 1
+    sum: Callable[[Any], Any] = lambda tree: tree  # sum of a tree of arrays over all devices
+
+
+ONE_DEVICE = Shard()
+
+
+@flax.struct.dataclass
+class Mean:
+    """The mean over the samples that count, on all devices: `mean(x)`, for x of the shape of `weight`.
+
+    Auto-reset steps do not count. Where no sample counts, the mean is 0.
+    """
+
+    weight: jax.Array  # 1, or 0 where a sample does not count
+    total: jax.Array  # sum of the weights on all devices, at least 1
+    sum: Callable[[Any], Any] = flax.struct.field(pytree_node=False, default=ONE_DEVICE.sum)
+
+    @classmethod
+    def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":
+        """The mean with these weights, float32 of any shape."""
+        return cls(weight, jnp.maximum(shard.sum(jnp.sum(weight)), 1.0), shard.sum)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The mean of x, of the shape of `weight` -> []."""
+        chex.assert_equal_shape([x, self.weight])
+        return self.sum(jnp.sum(self.weight / self.total * x))
+
+    def moments(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean and variance of x, of the shape of `weight` -> [] and []."""
+        mean = self.sum(jnp.sum(self.weight * x)) / self.total
+        return mean, self.sum(jnp.sum(self.weight * jnp.square(x - mean))) / self.total
+
+    def normalize(self, x: jax.Array, unbiased: bool = False) -> jax.Array:
+        """x with mean 0 and standard deviation 1: (x - mean) / (std + 1e-8).
+
+        Args:
+            x: of the shape of `weight`.
+            unbiased: std = sqrt(sum((x - mean)^2) / (N - 1)) instead of / N, as `torch.Tensor.std` has it.
+        """
+        mean, variance = self.moments(x)
+        if unbiased:
+            variance = variance * (self.total / jnp.maximum(self.total - 1.0, 1.0))
+        return (x - mean) / (jnp.sqrt(variance) + 1e-8)
+
+
+# --- Which samples -----------------------------------------------------------------------------------------------
+
+
+def minibatch_indices(
+    key: jax.Array,
+    rollout_length: int,
+    num_envs: int,
+    epochs: int,
+    minibatch_size: int,
+    shard: Shard = ONE_DEVICE,
+    uniform: bool = False,
+) -> jax.Array:
+    """Random minibatches, stratified by environment: each epoch is a fresh permutation of the samples.
+
+    The environments of all devices are cut into gcd(environments, minibatch size) equal blocks (by default 16
+    blocks of one environment), and each minibatch takes the same number of samples from each block. A device that
+    holds some of the blocks thus draws its part of the minibatches that a single device would draw.
+
+    Args:
+        num_envs, minibatch_size: on this device.
+        uniform: not stratified: the whole rollout is one block. Only for one device.
+
+    Returns:
+        int32 [epochs * T * B / minibatch_size, minibatch_size]: samples as t * B + b.
+    """
+    # On this device: c devices have c gcd(n, m) = gcd(c n, c m).
+    blocks = 1 if uniform else math.gcd(num_envs, minibatch_size)
+    width = num_envs // blocks
+
+    def permute(epoch: jax.Array, block: jax.Array) -> jax.Array:
+        block_key = jax.random.fold_in(jax.random.fold_in(key, epoch), shard.index * blocks + block)
+        sample = jax.random.permutation(block_key, rollout_length * width)
+        return sample // width * num_envs + block * width + sample % width
+
+    epoch, block = jnp.divmod(jnp.arange(epochs * blocks), blocks)
+    shuffled = jax.vmap(permute)(epoch, block).reshape(epochs, blocks, -1, minibatch_size // blocks)
+    return shuffled.swapaxes(1, 2).reshape(-1, minibatch_size)
+
+
+def draw_minibatches(key: jax.Array, rollout: Rollout, config: PPOConfig, shard: Shard = ONE_DEVICE) -> jax.Array:
+    """The samples of each gradient step of an update.
+
+    A recurrent network learns from whole environments: a minibatch has all T steps of some of them.
+
+    Returns:
+        int32 [gradient steps, N]: samples as t * B + b; with a carry, ordered by step, then by environment.
+    """
+    length, num_envs = rollout.action.shape
+    size = config.minibatch_size // shard.count
+    uniform = config.minibatches == "uniform"
+    if not is_recurrent(rollout.carry):
+        return minibatch_indices(key, length, num_envs, config.epochs, size, shard, uniform)
+    envs = minibatch_indices(key, 1, num_envs, config.epochs, size // length, shard, uniform)
+    return whole_environments(envs, length, num_envs)
+
+
+def whole_environments(envs: jax.Array, rollout_length: int, num_envs: int) -> jax.Array:
+    """The samples of all steps of some environments, ordered by step, then by environment.
+
+    Args:
+        envs: int32 [K, n]: K selections of n environments.
+
+    Returns:
+        int32 [K, T * n]: samples as t * B + b.
+    """
+    return (jnp.arange(rollout_length)[:, None] * num_envs + envs[:, None]).reshape(len(envs), -1)
+
+
+# --- What the network saw ----------------------------------------------------------------------------------------
+
+
+def observe(rollout: Rollout, index: jax.Array) -> Observation:
+    """What the network saw in the samples `index`, int32 [N]; with a carry, as `draw_minibatches` orders them."""
+    stacks = gather_stacks(rollout.frames, rollout.age, index)
+    envs = index[: len(index) // len(rollout.age)]
+    return Observation(stacks, rollout.age.reshape(-1)[index] == 0, jax.tree.map(lambda x: x[envs], rollout.carry))
+
+
+def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, minibatch_size: int) -> Outputs:
+    """The outputs of the network for every step of a rollout, with parameters that need not have acted.
+
+    Args:
+        minibatch_size: about how many samples to compute at a time. It bounds the memory and changes no result
+            beyond rounding.
+
+    Returns:
+        Outputs [T, B, ...] without a carry.
+    """
+    length, num_envs = rollout.action.shape
+    width = math.gcd(num_envs, max(1, minibatch_size // length))
+    envs = jnp.arange(num_envs).reshape(-1, width)
+
+    def outputs_of(index: jax.Array) -> Outputs:
+        return apply(params, observe(rollout, index))._replace(carry=())
+
+    def in_order(x: jax.Array) -> jax.Array:
+        """[B / width, T * width, ...] -> [T, B, ...]"""
+        x = x.reshape(-1, length, width, *x.shape[2:]).swapaxes(0, 1)
+        return x.reshape(length, num_envs, *x.shape[3:])
+
+    return jax.tree.map(in_order, lax.map(outputs_of, whole_environments(envs, length, num_envs)))
