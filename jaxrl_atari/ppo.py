@@ -73,10 +73,11 @@ def sample_action(keys: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Ar
     """Draws an action from each row's categorical distribution, with a key for each row.
 
     Args:
-        keys: [B]; logits: float32 [B, A].
+        keys: [B].
+        logits: float32 [B, A].
 
     Returns:
-        action int32 [B] and its log probability float32 [B].
+        The actions, int32 [B], and their log probabilities, float32 [B].
     """
     action = jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
     return action, log_prob_of(logits, action)
@@ -189,8 +190,8 @@ def ppo_terms(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[ja
 
     Args:
         batch: its samples are `Samples`.
-        config: without `clip_value_loss`, the value loss is (V - target)^2 alone. With `normalize_advantages`, A
-            is the advantage with mean 0 and standard deviation 1 over the minibatch.
+        config: without `clip_value_loss`, the value loss is mean((V - target)^2) / 2. With `normalize_advantages`,
+            A is the advantage with mean 0 and standard deviation 1 over the minibatch.
 
     Returns:
         The loss and its parts; `approx_kl` is Schulman's estimator mean(ratio - 1 - log ratio)
@@ -229,7 +230,7 @@ def ppo_terms(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[ja
     }
 
 
-# --- Learning ----------------------------------------------------------------------------------------------------
+# --- The optimiser -----------------------------------------------------------------------------------------------
 
 
 def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
@@ -241,6 +242,9 @@ def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
         optax.add_decayed_weights(config.weight_decay),
         optax.scale_by_learning_rate(config.learning_rate),
     )
+
+
+# --- What an idea replaces ---------------------------------------------------------------------------------------
 
 
 def no_extra(params: Any, key: jax.Array) -> tuple[Any, Any]:
@@ -342,6 +346,9 @@ def register(name: str, algorithm: Algorithm) -> None:
         usable = callable(function) and isinstance(function, Hashable)
         require(usable, f"{ALGORITHMS.field} {name}: {part}", function, "a function (hashable)")
     ALGORITHMS.register(name, algorithm)
+
+
+# --- The update --------------------------------------------------------------------------------------------------
 
 
 def init_train_state(

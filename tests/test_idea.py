@@ -71,6 +71,23 @@ def test_an_idea_is_trained_beside_the_baseline_evaluated_and_resumed(folder):
 
 
 @pytest.mark.long
+def test_coefficients_of_an_idea(folder):
+    """Names for several choices, in place of the one loss; a suite trains them beside the baseline."""
+    page = block("import jax\n")
+    start, end = page.index("def loss("), page.index("def get_config")
+    (folder / "coefficients.py").write_text(page[:start] + block("def z_loss(") + "\n\n" + page[end:])
+    (vary,) = re.findall(r"--vary (algorithm=[\w,]+)", PAGE)
+    options = ("--config", "coefficients.py", "--vary", vary, "--games", "CrazyClimber", "--run-dir", "data/suite")
+    ended = run(folder, "suite", *options, *SMALL)
+    assert ended.returncode == 0, ended.stderr
+    z_loss = {}
+    for path in (folder / "data" / "suite").rglob("session_0"):
+        z_loss[path.parent.name, path.parents[1].name] = rows(path.parent)[-1].get("z_loss")
+    assert len(z_loss) == 3
+    assert len({value for value in z_loss.values() if value}) == 2
+
+
+@pytest.mark.long
 def test_a_network_of_the_users(folder):
     named = ("--import", "my_network.py")
     ended = run(folder, "train", "--run-dir", "data/tiny", "--network.name", "tiny", *named, *SMALL)

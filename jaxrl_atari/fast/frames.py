@@ -42,8 +42,7 @@ def arrange_stacks(layout: FrameLayout, stacks: jax.Array) -> jax.Array:
 
 
 def images(frames: jax.Array) -> jax.Array:
-    """Stored frames of any layout, uint8 `[..., H, W, C]`, as images `[..., 84, 84]`: undoes
-    `FrameLayout.arrange`."""
+    """Stored frames as images: uint8 `[..., *layout.shape]` of any layout -> `[..., 84, 84]`."""
     *batch, height, _, _ = frames.shape
     if height == FRAME_SIZE:
         return frames[..., 0]
@@ -67,8 +66,12 @@ def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) ->
 
 
 def next_age(age: jax.Array, first: jax.Array) -> jax.Array:
-    """Ages int32 `[B]` of the newest frames, from those of the frames before; `first` marks the start of a
-    game."""
+    """Ages of the newest frames, int32 `[B]`, from those of the frames before them.
+
+    Args:
+        age: int32 `[B]`.
+        first: bool `[B]`, true where the newest frame starts a game.
+    """
     return jnp.where(first, 0, jnp.minimum(age + 1, STACK - 1))
 
 
@@ -86,7 +89,7 @@ def gather_stacks(frames: jax.Array, age: jax.Array, index: jax.Array) -> jax.Ar
     t, b = jnp.divmod(index, age.shape[1])
     back = jnp.minimum(jnp.arange(STACK - 1, -1, -1), age[t, b][:, None])
     # Four gathers side by side: on a CPU, one gather of `[N, 4, ...]` and a transposition take 6 times as long. A
-    # stack on the last axis but one is faster than a concatenation; `cpu_conv.py` says why.
+    # stack on the last axis but one is faster than a concatenation: rule 5 of `cpu_conv.py`.
     stacks = jnp.stack([frames[t + STACK - 1 - back[:, j], b] for j in range(STACK)], axis=-2)
     return stacks.reshape(*stacks.shape[:-2], -1)
 
