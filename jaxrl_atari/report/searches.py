@@ -4,7 +4,9 @@ The trials are read from the search's Optuna study, SEARCH_DIR/journal.log. Optu
 """
 
 import csv
+import json
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,9 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_atari.cli import say
 from jaxrl_atari.config import flat
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report.graphs import COLOURS, GREY, default_style, finish_axes, new_figure, save_figure
 from jaxrl_atari.report.summary import number_text, score_text
+from jaxrl_atari.runs.files import unused, write_file
+from jaxrl_atari.runs.run_dir import session_dirs
+from jaxrl_atari.runs.tables import DELIMITERS
 
 if TYPE_CHECKING:
     import optuna
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 
 STUDY_NAME = "search"
 JOURNAL_FILE = "journal.log"
+REMAKE = "move it away: `python -m jaxrl_atari.search --resume SEARCH_DIR` makes it again"
 RETURN_MA = "return_ma"
 
 COLOUR_OF = {"best": COLOURS[1], "finished": COLOURS[0], "stopped by ASHA": GREY, "unfinished": COLOURS[5]}
@@ -49,11 +57,22 @@ def trial_rows(search_dir: Path) -> list[list[str]]:
     """The table of the trials, as in trials.csv and with rounded numbers: header, then a row for each, best first.
 
     Empty before a search has written its first results.
+
+    Raises:
+        UserError: trials.csv is damaged.
     """
     path = search_dir / "trials.csv"
     if not path.is_file():
         return []
-    header, *rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        tables = [[*csv.reader(lines, delimiter=delimiter)] for delimiter in DELIMITERS]
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{path}: cannot be used ({reason(error)}); {REMAKE}") from error
+    found = next((table for table in tables if table and {"trial", "score", "status"} <= {*table[0]}), None)
+    if found is None:
+        raise UserError(f"{path}: cannot be used (its first line is no header of trials); {REMAKE}")
+    header, *rows = found
     scores = {"score", "env_steps"}
 
     def text(name: str, cell: str) -> str:
@@ -107,9 +126,47 @@ def _number(value: Any) -> str:
 # Trials.
 
 
-def read_study(search_dir: Path) -> "optuna.Study | None":
-    """The study of a search; None if the search has not begun or Optuna is not installed."""
+def check_journal(search_dir: Path, mend: bool = False) -> None:
+    """Refuses a study whose journal.log is damaged: Optuna would end with an error of its own, or begin anew.
+
+    Optuna ignores a last line that a killed process has left unfinished, until another one is appended to it.
+
+    Args:
+        mend: the search is to go on. Such a line is removed, and the file as it was is kept beside it.
+
+    Raises:
+        UserError: a line is not understood; with `mend`, there is none although trials have trained.
+    """
     journal = search_dir / JOURNAL_FILE
+    *lines, unfinished = journal.read_bytes().split(b"\n") if journal.is_file() else [b""]
+    for number, line in enumerate(lines, start=1):
+        try:
+            json.loads(line)
+        except ValueError as error:
+            raise UserError(
+                f"{journal}: line {number} is not understood ({reason(error)}); restore it from a copy"
+            ) from error
+    begun = [path for path in search_dir.glob("trial_*") if session_dirs(path)]
+    if mend and not lines and begun:
+        raise UserError(
+            f"{journal}: holds no trial, although {begun[0].name} has trained; restore it from a copy, or start a"
+            " new search"
+        )
+    if unfinished and mend:
+        copy = unused(journal)
+        shutil.copy2(journal, copy)
+        write_file(journal, b"".join(line + b"\n" for line in lines))
+        say(f"{journal.name}: the last line does not end, and is left out; the file as it was is now {copy.name}")
+
+
+def read_study(search_dir: Path) -> "optuna.Study | None":
+    """The study of a search; None if the search has not begun or Optuna is not installed.
+
+    Raises:
+        UserError: as `check_journal`.
+    """
+    journal = search_dir / JOURNAL_FILE
+    check_journal(search_dir)
     if not journal.is_file() or find_spec("optuna") is None:
         return None
     import optuna

@@ -17,7 +17,7 @@ from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs import describe_environment
 from jaxrl_atari.errors import NotUnderstood, SessionsFailed, reason, require
 from jaxrl_atari.report.page import try_report
-from jaxrl_atari.report.searches import draw_graphs
+from jaxrl_atari.report.searches import check_journal, draw_graphs
 from jaxrl_atari.report.summary import score_text
 from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, describe, is_search, make_run_dir
@@ -99,6 +99,7 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
     if search_dir is None or not is_search(search_dir):
         search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"), search_dir)
     with only_writer(search_dir):
+        check_journal(search_dir, mend=True)
         write_json(search_dir / SEARCH_FILE, describe(config, search_dir, SEARCH_FILE) | to_dict(config, search))
         say(f"search directory: {search_dir}")
         failures = run_waiting_trials(config, search, search_dir)
