@@ -3,10 +3,12 @@
 Environments are numbered 0 .. B-1 in the session. A pool of emulators runs each group (`envs/`).
 """
 
+from collections.abc import Callable
+
 import jax
 
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.devices import Placement, make_networks
+from jaxrl_atari.devices import Networks, Placement
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.rollout import EnvGroup
 
@@ -25,10 +27,13 @@ def anchor_steps(env: EnvConfig) -> int:
     return env.anchor_steps or 15_625 * max(1, env.num_envs // 16)
 
 
-def make_groups(config: Config, placement: Placement, seed: int, first_step: int = 0) -> list[list[EnvGroup]]:
+def make_groups(
+    config: Config, placement: Placement, networks: Callable[[int], Networks], seed: int, first_step: int = 0
+) -> list[list[EnvGroup]]:
     """All environments of a session, as `rollout.collect` takes them. Whoever calls it closes their pools.
 
     Args:
+        networks: number of actions -> the networks of the session.
         seed: seed of the games.
         first_step: steps that each environment made before a resume that starts new games.
 
@@ -52,7 +57,7 @@ def make_groups(config: Config, placement: Placement, seed: int, first_step: int
             first_step=first_step,
             gymnasium=env.gymnasium,
         )  # fmt: skip
-        network = make_networks(config.network, pool.num_actions, placement).acting
+        network = networks(pool.num_actions).acting
         return EnvGroup(
             pool, network, config.ppo.rollout_length, actor, env.rules, first_env, config.devices.check
         )

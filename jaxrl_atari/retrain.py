@@ -16,7 +16,7 @@ from jaxrl_atari.errors import Differs, UserError
 from jaxrl_atari.runs.checkpoints import Checkpoints, games_problem
 from jaxrl_atari.runs.digests import Written, read_digests
 from jaxrl_atari.runs.run_dir import session_number
-from jaxrl_atari.session import Session, prepare, train
+from jaxrl_atari.session import Session, place_session, prepare, train
 
 
 def retrain(session_dir: Path, start: int) -> str:
@@ -44,7 +44,7 @@ def retrain(session_dir: Path, start: int) -> str:
     config = config_from_dict(target.config)
     if changed := changed_fields(meta["config"], target.config):
         raise UserError(f"{name}: the config was changed before the next checkpoint ({', '.join(changed)})")
-    if problem := games_problem(config, meta):
+    if problem := games_problem(config.env, meta):
         raise UserError(f"{name}: its games cannot go on ({problem})")
     if config.devices.distributed:
         raise UserError(f"{name}: it was trained in several processes, and this command has one")
@@ -56,7 +56,8 @@ def retrain(session_dir: Path, start: int) -> str:
             config.log, tensorboard=False, wandb=False, graphs=False, checkpoint_every_env_steps=10**12
         )
         quiet_config = replace(config, log=quiet, evaluation=replace(config.evaluation, every_env_steps=0))
-        with prepare(quiet_config, copy, session_number(session_dir), resume=True, quiet=True) as run:
+        placement = place_session(quiet_config)
+        with prepare(quiet_config, placement, copy, session_number(session_dir), resume=True, quiet=True) as run:
             _require_same_environment(name, target, run)
             for _ in train(run):
                 if run.progress.env_steps >= target.env_steps:

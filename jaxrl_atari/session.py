@@ -1,11 +1,9 @@
 """One training run: collect -> update -> log -> checkpoint, with one seed, until its budget is spent."""
 
 import contextlib
-import itertools
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +12,25 @@ import numpy as np
 
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import Placement, make_networks, place
-from jaxrl_atari.envs.pool import FinishedGame
-from jaxrl_atari.envs.record import GamesInProgress, join, split
-from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.during_training import Evaluator
+from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.groups import make_groups
 from jaxrl_atari.hardware.cpu import xla_threads
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
+from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, check_update, first_arrays
-from jaxrl_atari.rollout import EnvGroup, collect
-from jaxrl_atari.runs.actions import cut_segments, write_segment
-from jaxrl_atari.runs.checkpoints import Checkpoints, Restored, games_problem, resume_text
-from jaxrl_atari.runs.digests import Written, add_digests, cut_digests
-from jaxrl_atari.runs.files import only_writer
+from jaxrl_atari.rollout import collect
+from jaxrl_atari.runs.actions import write_segment
+from jaxrl_atari.runs.checkpoints import Checkpoints, resume_text
+from jaxrl_atari.runs.digests import Written, add_digests
 from jaxrl_atari.runs.progress import Progress, due
-from jaxrl_atari.runs.run_dir import require_unused, surroundings
+from jaxrl_atari.runs.run_dir import claim_session_dir, surroundings
 from jaxrl_atari.runs.session_log import ReadMetrics, SessionLog
-from jaxrl_atari.runs.writers import TerminalWriter, Writer, make_writers, set_aside_logs
+from jaxrl_atari.runs.writers import TerminalWriter, Writer, open_logs, set_aside_logs
+from jaxrl_atari.session_games import SessionGames, start_games
 
 
 def run_session(
@@ -64,8 +61,16 @@ def run_session(
             another process is training in `session_dir`, or it holds a session and `resume` is false.
         KeyboardInterrupt: stopped on request, after the last checkpoint was written.
     """
-    with prepare(config, session_dir, session, resume, writers, stop_requested=stop_requested) as run:
-        run.is_enough = is_enough
+    with prepare(
+        config,
+        place_session(config),
+        session_dir,
+        session,
+        resume=resume,
+        writers=writers,
+        stop_requested=stop_requested,
+        is_enough=is_enough,
+    ) as run:
         for number, _ in enumerate(train(run)):
             if number == 0:
                 on_first_update()
@@ -90,12 +95,11 @@ def train(run: "Session") -> Iterator[ReadMetrics]:
             options = current_options(config, progress.env_steps)
             actor_key, update_key = run.keys(progress.updates)
             run.log.phase("first rollout")
-            collected = collect(run.groups, learner.acting_params(), actor_key, progress.steps)
+            collected = collect(run.games.groups, learner.acting_params(), actor_key, progress.steps)
             run.log.phase("first update")
             metrics = learner.update(collected.rollouts, options, update_key)
-        run.games += collected.games
-        optimizer_steps = config.ppo.epochs * config.num_minibatches
-        progress.count(collected.env_steps, collected.games, optimizer_steps, config.ppo.rollout_length)
+        run.games.finished += collected.games
+        progress.count(collected.env_steps, collected.games, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
         run.log.after_update(metrics, rate, collected.seconds)
         del collected  # the memory of the rollout, before the next one is filled
@@ -150,24 +154,17 @@ class Session:
     """
 
     config: Config
-    session_dir: Path
     seed: int  # seed of this session
-    game_seed: int
+    key: jax.Array  # key of everything that JAX draws
     placement: Placement
     progress: Progress
-    groups: list[list[EnvGroup]]
+    games: SessionGames
     learner: Learner
-    key: jax.Array  # key of everything that JAX draws
     log: SessionLog
-    checkpoints: Checkpoints | None  # None in a process that is not the leader
     evaluator: Evaluator | None  # None where there are no evaluations
-    evaluated: int  # env steps of the newest evaluation
+    checkpoints: Checkpoints | None  # None in a process that is not the leader
     stop_requested: Callable[[], bool]
-
-    def __post_init__(self) -> None:
-        self._saved = self.progress.env_steps  # at the newest checkpoint
-        self.is_enough: Callable[[], bool] | None = None  # see `run_session`
-        self.games: list[FinishedGame] = []  # that ended since the last checkpoint, for the log of actions
+    is_enough: Callable[[], bool] | None  # None: nothing but the budget ends the session
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
         """The keys of an update: for acting and for its minibatches."""
@@ -188,19 +185,19 @@ class Session:
         """Starts an evaluation where one is due, once the one before has ended."""
         if self.evaluator is None:
             return
-        now = self.progress.env_steps
+        progress = self.progress
+        now = progress.env_steps
         # The last update may end just before the budget, where one is due.
         reached = max(now, self.config.total_env_steps) if self.config.is_spent(now) else now
-        if due(self.config.evaluation.every_env_steps, self.evaluated, reached) and now > self.evaluated:
+        if due(self.config.evaluation.every_env_steps, progress.evaluated, reached) and now > progress.evaluated:
             self.evaluator.settle(self.stop_requested)
             if self.evaluator.running() is None:
                 self.evaluator.start(self.learner.state.params, now)
-                self.evaluated = now
+                progress.evaluated = now
 
     def checkpoint_if_due(self) -> None:
         """Saves everything where a checkpoint is due."""
-        if due(self.config.log.checkpoint_every_env_steps, self._saved, self.progress.env_steps):
-            self._saved = self.progress.env_steps
+        if due(self.config.log.checkpoint_every_env_steps, self.progress.saved, self.progress.env_steps):
             self.save(self.progress.statistics.mean_return())
 
     def save(self, score: float | None) -> None:
@@ -209,33 +206,28 @@ class Session:
         Args:
             score: None if it is not to become the best one: an uninterrupted session would not have it.
         """
+        progress = self.progress
         self.log.read_newest()
         # An update's metrics do not show what its last gradient step has done.
         self.log.require_finite({"parameter_norm": self.learner.parameter_norm()})
+        progress.saved = progress.env_steps
+        finished = self.games.take_finished()
         if self.checkpoints is None:
-            self.games = []
             return
         items: dict[str, Any] = {"arrays": {"train_state": self.learner.state, "key": self.key}}
         if self.learner.acting is not None:
             items["acting"] = self.learner.acting
         if self.evaluator and (evaluated := self.evaluator.running()):
             items["evaluation"] = evaluated.params
-        taken = [group.take_games() for group in itertools.chain(*self.groups)]
-        if all(taken):  # the back end records its games
-            games, segments = zip(*taken, strict=True)
-            items["games"] = join(games)._asdict()
-            carry = join_carries([group.carry() for group in itertools.chain(*self.groups)])
-            if carry:
-                items["carry"] = carry
-            if self.config.log.actions:
-                write_segment(self.session_dir, segments, self.games, self.config.ppo.rollout_length)
-        self.games = []
-        digests = self.checkpoints.save(self.progress.env_steps, items, self.meta(), score)
+        games, segments = self.games.take()
+        session_dir = self.checkpoints.session_dir
+        if segments and self.config.log.actions:
+            write_segment(session_dir, segments, finished, self.config.ppo.rollout_length)
+        digests = self.checkpoints.save(progress.env_steps, items | games, self.meta(), score)
         # Whether an evaluation runs at that moment depends on the machine's speed.
         kept = {name: digest for name, digest in digests.items() if not name.startswith("evaluation/")}
-        progress = self.progress
         written = Written(progress.env_steps, progress.updates, kept, self.config.to_dict(), self.environment)
-        add_digests(self.session_dir, written)
+        add_digests(session_dir, written)
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -259,17 +251,13 @@ class Session:
         """Content of a checkpoint other than the arrays, as JSON values."""
         return {
             "config": self.config.to_dict(),
-            "num_actions": self.groups[0][0].pool.num_actions,
+            "num_actions": self.games.num_actions,
             "device": self.device_text(),
             "compute_dtype": self.learner.compute_dtype.name,
             "numeric_settings": numeric_settings(),
             "seed": self.seed,
-            "game_seed": self.game_seed,
-            "env_steps": self.progress.env_steps,
-            "updates": self.progress.updates,
-            "steps": self.progress.steps,
-            "statistics": self.progress.statistics.to_dict(),
-            "evaluated_env_steps": self.evaluated,
+            "game_seed": self.games.seed,
+            **self.progress.state(),
             **self.log.state(),
         }
 
@@ -295,173 +283,113 @@ class Session:
             self.evaluator.settle(self.stop_requested)
 
 
+# --- Its parts ---------------------------------------------------------------------------------------------------
+
+
 @contextlib.contextmanager
 def prepare(
     config: Config,
+    placement: Placement,
     session_dir: Path,
     session: int = 0,
+    *,
     resume: bool = False,
     writers: Sequence[Writer] = (),
     quiet: bool = False,
     stop_requested: Callable[[], bool] = lambda: False,
+    is_enough: Callable[[], bool] | None = None,
 ) -> Iterator[Session]:
-    """Chooses the devices, restores the newest sound checkpoint if asked to, and makes what the loop uses.
+    """Makes the parts of a session, from its newest sound checkpoint if it is resumed, and closes them at the end.
 
     Args:
+        placement: what `place_session` returned.
         quiet: print nothing.
+        session_dir, session, resume, writers, stop_requested, is_enough: see `run_session`.
     """
-    placement = place(config.devices)
-    config.check_split(len(placement.learner))
-    check_update(config, len(placement.learner))
     seed = config.seed + session
     leader = is_leader()  # only the leader of several processes writes
-
     with contextlib.ExitStack() as exits:
-        exits.enter_context(out_of_memory_advice(config))
         outputs: list[Writer] = []
+        say = partial(say_to, outputs)
         if leader and not quiet:
             outputs.append(TerminalWriter(config.total_env_steps, f"session {session}"))
-
-        def say(text: str) -> None:
-            for writer in outputs:
-                writer.message(text)
-
-        began: list[bool] = []
-        if leader:
-            if not session_dir.exists():  # a session that is refused leaves no directory
-                exits.enter_context(removed_if_refused(session_dir, began))
-            session_dir.mkdir(parents=True, exist_ok=True)
-            exits.enter_context(only_writer(session_dir))
-            if not resume:
-                require_unused(session_dir)
-
-        # Checkpoint and games.
+        exits.enter_context(out_of_memory_advice(config))
+        begin = exits.enter_context(claim_session_dir(session_dir, resume)) if leader else None
         say("starting the games and the network")
-        checkpoints = Checkpoints(session_dir, say)
-        restored = None
-        if resume:
-            restored = checkpoints.resume(
-                lambda meta: abstract_arrays(config, meta["num_actions"], placement.home)
-            )
-        meta = restored.meta if restored else {}
-        progress = Progress(meta)
-        groups, game_seed = start_games(config, placement, seed, checkpoints, restored, progress, say)
-        for group in itertools.chain(*groups):
-            exits.callback(group.pool.close)
 
-        # Learner.
-        num_actions = groups[0][0].pool.num_actions
-        arrays = restored.arrays if restored else first_arrays(config, num_actions, seed, placement.home)
-        progress.optimizer_steps = int(arrays["train_state"].optimizer_steps)
+        checkpoints = Checkpoints(session_dir, say)
+        target = partial(abstract_arrays, config, device=placement.home)
+        restored = checkpoints.resume(target) if resume else None
+        progress = Progress(restored.meta if restored else {})
+
+        networks = partial(make_networks, config.network, placement=placement)
+        make = partial(make_groups, config, placement, networks)
+        games = start_games(make, config.env, seed, progress, checkpoints, restored, say)
+        exits.callback(games.close)
+
+        arrays = restored.arrays if restored else first_arrays(config, games.num_actions, seed, placement.home)
         make_learner = Learner if config.overlap == "none" else OverlappedLearner
-        learner = make_learner(config, placement, make_networks(config.network, num_actions, placement), arrays)
+        learner = make_learner(config, placement, networks(games.num_actions), arrays)
         exits.callback(learner.close)
 
-        # Logs, cut back to the checkpoint.
-        running = "evaluation" in arrays  # it is started again, and its row is written anew
-        evaluated = meta.get("evaluated_env_steps", progress.env_steps)
+        # Parameters whose evaluation was running at the checkpoint.
+        unfinished = restored.arrays.get("evaluation") if restored else None
         if leader:  # only now are the logs cut back to the checkpoint: whatever is missing has been reported
             if resume and restored is None:
                 set_aside_logs(session_dir, say)
-            cut_segments(session_dir, progress.steps)
-            cut_digests(session_dir, progress.env_steps)
-            (session_dir / "verified.json").unlink(missing_ok=True)  # it describes what was there before
-            logged = meta.get("logged_env_steps", progress.env_steps)
-            last_evaluation = evaluated - 1 if running else evaluated
-            outputs += make_writers(config, session_dir, logged, last_evaluation, say)
+            outputs += open_logs(config, session_dir, progress, unfinished is not None, say)
         for writer in outputs:
             exits.callback(writer.close)
         if leader:
             outputs += writers  # whoever made them closes them
-        read_monitor = exits.enter_context(monitor([*placement.learner, *placement.actors]))
         log = SessionLog(
-            outputs, config.log.every_env_steps, progress, read_monitor, meta,
-            in_progress=lambda: np.concatenate([group.in_progress() for group in itertools.chain(*groups)]),
+            outputs, config.log.every_env_steps, progress,
+            monitor=exits.enter_context(monitor([*placement.learner, *placement.actors])),
+            unlogged=restored.meta.get("unlogged_metrics", ()) if restored else (),
+            optimizer_steps=int(arrays["train_state"].optimizer_steps),
+            steps_per_update=config.ppo.epochs * config.num_minibatches,
+            in_progress=games.in_progress,
             compiled=compile_clock(),
         )  # fmt: skip
 
-        # Evaluator.
         evaluator = None
         if leader and config.evaluation.every_env_steps:
-            evaluator = Evaluator(config, seed, num_actions, placement.evaluator, session_dir, say, log.evaluation)
+            device = placement.evaluator
+            network = make_network(config.network, games.num_actions, network_platform(device))
+            evaluator = Evaluator(
+                config, seed, network, games.num_actions, device, session_dir, say, log.evaluation
+            )
             exits.callback(evaluator.close)
-            if running:
-                evaluator.start(arrays["evaluation"], evaluated)
+            if unfinished is not None:
+                evaluator.start(unfinished, progress.evaluated)
+
         run = Session(
-            config=config,
-            session_dir=session_dir,
-            seed=seed,
-            game_seed=game_seed,
-            placement=placement,
-            progress=progress,
-            groups=groups,
-            learner=learner,
-            key=arrays["key"],
-            log=log,
+            config, seed, arrays["key"], placement, progress, games, learner, log, evaluator,
             checkpoints=checkpoints if leader else None,
-            evaluator=evaluator,
-            evaluated=evaluated,
             stop_requested=stop_requested,
-        )
+            is_enough=is_enough,
+        )  # fmt: skip
         say(f"device: {run.device_text()}")
         if restored:
-            say(resume_text(meta, run.meta()))
-        began.append(True)
+            say(resume_text(restored.meta, run.meta()))
+        if begin is not None:
+            begin()
         yield run
 
 
-@contextlib.contextmanager
-def removed_if_refused(directory: Path, began: list[bool]) -> Iterator[None]:
-    """Removes a new directory if the block ends with a `UserError` while `began` is empty."""
-    try:
-        yield
-    except UserError:
-        if not began:
-            shutil.rmtree(directory, ignore_errors=True)
-        raise
+def place_session(config: Config) -> Placement:
+    """Chooses the devices of a session, over which its learning can be split, and starts JAX on them.
+
+    Raises:
+        ConfigError: a device that is not there, or sizes that do not suit the number of devices.
+    """
+    placement = place(config.devices)
+    config.check_split(len(placement.learner))
+    check_update(config, len(placement.learner))
+    return placement
 
 
-def start_games(
-    config: Config,
-    placement: Placement,
-    seed: int,
-    checkpoints: Checkpoints,
-    restored: Restored | None,
-    progress: Progress,
-    say: Callable[[str], None],
-) -> tuple[list[list[EnvGroup]], int]:
-    """The environments and the seed of their games: those of a checkpoint where it has games, else new ones."""
-    problem = restored and games_problem(config, restored.meta)
-    if restored and not problem:
-        groups = make_groups(config, placement, restored.meta["game_seed"])
-        try:
-            games = GamesInProgress(**checkpoints.restore(restored.step, item="games"))
-            carry = {}
-            if "carry" in restored.meta["items"]:
-                carry = checkpoints.restore(restored.step, item="carry")
-            for group in itertools.chain(*groups):
-                own_games = split(games, group.first_env, group.pool.num_envs)
-                group.resume(own_games, split_carry(carry, group))
-            return groups, restored.meta["game_seed"]
-        except Exception as error:  # a damaged or hostile item may raise any type; the pool checks every action
-            problem = reason(error)
-            for group in itertools.chain(*groups):
-                group.pool.close()
-    if restored:
-        say(f"new games are started ({problem})")
-    game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
-    return make_groups(config, placement, game_seed, progress.steps), game_seed
-
-
-def join_carries(carries: Sequence[Any]) -> dict[str, np.ndarray]:
-    """The carries of all groups as an item of a checkpoint: number of a leaf -> `[B, ...]`. Empty if there is
-    none."""
-    leaves = [jax.tree.leaves(jax.device_get(carry)) for carry in carries]
-    return {str(number): np.concatenate(parts) for number, parts in enumerate(zip(*leaves, strict=True))}
-
-
-def split_carry(saved: dict[str, np.ndarray], group: EnvGroup) -> Any:
-    """The carry of a group, from what `join_carries` returned."""
-    envs = slice(group.first_env, group.first_env + group.pool.num_envs)
-    leaves, structure = jax.tree.flatten(group.carry())
-    return structure.unflatten([saved[str(number)][envs] for number in range(len(leaves))])
+def say_to(writers: Sequence[Writer], line: str) -> None:
+    """Shows a line to the user in each of the writers."""
+    for writer in writers:
+        writer.message(line)

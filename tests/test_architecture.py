@@ -17,9 +17,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ORDER = [
     "__init__", "__main__", "train", "search", "suite", "hub", "export", "benchmark", "verify", "retrain",
     "commands",
-    "session", "evaluate", "plots", "report", "groups", "rollout", "learner", "runs", "devices", "algorithms",
-    "ppo", "minibatches", "fast", "networks", "layers", "hardware", "cli", "dialects", "config", "option_forms",
-    "envs", "imports", "output", "registry", "errors",
+    "session", "evaluate", "plots", "report", "session_games", "groups", "rollout", "learner", "runs", "devices",
+    "algorithms", "ppo", "minibatches", "fast", "networks", "layers", "hardware", "cli", "dialects", "config",
+    "option_forms", "envs", "imports", "output", "registry", "errors",
 ]  # fmt: skip
 """A room imports only from rooms after it."""
 

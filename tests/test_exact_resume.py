@@ -18,7 +18,7 @@ from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.run_dir import checkpoint_steps
-from jaxrl_atari.session import prepare, run_session
+from jaxrl_atari.session import place_session, prepare, run_session
 
 CONFIG = change(
     TINY,
@@ -194,6 +194,6 @@ def test_games_that_cannot_be_are_not_played(damage, stopped, tmp_path, capsys):
     games = source.restore(meta["env_steps"], item="games")
     items = {"arrays": arrays, "games": games | damage(games)}
     Checkpoints(tmp_path / "session_0").save(meta["env_steps"], items, meta, None)
-    with prepare(OVERLAP, tmp_path / "session_0", resume=True) as run:
-        assert run.groups[0][0].take_games()[0].anchor_step.tolist() == [meta["steps"]] * 4
+    with prepare(OVERLAP, place_session(OVERLAP), tmp_path / "session_0", resume=True) as run:
+        assert run.games.groups[0][0].take_games()[0].anchor_step.tolist() == [meta["steps"]] * 4
     assert capsys.readouterr().out.count("new games are started (") == 1

@@ -20,7 +20,7 @@ from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import Observation, init_params, make_module
 from jaxrl_atari.ppo import init_train_state, update
-from jaxrl_atari.session import prepare, train
+from jaxrl_atari.session import place_session, prepare, train
 
 ENVS, GROUPS, LENGTH = 4, 2, 8
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -65,7 +65,7 @@ def iterate(run, times):
 def test_everything_is_compiled_once(overlap, devices, tmp_path):
     config = dataclasses.replace(small(overlap=overlap), devices=DevicesConfig(gpu=False, data_parallel=devices))
     compiled_update.cache_clear()  # other sessions of this process may have compiled it already
-    with jax_events() as events, prepare(config, tmp_path / "session_0", quiet=True) as run:
+    with jax_events() as events, prepare(config, place_session(config), tmp_path / "session_0", quiet=True) as run:
         iterate(run, 2)
         assert events[COMPILED]
         before = run.learner.state.params["dense"]["kernel"]
@@ -76,7 +76,10 @@ def test_everything_is_compiled_once(overlap, devices, tmp_path):
         run.finish()
     # Another session, in which all that enters the update as a number is another one.
     other = dataclasses.replace(config, ppo=jax.tree.map(lambda x: 0.9 * x, config.ppo))
-    with jax_events() as events, prepare(other, tmp_path / "session_1", session=1, quiet=True) as run:
+    with (
+        jax_events() as events,
+        prepare(other, place_session(other), tmp_path / "session_1", session=1, quiet=True) as run,
+    ):
         iterate(run, 2)
         run.finish()
     assert not events[COMPILED]
@@ -102,7 +105,7 @@ def test_transfers_of_an_iteration(tmp_path, monkeypatch):
 
         monkeypatch.setattr(owner, name, counted)
 
-    with prepare(small(), tmp_path / "session_0", quiet=True) as run:
+    with prepare(small(), place_session(small()), tmp_path / "session_0", quiet=True) as run:
         iterate(run, 2)
         count(rollout, "act", there, np.ndarray)
         count(rollout, "begin_rollout", there, np.ndarray)

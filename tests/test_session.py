@@ -38,7 +38,7 @@ from jaxrl_atari.runs.run_dir import (
     require_same_run,
 )
 from jaxrl_atari.runs.session_log import NonFiniteError, SessionLog
-from jaxrl_atari.session import prepare, run_session, train
+from jaxrl_atari.session import place_session, prepare, run_session, train
 
 CPU = jax.devices("cpu")[0]
 
@@ -84,7 +84,7 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir, capsys)
     """A log point has the means of the updates since the one before, without the newest, which may still run."""
     lines, began = Lines(), []
     config = change(TINY, env={"max_frames": 800}, log={"every_env_steps": 64, "tensorboard": True})
-    with prepare(config, session_dir, writers=[lines]) as run:
+    with prepare(config, place_session(config), session_dir, writers=[lines]) as run:
         losses = [read()["policy_loss"] for read in train(run)]
         run.finish()
     assert [(row["updates"], row["env_steps"]) for row in lines.rows] == [(2, 64), (4, 128), (6, 192)]
@@ -116,7 +116,7 @@ def test_sps_and_shares_of_the_time(monkeypatch):
     """On a clock of its own: acting takes 1 s, of which 0.75 s wait for the emulators, and the update 2 s."""
     clock, lines, progress, end = SimpleNamespace(now=0.0), Lines(), Progress({}), 0.0
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
-    log = SessionLog([lines], 600, progress, dict, {})
+    log = SessionLog([lines], 600, progress, dict)
 
     def wait_until(end):
         clock.now = max(clock.now, end)
@@ -125,7 +125,7 @@ def test_sps_and_shares_of_the_time(monkeypatch):
     for _ in range(7):
         clock.now = max(clock.now, end) + 1.0  # acting waits for the parameters
         end = clock.now + 2.0
-        progress.count(300, [], 2, 16)
+        progress.count(300, [], 16)
         log.after_update(lambda end=end: wait_until(end), 1e-3, (0.75, 0.25))
     log.read_newest()
     log.last_point(1e-3)
@@ -157,12 +157,12 @@ def test_return_ma_depends_neither_on_log_points_nor_on_the_size_of_updates(log_
 def test_a_session_has_the_seed_of_the_trial_plus_its_number(tmp_path):
     found = []
     for seed, number in ((5, 2), (7, 0), (5, 0)):
-        with prepare(
-            change(TINY, seed=seed), tmp_path / f"{seed}" / f"session_{number}", number, quiet=True
-        ) as run:
+        config = change(TINY, seed=seed)
+        folder = tmp_path / f"{seed}" / f"session_{number}"
+        with prepare(config, place_session(config), folder, number, quiet=True) as run:
             keys, games = (
                 jax.tree.map(jax.random.key_data, run.keys(0)),
-                run.groups[0][0].take_games()[0].anchor_seed,
+                run.games.groups[0][0].take_games()[0].anchor_seed,
             )
             found.append(jax.tree.map(np.asarray, (run.learner.state.params["dense"]["kernel"], keys, games)))
     jax.tree.map(np.testing.assert_array_equal, found[0], found[1])
@@ -239,7 +239,7 @@ def test_what_is_not_finite_is_not_saved(overlap, session_dir, monkeypatch):
     ):
         run_session(change(TINY, overlap=overlap), session_dir)
     assert checkpoint_steps(session_dir)[-1] < 120
-    with prepare(TINY, session_dir, resume=True, quiet=True) as run:
+    with prepare(TINY, place_session(TINY), session_dir, resume=True, quiet=True) as run:
         state = run.learner.state
         run.learner._state = state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params))
         with pytest.raises(NonFiniteError, match="parameter_norm = "):  # the newest metrics do not show it
@@ -563,16 +563,15 @@ def test_hours_and_sps_of_a_resume_on_other_clocks(monkeypatch):
     meta, found = {}, []
     for _ in range(2):
         lines, progress = Lines(), Progress(meta)
-        log = SessionLog([lines], 100, progress, dict, meta)
+        log = SessionLog([lines], 100, progress, dict, unlogged=meta.get("unlogged_metrics", ()))
         for _ in range(3):
             monotonic.now += 2
             date.now += 2
-            progress.count(100, [], 1, 1)
+            progress.count(100, [], 1)
             log.after_update(lambda: {"loss": 1.0}, 0.1, (0.5, 0.5))
         found += [(row["env_steps"], row["wall_seconds"], row.get("sps")) for row in lines.rows]
         log.read_newest()
-        statistics = progress.statistics.to_dict()
-        meta = {"env_steps": 300, "updates": 3, "config": TINY.to_dict(), "statistics": statistics, **log.state()}
+        meta = {"config": TINY.to_dict(), **progress.state(), **log.state()}
         monotonic.now, date.now = 5.0, date.now - 86_400
     # The first update of each start, which may compile, does not count.
     assert found[:3] == [(100, 0, None), (200, 2, 50), (300, 4, 50)]

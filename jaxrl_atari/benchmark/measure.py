@@ -27,7 +27,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EnvPool, make_pool
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import COLUMNS
-from jaxrl_atari.session import Session, current_options, prepare, train
+from jaxrl_atari.session import Session, current_options, place_session, prepare, train
 
 MACHINE_COLUMNS = [name for name, column in COLUMNS.items() if column.group in ("time", "system")]
 
@@ -44,7 +44,7 @@ class Training(NamedTuple):
 
     def collect(self) -> Collected:
         """A rollout that training does not see."""
-        return collect(self.run.groups, self.run.learner.acting_params(), self.run.keys(0)[0])
+        return collect(self.run.games.groups, self.run.learner.acting_params(), self.run.keys(0)[0])
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def open_training(config: Config) -> Iterator[Training]:
     config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # so that it never ends by itself
     with (
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
-        prepare(config, Path(folder, "session_0"), quiet=True) as run,
+        prepare(config, place_session(config), Path(folder, "session_0"), quiet=True) as run,
     ):
         training = Training(run, train(run))
         next(training.iterations)
@@ -106,7 +106,7 @@ def env(training: Training, seconds: float) -> dict[str, float]:
     """Env steps a second of the emulators alone, with random actions: the limit on this machine."""
     training.wait()
     config = training.run.config.env
-    groups = sum(map(len, training.run.groups))
+    groups = sum(map(len, training.run.games.groups))
     pool = make_pool(
         config.backend, config.game_name, config.num_envs, seed=0,
         num_threads=config.num_threads * groups, rules=config.rules, gymnasium=config.gymnasium,

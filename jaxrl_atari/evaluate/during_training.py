@@ -1,5 +1,6 @@
 """Evaluations beside training, in a thread."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -14,10 +15,11 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
-from jaxrl_atari.fast.forms import make_network
-from jaxrl_atari.hardware.gpus import network_platform
+from jaxrl_atari.fast.forms import Network
 from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
 from jaxrl_atari.runs.writers import Row
+
+_log = logging.getLogger(__name__)
 
 
 class Evaluator:
@@ -25,6 +27,7 @@ class Evaluator:
 
     Args:
         seed: seed of the session; each evaluation plays other games.
+        network: the network, in the form that suits the device.
         say: receives lines for the user.
         write: receives each result, a row of evaluations.csv.
     """
@@ -33,6 +36,7 @@ class Evaluator:
         self,
         config: Config,
         seed: int,
+        network: Network,
         num_actions: int,
         device: jax.Device,
         session_dir: Path,
@@ -46,7 +50,7 @@ class Evaluator:
         self._say = say
         self._write = write
         self._num_actions = num_actions
-        self._network = make_network(config.network, num_actions, network_platform(device))
+        self._network = network
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "evaluator")
         self._running: tuple[Policy, Future[EvaluationResult]] | None = None
@@ -66,14 +70,12 @@ class Evaluator:
         self._running = policy, result
 
     def running(self) -> Policy | None:
-        """What is being evaluated; None if nothing is. A result that has come since the last call is written
-        first."""
+        """What is being evaluated; None if nothing is. First writes a result that has come since the last call."""
         self.settle(lambda: True)
         return self._running and self._running[0]
 
     def settle(self, stop_requested: Callable[[], bool]) -> None:
-        """Waits for the running evaluation, if there is one, and writes its result; leaves it on a stop
-        request."""
+        """Waits for the evaluation that runs, if one does, and writes its result. A stop request ends the wait."""
         if self._running is None:
             return
         policy, running = self._running
@@ -86,6 +88,7 @@ class Evaluator:
         try:
             result = running.result()
         except Exception as error:  # training goes on
+            _log.info("%s failed", at, exc_info=True)
             self._say(f"{at} failed: {reason(error)}")
             return
         values = policy.env_steps, len(result.games), result.mean, result.std, result.cut_off, int(time.time())

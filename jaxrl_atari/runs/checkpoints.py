@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from jaxrl_atari import __version__
-from jaxrl_atari.config import Config, changed_fields
+from jaxrl_atari.config import EnvConfig, changed_fields
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.distributed import agree, is_leader
 from jaxrl_atari.runs.arrays import (
@@ -191,22 +191,26 @@ class Checkpoints:
         reasons = "; ".join(map(str, damaged.values())) or "there is none yet"
         raise UserError(f"{self.directory}: no checkpoint is sound ({reasons}); restore one from a copy")
 
-    def resume(self, target: Callable[[dict[str, Any]], Any]) -> Restored | None:
+    def resume(self, target: Callable[[int], Any]) -> Restored | None:
         """Restores the newest sound checkpoint, if there is one, and sets the damaged ones aside.
 
         With several processes, each reads the checkpoint that the leader chose.
 
         Args:
-            target: meta -> `target` of `restore`.
+            target: number of actions -> `target` of `restore`.
 
         Raises:
             UserError: as `restore_newest`, where there are checkpoints.
         """
+
+        def target_of(meta: dict[str, Any]) -> Any:
+            return target(meta["num_actions"])
+
         restored = None
         problem = ""
         if is_leader() and self.steps():
             try:
-                restored = self.restore_newest(target, ("acting", "evaluation"))
+                restored = self.restore_newest(target_of, ("acting", "evaluation"))
             except UserError as error:
                 problem = str(error)[:1_000]
         if problem := agree(problem):
@@ -214,7 +218,7 @@ class Checkpoints:
         step = int(agree(str(restored.step if restored else -1)))
         if not is_leader() and step >= 0:
             meta = self.read_meta(step)
-            restored = Restored(step, self.restore(step, target(meta)), meta, {})
+            restored = Restored(step, self.restore(step, target_of(meta)), meta, {})
         for damaged, error in restored.damaged.items() if restored else ():
             self._say(f"{error}; it is now {self.set_aside(damaged)}")
         return restored
@@ -364,13 +368,14 @@ def meta_digest(meta: dict[str, Any]) -> str:
 # --- Resuming ----------------------------------------------------------------------------------------------------
 
 
-def games_problem(config: Config, meta: dict[str, Any]) -> str:
-    """Why the games of a checkpoint cannot go on; empty if they can."""
+def games_problem(env: EnvConfig, meta: dict[str, Any]) -> str:
+    """Why the games of a checkpoint cannot go on in these environments; empty if they can."""
     if "games" not in meta.get("items", {}):
         return "the checkpoint has none: the back end ale records them, in a single process"
-    changed = changed_fields(meta["config"], config.to_dict())
-    fields = {name: changed[name] for name in ("env.num_envs", "env.backend") if name in changed}
-    return ", ".join(f"{name} {before} -> {now}" for name, (before, now) in fields.items())
+    before = meta["config"]["env"]
+    now = {"num_envs": env.num_envs, "backend": env.backend}
+    changed = [f"env.{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name]]
+    return ", ".join(changed)
 
 
 def resume_text(before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -97,17 +97,30 @@ class Progress:
         self.env_steps: int = meta.get("env_steps", 0)
         self.updates: int = meta.get("updates", 0)
         self.steps = 0  # steps of each environment, auto-reset steps included
-        self.optimizer_steps = 0
+        # Env steps at the newest checkpoint, log point and evaluation.
+        self.saved = self.env_steps
+        self.logged: int = meta.get("logged_env_steps", self.env_steps)
+        self.evaluated: int = meta.get("evaluated_env_steps", self.env_steps)
         self.earlier_seconds: float = meta.get("wall_seconds", 0.0)
         self.statistics = EpisodeStatistics()
         if meta:
             self.steps = meta.get("steps", self.updates * meta["config"]["ppo"]["rollout_length"])
             self.statistics.load(meta["statistics"], self.env_steps)
 
-    def count(self, env_steps: int, games: Iterable[FinishedGame], optimizer_steps: int, steps: int) -> None:
+    def count(self, env_steps: int, games: Iterable[FinishedGame], steps: int) -> None:
         """Adds a rollout of so many steps of each environment, with the games that ended in it, and its update."""
         self.env_steps += env_steps
         self.updates += 1
-        self.optimizer_steps += optimizer_steps
         self.steps += steps
         self.statistics.count(games, self.env_steps)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON values."""
+        return {
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+            "steps": self.steps,
+            "statistics": self.statistics.to_dict(),
+            "logged_env_steps": self.logged,
+            "evaluated_env_steps": self.evaluated,
+        }

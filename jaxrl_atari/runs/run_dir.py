@@ -11,7 +11,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -26,7 +26,7 @@ from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.runtime import numeric_settings
 from jaxrl_atari.imports import imported_files
-from jaxrl_atari.runs.files import read_json, read_result, unused
+from jaxrl_atari.runs.files import only_writer, read_json, read_result, unused
 from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
@@ -80,6 +80,35 @@ def require_unused(session_dir: Path) -> None:
                 f"{session_dir}: holds a session already (its {name}); resume it (`resume=True`, or --resume), or"
                 " train in another folder"
             )
+
+
+@contextlib.contextmanager
+def claim_session_dir(session_dir: Path, resume: bool) -> Iterator[Callable[[], None]]:
+    """Makes the directory of a session and locks it until the block ends.
+
+    A new directory is removed again if the session is refused: if the block ends with a `UserError` before the
+    function that it gives was called.
+
+    Raises:
+        UserError: another process trains there; the directory holds a session, and `resume` is false.
+    """
+    is_new = not session_dir.exists()
+    began = False
+
+    def begin() -> None:
+        nonlocal began
+        began = True
+
+    try:
+        session_dir.mkdir(parents=True, exist_ok=True)
+        with only_writer(session_dir):
+            if not resume:
+                require_unused(session_dir)
+            yield begin
+    except UserError:
+        if is_new and not began:
+            shutil.rmtree(session_dir, ignore_errors=True)
+        raise
 
 
 def checkpoint_steps(session_dir: Path) -> list[int]:

@@ -29,7 +29,9 @@ class SessionLog:
 
     Args:
         monitor: the machine's figures for a log point.
-        meta: meta of the checkpoint that the session resumes from.
+        unlogged: metrics of the updates since the newest log point, where a checkpoint has them.
+        optimizer_steps: the train state's counter of gradient steps.
+        steps_per_update: gradient steps of an update that leaves out none.
         in_progress: return and env steps of the games in progress, float [B, 2].
         compiled: seconds that this process has spent compiling.
     """
@@ -40,7 +42,10 @@ class SessionLog:
         every_env_steps: int,
         progress: Progress,
         monitor: Callable[[], Mapping[str, float]],
-        meta: Mapping[str, Any],
+        *,
+        unlogged: Sequence[dict[str, float]] = (),
+        optimizer_steps: int = 0,
+        steps_per_update: int = 0,
         in_progress: Callable[[], np.ndarray] = lambda: np.zeros((0, 2)),
         compiled: Callable[[], float] = lambda: 0.0,
     ):
@@ -51,8 +56,9 @@ class SessionLog:
         self._start = time.monotonic()
         self.compiling = True
         self._newest: ReadMetrics | None = None
-        self._metrics: list[dict[str, float]] = list(meta.get("unlogged_metrics", ()))  # since the last log point
-        self._logged: int = meta.get("logged_env_steps", progress.env_steps)
+        self._metrics = list(unlogged)  # since the last log point
+        self._optimizer_steps = optimizer_steps  # without those of the newest update, if it was not read
+        self._steps_per_update = steps_per_update
         self._acting = np.zeros(2)  # seconds since the last log point: waiting for the emulators, the policy
         self.row: dict[str, Any] = {}  # the newest log point of this start
         self._in_progress = in_progress
@@ -75,7 +81,6 @@ class SessionLog:
         """What a checkpoint keeps of the log, after `read_newest`, as JSON values."""
         return {
             "wall_seconds": self.wall_seconds(),
-            "logged_env_steps": self._logged,
             "unlogged_metrics": self._metrics,
         }
 
@@ -120,8 +125,8 @@ class SessionLog:
         self._acting += acting
         for writer in self._writers:
             writer.progress(self._progress.env_steps, self._news())
-        if due(self._every, self._logged, self._progress.env_steps):
-            self._logged = self._progress.env_steps
+        if due(self._every, self._progress.logged, self._progress.env_steps):
+            self._progress.logged = self._progress.env_steps
             self._write_row(learning_rate)
             self._metrics = []
 
@@ -138,9 +143,10 @@ class SessionLog:
         if self._newest is None:
             return
         values = self._newest()
+        self._optimizer_steps += self._newest_optimizer_steps()
         self._newest = None
         self.require_finite(values)
-        self._progress.optimizer_steps -= round(values.pop("skipped_steps", 0.0))  # `count` has counted them
+        values.pop("skipped_steps", None)
         self._metrics.append(values)
         self._values = values
 
@@ -160,7 +166,7 @@ class SessionLog:
         counted = {
             "env_steps": progress.env_steps,
             "updates": progress.updates,
-            "optimizer_steps": progress.optimizer_steps - self._unread_skips(),
+            "optimizer_steps": self._optimizer_steps + self._newest_optimizer_steps(),
             "wall_seconds": self.wall_seconds(),
             "unix_time": int(time.time()),
             **progress.statistics.to_row(),
@@ -182,13 +188,14 @@ class SessionLog:
         for writer in self._writers:
             writer.write(self.row)
 
-    def _unread_skips(self) -> int:
-        """Gradient steps that the newest update has left out, if its metrics were not read. Waits for it then."""
-        if self._newest is None or not self._skips:
+    def _newest_optimizer_steps(self) -> int:
+        """Gradient steps of the newest update; 0 once it was read. Waits for an update that may leave out some."""
+        if self._newest is None:
             return 0
-        return round(self._newest()["skipped_steps"])
+        skipped = self._newest()["skipped_steps"] if self._skips else 0
+        return self._steps_per_update - round(skipped)
 
     def last_point(self, learning_rate: float) -> None:
         """Writes a log point for the steps since the last one. A resumed session drops it."""
-        if self._progress.env_steps > self._logged:
+        if self._progress.env_steps > self._progress.logged:
             self._write_row(learning_rate)

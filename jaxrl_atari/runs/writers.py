@@ -14,13 +14,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from rich.progress import BarColumn, Progress
+import rich.progress
 
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import console, is_terminal, say
+from jaxrl_atari.runs.actions import cut_segments
 from jaxrl_atari.runs.columns import AXES, COLUMNS, EVALUATION_COLUMNS, group_of
+from jaxrl_atari.runs.digests import cut_digests
 from jaxrl_atari.runs.files import unused, write_file
+from jaxrl_atari.runs.progress import Progress
 from jaxrl_atari.runs.reading import EVALUATIONS_FILE, METRICS_FILE, number, read_rows
 from jaxrl_atari.runs.tables import read_table, table_text
 
@@ -51,6 +54,30 @@ class Writer(Protocol):
 
     def close(self) -> None:
         """Flushes and closes files. Called once, also after an error."""
+
+
+def open_logs(
+    config: Config,
+    session_dir: Path,
+    progress: Progress,
+    evaluates: bool,
+    say: Callable[[str], object],
+) -> list[Writer]:
+    """The writers of a session's files. What is in these beyond the checkpoint that it resumes from is removed.
+
+    Args:
+        progress: how far the session has come at that checkpoint.
+        evaluates: whether an evaluation was running then. It is played again, and its row is written anew.
+        say: receives lines for the user.
+
+    Raises:
+        UserError: as `make_writers`.
+    """
+    cut_segments(session_dir, progress.steps)
+    cut_digests(session_dir, progress.env_steps)
+    (session_dir / "verified.json").unlink(missing_ok=True)  # it describes what was there before
+    evaluated = progress.evaluated - 1 if evaluates else progress.evaluated
+    return make_writers(config, session_dir, progress.logged, evaluated, say)
 
 
 def make_writers(
@@ -113,8 +140,8 @@ class TerminalWriter(Writer):
     def __init__(self, total_env_steps: int, label: str):
         self._label = label
         self._live = is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
-        self._bar = Progress(
-            "{task.description}", BarColumn(None), console=console(),
+        self._bar = rich.progress.Progress(
+            "{task.description}", rich.progress.BarColumn(None), console=console(),
             refresh_per_second=2, speed_estimate_period=60.0, disable=not self._live,
         )  # fmt: skip
         self._bar.add_task(label, total=total_env_steps)

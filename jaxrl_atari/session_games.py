@@ -1,0 +1,152 @@
+"""The games of a session: new ones, or those of a checkpoint, and what a checkpoint keeps of them."""
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_atari.config import EnvConfig
+from jaxrl_atari.envs.pool import FinishedGame
+from jaxrl_atari.envs.record import GamesInProgress, Segment, join, split
+from jaxrl_atari.errors import reason
+from jaxrl_atari.rollout import EnvGroup
+from jaxrl_atari.runs.checkpoints import Checkpoints, Restored, games_problem
+from jaxrl_atari.runs.progress import Progress
+
+_log = logging.getLogger(__name__)
+
+MakeGroups = Callable[[int, int], list[list[EnvGroup]]]
+"""Makes all environments, from the seed of their games and the steps that each has made in the session before."""
+
+
+class SessionGames:
+    """The environments of a session, and the games that have ended in them since its last checkpoint.
+
+    Args:
+        groups: for each learner device of this process, its groups of environments.
+        seed: seed of the games.
+    """
+
+    def __init__(self, groups: list[list[EnvGroup]], seed: int):
+        self.groups = groups
+        self.seed = seed
+        self.finished: list[FinishedGame] = []
+
+    def _all(self) -> list[EnvGroup]:
+        return list(itertools.chain(*self.groups))
+
+    @property
+    def num_actions(self) -> int:
+        """Number of the game's actions."""
+        return self.groups[0][0].pool.num_actions
+
+    def in_progress(self) -> np.ndarray:
+        """Return and env steps so far of each game in progress, float64 [B, 2]."""
+        return np.concatenate([group.in_progress() for group in self._all()])
+
+    def resume(self, games: GamesInProgress, carry: dict[str, np.ndarray]) -> None:
+        """Plays the games of a checkpoint again, and goes on with them.
+
+        Args:
+            games: games of all environments.
+            carry: what `join_carries` returned; empty if the network has no memory.
+        """
+        for group in self._all():
+            group.resume(split(games, group.first_env, group.pool.num_envs), split_carry(carry, group))
+
+    def take(self) -> tuple[dict[str, Any], list[Segment]]:
+        """The items of a checkpoint that describe the games in progress, and the steps since the last call.
+
+        Returns:
+            The item `games` and, for a network with a memory, `carry`; and the steps of each group. Both are empty
+            where the back end does not record its games.
+        """
+        taken = [group.take_games() for group in self._all()]
+        recorded = [each for each in taken if each is not None]
+        if len(recorded) < len(taken):
+            return {}, []
+        games, segments = zip(*recorded, strict=True)
+        items: dict[str, Any] = {"games": join(games)._asdict()}
+        carry = join_carries([group.carry() for group in self._all()])
+        if carry:
+            items["carry"] = carry
+        return items, list(segments)
+
+    def take_finished(self) -> list[FinishedGame]:
+        """The games that have ended since the last call."""
+        finished = self.finished
+        self.finished = []
+        return finished
+
+    def close(self) -> None:
+        """Frees the emulators."""
+        for group in self._all():
+            group.pool.close()
+
+
+def start_games(
+    make: MakeGroups,
+    env: EnvConfig,
+    seed: int,
+    progress: Progress,
+    checkpoints: Checkpoints,
+    restored: Restored | None,
+    say: Callable[[str], object],
+) -> SessionGames:
+    """The games of a checkpoint where they can go on, else new ones.
+
+    Args:
+        seed: seed of the session, from which that of new games derives.
+        progress: how far the session has come.
+        restored: the checkpoint that the session resumes from; None for a new session.
+        say: receives a line for the user if the games of a checkpoint cannot go on.
+    """
+    if restored is not None:
+        games = continue_games(make, env, checkpoints, restored, say)
+        if games is not None:
+            return games
+    game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
+    return SessionGames(make(game_seed, progress.steps), game_seed)
+
+
+def continue_games(
+    make: MakeGroups,
+    env: EnvConfig,
+    checkpoints: Checkpoints,
+    restored: Restored,
+    say: Callable[[str], object],
+) -> SessionGames | None:
+    """The games of a checkpoint. None if they cannot go on, after a line that says why."""
+    problem = games_problem(env, restored.meta)
+    if not problem:
+        game_seed = restored.meta["game_seed"]
+        games = SessionGames(make(game_seed, 0), game_seed)
+        try:
+            saved = GamesInProgress(**checkpoints.restore(restored.step, item="games"))
+            carry = {}
+            if "carry" in restored.meta["items"]:
+                carry = checkpoints.restore(restored.step, item="carry")
+            games.resume(saved, carry)
+            return games
+        except Exception as error:  # a damaged or hostile item may raise any type; the pool checks every action
+            _log.info("the games of the checkpoint cannot go on", exc_info=True)
+            problem = reason(error)
+            games.close()
+    say(f"new games are started ({problem})")
+    return None
+
+
+def join_carries(carries: Sequence[Any]) -> dict[str, np.ndarray]:
+    """The carries of all groups as an item of a checkpoint: number of a leaf -> `[B, ...]`. May be empty."""
+    leaves = [jax.tree.leaves(jax.device_get(carry)) for carry in carries]
+    return {str(number): np.concatenate(parts) for number, parts in enumerate(zip(*leaves, strict=True))}
+
+
+def split_carry(saved: dict[str, np.ndarray], group: EnvGroup) -> Any:
+    """The carry of a group, from what `join_carries` returned."""
+    envs = slice(group.first_env, group.first_env + group.pool.num_envs)
+    leaves, structure = jax.tree.flatten(group.carry())
+    return structure.unflatten([saved[str(number)][envs] for number in range(len(leaves))])
