@@ -1,5 +1,4 @@
-"""Trains a part of a session again, from a checkpoint that is kept to the next one that was written, and compares
-bits.
+"""Trains a part of a session again, from a kept checkpoint to the next one that was written, and compares bits.
 
 `python -m jaxrl_atari.verify RUN_DIR --retrain ENV_STEPS` calls it. The log of actions shows what was played, but
 not that the weights chose it. A resumed session repeats an uninterrupted one bit for bit, so whoever trains from
@@ -20,10 +19,12 @@ from jaxrl_atari.session import Session, place_session, prepare, train
 
 
 def retrain(session_dir: Path, start: int) -> str:
-    """Trains from the checkpoint at `start` env steps to the next one that was written; returns a line on the
-    result.
+    """Trains from the checkpoint at `start` env steps to the next one that was written, and compares bits.
 
     Nothing in the session's directory is changed.
+
+    Returns:
+        A line on the result.
 
     Raises:
         Differs: it arrives at other bits.

@@ -81,8 +81,7 @@ def run_session(
 
 
 def train(run: "Session") -> Iterator[ReadMetrics]:
-    """The loop: collect, update, log, checkpoint. After each iteration it yields what `Learner.update`
-    returned."""
+    """The loop: collect, update, log, checkpoint. Yields what `Learner.update` returned, after each iteration."""
     config = run.config
     progress = run.progress
     learner = run.learner
@@ -126,7 +125,7 @@ def clip_epsilon(config: Config, env_steps: int) -> float:
 
 
 def current_options(config: Config, env_steps: int) -> PPOConfig:
-    """The options of the next update, its numbers as NumPy scalars. To schedule one of them, compute it here."""
+    """The options of the next update, with NumPy scalars as numbers. To schedule a number, compute it here."""
     options = replace(
         config.ppo,
         learning_rate=learning_rate(config, env_steps),
@@ -175,8 +174,7 @@ class Session:
         return sum_over_processes(self.stop_requested()) > 0
 
     def is_over(self) -> bool:
-        """Whether the session has trained to its end: its budget is spent, or `is_enough` says so in any
-        process."""
+        """Whether training has come to its end: the budget is spent, or `is_enough` is true in any process."""
         if self.config.is_spent(self.progress.env_steps):
             return True
         return self.is_enough is not None and sum_over_processes(self.is_enough()) > 0

@@ -24,7 +24,8 @@ from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.suite.launch import Failure, Item, Slot
 from jaxrl_atari.suite.processes import run_processes
-from jaxrl_atari.suite.trial import plan_slots, program_number
+from jaxrl_atari.suite.sessions import program_number
+from jaxrl_atari.suite.slots import plan_slots
 
 TINY = Config(
     name="tiny", total_env_steps=32, sessions=2, env=EnvConfig(game="CrazyClimber", num_envs=2, num_threads=1),

@@ -63,8 +63,7 @@ def games_of_rows(rows: np.ndarray) -> list[FinishedGame]:
 
 
 def cut_segments(session_dir: Path, steps: int) -> None:
-    """Removes the segments beyond the checkpoint from which a session resumes, after `steps` of each
-    environment."""
+    """Removes the segments beyond a checkpoint that was written after `steps` steps of each environment."""
     for _, last, path in segments(session_dir):
         if last > steps:
             path.unlink()

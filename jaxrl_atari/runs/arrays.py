@@ -30,17 +30,16 @@ def _is_key(x: Any) -> bool:
 
 
 def to_host(arrays: Any) -> Any:
-    """NumPy copies: a process that writes alone cannot write arrays on devices that it shares with other
-    processes."""
+    """NumPy copies of arrays. Those of one process can be written by it alone, whatever devices several share."""
     plain = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, arrays)
     return jax.tree.map(np.array, jax.device_get(plain))
 
 
 def read_arrays(directory: Path, tree: Any, part: str) -> dict[str, np.ndarray]:
-    """Path -> array, of the leaves of a saved tree whose path begins with `part`; they are read one after another.
+    """Path -> array, of the leaves of a saved tree whose path begins with `part`.
 
-    Read together, one unreadable array makes orbax close its event loop and print a traceback for each of the
-    others.
+    They are read one after another: otherwise, a single unreadable array makes orbax close its event loop and
+    print a traceback for each of the others.
     """
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=this_process())
     saved: Any = directory.absolute()
@@ -72,8 +71,7 @@ def _by_path(arrays: Any) -> dict[str, Any]:
 
 
 def array_shapes(arrays: Any) -> dict[str, str]:
-    """Path -> dtype and shape of each array in a pytree: `{"train_state/params/value/bias": "float32[1]",
-    ...}`."""
+    """Path -> dtype and shape of each array in a pytree: `{"train_state/params/value/bias": "float32[1]"}`."""
     return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _by_path(arrays).items()}
 
 

@@ -1,18 +1,19 @@
-"""Checkpoints of a session, written and read by orbax. The latest two and the best stay on disk. None
-is removed while a damaged one may be the best.
+"""Checkpoints of a session, written and read by orbax.
+
+The latest two and the best stay on disk. No checkpoint is removed while a damaged one may be the best.
 
 SESSION_DIR/checkpoints/<env_steps>/arrays   train state and key of the learner
 SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, and shapes and digests of every array
 SESSION_DIR/checkpoints/<env_steps>/games, acting, evaluation    further items, if there are any (`session.py`)
 SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
-SESSION_DIR/checkpoints/replaced_<env_steps> one with other arrays than those that a session had at that step
+SESSION_DIR/checkpoints/replaced_<env_steps> one in whose place a session has written other arrays
 
 A checkpoint to pass on (`save_parameters`) holds the parameters alone: it can be played, and not resumed.
 
-Orbax writes a checkpoint under a temporary name and renames it when it is complete, so every listed one is
-complete, whenever the process is killed. It does not notice flipped bits (without its digests, most of them would
-silently give other values): hence the digests here, BLAKE2b of 64 bits. They find damage; they do not prove who
-wrote a checkpoint.
+Orbax writes a checkpoint under a temporary name and renames it when it is complete. So every checkpoint that is
+listed is complete, whenever the process is killed. Orbax does not notice flipped bits, most of which would
+silently give other values. So each array has a digest, BLAKE2b of 64 bits. Digests find damage; they do not prove
+who wrote a checkpoint.
 """
 
 import contextlib
@@ -116,9 +117,8 @@ class Checkpoints:
             raise Damaged(f"{path}: damaged: its meta cannot be read ({reason(error)})") from error
         if meta["format_version"] != FORMAT_VERSION:
             raise UserError(
-                f"{path}: has checkpoint format {meta['format_version']}, and this version of jaxrl_atari "
-                "reads format"
-                f" {FORMAT_VERSION}; use the version that saved it ({meta['package_version']})"
+                f"{path}: has checkpoint format {meta['format_version']}, and this version of jaxrl_atari reads"
+                f" format {FORMAT_VERSION}; use the version that saved it ({meta['package_version']})"
             )
         return meta
 
@@ -139,9 +139,8 @@ class Checkpoints:
         saved = meta if item == "arrays" else meta["items"][item]
         if meta.get("parameters_only") and part != PARAMETERS:
             raise UserError(
-                f"{path}: holds the parameters alone, without the optimiser state: it can be played and not "
-                "resumed;"
-                " resume the run that it was copied from, or start a new one"
+                f"{path}: holds the parameters alone, without the optimiser state: it can be played and not"
+                " resumed; resume the run that it was copied from, or start a new one"
             )
         for name, shape in array_shapes(target).items():
             if name.startswith(part) and saved["shapes"].get(name) != shape:
@@ -229,7 +228,8 @@ class Checkpoints:
         """Writes a checkpoint to pass on, with the parameters alone: 6 MB of 20 for `nature`.
 
         Args:
-            params: of a checkpoint; `meta`: that of the same one.
+            params: parameters of a checkpoint.
+            meta: meta of the same checkpoint.
             rounded: round the kernel of the layer `dense` to bfloat16, and store it in half the space. Where the
                 network computes in bfloat16, its outputs stay the same bits, because it rounds that kernel anyway.
 
@@ -301,14 +301,13 @@ class Checkpoints:
             name: ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: chunked, tree))
             for name, tree in host.items()
         }
-        # One folder an array: in one database for all of them (OCDBT), TensorStore 0.1.86 leaks memory at every
-        # save.
+        # A folder for each array: with one database for all (OCDBT), TensorStore 0.1.86 leaks memory at each save.
         alone = this_process()
         handlers: dict[str, Any] = {
             name: ocp.StandardCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone) for name in items
         }
         handlers["meta"] = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
-        # For a folder that cannot be made in the background, threads would wait 5 minutes, and Python for these.
+        # If a folder could not be made in the background, orbax's threads would wait for it for 5 minutes.
         at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
         options = ocp.CompositeOptions(multiprocessing_options=alone, async_options=at_once)
         handler = ocp.CompositeCheckpointHandler(composite_options=options, **handlers)
@@ -347,9 +346,9 @@ class Checkpoints:
         for step in set(self.steps()) - kept:
             path = self.directory / str(step)
             try:
-                # A folder in a lower layer of a container image cannot be renamed.
+                # If the removal is cut short, what is left must not look like a checkpoint. A folder in a lower
+                # layer of a container image cannot be renamed.
                 with contextlib.suppress(OSError):
-                    # A part must not look like a checkpoint.
                     path = path.rename(self.directory / f"removed_{step}")
                 shutil.rmtree(path)
             except OSError as error:

@@ -1,7 +1,6 @@
-"""The digests of a session's checkpoints, kept when the checkpoints are not, so that a part of it can be trained
-again.
+"""Digests of all checkpoints that a session has written, by which `retrain.py` checks a part of its training.
 
-SESSION_DIR/digests.jsonl   a line for each checkpoint that was written: `Written` as JSON
+SESSION_DIR/digests.jsonl   a line for each checkpoint: `Written` as JSON. It stays when the checkpoint is removed.
 """
 
 import json
@@ -41,7 +40,7 @@ def read_digests(session_dir: Path) -> list[Written]:
 
 
 def add_digests(session_dir: Path, written: Written) -> None:
-    """Adds a checkpoint; one at the same env steps is replaced, which has the same digests."""
+    """Adds a checkpoint. It replaces one at the same env steps."""
     kept = [each for each in read_digests(session_dir) if each.env_steps != written.env_steps]
     _write(session_dir, [*kept, written])
 

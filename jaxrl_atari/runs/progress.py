@@ -14,7 +14,7 @@ POINT_ENV_STEPS = 10_000
 
 
 def due(interval: int, before: int, now: int) -> bool:
-    """Whether an interval of env steps has ended between two numbers of them. An interval of 0 never ends."""
+    """Whether a multiple of `interval` env steps lies after `before`, up to `now`. Never with an interval of 0."""
     return interval > 0 and now // interval > before // interval
 
 
@@ -22,9 +22,9 @@ class EpisodeStatistics:
     """Returns of full games and their moving averages; `return_ma` is the figure that scores are quoted in.
 
     `return_mean` is the mean return of the last 100 finished games. `return_ma` is the mean of `return_mean` over
-    the last 1M env steps, or over the run so far if it is shorter, weighted by env steps: `return_mean` is taken
-    as linear between points at the ends of updates, 10,000 env steps or an update apart. So it depends neither on
-    how often metrics are logged nor on the number of environments.
+    the last 1M env steps, or over the run so far if it is shorter. It is an integral over env steps: between the
+    ends of updates that are at least 10,000 env steps apart, `return_mean` is taken as linear. So `return_ma`
+    depends neither on how often metrics are logged nor on the number of environments.
     """
 
     def __init__(self) -> None:

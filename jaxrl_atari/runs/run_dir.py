@@ -1,4 +1,4 @@
-"""Run directories: making one, finding what is in it, and config.json, which says what is needed to run it again.
+"""Run directories: how one is made, what is in it, and config.json, from which a run can be repeated.
 
 RUN_DIR/config.json    the config, versions, git revision, machine, and every resume
 RUN_DIR/code/          copies of the files of the user's own that the run imported
@@ -161,11 +161,10 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
 
 
 def keep_code(run_dir: Path) -> list[str]:
-    """Copies the files that the user imported for this run (`imports.py`) to `code/`, so that it can be loaded
-    later.
+    """Copies the user's own files that the run imports (`imports.py`) to `code/`, for those who load it later.
 
-    A file that was edited since an earlier start is kept beside the earlier one, as NAME_2.py: the newest copy has
-    the highest number.
+    A file that was edited since an earlier start is kept beside the earlier copy, as NAME_2.py: the newest copy
+    has the highest number.
 
     Returns:
         A line for each file that was edited.
@@ -185,8 +184,7 @@ def keep_code(run_dir: Path) -> list[str]:
 
 @contextlib.contextmanager
 def removed_if_unused(run_dir: Path, is_new: bool, was_there: bool = False) -> Iterator[None]:
-    """Removes a run directory at the end of the block if it is new and no session has begun in it: all were
-    refused.
+    """Removes a new run directory at the end of the block if no session has begun in it: all were refused.
 
     Args:
         was_there: the directory is the user's own, as with `--run-dir` and an empty folder. It stays, with what
@@ -280,7 +278,7 @@ def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
 
 
 def describe(config: Config, directory: Path | None = None, file: str = CONFIG_FILE) -> dict[str, Any]:
-    """The content of config.json: config, seed, protocol, and `surroundings`.
+    """The content of config.json: config, seed, protocol, and the `surroundings` of the run.
 
     Args:
         directory: where `file` has the history of a run that has begun. Its first `surroundings` stay, and
@@ -308,8 +306,7 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
 
 
 def surroundings(config: Config) -> dict[str, Any]:
-    """The version of Python, of the packages that matter, the git revision, JAX's numeric settings, and the
-    machine.
+    """Versions of Python and of the packages that matter, git revision, JAX's numeric settings, and the machine.
 
     With `devices.gpu = false` the machine's GPUs are not among them, because nothing asks for them.
     """
@@ -340,8 +337,7 @@ def _version(package: str) -> str | None:
 
 @cache
 def _git_revision() -> str | None:
-    """The commit of this package's own checkout, with `+` where files differ from it; None if it is not in a
-    checkout.
+    """The commit of this package's own checkout, with `+` where files differ from it; None without a checkout.
 
     A package that is installed inside some other repository, as in a virtual environment there, has none.
     """

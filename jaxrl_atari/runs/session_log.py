@@ -1,5 +1,4 @@
-"""Session log: a session's log points. It reads the metrics of each update, and stops training if one is not
-finite."""
+"""Session log: the log points of a session, and the check that its metrics are finite."""
 
 import math
 import time
@@ -22,10 +21,10 @@ class NonFiniteError(UserError):
 
 
 class SessionLog:
-    """Messages, log points and progress of a session. The time excludes the first iteration, which may compile.
+    """Messages, log points and progress of a session. Its times exclude the first iteration, which may compile.
 
-    A log point has the means of the metrics of all updates since the one before, without the newest update, which
-    may still be running. So it does not depend on when a session is stopped and resumed.
+    A log point has the means of the metrics of all updates since the log point before. The newest update, which
+    may still be running, counts in the next one. So log points do not depend on stops and resumes.
 
     Args:
         monitor: the machine's figures for a log point.
@@ -85,8 +84,10 @@ class SessionLog:
         }
 
     def phase(self, name: str) -> None:
-        """Names what the first iteration does now, and how long the phase before took; later iterations are
-        silent."""
+        """Names the phase of the first iteration that begins now, and the seconds of the one before.
+
+        Later iterations are silent.
+        """
         if not self.compiling:
             return
         now, compiled = time.monotonic(), self._compiled()
@@ -154,9 +155,8 @@ class SessionLog:
         """Raises `NonFiniteError` if a value of the newest update is not finite."""
         if bad := ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)):
             raise NonFiniteError(
-                f"{bad}; training stopped at {self._progress.env_steps:,} env steps, and the last checkpoint "
-                "is kept:"
-                " lower ppo.learning_rate or ppo.max_grad_norm and use --resume"
+                f"{bad}; training stopped at {self._progress.env_steps:,} env steps, and the last checkpoint is"
+                " kept: lower ppo.learning_rate or ppo.max_grad_norm and use --resume"
             )
 
     def _write_row(self, learning_rate: float) -> None:

@@ -1,5 +1,4 @@
-"""Tables of a session, metrics.csv and evaluations.csv: read as whatever program has saved them, and never cut
-short.
+"""Tables of a session, metrics.csv and evaluations.csv: read whatever program has saved them, and never cut short.
 
 A spreadsheet may have saved a table: with a byte order mark, CRLF, quotes, semicolons or tabs between the cells,
 decimal commas, columns in another order, further columns. All of this is understood. A line that is not, such as
@@ -37,8 +36,7 @@ class TableFile(NamedTuple):
     rows: Sequence[Mapping[str, str]] = ()
     problems: Sequence[Problem] = ()
     unfinished: str = ""
-    """What follows the last line feed: a line that is being written, or was cut short when its process was
-    killed."""
+    """What follows the last line feed: a line that is being written, or that a killed process has left."""
 
     def lost_before(self, env_steps: float) -> list[str]:
         """What is not understood of the lines up to a number of env steps; later lines do not count."""
@@ -92,8 +90,7 @@ def read_table(path: Path) -> TableFile:
 
 
 def table_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool = True) -> str:
-    """Rows as CSV, as this package writes it: with commas, a line feed at the end of each line, and decimal
-    points."""
+    """Rows as CSV in this package's form: commas, decimal points, a line feed at the end of each line."""
     text = io.StringIO()
     table = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
     if header:

@@ -119,13 +119,12 @@ def finite(row: Row) -> dict[str, int | float]:
 
 
 def charts(row: Row) -> dict[str, int | float]:
-    """What TensorBoard and Weights & Biases draw of a log point, against env steps: "charts/return_ma" ->
-    value."""
+    """The charts that TensorBoard and Weights & Biases draw of a log point: "charts/return_ma" -> value."""
     return {f"{group_of(name)}/{name}": value for name, value in finite(row).items() if name not in AXES}
 
 
 def evaluation_charts(row: Row) -> dict[str, float]:
-    """What they draw for an evaluation."""
+    """The charts that TensorBoard and Weights & Biases draw of an evaluation."""
     return {f"evaluation/return_{name}": row[name] for name in ("mean", "std")}
 
 
@@ -162,9 +161,8 @@ class TerminalWriter(Writer):
             )
         else:
             line += (
-                f"return_ma {_text(row.get('return_ma'), 1)}  {rates}return_mean "
-                f"{_text(row.get('return_mean'), 1)}"
-                f"  episodes {_text(row.get('episodes'))}"
+                f"return_ma {_text(row.get('return_ma'), 1)}  {rates}"
+                f"return_mean {_text(row.get('return_mean'), 1)}  episodes {_text(row.get('episodes'))}"
             )
         if row.get("entropy") is not None and row.get("approx_kl") is not None:
             line += f"  entropy {_text(row['entropy'], 2)}  approx_kl {_text(row['approx_kl'], 4)}"
@@ -218,9 +216,8 @@ class CsvWriter(Writer):
             table = read_table(session_dir / name)
             if table.problems and not table.columns:
                 raise UserError(
-                    f"{session_dir / name}: {table.problems[0].text}; restore it from a copy, or move it away "
-                    "to go on"
-                    " without its rows"
+                    f"{session_dir / name}: {table.problems[0].text}; restore it from a copy, or move it away to"
+                    " go on without its rows"
                 )
         for name, last in ((METRICS_FILE, logged), (EVALUATIONS_FILE, evaluated)):
             self._take_over(name, last)
@@ -229,8 +226,7 @@ class CsvWriter(Writer):
             say(f"{METRICS_FILE} ends at {last_row:,.0f} env steps: the rows up to {logged:,} are not there")
 
     def _take_over(self, name: str, last: float = math.inf) -> None:
-        """Writes a table anew, with the rows up to `last` env steps; sets it aside if not all of it is
-        understood."""
+        """Writes a table anew, with the rows up to `last` env steps; first copies one that has unknown lines."""
         path = self._dir / name
         if not path.is_file():
             return
@@ -265,14 +261,13 @@ class CsvWriter(Writer):
 
 
 def _state(path: Path) -> tuple[int, int]:
-    """What changes when another program saves a file: its size and the time of its last change."""
+    """The size of a file and the time of its last change, by which a change of another program is noticed."""
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns
 
 
 class TensorBoardWriter(Writer):
-    """TensorBoard events. A resumed session writes them anew from its tables, so that all readers see the same
-    points.
+    """TensorBoard events. A resumed session writes them anew from its tables: all readers see the same points.
 
     tensorboardX needs neither TensorFlow nor PyTorch. Its `SummaryWriter` writes in a thread, which dies on a full
     disk with a traceback of its own; `EventsWriter` raises the error here.

@@ -1,9 +1,9 @@
 """Suite of games: a trial for each game, and one table of all scores; with --vary, under several settings.
 
-python -m jaxrl_atari.suite [--games Pong Breakout ...] [--sessions 4 --total-env-steps 1000000 ...] python -m
-jaxrl_atari.suite --vary ppo.learning_rate=1e-4,2.5e-4,1e-3 [--vary FIELD=VALUE,... ...] [--games Pong ...] python
--m jaxrl_atari.suite --resume data/suite_20260101_120000 python -m jaxrl_atari.suite --run-dir data/suite [--games
-Pong Breakout ...]
+python -m jaxrl_atari.suite [--games Pong Breakout ...] [--sessions 4 --total-env-steps 1000000 ...]
+python -m jaxrl_atari.suite --vary ppo.learning_rate=1e-4,2.5e-4,1e-3 [--vary FIELD=VALUE,... --games Pong ...]
+python -m jaxrl_atari.suite --resume data/suite_20260101_120000
+python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
 """
 
 import dataclasses
@@ -25,6 +25,8 @@ from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import is_suite, is_sweep, make_run_dir
 from jaxrl_atari.suite.launch import Failure, Item, Launcher, Train
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig, set_up_ray
+from jaxrl_atari.suite.sessions import train_item
+from jaxrl_atari.suite.slots import choose_launcher, plan_slots
 from jaxrl_atari.suite.suite import game_configs, read_suite_file
 from jaxrl_atari.suite.sweep import (
     Sweep,
@@ -36,7 +38,6 @@ from jaxrl_atari.suite.sweep import (
     unfinished_of_sweep,
     write_sweep_files,
 )
-from jaxrl_atari.suite.trial import choose_launcher, plan_slots, train_item
 
 Failures = dict[str, dict[str, str]]
 """Label of a setting (empty where nothing varies) -> game -> why it failed."""

@@ -45,7 +45,7 @@ class Item(NamedTuple):
     number: int  # among all sessions of the trial, suite or sweep: chooses the slot
     game: str = ""  # game of a suite
     setting: str = ""  # setting of a sweep, such as `ppo.gamma=0.9`
-    program: int = 0  # sessions with the same number run the same compiled programs; see `trial.program_number`
+    program: int = 0  # sessions with the same number run the same compiled programs; see `sessions.program_number`
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ def nothing() -> None:
 
 
 class Train(Protocol):
-    """Trains a session to its end, as `trial.train_item` does.
+    """Trains a session to its end, as `sessions.train_item` does.
 
     Args:
         item: the session.

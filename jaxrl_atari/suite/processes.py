@@ -47,9 +47,8 @@ def check_processes(train: Train) -> None:
     why = "sessions that run side by side, or use one of several GPUs, are processes of their own"
     if multiprocessing.current_process().daemon:
         raise UserError(
-            f"{why}: this is a daemonic process, such as a worker of multiprocessing.Pool, and may start "
-            "none; call"
-            " run_training in the main process"
+            f"{why}: this is a daemonic process, such as a worker of multiprocessing.Pool, and may start none;"
+            " call run_training in the main process"
         )
     if threading.current_thread() is not threading.main_thread():
         raise UserError(f"{why}: only the main thread can pass signals on to them; call run_training there")
@@ -57,8 +56,8 @@ def check_processes(train: Train) -> None:
     file = getattr(main, "__file__", None)
     if main.__spec__ is None and file is not None and not Path(file).is_file():
         raise UserError(
-            f"{why}, and import the script again: it comes from {file}, where they cannot read it; save it as "
-            "a file"
+            f"{why}, and import the script again: it comes from {file}, where they cannot read it; save it as a"
+            " file"
         )
     hint = "give writers and stop as functions and classes of a module, without open files"
     try:
@@ -74,8 +73,7 @@ def check_processes(train: Train) -> None:
 def run_processes(
     items: Sequence[Item], train: Train, on_end: OnEnd, *, slots: Sequence[Slot], parallel: int
 ) -> None:
-    """Trains each session in a process of its own, on one of the least busy slots: if possible number
-    `item.number`.
+    """Trains each session in a process of its own, on the least busy slot. Of several, `item.number` chooses one.
 
     Where several sessions run the same compiled programs, the first one compiles them while the others wait; these
     read them from the cache of compiled programs. Output is printed line by line after the session's name; a
@@ -112,8 +110,8 @@ def run_processes(
                     followers = sum(item.program == other.program for other in waiting)
                     if parallel > 1 and followers and item.program not in compiled:
                         item.say(
-                            f"compiles first; {counted(followers, 'session')} with the same programs will "
-                            "read them"
+                            f"compiles first; {counted(followers, 'session')} with the same programs will read"
+                            " them"
                         )
                     running.append(_Child(item, slot, train, slots[slot].environment, parallel > 1))
                     continue

@@ -235,8 +235,7 @@ def run_in_worker(
 
 
 def main() -> None:
-    """Starts Ray with the number of GPUs in the argument, prints its address or why it did not start, and
-    waits."""
+    """Starts Ray with the number of GPUs in the argument, prints its address or what prevents it, and waits."""
     import ray
 
     try:

@@ -16,7 +16,7 @@ from jaxrl_atari.errors import require
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.run_dir import SUITE_FILE, describe, is_run, read_config, read_games, require_same_run
 from jaxrl_atari.suite.launch import Item
-from jaxrl_atari.suite.trial import unfinished
+from jaxrl_atari.suite.sessions import unfinished
 
 
 class SuitePlan(NamedTuple):

@@ -52,9 +52,8 @@ TABLE_COLUMNS = (
 
 EXPLANATION = (
     "score: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
-    "interval of the mean (from 3 sessions on). Where intervals overlap, the table does not rank the "
-    "settings. The "
-    "best of several owes a part of its score to chance: train it again with other seeds (--seed) before you "
+    "interval of the mean (from 3 sessions on). Where intervals overlap, the table does not rank the settings. "
+    "The best of several owes a part of its score to chance: train it again with other seeds (--seed) before you "
     "quote it."
 )
 
@@ -236,8 +235,7 @@ def sweep_results(sweep_dir: Path, sweep: Sweep, failures: Mapping[str, Mapping[
 
 
 def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
-    """The table of the human-normalised figures over the games that are complete in every setting, if there are
-    any."""
+    """The table of human-normalised figures over the games that are complete in every setting, if any are."""
     protocols = {found.values["protocol"] for found in suites.values()}
     scores = {label: found.values["scores"] for label, found in suites.items()}
     shared = sorted(set.intersection(*(set(games) for games in scores.values())))

@@ -1,0 +1,151 @@
+"""The sessions of a trial: which of them are unfinished, and how one is trained."""
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import get_type_hints
+
+from jaxrl_atari.cli import StopRequest
+from jaxrl_atari.config import TRACED, Config, PPOConfig
+from jaxrl_atari.hardware import distributed
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.reading import STOPPED_FILE, is_finished
+from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, keep_code, session_dir
+from jaxrl_atari.runs.writers import Row, Writer
+from jaxrl_atari.session import run_session
+from jaxrl_atari.suite.launch import Item, never, nothing
+
+Stop = Callable[[Row], object]
+"""Called with each log point of a session. The session ends once the result is true; a text is the reason."""
+
+
+def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "", setting: str = "") -> list[Item]:
+    """Lists the sessions of a trial that have not trained to their end.
+
+    Args:
+        config: config of the trial.
+        run_dir: its run directory.
+        first: number of the trial's first session in its suite.
+        game: its game in a suite.
+        setting: its setting in a sweep.
+    """
+    description = describe(config, run_dir)
+    program = program_number(config)
+    return [
+        Item(config, run_dir, session, description, first + session, game, setting, program)
+        for session in range(config.sessions)
+        if not is_finished(config, session_dir(run_dir, session))
+    ]
+
+
+def program_number(config: Config) -> int:
+    """A number for the compiled programs of a config: equal for configs that differ in a learning rate, say."""
+    values = config.to_dict()
+    for name in ("name", "seed", "sessions", "total_env_steps", "output_dir", "trial", "evaluation", "log"):
+        del values[name]
+    for name, annotation in get_type_hints(PPOConfig, include_extras=True).items():
+        if TRACED in getattr(annotation, "__metadata__", ()):
+            del values["ppo"][name]
+    return hash(json.dumps(values))
+
+
+def train_item(
+    item: Item,
+    *,
+    writers: Sequence[Writer] = (),
+    close_writers: bool = False,
+    stop: Stop | None = None,
+    stop_requested: Callable[[], bool] = never,
+    on_first_update: Callable[[], object] = nothing,
+) -> None:
+    """Trains a session from its newest checkpoint, if it has one.
+
+    config.json of the run is written after the first update.
+
+    Args:
+        writers: receive the log points, with `session` and `seed` in each row.
+        close_writers: close them at the end. A process of the session's own has copies, which nobody else closes.
+        stop: ends the session early; see `run_training`.
+        stop_requested: another way to stop it than a signal.
+        on_first_update: called after the first update.
+
+    Raises:
+        UserError, KeyboardInterrupt: as `run_session`.
+    """
+    config = item.config
+    directory = session_dir(item.run_dir, item.session)
+    rule = StopRule(stop)
+    with contextlib.ExitStack() as exits:
+        if close_writers:
+            for writer in writers:
+                exits.callback(writer.close)
+        quick = not config.devices.distributed
+        requested = exits.enter_context(StopRequest(f"session {item.session}", quick))
+
+        def began() -> None:
+            requested.training = True
+            if distributed.is_leader():
+                write_json(item.run_dir / CONFIG_FILE, item.description)
+                for line in keep_code(item.run_dir):
+                    item.say(line)
+            on_first_update()
+
+        run_session(
+            config,
+            directory,
+            item.session,
+            resume=True,
+            writers=[SessionWriter(each, item.session, config.seed + item.session) for each in (*writers, rule)],
+            on_first_update=began,
+            stop_requested=lambda: requested.requested or stop_requested(),
+            is_enough=rule.is_met if stop else None,
+        )
+        if rule.reason is not None and distributed.is_leader():
+            ended = {"env_steps": rule.env_steps, "total_env_steps": config.total_env_steps, "reason": rule.reason}
+            write_json(directory / STOPPED_FILE, ended)
+
+
+class SessionWriter(Writer):
+    """Passes what a session writes on to a caller's writer, with `session` and `seed` in each row."""
+
+    def __init__(self, writer: Writer, session: int, seed: int):
+        self._writer = writer
+        self._own = {"session": session, "seed": seed}
+
+    def write(self, row: Row) -> None:
+        self._writer.write(self._own | dict(row))
+
+    def evaluation(self, row: Row) -> None:
+        self._writer.evaluation(self._own | dict(row))
+
+    def progress(self, env_steps: int, row: Row) -> None:
+        self._writer.progress(env_steps, self._own | dict(row) if row else row)
+
+    def message(self, text: str) -> None:
+        self._writer.message(text)
+
+
+class StopRule(Writer):
+    """Asks the caller's `stop` about each log point, until it says that the session is to end.
+
+    An unknown number is NaN in the row that it is asked about, so that comparisons are false.
+    """
+
+    def __init__(self, stop: Stop | None):
+        self._stop = stop
+        self.env_steps = 0  # of the log point at which the session ends
+        self.reason: str | None = None  # None while the session goes on
+
+    def is_met(self) -> bool:
+        """Whether the session is to end."""
+        return self.reason is not None
+
+    def write(self, row: Row) -> None:
+        if self._stop is None or self.is_met():
+            return
+        answer = self._stop({name: math.nan if value is None else value for name, value in row.items()})
+        if answer:
+            self.env_steps = row["env_steps"]
+            self.reason = answer if isinstance(answer, str) else "stop(row) was true at this log point"
