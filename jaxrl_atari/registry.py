@@ -4,6 +4,7 @@ A name is either shipped, or was registered by code that the user named, in a co
 config that was stored with a run therefore never chooses what is imported.
 """
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Generic, TypeVar
@@ -36,11 +37,11 @@ class Registry(Generic[Entry]):
         """Enters something of the user's own. A later entry of the same name replaces the earlier one.
 
         Raises:
-            ConfigError: the name is no text without blanks, or that of a shipped entry, which a run of that name
-                would then not have used.
+            ConfigError: the name has other characters than letters, digits and `._-`, or is that of a shipped
+                entry, which a run of that name would then not have used.
         """
-        is_word = isinstance(name, str) and name.split() == [name]
-        require(is_word, self.field, name, "a name of letters, digits, _ and -, such as my_idea")
+        is_word = isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)
+        require(is_word, self.field, name, "a name of letters, digits and ._-, such as my_idea")
         require(name not in self._shipped, self.field, name, "a new name", "the package ships one of this name")
         self._registered[name] = entry
 

@@ -81,6 +81,7 @@ class Sized(nn.Module):
     [
         (ppo.register, "ppo", PPO, "algorithm = 'ppo': expected a new name"),
         (ppo.register, "my idea", PPO, "algorithm = 'my idea': expected a name of letters"),
+        (ppo.register, "a/b", PPO, "algorithm = 'a/b': expected a name of letters"),
         (ppo.register, 3, PPO, "algorithm = 3: expected a name of letters"),
         (ppo.register, "loss", ppo_loss, "algorithm = 'loss': expected an Algorithm, such as"),
         (ppo.register, "no_loss", PPO._replace(loss=None), "algorithm no_loss: loss = None: expected a function"),

@@ -6,8 +6,19 @@ import re
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from small_networks import FeedForward, make
 from user_commands import ROOT, user_environment
+
+from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.minibatches import Mean
+from jaxrl_atari.networks import Observation
+from jaxrl_atari.ppo import Minibatch, Samples
+from jaxrl_atari.registry import ALGORITHMS
+from jaxrl_atari.suite.sweep import parse_vary
 
 PAGE = (ROOT / "docs" / "idea.md").read_text()
 SMALL = (
@@ -70,21 +81,27 @@ def test_an_idea_is_trained_beside_the_baseline_evaluated_and_resumed(folder):
     assert [path.name for path in (idea / "code").iterdir()] == ["my_idea.py"]
 
 
-@pytest.mark.long
-def test_coefficients_of_an_idea(folder):
-    """Names for several choices, in place of the one loss; a suite trains them beside the baseline."""
+def test_coefficients_of_an_idea():
+    """One name for each choice, in place of the one loss; `--vary` takes the names."""
     page = block("import jax\n")
     start, end = page.index("def loss("), page.index("def get_config")
-    (folder / "coefficients.py").write_text(page[:start] + block("def z_loss(") + "\n\n" + page[end:])
+    exec(page[:start] + block("def z_loss(") + page[end:], {})
     (vary,) = re.findall(r"--vary (algorithm=[\w,]+)", PAGE)
-    options = ("--config", "coefficients.py", "--vary", vary, "--games", "CrazyClimber", "--run-dir", "data/suite")
-    ended = run(folder, "suite", *options, *SMALL)
-    assert ended.returncode == 0, ended.stderr
-    z_loss = {}
-    for path in (folder / "data" / "suite").rglob("session_0"):
-        z_loss[path.parent.name, path.parents[1].name] = rows(path.parent)[-1].get("z_loss")
-    assert len(z_loss) == 3
-    assert len({value for value in z_loss.values() if value}) == 2
+    baseline, *names = parse_vary([vary], Config())["algorithm"]
+
+    params, network = make(FeedForward, num_actions=4)
+    numbers = jnp.linspace(0.1, 0.4, 4)
+    samples = Samples(jnp.arange(4), -numbers, numbers, numbers, numbers)
+    observation = Observation(jnp.ones((4, 84, 84, 4), jnp.uint8))
+    batch = Minibatch(observation, samples, Mean.over(jnp.ones(4)), jax.random.key(0))
+    losses = {}
+    for name in (baseline, *names):
+        losses[name], metrics = ALGORITHMS.get(name).loss(params, network.apply, batch, PPOConfig())
+    logits = network.apply(params, observation).logits
+    z_loss = np.mean(np.log(np.sum(np.exp(logits), axis=-1)) ** 2)
+    added = [float(losses[name] - losses[baseline]) / z_loss for name in names]
+    np.testing.assert_allclose(added, [1e-3, 1e-2], rtol=1e-3)
+    np.testing.assert_allclose(metrics["z_loss"], z_loss, rtol=1e-5)
 
 
 @pytest.mark.long
