@@ -1,14 +1,16 @@
-"""Runs on the Hugging Face Hub: push and pull (pip install 'jaxrl_atari[hub]').
+"""The command `hub`: pushes runs to the Hugging Face Hub and pulls them (pip install 'jaxrl_atari[hub]').
 
     python -m jaxrl_atari.hub push RUN_DIR user/repo [--private] [--checkpoint best|latest|STEP]
     python -m jaxrl_atari.hub pull user/repo [DIR]
     python -m jaxrl_atari.hub pack RUN_DIR DIR [--checkpoint best|STEP] [--rounded]
 
-A repository has the layout of a run directory: config, metrics, evaluations and graphs, and the parameters of one
-checkpoint of the best session; with `--checkpoint latest`, the whole latest checkpoint of every session. It also
-has a model card (README.md) and the newest video of these sessions (replay.mp4). `pull` turns it into a run
-directory, for `evaluate`, `verify`, `plots` and, with the latest checkpoints, `train --resume`. `pack` writes what
-a push has to a folder, without the Hub. HF_TOKEN and HF_ENDPOINT are respected.
+A repository has the layout of a run directory: config, metrics, evaluations, graphs, and the parameters of one
+checkpoint of the best session. With `--checkpoint latest`, it has the whole latest checkpoint of every session
+instead. It also has a model card (README.md) and the newest video of these sessions (replay.mp4).
+
+`pull` makes a run directory of it, for `evaluate`, `verify`, `plots` and, with the latest checkpoints,
+`train --resume`. `pack` writes the files of a push to a folder, without the Hub. HF_TOKEN and HF_ENDPOINT are
+respected.
 """
 
 import contextlib
@@ -24,11 +26,11 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli import counted
 from jaxrl_atari.cli.options import parse_command
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware.gpus import forbid_gpu
+from jaxrl_atari.output import counted
 from jaxrl_atari.report import summary
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import write_file
@@ -46,13 +48,13 @@ FILES = (
     "actions/*",
     "replay.mp4",
 )
-"""The files of a run, and of each of its sessions, that are pushed beside the checkpoints."""
+"""Files of a run and of its sessions that are pushed beside the checkpoints."""
 
 CHECKPOINT_FILES = "session_*/checkpoints/*/*"
-"""A repository without such a file does not hold a run."""
+"""A repository without such a file holds no run."""
 
 STANDARD_FILES = {".gitattributes", "README.md"}
-"""Files that any repository on the Hub may have: its Git attributes and its card."""
+"""Files that any repository on the Hub may have: Git attributes and its card."""
 
 VARIABLES = (
     "ALL_PROXY",
@@ -65,21 +67,21 @@ VARIABLES = (
     "HF_TOKEN",
     "HF_HUB_OFFLINE",
 )
-"""What a connection to the Hub depends on. The names of proxies may also be in lower case."""
+"""Environment variables that affect the connection to the Hub. Those of proxies may be in lower case."""
 
 CARD = str(Path(summary.__file__).parent / "templates" / "card.md")
-"""The model card, a Jinja template. Its `text` is `report.summary`."""
+"""Jinja template of the model card. Its `text` is `report.summary`."""
 
 
 def _require_library() -> None:
+    """Raises `UserError` unless huggingface_hub is installed."""
     if find_spec("huggingface_hub") is None:
         raise UserError("huggingface_hub is not installed; pip install 'jaxrl_atari[hub]'")
 
 
 @contextlib.contextmanager
 def _client(repo_id: str) -> Iterator[Any]:
-    """The client of huggingface_hub. Errors inside the block become a `UserError` that names the variables in
-    force."""
+    """A client of the Hub. An error in the block becomes a `UserError` that names the `VARIABLES` in force."""
     _require_library()
     from huggingface_hub import HfApi
 
@@ -97,18 +99,17 @@ def _client(repo_id: str) -> Iterator[Any]:
 
 
 def left_out(checkpoint: Checkpoint) -> str:
-    """What a checkpoint lacks in a repository: one line; empty if nothing."""
+    """One line on the parts of a checkpoint that a push leaves out; empty if it is complete."""
     if checkpoint == "latest":
         return ""
     return (
-        "left out: the optimiser state, the random key and the games in progress, so a copy can be played and "
-        "verified"
-        " but not resumed; --checkpoint latest pushes everything"
+        "left out: the optimiser state, the random key and the games in progress, "
+        "so a copy can be played and verified but not resumed; --checkpoint latest pushes everything"
     )
 
 
 def parameter_files(policy: Policy, rounded: bool = False) -> dict[str, bytes]:
-    """The files of a policy's checkpoint with the parameters alone: name in the session's directory -> content.
+    """The files of a policy's checkpoint with only the parameters: name in the session's directory -> content.
 
     Args:
         rounded: see `Checkpoints.save_parameters`.
@@ -128,18 +129,18 @@ def repository_files(
     Args:
         run_dir: directory of the run.
         repo_id: the repository, which the card names.
-        checkpoint: best or an env step of the best session; latest: of every session.
+        checkpoint: best, or an env step, of the best session; latest, of every session.
         rounded: see `Checkpoints.save_parameters`.
-        card: with the model card.
+        card: include the model card.
 
     Raises:
-        UserError: not a run directory, or it has no such checkpoint, or damaged parameters in one.
+        UserError: the directory holds no run, or the checkpoint is missing or damaged.
     """
     run = summary.read_run(run_dir)
     folders = [run_dir]
     if checkpoint == "latest":
         folders = list(filter(checkpoint_steps, run.tables)) or folders
-    policies = [load_policy(folder, checkpoint) for folder in folders]  # verifies their parameters
+    policies = [load_policy(folder, checkpoint) for folder in folders]  # checks their parameters
     checkpoints = {policy.session_dir: policy.env_steps for policy in policies}
     paths = [path for folder in (run_dir, *run.tables) for pattern in FILES for path in folder.glob(pattern)]
     files: dict[str, Path | bytes] = {}
@@ -148,9 +149,8 @@ def repository_files(
         if checkpoint == "latest":
             paths += filter(Path.is_file, (session_dir / "checkpoints" / str(policy.env_steps)).rglob("*"))
         else:
-            files |= {
-                f"{session_dir.name}/{name}": each for name, each in parameter_files(policy, rounded).items()
-            }
+            for name, content in parameter_files(policy, rounded).items():
+                files[f"{session_dir.name}/{name}"] = content
     if card:
         files["README.md"] = model_card(run, repo_id, checkpoint, checkpoints).encode()
     files |= {path.relative_to(run_dir).as_posix(): path for path in paths}
@@ -166,8 +166,8 @@ def model_card(run: summary.Run, repo_id: str, checkpoint: Checkpoint, checkpoin
     Args:
         run: the run.
         repo_id: the repository, which the card names.
-        checkpoint: what was asked for: best, latest, or an env step.
-        checkpoints: session directory -> env steps of its checkpoint that is pushed.
+        checkpoint: as chosen by the user: best, latest, or an env step.
+        checkpoints: session directory -> env steps of the checkpoint that is pushed.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -223,9 +223,8 @@ def push(
         others = set(api.list_repo_files(repo_id)) - STANDARD_FILES
         if others and not fnmatch.filter(others, CHECKPOINT_FILES):
             raise UserError(
-                f"{repo_id}: has files that are not a run of jaxrl_atari, such as {min(others)!r:.80}, which "
-                "a push "
-                "would delete; check the name, or push to a new repository"
+                f"{repo_id}: has files that are not a run of jaxrl_atari, such as {min(others)!r:.80}, "
+                "which a push would delete; check the name, or push to a new repository"
             )
         added = [CommitOperationAdd(*item) for item in files.items()]
         api.create_commit(
@@ -245,15 +244,14 @@ def pack(
     checkpoint: Literal["best"] | int = "best",
     rounded: bool = False,
 ) -> None:
-    """Writes the files of a push, without a model card, to a new folder: a run to pass on by other ways than the
-    Hub.
+    """Writes the files of a push, without a model card, to a new folder, to share a run without the Hub.
 
     Args:
         run_dir: directory of a run, such as data/NAME_TIMESTAMP
         directory: new or empty directory
         checkpoint: best, or an env step, of the best session
-        rounded: halve the parameters of a run that computed in bfloat16: the largest kernel is rounded to it.
-            Other arithmetic then computes with the rounded one
+        rounded: halve the size of the parameters, for a run that computed in bfloat16: the largest kernel is
+            rounded to bfloat16, with which any other arithmetic then computes, too
     """
     if directory.is_file() or any(directory.glob("*")):
         raise UserError(f"{directory}: exists already; choose another directory, or remove it")
@@ -283,7 +281,7 @@ def pull(repo_id: Positional[str], directory: Positional[Path | None] = None) ->
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".pull_", dir=directory.parent) as folder:
             path = Path(api.snapshot_download(repo_id, local_dir=Path(folder, "run")))
-            shutil.rmtree(path / ".cache")  # the library's notes
+            shutil.rmtree(path / ".cache")  # notes of huggingface_hub
             path.rename(directory)
     cli.say(f"pulled: {directory}\nnext: python -m jaxrl_atari.evaluate {directory}")
 

@@ -1,18 +1,16 @@
-"""Graphs of sessions, trials, searches and comparisons, as PNG and SVG.
+"""The command `plots`: draws sessions, trials, searches and comparisons as PNG and SVG.
 
     python -m jaxrl_atari.plots RUN_DIR... [--output DIR]
-
-draws each session into RUN_DIR/session_<i>/graphs/, each trial into RUN_DIR/graphs/ and, for several runs, their
-comparison into DIR.
-
     python -m jaxrl_atari.plots SUITE_DIR... [--output DIR]
-
-compares suites: learning curves of each game, and statistics over the games that are complete in all suites.
-
     python -m jaxrl_atari.plots SEARCH_DIR...
 
-draws the trials of each search into SEARCH_DIR/graphs/. Directories of all kinds may be given at once (data/*):
-each kind is drawn for itself.
+- Runs: each session goes to RUN_DIR/session_<i>/graphs/, each trial to RUN_DIR/graphs/, and a comparison of
+  several runs to DIR.
+- Suites: they are compared by the learning curves of each game, and by statistics over the games that are complete
+  in all of them.
+- Searches: the trials of each search go to SEARCH_DIR/graphs/.
+
+Directories of several kinds may be given at once (data/*). Each kind is then drawn separately.
 """
 
 import dataclasses
@@ -52,7 +50,7 @@ class Options:
 
 
 def say_paths(paths: Iterable[Path]) -> None:
-    """Prints the files that were drawn, a line each."""
+    """Prints paths, one per line."""
     for path in paths:
         cli.say(str(path))
 
@@ -75,16 +73,18 @@ def draw_search(search_dir: Path) -> list[Path]:
 
 
 def without_empty(work: Callable[[Path], Kind], directories: Mapping[str, Path], alone: bool) -> dict[str, Kind]:
-    """Reads or draws directories of one kind: name -> result. One without a log point is named on stderr and left
-    out.
+    """Reads or draws directories of one kind. A directory without a log point is named on stderr and left out.
 
     Args:
         work: reads or draws a directory.
-        directories: by name.
-        alone: there is no other directory, so that its error ends the command.
+        directories: name -> directory.
+        alone: the command has a single directory, whose error ends it.
+
+    Returns:
+        Name -> result of `work`.
 
     Raises:
-        UserError: a directory that cannot be read for another reason.
+        UserError: a directory cannot be read for another reason.
     """
     found = {}
     for name, directory in directories.items():
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if opened:
         curves = [(name, run) for name, suite in opened.items() for run in suite.runs.values()]
         if curves:
-            file = "comparison_of_suites" if len(runs) > 1 else "comparison"  # beside that of the runs
+            file = "comparison_of_suites" if len(runs) > 1 else "comparison"  # the runs have a comparison too
             say_paths(plot_comparison(curves, output, options.title, file, options.x))
         try:
             cli.say(f"\n{compare_suites(opened, output)}")

@@ -1,1 +1,1 @@
-"""Speed of training and of its parts, measured and compared between values of a config field."""
+"""Measuring the speed of training and of its parts, and comparing it between values of a config field."""

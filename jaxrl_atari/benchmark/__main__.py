@@ -1,13 +1,13 @@
-"""Speed of training on this machine, and its share of the limit that the emulator sets.
+"""The command `benchmark`: the speed of training on this machine, and its share of the emulators' speed.
 
     python -m jaxrl_atari.benchmark --config configs/qbert.py [--repeats 5] [--seconds 3] [--env.num-envs 64 ...]
     python -m jaxrl_atari.benchmark --config configs/qbert.py --compare overlap=none,update
     python -m jaxrl_atari.benchmark --config configs/qbert.py --trace data/trace
 
-The first form times training on the real emulator in its steady state, and its parts (`measure.py` defines each
-figure). A comparison runs its sides in turns, each in a process of its own; a ratio is that of two runs of one
-round. Use a quiet machine: whatever else computes is measured too. The last line is a JSON object with all
-figures, the machine, the versions and the config.
+The first form times training in its steady state, with the real emulators, and its parts; `measure.py` defines
+each figure. The second form compares values of a config field. The sides of the comparison take turns, each in its
+own process, and a ratio is that of two runs in one round. Use a quiet machine, because other programs lower the
+figures. The last line of output is a JSON object with all figures, the machine, the versions and the config.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ NOTES = {
     "end_to_end_sps": "training, with log and checkpoints",
     "share_of_limit": "end_to_end_sps / env_sps",
 } | {name: f"{column.unit}; {column.definition}" for name, column in COLUMNS.items()}
-"""Figure -> what it is, in the order of the table."""
+"""Figure -> its explanation, in the order of the table."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Options(FromConfig):
     """Measures the speed of training and of its parts."""
 
     parts: str = ",".join(PARTS)
-    """Parts to measure, with commas between them. A comparison is of the first one."""
+    """Parts to measure, separated by commas. A comparison measures the first one."""
     repeats: Annotated[int, Limits(1, 10_000)] = 5
     """Repeats of each part, rounds of a comparison, iterations of a trace."""
     seconds: Annotated[float, Limits(0.001, 86_400.0)] = 3.0
     """Minimum seconds per part and repeat."""
     compare: str | None = None
-    """FIELD=V1,V2,... compares values of a field of the config; cpu,gpu is devices.gpu=true,false."""
+    """FIELD=V1,V2,... compares values of a config field; cpu,gpu stands for devices.gpu=true,false."""
     trace: Path | None = None
     """Write a jax.profiler trace to this folder instead."""
     json: Path | None = None
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result = measure(config, parts, options.repeats, options.seconds)
         print_report(result)
     cli.say("\n" + json.dumps(result | about, allow_nan=False))
-    if options.json:  # after it was shown: a full disk loses nothing
+    if options.json:  # after the output, so that a full disk loses nothing
         write_json(options.json, result | about)
 
 

@@ -1,4 +1,4 @@
-"""Comparisons: runs in processes of their own, which take turns."""
+"""Comparisons: the sides run in turns, each in its own process."""
 
 import json
 import statistics
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.benchmark.measure import summary
-from jaxrl_atari.cli import say
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.output import say
 
 CONFIG_FILE = """\
 from jaxrl_atari.config import config_from_dict
@@ -24,15 +24,14 @@ def get_config():
 """
 
 Sides = dict[str, Callable[[], dict[str, Any]]]
-"""Name -> a call that runs this side of a comparison and returns its `rate` and `peak_rss_gib` among JSON
-values."""
+"""Name -> a function that runs this side and returns JSON values, with its `rate` and `peak_rss_gib`."""
 
 
 def run_json(command: Sequence[str | Path]) -> dict[str, Any]:
-    """Runs Python with some arguments; returns the JSON object in its last line of output.
+    """Runs Python with some arguments and returns the JSON object in its last line of output.
 
     Raises:
-        UserError: it failed; the message is the last line of its errors.
+        UserError: the process failed; the message has the last line of its stderr.
     """
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
     if done.returncode:
@@ -42,7 +41,7 @@ def run_json(command: Sequence[str | Path]) -> dict[str, Any]:
 
 
 def run_side(config: Config, part: str, seconds: float) -> dict[str, Any]:
-    """One side of a comparison: a part of training, measured in a process of its own."""
+    """Measures a part of training in its own process: one side of a comparison."""
     with tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder:
         file = Path(folder, "config.py")
         file.write_text(CONFIG_FILE.format(config.to_dict()))
@@ -56,16 +55,14 @@ def make_sides(text: str, config: Config, part: str, seconds: float) -> Sides:
     """The sides of `--compare TEXT`: FIELD=V1,V2,... or cpu,gpu.
 
     Raises:
-        UserError: it is of another form, or the config cannot have such a value.
-        UserError: the config has no such field or value.
+        UserError: the text has another form, or the config has no such field or value.
     """
     if text == "cpu,gpu":
-        text = "devices.gpu=true,false"  # a GPU that is missing is reported at once
+        text = "devices.gpu=true,false"  # true comes first, so that a missing GPU is reported at once
     field, _, values = text.partition("=")
     chosen = values.split(",")
-    require(
-        len({*chosen}) == len(chosen) > 1, "--compare", text, "cpu,gpu or FIELD=VALUE,VALUE,... (different values)"
-    )
+    differ = len({*chosen}) == len(chosen) > 1
+    require(differ, "--compare", text, "cpu,gpu or FIELD=VALUE,VALUE,... (different values)")
 
     def side(value: str) -> Callable[[], dict[str, Any]]:
         changed = parse(Config, [f"--{field}", value], "benchmark --compare", config)
@@ -78,29 +75,29 @@ def compare(sides: Sides, pairs: Sequence[tuple[str, str]], repeats: int) -> dic
     """Runs the sides of a comparison in turns, back and forth, and prints which is faster.
 
     Args:
-        pairs: (a, b) whose ratio a / b is reported.
+        pairs: pairs (a, b) of sides, whose ratio a / b is reported.
+        repeats: number of rounds.
 
     Returns:
-        JSON values: `sides` (name -> summary of its rate, and its runs) and `ratios` ("a / b" -> summary, one
-            ratio
-        for each round).
+        JSON values: `sides`, name -> summary of its rate, and its runs; and `ratios`, "a / b" -> summary of a
+        ratio for each round.
     """
     runs = {name: [] for name in sides}
     for turn in range(repeats):
         for name in sides if turn % 2 == 0 else reversed(sides):
-            runs[name].append(found := sides[name]())
+            found = sides[name]()
+            runs[name].append(found)
             say(f"round {turn + 1} of {repeats}: {name} {found['rate']:,.0f}")
     say(f"\n{'a second':<36}{'median':>10}{'min':>10}{'max':>10}{'RSS GiB':>10}")
     rates = {name: summary([run["rate"] for run in side_runs]) for name, side_runs in runs.items()}
     for name, rate in rates.items():
-        rss = statistics.median(run["peak_rss_gib"] for run in runs[name])  # the first one may have compiled
+        rss = statistics.median(run["peak_rss_gib"] for run in runs[name])  # the first run may have compiled
         say(f"{name:<36}{rate['median']:>10,.0f}{rate['min']:>10,.0f}{rate['max']:>10,.0f}{rss:>10.2f}")
     say("")
     ratios = {}
     for a, b in pairs:
         values = [x / y for x, y in zip(rates[a]["values"], rates[b]["values"], strict=True)]
         ratios[f"{a} / {b}"] = summary(values)
-        say(
-            f"{a} / {b}: {statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f}, {repeats} pairs)"
-        )
+        spread = f"{min(values):.2f} to {max(values):.2f}, {repeats} pairs"
+        say(f"{a} / {b}: {statistics.median(values):.2f} ({spread})")
     return {"sides": {name: {"rate": rates[name], "runs": runs[name]} for name in runs}, "ratios": ratios}

@@ -1,8 +1,8 @@
-"""Measurements in this process: the whole of training, and its parts one by one.
+"""Measurements in this process: training as a whole, and its parts.
 
-Everything is timed in the steady state, after an iteration that compiled nothing. A repeat times each part once,
-for some seconds, and the parts take turns, so that all of them see the machine's good and bad moments. Device work
-is asynchronous, so each clock stops only when the work that was started is done.
+Everything is timed in the steady state, once nothing is compiled any more. A repeat times each part once, for some
+seconds. The parts take turns, so that all of them see the machine's good and bad moments. Work on a device is
+asynchronous, so a clock stops only when all work that was started is done.
 """
 
 import contextlib
@@ -36,26 +36,26 @@ class Training(NamedTuple):
     """A session that trains one iteration at a time."""
 
     run: Session
-    iterations: Iterator[Any]  # each ends when its update has been started
+    iterations: Iterator[Any]  # an iteration ends when its update has been started
 
     def wait(self) -> None:
         """Waits until the newest update has ended."""
         jax.block_until_ready(self.run.learner.state)
 
     def collect(self) -> Collected:
-        """A rollout that training does not see."""
+        """Collects a rollout that training does not learn from."""
         return collect(self.run.games.groups, self.run.learner.acting_params(), self.run.keys(0)[0])
 
 
 @contextlib.contextmanager
 def open_training(config: Config) -> Iterator[Training]:
-    """Training in a temporary folder, which ends with the block; starts JAX's back end.
+    """Trains in a temporary folder until the end of the block. Starts JAX's back end.
 
-    It is handed over after two iterations, when everything is compiled.
+    The block starts after two iterations, when everything is compiled.
     """
     cli.say("compiling")
     log = dataclasses.replace(config.log, every_env_steps=1, wandb=False)
-    config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # so that it never ends by itself
+    config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # never ends by itself
     with (
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
         prepare(config, place_session(config), Path(folder, "session_0"), quiet=True) as run,
@@ -71,7 +71,12 @@ def open_training(config: Config) -> Iterator[Training]:
 
 
 def rate(work: Callable[[], float], seconds: float) -> float:
-    """Amount of work per second. Calls `work`, which returns the amount done, for at least `seconds`."""
+    """Calls `work` for at least `seconds` and returns the amount of work per second.
+
+    Args:
+        work: does some work and returns its amount.
+        seconds: minimum time.
+    """
     amount = 0.0
     start = time.perf_counter()
     passed = 0.0
@@ -82,10 +87,12 @@ def rate(work: Callable[[], float], seconds: float) -> float:
 
 
 def end_to_end(training: Training, seconds: float) -> dict[str, float]:
-    """Env steps a second of training, with a log point in each iteration and checkpoints; and means of its log
-    points.
+    """Env steps per second of training, with checkpoints and a log point in each iteration.
 
-    One update is under way when the clock starts and when it stops.
+    One update is under way when the clock starts, and one when it stops.
+
+    Returns:
+        `end_to_end_sps`, and the means of `MACHINE_COLUMNS` over the log points.
     """
     progress = training.run.progress
     log_points = []
@@ -97,13 +104,13 @@ def end_to_end(training: Training, seconds: float) -> dict[str, float]:
         return progress.env_steps - before
 
     iterate()
-    log_points.clear()  # it covers what was measured before
+    log_points.clear()  # the first one covers the time of other parts
     figures = {"end_to_end_sps": rate(iterate, seconds)}
     return figures | {name: statistics.fmean(row[name] for row in log_points) for name in MACHINE_COLUMNS}
 
 
 def env(training: Training, seconds: float) -> dict[str, float]:
-    """Env steps a second of the emulators alone, with random actions: the limit on this machine."""
+    """Env steps per second of the emulators alone, with random actions: the limit on this machine."""
     training.wait()
     config = training.run.config.env
     groups = sum(map(len, training.run.games.groups))
@@ -117,26 +124,26 @@ def env(training: Training, seconds: float) -> dict[str, float]:
 
 
 def random_play(pool: EnvPool, seconds: float) -> float:
-    """Env steps a second of a pool with random actions."""
+    """Env steps per second of a pool with random actions."""
     actions = np.random.default_rng(0).integers(0, pool.num_actions, (1024, pool.num_envs), dtype=np.int32)
     steps = itertools.cycle(actions)
     return rate(lambda: int((~pool.step(next(steps)).first).sum()), seconds)
 
 
 def acting(training: Training, seconds: float) -> dict[str, float]:
-    """Env steps a second of `rollout.collect`: policy, emulators, and the rollout brought to the device."""
+    """Env steps per second of `rollout.collect`: policy, emulators, and transfer of the rollout to the device."""
     training.wait()
     return {"acting_sps": rate(lambda: jax.block_until_ready(training.collect()).env_steps, seconds)}
 
 
 def update(training: Training, seconds: float) -> dict[str, float]:
-    """Samples a second of updates on one rollout, T x B x epochs in each."""
+    """Samples per second of updates on one rollout. An update has T x B x epochs samples."""
     training.wait()
     learner = training.run.learner
     config = training.run.config
     rollouts = training.collect().rollouts
     key = training.run.keys(0)[1]
-    # The annealed learning rate is 0: nothing is learned.
+    # At the end of the budget, the annealed learning rate is 0, so that nothing is learned.
     options = current_options(config, config.total_env_steps)
 
     def learn() -> int:
@@ -147,27 +154,29 @@ def update(training: Training, seconds: float) -> dict[str, float]:
 
 
 PARTS = {"end_to_end": end_to_end, "env": env, "acting": acting, "update": update}
-"""In the order of a repeat. Each returns its rate first."""
+"""The parts, in the order of a repeat: name -> measurement, whose first figure is the rate."""
 
 
-# --- All of them -------------------------------------------------------------------------------------------------
+# --- All parts ---------------------------------------------------------------------------------------------------
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """Median, minimum and maximum of repeats, and all of them."""
+    """Median, minimum, maximum and values of a figure over the repeats."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": list(values)}
 
 
 def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) -> dict[str, Any]:
-    """Times `parts`, some of `PARTS`, in this process, and shows its progress; starts JAX's back end.
+    """Times parts of training in this process and prints its progress. Starts JAX's back end.
 
     Args:
-        seconds: least time of each part in each repeat; a part ends with the iteration that it is in.
+        config: the config that is trained with.
+        parts: some of `PARTS`.
+        repeats: number of repeats.
+        seconds: minimum time of each part in each repeat; its last iteration is completed.
 
     Returns:
-        JSON values: `figures`, name -> summary over the repeats; `peak_rss_gib`, of training; `start_seconds`,
-            with
-        compilation, until the first repeat; `devices`, with the arithmetic.
+        JSON values: `figures`, name -> summary over the repeats; `peak_rss_gib` of training; `start_seconds`, the
+        time until the first repeat, with compilation; and `devices`, with the arithmetic.
     """
     figures = defaultdict(list)
     started = time.perf_counter()
@@ -177,14 +186,18 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         for repeat in range(repeats):
             found: dict[str, float] = {}
             cli.write(f"repeat {repeat + 1} of {repeats}")
-            for part in (part for part in PARTS if part in parts):
-                found |= (rates := PARTS[part](training, seconds))
+            for part in PARTS:
+                if part not in parts:
+                    continue
+                rates = PARTS[part](training, seconds)
+                found |= rates
                 cli.write(f"  {part} {next(iter(rates.values())):,.0f}")
             cli.say("")
             if {"env", "end_to_end"} <= {*parts}:
                 found["share_of_limit"] = found["end_to_end_sps"] / found["env_sps"]
             for name, value in found.items():
-                figures[name] += [value] if math.isfinite(value) else []
+                if math.isfinite(value):
+                    figures[name].append(value)
         return {
             "figures": {name: summary(values) for name, values in figures.items() if values},
             "peak_rss_gib": rss / 2**30,
@@ -194,9 +207,9 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
 
 
 def trace(config: Config, folder: Path, iterations: int) -> list[str]:
-    """Writes a trace of some iterations in the steady state with `jax.profiler`; returns the files."""
+    """Writes a `jax.profiler` trace of some iterations in the steady state; returns its files."""
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # without every call of Python, which would be most of the file
+    options.python_tracer_level = 0  # Python's calls would be most of the file
     with open_training(config) as training, jax.profiler.trace(folder, profiler_options=options):
         for number in range(iterations):
             with jax.profiler.StepTraceAnnotation("iteration", step_num=number):

@@ -124,6 +124,6 @@ class FilmedAlePool(AlePool):
         return self._screens[0]
 
     def close(self) -> None:
-        """Frees the emulators, once."""
+        """Frees the emulators of both pools. Call it once."""
         self._colour.close()
         super().close()

@@ -1,6 +1,6 @@
-"""Pools of games: the interface, the steps they return, and a counter of the games that end.
+"""Pools of games: their interface, the steps that they return, and a counter of games.
 
-No emulator is imported in this file; the back ends are `ale.py`, `envpool.py` and `gymnasium.py`.
+The back ends are `ale.py`, `envpool.py` and `gymnasium.py`; this file imports no emulator.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from jaxrl_atari.envs.record import GameRecord
 FRAME_SIZE = 84
 FRAME_SKIP = 4
 FRAMES_PER_SECOND = 15
-"""Env steps in a second of an Atari game at real speed: 60 emulator frames, 4 of them an env step."""
+"""Env steps per second of an Atari game at real speed: 60 emulator frames, 4 per env step."""
 
 
 class GymnasiumOptions(NamedTuple):
@@ -25,7 +25,7 @@ class GymnasiumOptions(NamedTuple):
 
 
 class EnvStep(NamedTuple):
-    """One step of `n` environments. The arrays are fresh: they stay valid, and may be kept or written to."""
+    """One step of `n` environments. The arrays are new at each step, so that they may be kept or written to."""
 
     frame: np.ndarray  # uint8 [n, 84, 84], the newest preprocessed frame
     reward: np.ndarray  # float32 [n], raw, not clipped
@@ -76,7 +76,7 @@ class EpisodeCounter:
 
 
 class RawStep(NamedTuple):
-    """The part of a step on which the back ends agree; `EnvPool` derives the rest of `EnvStep` from it."""
+    """A step as every back end returns it; `EnvPool` makes an `EnvStep` of it."""
 
     frame: np.ndarray  # uint8 [n, 84, 84]
     reward: np.ndarray  # [n], raw
@@ -88,19 +88,18 @@ class RawStep(NamedTuple):
 class EnvPool:
     """`num_envs` copies of one game: `reset` once, then steps. The step after the end of a game starts a new one.
 
-    A back end provides `_reset`, `_recv` and, if it can, `_reseed` and `screen`. Its emulators have a method
-    `send(actions)`, or it provides `_send`.
+    A back end implements `_reset`, `_recv` and, if it can, `_reseed` and `screen`. It also implements `_send`,
+    unless its emulators have a method `send(actions)`.
 
     Args:
         envs: the emulators.
-        record: record of the games; without one, every game but the first starts from the emulator's random
-            state as it is.
+        record: record of the games. It starts some of them from seeds of their own (`record.GameRecord`).
     """
 
     action_names: Sequence[str] = ()
-    """Name of each action, where they have names."""
+    """Names of the actions; empty if they have none."""
     fps = FRAMES_PER_SECOND
-    """Env steps in a second of a video at real speed."""
+    """Env steps per second of a video at real speed."""
 
     def __init__(self, envs: Any, num_envs: int, num_actions: int, record: GameRecord | None = None):
         self._envs = envs
@@ -125,11 +124,11 @@ class EnvPool:
         raise NotImplementedError
 
     def screen(self) -> np.ndarray:
-        """The picture of environment 0 for a video, uint8 [height, width, 3], after the newest step."""
+        """The screen of environment 0 after the newest step, uint8 [height, width, 3]."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Frees the emulators, once."""
+        """Frees the emulators. Call it once."""
         del self._envs
 
     def reset(self) -> EnvStep:
@@ -139,7 +138,7 @@ class EnvPool:
     def send(self, actions: np.ndarray) -> None:
         """Starts a step with `actions`, int [n], and returns at once; `recv` waits for it."""
         actions = np.ascontiguousarray(actions, np.int32)
-        # Checked here because ale-py's recv() never returns after an action out of range.
+        # After an action out of range, ale-py's recv() would never return.
         if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() >= self.num_actions:
             raise ValueError(f"actions: expected [{self.num_envs}] in 0..{self.num_actions - 1}, got {actions}")
         self._send(actions)
@@ -149,19 +148,23 @@ class EnvPool:
     def recv(self) -> EnvStep:
         """Waits for the step that `send` started."""
         step = self._mark(self._recv())
-        if self.record is not None and (due := self.record.due(step.first)).any():
-            return self.start_games(step, due, self.record.anchor(due))
-        return step
+        if self.record is None:
+            return step
+        due = self.record.due(step.first)
+        return self.start_games(step, due, self.record.anchor(due)) if due.any() else step
 
     def start_games(self, step: EnvStep, envs: np.ndarray, seeds: np.ndarray) -> EnvStep:
-        """Starts new games in some environments, in place of those they play.
+        """Abandons the games of some environments and starts new ones there.
+
+        From then on, the steps of these environments are a function of their seeds and actions.
 
         Args:
-            step: the newest; envs: bool [n]; seeds: of these environments, in [0, 2**31): all that follows in them
-                is a function of the seed and the actions.
+            step: the newest step.
+            envs: bool [n], the environments.
+            seeds: int [k], the seeds of these k environments, in [0, 2**31).
 
         Returns:
-            The step with the first frames of the new games.
+            The step, with the first frames of the new games.
         """
         raw = self._reseed(envs, seeds)
         self.lives = raw.lives

@@ -1,10 +1,9 @@
 """Records of games in progress, from which they can be played again exactly.
 
-An emulator's state cannot be saved, but a game that starts from a seed is a function of that seed and of the
-actions. An anchor is such a start. Between two anchors, games follow one another by ordinary auto-resets, which
-depend on the seed and the actions alone, too. Anchors are rare, because seeding an emulator takes 0.1 s: each
-environment has one at the first end of a game in each interval of `anchor_steps` steps, wherever a session was
-stopped and resumed.
+The state of an emulator cannot be saved. But a game that starts from a seed is a function of the seed and of the
+actions, and so are the games that follow it by ordinary auto-resets. The start of a game from a seed is an anchor.
+Seeding an emulator takes 0.1 s, so anchors are rare: each environment gets one at the first end of a game in every
+interval of `anchor_steps` steps. The intervals count from the start of the session, also after a resume.
 """
 
 import zlib
@@ -15,38 +14,36 @@ import numpy as np
 
 
 class GamesInProgress(NamedTuple):
-    """The games in progress of n environments: what a checkpoint holds of them.
+    """The games in progress of n environments, as a checkpoint holds them. Auto-reset steps count as steps."""
 
-    A step of an environment counts whether it is an auto-reset step or not.
-    """
-
-    steps: np.ndarray  # int64 [n], of each environment since the start of the session: all equal
-    anchor_step: np.ndarray  # int64 [n], steps of the environment before its newest anchor
-    anchor_seed: np.ndarray  # int64 [n], seed of that anchor
-    actions: np.ndarray  # uint8 [n, L], the newest L steps: since the oldest of these anchors
+    steps: np.ndarray  # int64 [n], steps of each environment since the start of the session; all equal
+    anchor_step: np.ndarray  # int64 [n], steps of each environment before its newest anchor
+    anchor_seed: np.ndarray  # int64 [n], seeds of these anchors
+    actions: np.ndarray  # uint8 [n, L], actions of the L steps since the oldest of these anchors
     frame: np.ndarray  # uint8 [n, 84, 84], the newest frame
     lives: np.ndarray  # int32 [n]
     in_progress: np.ndarray  # float64 [n, 2], return and length so far
 
 
 class Segment(NamedTuple):
-    """The actions of some steps of n environments, for the log from which scores are recomputed."""
+    """A piece of the log of actions, from which scores are recomputed: some steps of n environments."""
 
     first_step: int
     actions: np.ndarray  # uint8 [steps, n]
-    anchors: np.ndarray  # int64 [k, 3]: step, environment of the session, seed
-    frame_crc: np.ndarray  # uint32 [n], CRC-32 of the frames after these steps
+    anchors: np.ndarray  # int64 [k, 3], each (step, environment of the session, seed)
+    frame_crc: np.ndarray  # uint32 [n], CRC-32 of each environment's frame after these steps
 
 
 class GameRecord:
-    """Seeds and actions of the environments of a pool.
+    """The seeds and actions of a pool's environments.
 
     Args:
-        game_seed: anchors derive their seeds from it, from the environment and from the step.
-        seeds: with which the n environments start.
-        first_env: number of the first environment in the session.
-        anchor_steps: interval of the anchors in steps of an environment.
-        first_step: steps that each environment has made before these games, which a resumed session starts anew.
+        game_seed: the seed of an anchor is derived from it, from the environment and from the step.
+        seeds: seeds with which the n environments start.
+        first_env: number of the pool's first environment in the session.
+        anchor_steps: interval of the anchors, in steps of an environment.
+        first_step: steps that each environment has made before. A session that resumes with new games has made
+            some.
     """
 
     def __init__(self, game_seed: int, seeds: Sequence[int], first_env: int, anchor_steps: int, first_step: int):
@@ -65,11 +62,11 @@ class GameRecord:
         self._steps += 1
 
     def due(self, first: np.ndarray) -> np.ndarray:
-        """The environments, bool [n], that get an anchor at this step: of those that start a game, bool [n]."""
+        """The environments, bool [n], that get an anchor at this step. `first`: those that start a game."""
         return first & (self._steps // self._interval > self._anchor_step // self._interval)
 
     def anchor(self, envs: np.ndarray) -> np.ndarray:
-        """Records an anchor of some environments, bool [n]; returns its seeds."""
+        """Records an anchor in some environments, bool [n], and returns the seeds for them."""
         for i in np.flatnonzero(envs).tolist():
             words = self._game_seed, self._first_env + i, self._steps
             self._anchor_step[i] = self._steps
@@ -97,7 +94,7 @@ class GameRecord:
         return np.array(newest, np.uint8).reshape(steps, len(self._anchor_seed))
 
     def restore(self, games: GamesInProgress) -> None:
-        """Continues the record of a checkpoint, whose segment is written already."""
+        """Continues the record of a checkpoint. Its segment has been written already."""
         self._steps = self._taken = int(games.steps[0])
         self._anchor_step = games.anchor_step.copy()
         self._anchor_seed = games.anchor_seed.copy()
@@ -106,7 +103,7 @@ class GameRecord:
 
 
 def join(parts: Sequence[GamesInProgress]) -> GamesInProgress:
-    """The games of several pools, which have made equally many steps, in the order of their environments."""
+    """The games of several pools with equal numbers of steps, in the order of their environments."""
     length = max(part.actions.shape[1] for part in parts)
     padded = [np.pad(part.actions, ((0, 0), (length - part.actions.shape[1], 0))) for part in parts]
     aligned = [part._replace(actions=actions) for part, actions in zip(parts, padded, strict=True)]

@@ -1,4 +1,4 @@
-"""Playing recorded games again, up to the step at which a checkpoint was written."""
+"""Playing recorded games again, up to the step of a checkpoint."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -11,24 +11,22 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import tracked
 
 PAST = 3
-"""Frames before the newest one that a stack can hold."""
+"""Number of frames in a stack before the newest one."""
 
 
 def play_again(
     pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]
 ) -> Iterator[tuple[np.ndarray, EnvStep]]:
-    """Plays games that started from seeds, in environments that end together: those with fewer actions start
-    later.
+    """Plays games from seeds and actions. All environments end together; one with fewer actions starts later.
 
     Args:
-        pool: before its first step.
-        seeds: int [n], of each environment.
-        actions: for each environment, int [its steps].
+        pool: a pool before its first step.
+        seeds: int [n], the seed of each environment.
+        actions: for each environment, its actions, int [steps].
 
     Yields:
-        After the start and after each step: the actions that each environment still has to take, int [n], and the
-        step. An environment that has not started yet (more steps are left than it has actions) plays something
-            else.
+        After the start and after each step: the number of steps left, int [n], all equal; and the step. Ignore the
+        steps of an environment that has fewer actions than steps are left: its game has not started.
     """
     lengths = np.array(list(map(len, actions)))
     left = np.full(len(lengths), lengths.max())
@@ -40,21 +38,20 @@ def play_again(
         yield left, step
         if not left[0]:
             return
-        step = pool.step(
-            np.array([each[-n] if n <= len(each) else 0 for each, n in zip(actions, left, strict=True)])
-        )
+        remaining = int(left[0])
+        step = pool.step(np.array([each[-remaining] if remaining <= len(each) else 0 for each in actions]))
         left = left - 1
 
 
 def replay(pool: EnvPool, games: GamesInProgress) -> tuple[EnvStep, np.ndarray, np.ndarray, EpisodeCounter]:
-    """Plays the games of a checkpoint again in a new pool, with a progress bar, and continues their record in it.
+    """Plays the games of a checkpoint again in a new pool, which then continues their record. Shows progress.
 
     Returns:
         The newest step; the frames before it, uint8 [3, n, 84, 84], the oldest first; the age of the last of these
         frames, int32 [n] (earlier frames of the same game, at most 3); and the counter of the games in progress.
 
     Raises:
-        UserError: the games do not end as the checkpoint says: it is of another emulator or game, or damaged.
+        UserError: the games do not end as in the checkpoint, which is damaged or of another emulator or game.
     """
     record = pool.record
     pool.record = None
@@ -64,7 +61,7 @@ def replay(pool: EnvPool, games: GamesInProgress) -> tuple[EnvStep, np.ndarray, 
     newest = deque(maxlen=PAST + 1)
     steps = play_again(pool, games.anchor_seed, actions)
     for _, step in tracked(steps, "playing the games of the checkpoint again", since.max() + 1, transient=True):
-        episodes.count(step)  # starts anew where a game does
+        episodes.count(step)
         newest.append(step)
     step = newest.pop()
     found = (step.frame, pool.lives, episodes.in_progress)

@@ -1,12 +1,12 @@
-"""Plays full games with a checkpoint, on any device, and reports their raw scores.
+"""The command `evaluate`: plays full games with a checkpoint, on any device, and reports their raw scores.
 
     python -m jaxrl_atari.evaluate RUN_DIR [--checkpoint best|latest|STEP] [--episodes N] [--greedy] [--video]
     python -m jaxrl_atari.evaluate RUN_DIR --sessions all --checkpoint latest
 
-The first form plays the best checkpoint of the best session, which is an optimistic pick. The second form plays
-every session and reports the mean over sessions with its interval: the figure to quote.
+The first form plays the best checkpoint of the best session, an optimistic pick. The second form plays every
+session and reports the mean over sessions with its interval, which is the figure to quote.
 
-From Python: `load_policy` and `run_evaluation` of `jaxrl_atari`.
+From Python, use `load_policy` and `run_evaluation` of `jaxrl_atari`.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jaxrl_atari.cli import counted, run, say
+from jaxrl_atari import cli
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import Limits, UserError, reason
@@ -28,6 +28,7 @@ from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.option_forms import GpuWord
+from jaxrl_atari.output import counted, say
 from jaxrl_atari.report.page import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
 from jaxrl_atari.report.summary import interval_text
@@ -47,22 +48,22 @@ class Options(WithImports):
     episodes: Annotated[int, Limits(1, 1_000_000)] = 32
     """Full games to play."""
     video: bool = False
-    """Also record a game of that seed, to video_STEP.mp4 in the session's directory (or video_STEP_2.mp4, ...),
+    """Also record a game with that seed to video_STEP.mp4 (or video_STEP_2.mp4, ...) in the session's directory,
     and to TensorBoard."""
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
     session: Annotated[int | None, Limits(0, 10_000)] = None
     """Session of the run. None: its only one, else the one with the highest mean return of 100 games."""
     sessions: Literal["one", "all"] = "one"
-    """all: play every session, and report the mean over sessions with its 95% interval."""
+    """`all`: play every session, and report the mean over sessions with its 95% interval."""
     seed: Annotated[int, Limits(0, 2**31 - 1)] = 0
     """Seed of games and actions. With --sessions all, session i has seed + i."""
     num_envs: Annotated[int, Limits(1, 4_096)] = 16
     """Games played at once."""
     backend: Literal["ale", "envpool", "gymnasium"] | None = None
-    """Emulator pool. None: that of training. With another one, scores may differ: so do the emulators."""
+    """Emulator pool. None: as in training. Another pool has another emulator, so that scores may differ."""
     gpu: GpuWord = "auto"
-    """Where to act: auto, true, false (the CPU) or the index of a GPU, as devices.gpu of the config."""
+    """Device that acts: auto, true, false (the CPU) or the index of a GPU, as devices.gpu of the config."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
     numbers = range(read_config(options.run_dir).sessions) if every_session else [options.session]
     policies = [load_policy(options.run_dir, options.checkpoint, device, i, options.backend) for i in numbers]
-    run_dir = policies[0].session_dir.absolute().parent  # also of `.`
+    run_dir = policies[0].session_dir.absolute().parent
     if not os.access(policies[0].session_dir, os.W_OK):
         if options.video:
             raise UserError(f"--video: {run_dir} cannot be written to; leave it out, or copy the run elsewhere")
@@ -92,10 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if every_session:
         _summarise(run_dir, results, options, unsaved)
     elif options.checkpoint == "best":
-        say(
-            "note: the best checkpoint is an optimistic pick; to quote a score, use --sessions all "
-            "--checkpoint latest"
-        )
+        advice = "to quote a score, use --sessions all --checkpoint latest"
+        say(f"note: the best checkpoint is an optimistic pick; {advice}")
     if unsaved:
         raise UserError(f"shown above, and not saved: {'; '.join(unsaved)}")
     if (run_dir / REPORT_FILE).is_file():
@@ -103,18 +102,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _save(path: Path, figures: dict[str, Any], unsaved: list[str]) -> None:
-    """Writes figures that have been shown; adds the reason to `unsaved` where that fails."""
-    if problem := not_saved(path, figures):
+    """Writes figures to a file. If that fails, adds the reason to `unsaved`."""
+    problem = not_saved(path, figures)
+    if problem:
         unsaved.append(problem)
     else:
         say(f"written: {path}")
 
 
 def _evaluate(policy: Policy, options: Options, seed: int, unsaved: list[str]) -> dict[str, Any]:
-    """Plays one session's games; prints and returns the figures of evaluation_STEP.json, and records the video.
+    """Plays the games of one session, prints and writes their figures, and records the video if it is wanted.
 
     Args:
-        unsaved: receives the files that could not be written, with the reasons.
+        unsaved: receives the reasons why files could not be written.
+
+    Returns:
+        The figures: the content of evaluation_STEP.json.
     """
     env = policy.config.env
     session_dir = policy.session_dir
@@ -153,29 +156,54 @@ def _evaluate(policy: Policy, options: Options, seed: int, unsaved: list[str]) -
     path = unused(session_dir / f"evaluation_{policy.env_steps}.json")
     _save(path, figures, unsaved)
     if options.video:
-        # The same date is theirs.
-        video = unused(path.with_name(f"{path.stem.replace('evaluation', 'video')}.mp4"))
-        try:
-            say(f"recording a game with seed {seed} to {video}")
-            page = unused(path.with_name(f"{path.stem.replace('evaluation', 'game')}.html"))
-            game = record_video(policy, video, seed, options.greedy, say, page)
-            if policy.config.log.tensorboard:
-                add_to_tensorboard(video, policy.env_steps)
-        except (UserError, OSError) as error:
-            unsaved.append(reason(error))
-        else:
-            say(f"written: {video} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
-            say(f"written: {page} (the video beside the network's outputs; it opens in a browser)")
+        _record(policy, path, seed, options.greedy, unsaved)
     return figures
 
 
-SHARED = "date game protocol backend checkpoint greedy num_envs device compute_dtype episodes"
-"""The figures of a session that are also those of all sessions."""
+def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, unsaved: list[str]) -> None:
+    """Records a game: a video, and a page with the video and the network's outputs.
+
+    Args:
+        evaluation: the file of the evaluation, evaluation_STEP.json. The names of the video and the page have the
+            same STEP, by which a report finds their date.
+        unsaved: receives the reason if the game could not be recorded.
+    """
+    video = unused(evaluation.with_name(f"{evaluation.stem.replace('evaluation', 'video')}.mp4"))
+    page = unused(evaluation.with_name(f"{evaluation.stem.replace('evaluation', 'game')}.html"))
+    say(f"recording a game with seed {seed} to {video}")
+    try:
+        game = record_video(policy, video, seed, greedy, say, page)
+        if policy.config.log.tensorboard:
+            add_to_tensorboard(video, policy.env_steps)
+    except (UserError, OSError) as error:
+        unsaved.append(reason(error))
+    else:
+        say(f"written: {video} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
+        say(f"written: {page} (the video beside the network's outputs; it opens in a browser)")
+
+
+SHARED = (
+    "date",
+    "game",
+    "protocol",
+    "backend",
+    "checkpoint",
+    "greedy",
+    "num_envs",
+    "device",
+    "compute_dtype",
+    "episodes",
+)
+"""The figures that the sessions of one evaluation have in common. The last session gives the date."""
 
 
 def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options, unsaved: list[str]) -> None:
-    """Prints the mean over sessions and its interval; writes them to evaluation.json with the matrix of
-    returns."""
+    """Prints the mean over sessions with its interval, and writes it to evaluation.json with all returns.
+
+    Args:
+        results: the result of `_evaluate` for each session.
+        unsaved: receives the reason if the file could not be written.
+    """
     means = [figures["mean"] for figures in results]
     mean = sum(means) / len(means)
     say(f"\n{counted(len(means), 'session')}, checkpoint {options.checkpoint}, {options.episodes} games each")
@@ -183,7 +211,7 @@ def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options, u
         say(f"{figures['session']:>12} {figures['mean']:>12,.1f}")
     say(f"{'mean':>12} {mean:>12,.1f}   {interval_text(means)}")
     summary = {
-        **{name: results[-1][name] for name in SHARED.split()},
+        **{name: results[-1][name] for name in SHARED},
         "seed": options.seed,
         "sessions": [figures["session"] for figures in results],
         "env_steps": [figures["env_steps"] for figures in results],
@@ -197,4 +225,4 @@ def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options, u
 
 
 if __name__ == "__main__":
-    run(main)
+    cli.run(main)

@@ -1,4 +1,4 @@
-"""Evaluations beside training, in a thread."""
+"""Evaluations during training, in a thread of their own."""
 
 import logging
 import threading
@@ -16,18 +16,21 @@ from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.forms import Network
-from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
 from jaxrl_atari.runs.writers import Row
 
 _log = logging.getLogger(__name__)
 
 
 class Evaluator:
-    """Plays full games with a snapshot of the parameters, on a device of its own, one evaluation at a time.
+    """Plays full games with a snapshot of the parameters, on its own device, one evaluation at a time.
 
     Args:
-        seed: seed of the session; each evaluation plays other games.
+        config: the config of the session.
+        seed: seed of the session. Each evaluation derives another seed from it.
         network: the network, in the form that suits the device.
+        num_actions: number of actions of the game.
+        device: the device that acts.
+        session_dir: directory of the session.
         say: receives lines for the user.
         write: receives each result, a row of evaluations.csv.
     """
@@ -56,7 +59,7 @@ class Evaluator:
         self._running: tuple[Policy, Future[EvaluationResult]] | None = None
 
     def start(self, params: Any, env_steps: int) -> None:
-        """Starts an evaluation of `params`, which are copied first. None may be running."""
+        """Starts an evaluation of a copy of `params`. No other evaluation may be running."""
         snapshot = jax.tree.map(lambda x: x.copy(), jax.device_put(params, self._device))
         policy = Policy(
             self._config, self._network, snapshot, self._device, self._dir, env_steps, self._num_actions
@@ -70,12 +73,12 @@ class Evaluator:
         self._running = policy, result
 
     def running(self) -> Policy | None:
-        """What is being evaluated; None if nothing is. First writes a result that has come since the last call."""
+        """The policy that is being evaluated, if any. A new result is written first."""
         self.settle(lambda: True)
         return self._running and self._running[0]
 
     def settle(self, stop_requested: Callable[[], bool]) -> None:
-        """Waits for the evaluation that runs, if one does, and writes its result. A stop request ends the wait."""
+        """Waits for the running evaluation, if any, and writes its result. Returns early on a stop request."""
         if self._running is None:
             return
         policy, running = self._running
@@ -91,14 +94,22 @@ class Evaluator:
             _log.info("%s failed", at, exc_info=True)
             self._say(f"{at} failed: {reason(error)}")
             return
-        values = policy.env_steps, len(result.games), result.mean, result.std, result.cut_off, int(time.time())
-        self._write(dict(zip(EVALUATION_COLUMNS, values, strict=True)))
+        self._write(
+            {
+                "env_steps": policy.env_steps,
+                "episodes": len(result.games),
+                "mean": result.mean,
+                "std": result.std,
+                "cut_off": result.cut_off,
+                "unix_time": int(time.time()),
+            }
+        )
         self._say(
             f"{at}: mean return {result.mean:,.1f} ± {result.std:,.1f} over {len(result.games)} full games,"
             f" {result.cut_off} of them cut off at {self._config.env.time_limit}, on {self._device}"
         )
 
     def close(self) -> None:
-        """Abandons the running evaluation, if there is one."""
+        """Cancels the running evaluation, if any."""
         self._closed.set()
         self._thread.shutdown(wait=True, cancel_futures=True)

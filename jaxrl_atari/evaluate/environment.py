@@ -1,4 +1,4 @@
-"""A Gymnasium environment with the protocol, the preprocessing and the frame stacks of a training run."""
+"""A Gymnasium environment with the protocol, preprocessing and frame stacks of a training run."""
 
 from collections import deque
 from typing import Any
@@ -14,13 +14,14 @@ from jaxrl_atari.networks import STACK
 
 
 def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np.ndarray, np.int64]:
-    """The environment of a run, as Gymnasium's users expect one: `make_env(policy.config)`.
+    """The environment of a run with Gymnasium's interface: `make_env(policy.config)`.
 
-    Its observations are what the policy sees, its rewards are raw, and an episode is a full game: a lost life does
-    not end it, and rewards are not clipped.
+    An observation is the frame stack that the policy sees. Rewards are raw, not clipped. An episode is a full
+    game, which a lost life does not end.
 
     Args:
-        render_mode: None or "rgb_array", the colour screen (of a Gymnasium environment, what it renders).
+        render_mode: None or "rgb_array": the colour screen or, with the back end `gymnasium`, what the environment
+            renders.
 
     Raises:
         UserError: the game cannot be played; see `envs.make_pool`.
@@ -29,13 +30,13 @@ def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np
 
 
 class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
-    """One environment of a run. See `make_env`.
+    """One environment of a run; see `make_env`.
 
-    `reset(seed=s)` starts the game that an evaluation with that seed starts in its first environment. `reset()`
-    after the end of a game starts the one that follows there; in the middle of a game it starts another one.
+    `reset(seed=s)` starts the first game of environment 0 in an evaluation with that seed. After the end of a
+    game, `reset()` starts the next game of that evaluation. In the middle of a game, it starts a random game.
     """
 
-    # As Gymnasium declares it: each environment has frames per second of its own.
+    # A class attribute, as Gymnasium declares it; each instance has its own frames per second.
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND}  # noqa: RUF012
 
     def __init__(self, env: EnvConfig, render_mode: str | None = None):
@@ -54,7 +55,7 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
     def _make_pool(self, seed: int) -> EnvPool:
         env = self._env
         filmed = self.render_mode is not None
-        backend = "ale" if filmed and env.backend == "envpool" else env.backend  # which has no colour screens
+        backend = "ale" if filmed and env.backend == "envpool" else env.backend  # envpool has no colour screens
         return make_pool(
             backend, env.game_name, 1, seed=seed,
             num_threads=env.num_threads, rules=env.rules, gymnasium=env.gymnasium, screens=filmed,
@@ -64,11 +65,11 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
         """Starts a game.
 
         Args:
-            seed: 0 to 4294967295. None: after the end of a game, the next one; else a game of a random seed.
+            seed: from 0 to 4294967295. None: see `PolicyEnv`.
             options: not used.
 
         Returns:
-            The frame stack, uint8 [84, 84, 4], and what `step` adds, too: `lives`.
+            The frame stack, uint8 [84, 84, 4], and a dictionary with the `lives`.
         """
         super().reset(seed=seed)
         if seed is None and self._over:
@@ -83,7 +84,11 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
         return self._observation(), self._info()
 
     def step(self, action: np.int64 | int) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """An env step: observation, raw reward, terminated (the game is over), truncated (its time limit), info.
+        """Makes an env step.
+
+        Returns:
+            The frame stack, the raw reward, whether the game ended, whether its time limit cut it off, and a
+            dictionary with the `lives`.
 
         Raises:
             gymnasium.error.ResetNeeded: before the first `reset`, or after the end of a game.
@@ -103,7 +108,7 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
         return {"lives": int(self._pool.lives[0])}
 
     def render(self) -> np.ndarray | None:
-        """The screen, uint8 [height, width, 3]; None without a render mode."""
+        """The newest screen, uint8 [height, width, 3]; None without a render mode."""
         return self._pool.screen().copy() if self.render_mode else None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The page of a game: one HTML file with its video and, moving with it, what the network computed at each step."""
+"""The page of a game: one HTML file with its video and, in step with it, the outputs of the network."""
 
 import base64
 import html
@@ -18,22 +18,22 @@ TEMPLATE = Path(__file__).with_name("game.html")
 
 
 class WatchedGame:
-    """What a network computed at each step of a game, and what came of it.
+    """The outputs of a network and the rewards at each step of a game.
 
-    The game has one more frame than decisions: nothing is decided at its end.
+    A game has one more frame than decisions, because nothing is decided at its end.
 
     Args:
-        action_names: empty where they are not known.
-        fps: frames of the video per second, one for each env step.
+        action_names: names of the actions; empty if they are unknown.
+        fps: frames per second of the video, which has one frame for each env step.
     """
 
     def __init__(self, action_names: Sequence[str], fps: float):
         self.action_names = action_names
         self.fps = fps
-        self.rewards: list[float] = []  # raw reward with which each frame came
-        self.values: list[float] = []  # at each decision
-        self.probabilities: list[np.ndarray] = []  # float32 [A] at each decision
-        self.chosen: list[int] = []  # index of the action taken at each decision
+        self.rewards: list[float] = []  # for each frame, the raw reward that came with it
+        self.values: list[float] = []  # for each decision
+        self.probabilities: list[np.ndarray] = []  # for each decision, float32 [A]
+        self.chosen: list[int] = []  # for each decision, the index of the action
 
     def decided(self, actions: np.ndarray, outputs: Outputs) -> None:
         """Adds the decision of environment 0."""
@@ -48,8 +48,10 @@ def write_game_page(path: Path, video: Path, record: WatchedGame, policy: Policy
     """Writes the page of a game.
 
     Args:
-        video: its mp4 file, which the page contains.
-        policy: that played; `seed` and `greedy`: how.
+        path: the HTML file.
+        video: mp4 file of the game, which the page embeds.
+        record: the outputs and rewards of the game.
+        policy, seed, greedy: the policy that played, and how.
     """
     env = policy.config.env
     rewards = np.array(record.rewards)

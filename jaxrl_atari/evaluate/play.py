@@ -1,4 +1,4 @@
-"""Full games played with a policy: scored by their raw rewards, or recorded as a video of the colour screen."""
+"""Full games played with a policy: scored by their raw rewards, or recorded as videos."""
 
 import contextlib
 import itertools
@@ -26,25 +26,23 @@ from jaxrl_atari.networks import Outputs
 SECONDS_BETWEEN_NEWS = 30
 SECONDS_BETWEEN_VIDEO_NEWS = 10
 VIDEO_HEIGHT = 630
-"""Height of videos in pixels, about: the pixels of a screen are enlarged by a whole number, 3 for ALE's
-160x210."""
+"""Approximate height of videos in pixels. Screens are enlarged by a whole number: 3 for ALE's 160x210 pixels."""
 
 WAIT_FOR_FIRE = {
     "BasicMath", "Bowling", "Breakout", "Casino", "Crossbow", "DonkeyKong", "DoubleDunk", "Gopher", "Hangman",
     "HumanCannonball", "Kaboom", "Pitfall", "SirLancelot", "Tennis", "TicTacToe3D", "VideoPinball", "YarsRevenge",
 }  # fmt: skip
-"""Games that random play ends within 4,500 env steps, but not without FIRE, which starts the game or the next
-life."""
+"""Games that need FIRE to start a game or a life: random play ends them within 4,500 env steps only with FIRE."""
 
 
 class EvaluationResult(NamedTuple):
-    """The games of an evaluation, and what they scored."""
+    """The games of an evaluation and their scores."""
 
     games: tuple[FinishedGame, ...]  # in the order in which they ended
     returns: np.ndarray  # float64 [episodes]
     mean: float  # mean return
-    std: float  # sample standard deviation of the returns over these games; 0 for a single one
-    cut_off: int  # games that reached their time limit, `env.max_frames`; their returns count all the same
+    std: float  # sample standard deviation of the returns; 0 for a single game
+    cut_off: int  # number of games that reached their time limit; their returns count too
 
 
 def play(
@@ -54,15 +52,22 @@ def play(
     greedy: bool,
     decided: Callable[[np.ndarray, Outputs], object] = lambda actions, outputs: None,
 ) -> Iterator[tuple[EnvStep, np.ndarray | None]]:
-    """Plays game after game in every environment of a pool; yields each step, and the actions before it, if any.
+    """Plays game after game in every environment of a pool.
 
     Args:
-        decided: receives the actions chosen at each step, and the outputs of the network.
+        policy: chooses the actions.
+        pool: a pool before its first step.
+        seed: seed of the actions.
+        greedy: take the most probable action instead of sampling.
+        decided: receives the actions of each step, and the outputs of the network.
+
+    Yields:
+        Each step, and the actions that led to it; None at the start.
     """
     window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
-    with jax.default_device(policy.device):  # a GPU that trains has no part in an evaluation on the CPU
+    with jax.default_device(policy.device):  # keeps an evaluation on the CPU off a GPU that trains
         key = jax.random.key(seed, impl="threefry2x32")
-        key = jax.random.fold_in(key, 2**31 + 1)  # a session of that seed uses 0 to 2**31
+        key = jax.random.fold_in(key, 2**31 + 1)  # a session with this seed folds in 0 to 2**31
         carry = policy.initial_carry(pool.num_envs)
     step = pool.reset()
     actions = None
@@ -85,22 +90,23 @@ def run_evaluation(
     say: Callable[[str], object] = lambda line: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> EvaluationResult:
-    """Plays full games with raw scores, under the protocol that the policy was trained with.
+    """Plays full games under the protocol of the policy's training, and scores them by their raw rewards.
 
-    Each environment plays a number of games that is fixed beforehand. Taking the first `episodes` games to end,
-    from whichever environment, would favour short games, which are mostly the bad ones.
+    The number of games of each environment is fixed beforehand. The first `episodes` games to end, from whichever
+    environment, would be a biased sample: short games are mostly bad ones.
 
     Args:
-        episodes: number of games in all.
-        seed: seed of games and actions. The same seed, `num_envs` and device give the same games.
+        policy: chooses the actions.
+        episodes: number of games.
+        seed: seed of the games and actions. The same seed, `num_envs` and device give the same games.
         greedy: take the most probable action instead of sampling.
-        num_envs: games played at once.
-        say: receives a line for each game as it ends, and every 30 seconds one on those that have not ended.
-        cancelled: asked at each step.
+        num_envs: number of games played at once.
+        say: receives a line for each game when it ends, and every 30 seconds a line on the games in progress.
+        cancelled: asked at each step whether to stop.
 
     Raises:
         CancelledError: `cancelled()` was true.
-        ConfigError: a number that is not possible.
+        ConfigError: `episodes`, `num_envs` or `seed` is out of range.
     """
     check_fields(EvaluationConfig(episodes=episodes, num_envs=num_envs))
     env = policy.config.env
@@ -137,6 +143,22 @@ def run_evaluation(
     return EvaluationResult(tuple(games), returns, float(np.mean(returns)), std, cut_off)
 
 
+def _ffmpeg_command(shape: tuple[int, ...], fps: int, path: Path) -> list[str | Path]:
+    """The command that reads RGB screens `[height, width, 3]` from stdin and writes an mp4 file.
+
+    Browsers need 4:2:0 colours (yuv420p), which need even sizes. `+faststart` lets a video start while it loads.
+    """
+    import imageio_ffmpeg
+
+    height, width, _ = shape
+    scale = max(1, round(VIDEO_HEIGHT / height))
+    filters = f"pad=ceil(iw/2)*2:ceil(ih/2)*2,scale={scale}*iw:{scale}*ih:flags=neighbor"
+    source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps} -i -"
+    target = f"-vf {filters} -an -c:v libx264 -pix_fmt yuv420p -movflags +faststart -f mp4"
+    options = f"-y -loglevel error {source} {target}".split()
+    return [imageio_ffmpeg.get_ffmpeg_exe(), *options, path]
+
+
 def record_video(
     policy: Policy,
     path: str | Path,
@@ -147,20 +169,22 @@ def record_video(
 ) -> FinishedGame:
     """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, about 630 pixels high).
 
-    A game that was trained on `envpool` is played on `ale`, which has colour screens. A Gymnasium environment
-    shows what it renders as `rgb_array` or, where it renders nothing, the gray frames that the policy sees. The
-    file has its name once it is complete: a recording that is interrupted leaves none.
+    With the back end `envpool`, the game is played on `ale`, which has colour screens. A Gymnasium environment
+    shows what it renders as `rgb_array` or, if it renders nothing, the gray frames that the policy sees. The file
+    gets its name when it is complete, so that an interrupted recording leaves none.
 
     Args:
-        say: receives a line every 10 seconds on how far the game is.
-        page: an HTML file to write beside the video: it contains the video and, moving with it, the value, the
-            probabilities of the actions, the reward and the return (`game_page.py`).
+        policy: chooses the actions.
+        path: the mp4 file.
+        seed: seed of the game and the actions.
+        greedy: take the most probable action instead of sampling.
+        say: receives a line on the progress every 10 seconds.
+        page: also write this HTML file, with the video and, in step with it, the value, the probabilities of the
+            actions, the reward and the return (`game_page.py`).
 
     Raises:
-        UserError: a seed that is not possible, or the file cannot be written.
+        UserError: the seed is out of range, or the file cannot be written.
     """
-    import imageio_ffmpeg
-
     path = Path(path).expanduser().absolute()  # to ffmpeg, a relative a:b is a protocol
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     env = policy.config.env
@@ -173,22 +197,13 @@ def record_video(
     record = WatchedGame(pool.action_names, pool.fps)
     steps = play(policy, pool, seed, greedy, record.decided)
     step, _ = next(steps)
-    height, width, _ = pool.screen().shape
-    scale = max(1, round(VIDEO_HEIGHT / height))
-    even = f"pad=ceil(iw/2)*2:ceil(ih/2)*2,scale={scale}*iw:{scale}*ih:flags=neighbor"
-    # 4:2:0 colours are what browsers play; with the index in front they start before all is loaded.
-    options = (
-        f"-y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {pool.fps} -i -"
-        f" -vf {even}"
-        " -an -c:v libx264 -pix_fmt yuv420p -movflags +faststart -f mp4"
-    )
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), *options.split(), partial]
+    command = _ffmpeg_command(pool.screen().shape, pool.fps, partial)
     news_at = time.monotonic() + SECONDS_BETWEEN_VIDEO_NEWS
     try:
-        # Not `imageio_ffmpeg.write_frames`, which forks in a way that can deadlock a process of JAX.
+        # `imageio_ffmpeg.write_frames` forks in a way that can deadlock a process that runs JAX.
         with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
             assert ffmpeg.stdin
-            with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended, and its output has the reason
+            with contextlib.suppress(BrokenPipeError):  # ffmpeg has failed, and its stderr has the reason
                 while True:
                     ffmpeg.stdin.write(pool.screen().tobytes())
                     record.rewards.append(float(step.reward[0]))

@@ -1,4 +1,4 @@
-"""Policies: load one from a checkpoint, and choose actions with it."""
+"""Policies: loading them from checkpoints, and choosing actions."""
 
 import dataclasses
 import logging
@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 def choose_actions(
     network: Network, params: Any, observation: Observation, key: jax.Array, greedy: bool
 ) -> tuple[jax.Array, Outputs]:
-    """Actions int32 `[n]` for stacks uint8 `[n, 84, 84, 4]`: sampled, or the most probable ones (`greedy`).
+    """Chooses actions for stacks uint8 `[n, 84, 84, 4]`: sampled ones, or the most probable ones if `greedy`.
 
     Returns:
-        The actions, and the outputs of the network.
+        The actions int32 `[n]`, and the outputs of the network.
     """
     stacks = arrange_stacks(network.layout, observation.stacks)
     outputs = network.apply(params, observation._replace(stacks=stacks))
@@ -41,11 +41,11 @@ def choose_actions(
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A trained network on a device, and the config it was trained with.
+    """A trained network on a device, with the config of its training.
 
-    It pickles as its config and its arrays. Where it is unpickled, it acts on the first GPU, or on the CPU if
-    there is none; a network of the user's own must be registered there. Unpickle only what you trust, as with any
-    pickle.
+    A pickle holds the config and the arrays. After unpickling, the policy acts on the first GPU, or on the CPU if
+    there is none. A network of the user's own must be registered first. As with any pickle, unpickle only what you
+    trust.
     """
 
     config: Config
@@ -63,19 +63,22 @@ class Policy:
     def act(
         self, frames: np.ndarray | jax.Array, key: jax.Array | None = None, greedy: bool = False
     ) -> np.ndarray | np.int32:
-        """Chooses an action for each frame stack, or for one: an observation of `make_env`.
+        """Chooses an action for each frame stack, or for a single one, such as an observation of `make_env`.
 
-        A recurrent network needs `step`.
+        A recurrent network needs `step` instead.
 
         Args:
-            frames: uint8 [n, 84, 84, 4], preprocessed as in training, the oldest frame first; or one, [84, 84, 4].
-            key: the source of the actions; pass a fresh one to each call. Not used if `greedy`.
+            frames: uint8 [n, 84, 84, 4], preprocessed as in training, the oldest frame first; or one stack,
+                [84, 84, 4].
+            key: random key; pass a new one to each call. Not used if `greedy`.
+            greedy: take the most probable action instead of sampling.
 
         Returns:
             int32 [n], indices into the game's action set; for one stack, int32 [].
 
         Raises:
-            ValueError: frames of another type or shape; no key, and not `greedy`; a recurrent network.
+            ValueError: `frames` has another type or shape; there is no key, but sampling needs one; or the network
+                is recurrent.
         """
         if is_recurrent(self.initial_carry(1)):
             raise ValueError("the network is recurrent: use Policy.step, which takes and returns its memory")
@@ -95,18 +98,18 @@ class Policy:
         key: jax.Array | None = None,
         greedy: bool = False,
     ) -> tuple[np.ndarray, Any]:
-        """Chooses an action for each frame stack with any network, and its memory.
+        """Chooses an action for each frame stack, with a network that may be recurrent.
 
         Args:
-            frames, key, greedy: as `act` takes them.
-            first: bool [n], true where a game starts: there, the network forgets.
-            carry: what `step` returned for the step before; `initial_carry(n)` at first.
+            frames, key, greedy: as in `act`, with several stacks.
+            first: bool [n], true where a game starts, and where the network forgets.
+            carry: the memory that the previous step returned; `initial_carry(n)` at first.
 
         Returns:
-            int32 [n], indices into the game's action set; the memory, on the policy's device.
+            int32 [n], indices into the game's action set; and the memory, on the policy's device.
 
         Raises:
-            ValueError: frames of another type or shape; no key, and not `greedy`.
+            ValueError: `frames` has another type or shape, or there is no key, but sampling needs one.
         """
         actions, outputs = self.decide(frames, first, carry, key, greedy)
         return actions, outputs.carry
@@ -119,11 +122,7 @@ class Policy:
         key: jax.Array | None = None,
         greedy: bool = False,
     ) -> tuple[np.ndarray, Outputs]:
-        """`step`, which returns all outputs of the network with the actions: logits, value and memory, on its
-        device.
-
-        The arguments and errors are those of `step`.
-        """
+        """Like `step`, but returns all outputs of the network (logits, value, memory) with the actions."""
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[1:] != (84, 84, 4):
             raise ValueError(
                 f"frames: expected uint8 [n, 84, 84, 4] or [84, 84, 4], got {frames.dtype} {list(frames.shape)}"
@@ -138,7 +137,7 @@ class Policy:
 
 
 def _policy_of(config: Config, params: Any, session_dir: Path, env_steps: int, num_actions: int) -> Policy:
-    """A policy from what `Policy.__reduce__` gives to pickle: `params` are NumPy arrays."""
+    """The policy of a pickle, from the values that `Policy.__reduce__` put there; `params` are NumPy arrays."""
     device = pick_device("auto")
     network = make_network(config.network, num_actions, network_platform(device))
     return Policy(config, network, jax.device_put(params, device), device, session_dir, env_steps, num_actions)
@@ -148,11 +147,11 @@ def find_session(run_dir: str | Path, session: int | None) -> Path:
     """The directory of a session.
 
     Args:
-        run_dir: a trial's directory, or the session's.
-        session: its number in the trial; None: the one with the highest score at a checkpoint.
+        run_dir: directory of a trial, or of the session itself.
+        session: number of the session in the trial; None: the session with the highest score at a checkpoint.
 
     Raises:
-        UserError: not a run directory.
+        UserError: the directory holds no run.
     """
     path = Path(run_dir).expanduser()
     if session is not None:
@@ -164,7 +163,7 @@ def find_session(run_dir: str | Path, session: int | None) -> Path:
 
 
 def _best_score(session_dir: Path) -> float:
-    """The highest score at a checkpoint of a session; -inf before a finished game."""
+    """The highest score at a checkpoint of a session; -inf if no game had ended."""
     checkpoints = Checkpoints(session_dir)
     score = checkpoints.read_meta(checkpoints.best_step() or 0)["score"]
     return -np.inf if score is None else score
@@ -177,18 +176,18 @@ def load_policy(
     session: int | None = None,
     backend: Literal["ale", "envpool", "gymnasium"] | None = None,
 ) -> Policy:
-    """The policy of a checkpoint, whatever device it was trained on.
+    """Loads the policy of a checkpoint, whatever device it was trained on.
 
     Args:
-        run_dir: a trial's directory, or a session's.
-        checkpoint: `best` (by mean return of the last 100 games), `latest` (the newest sound one; a warning names
-            newer, damaged ones), or an env step.
-        device: where to act; None: the first GPU, or the CPU if there is none.
+        run_dir: directory of a trial, or of a session.
+        checkpoint: `best` (by mean return of the last 100 games), `latest` (a warning names newer checkpoints that
+            are damaged), or an env step.
+        device: the device that acts; None: the first GPU, or the CPU if there is none.
         session: see `find_session`.
-        backend: emulator pool; None: that of training. Their emulators differ, and so may scores.
+        backend: emulator pool; None: as in training. Another pool has another emulator, so that scores may differ.
 
     Raises:
-        UserError: no run directory, no such checkpoint, or a damaged one.
+        UserError: the directory holds no run, or the checkpoint is missing or damaged.
     """
     session_dir = find_session(run_dir, session)
     checkpoints = Checkpoints(session_dir)
@@ -201,17 +200,16 @@ def load_policy(
     def target(meta: dict[str, Any]) -> Any:
         return abstract_arrays(config_from_dict(meta["config"]), meta["num_actions"], home)
 
-    part = PARAMETERS
     if checkpoint == "latest":
-        step, arrays, meta, damaged = checkpoints.restore_newest(target, part=part)
+        step, arrays, meta, damaged = checkpoints.restore_newest(target, part=PARAMETERS)
         for error in damaged.values():
             _log.warning("%s; the one at env step %s is used", error, step)
     else:
         step = (checkpoints.best_step() or 0) if checkpoint == "best" else checkpoint
         meta = checkpoints.read_meta(step)
-        arrays = checkpoints.restore(step, target(meta), part=part)
+        arrays = checkpoints.restore(step, target(meta), part=PARAMETERS)
     config = config_from_dict(meta["config"])
-    # The threads of training were its share of the cores.
+    # `num_threads` was the share of the cores that training had.
     env = dataclasses.replace(config.env, num_threads=0, backend=backend or config.env.backend)
     network = make_network(config.network, meta["num_actions"], network_platform(home))
     params = arrays["train_state"].params

@@ -1,1 +1,1 @@
-"""Exported policies: programs that play without this package. The command is `__main__.py`."""
+"""Exporting policies as programs that play without this package."""

@@ -1,5 +1,4 @@
-"""Exports the policy of a checkpoint to a folder that needs none of this package (pip install
-'jaxrl_atari[export]').
+"""The command `export`: writes a policy to a folder that does not need this package.
 
     python -m jaxrl_atari.export RUN_DIR [--checkpoint best|latest|STEP] [--session N] [--to DIR]
 
@@ -8,13 +7,14 @@ policy.npz, play.py    the parameters, and a program on NumPy and ale-py that pl
 policy.jaxexport       the program as `jax.export` serializes it, for JAX
 README.md              game, protocol, preprocessing, score, and how to use each
 
-All compute in float32. Before anything is written, the three are run on the same inputs and their outputs
-compared.
+The command needs pip install 'jaxrl_atari[export]'. All three programs compute in float32. Before anything is
+written, they are run on the same inputs and their outputs are compared.
 """
 
 import dataclasses
 import io
 import json
+import string
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ import tyro
 from jax import export
 
 from jaxrl_atari import __version__, cli
+from jaxrl_atari.cli.options import parse
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.ale import rom_ids
 from jaxrl_atari.errors import UserError
@@ -41,13 +42,14 @@ from jaxrl_atari.runs.run_dir import session_number
 PLATFORMS = ("cpu", "cuda", "tpu")
 """Platforms of the program for JAX."""
 TOLERANCE = 1e-4
-"""Largest difference of outputs, absolute or relative, between the exported programs: float32 sums in another
-order."""
+"""Largest difference between outputs, absolute or relative. The programs sum float32 in different orders."""
+README = Path(__file__).with_name("readme.md")
+"""Template of the README of an export."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Exports a policy to a folder that needs none of this package."""
+    """Exports a policy to a folder that does not need this package."""
 
     run_dir: tyro.conf.Positional[Path]
     """Directory of a run."""
@@ -60,15 +62,19 @@ class Options:
 
 
 class Outputs(NamedTuple):
-    """What a network computes for a batch, as NumPy arrays."""
+    """Outputs of a network for a batch, as NumPy arrays."""
 
     logits: np.ndarray  # float32 [N, actions]
     value: np.ndarray  # float32 [N]
-    memory: tuple[np.ndarray, ...]  # float32 [N, F] each; empty for a network without one
+    memory: tuple[np.ndarray, ...]  # each float32 [N, F]; empty if the network is not recurrent
 
 
 def describe(policy: Policy, memory: list[int]) -> dict[str, Any]:
-    """What policy.npz says of itself, as JSON values: the network, and the game with its rules."""
+    """The description in policy.npz, as JSON values: the network, and the game with its rules.
+
+    Args:
+        memory: sizes of the arrays of the network's memory; empty if the network is not recurrent.
+    """
     env = policy.config.env
     rules = env.rules
     pool = make_pool("ale", env.game_name, 1, seed=0, rules=rules)
@@ -103,10 +109,10 @@ def parameters_file(params: Any, about: dict[str, Any]) -> bytes:
 
 
 def jax_program(module: Any, params: Any, memory: list[int]) -> export.Exported:
-    """The program for JAX: stacks uint8 `[batch, 84, 84, 4]` -> logits, value.
+    """The program for JAX. It maps stacks uint8 `[batch, 84, 84, 4]` to logits and value.
 
-    With a memory: stacks, first bool `[batch]`, memory -> logits, value, memory; the memory is a tuple of float32
-    `[batch, F]`.
+    A recurrent network maps (stacks, first bool `[batch]`, memory) to (logits, value, memory). The memory is a
+    tuple of arrays float32 `[batch, F]`.
     """
     (batch,) = export.symbolic_shape("batch")
     stacks = jax.ShapeDtypeStruct((batch, 84, 84, 4), jnp.uint8)
@@ -148,13 +154,13 @@ def run_onnx(model: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple)
 
 
 def largest_difference(one: Outputs, other: Outputs) -> float:
-    """The largest difference of two outputs, absolute or relative, whichever is smaller."""
+    """The largest difference between two outputs, absolute or relative, whichever is smaller."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return max(float(np.max(np.abs(a - b) / np.maximum(1, np.abs(a)))) for a, b in pairs)
 
 
 def score_lines(policy: Policy, run: summary.Run) -> list[str]:
-    """The score of the run, and the newest evaluation of the policy's checkpoint."""
+    """Lines of the README: the score of the run, and the newest evaluation of the policy's checkpoint."""
     trial = summary.trial_summary(run)
     number = summary.score_text
     sessions = cli.counted(len(trial["sessions"]), "session")
@@ -170,95 +176,65 @@ def score_lines(policy: Policy, run: summary.Run) -> list[str]:
     newest = evaluated[-1]
     games = cli.counted(newest["episodes"], "full game")
     actions = "greedy" if newest["greedy"] else "sampled"
+    score = f"{number(newest['mean'])} over {games} (std {number(newest['std'])} over games)"
     return [
         *lines,
         f"This checkpoint, evaluated in {newest.get('compute_dtype', 'another arithmetic')}: mean return",
-        f"{number(newest['mean'])} over {games} (std {number(newest['std'])} over games), {actions} actions, seed"
-        f" {newest['seed']}.",
+        f"{score}, {actions} actions, seed {newest['seed']}.",
     ]
 
 
 def readme(policy: Policy, about: dict[str, Any], run: summary.Run, difference: float) -> str:
-    """The README of an export."""
-    actions = about["actions"]
-    memory = about["memory"]
-    rewards = ", of rewards clipped to [-1, 1]" if policy.config.env.rules.clip_rewards else ""
+    """The README of an export, made from readme.md.
+
+    Args:
+        about: the result of `describe`.
+        run: the run of the policy.
+        difference: the largest difference between the outputs of the programs.
+    """
+    num_memories = len(about["memory"])
     onnx_inputs = '{"stacks": stacks}'
     outputs = "logits, value"
     jax_call = "logits, value = policy.call(stacks)"
-    recurrent = []
-    if memory:
-        inner = ", ".join(f'"memory_{i}": memory[{i}]' for i in range(len(memory)))
-        onnx_inputs = f'{{"stacks": stacks, "first": first, {inner}}}'
+    memory = ""
+    if num_memories:
+        inputs = ", ".join(f'"memory_{i}": memory[{i}]' for i in range(num_memories))
+        onnx_inputs = f'{{"stacks": stacks, "first": first, {inputs}}}'
         outputs = "logits, value, *memory"
         jax_call = "logits, value, memory = policy.call(stacks, first, memory)"
-        recurrent = [
-            f"The network has a memory: {len(memory)} arrays of float32 `[batch, {memory[0]}]`, zero before "
-            "the first",
-            "game. Pass the memory that a step returns to the next step, and `first`, bool `[batch]`, true "
-            "where a",
-            "game starts.",
-            "",
-        ]
-    trained_in = about["trained_in"]
-    rounding = f"It was trained in {trained_in}, so its logits differ from training's by that rounding."
-    return "\n".join(
-        [
-            f"# {about['game']}: a policy trained with PPO",
-            "",
-            f"Network `{about['network']}`, {policy.session_dir.name} of {run.path.absolute().name} after"
-            f" {policy.env_steps:,} env steps of training,",
-            f"exported by {about['exported_by']}.",
-            "",
-            "## Score",
-            "",
-            *score_lines(policy, run),
-            "",
-            f"Protocol: {about['protocol']}. Scores of other protocols do not compare.",
-            "",
-            "## Play",
-            "",
-            "    pip install numpy 'ale-py[vector]'",
-            "    python play.py --games 3",
-            "",
-            "## Inputs",
-            "",
-            "`stacks` is uint8 `[batch, 84, 84, 4]`: the last four frames of a game, the oldest first. A "
-            "game's first",
-            "frame fills the stack. A frame is the maximum of the last two of 4 emulator frames (frame skip "
-            "4), in",
-            "grey, resized to 84x84 by area (OpenCV's `INTER_AREA`); ale-py's `AtariVectorEnv` does all of "
-            "it. The",
-            "division by 255 is part of the network.",
-            "",
-            f"Rules: sticky actions {about['sticky_actions']}, up to {about['noop_max']} no-ops at the start "
-            "of a game,"
-            f" {'FIRE' if about['fire_on_reset'] else 'no FIRE'} after",
-            f"them, at most {about['max_frames']:,} emulator frames a game, all lives.",
-            "",
-            *recurrent,
-            "## Outputs",
-            "",
-            f"`logits` float32 `[batch, {len(actions)}]`, of the actions {', '.join(actions)};",
-            "the policy samples from their softmax. `value` float32 `[batch]`: the discounted return that the "
-            "network",
-            f"expects{rewards}.",
-            "",
-            "## Use",
-            "",
-            "    import onnxruntime",
-            '    session = onnxruntime.InferenceSession("policy.onnx")',
-            f"    {outputs} = session.run(None, {onnx_inputs})",
-            "",
-            f"    from jax import export  # a program for {', '.join(PLATFORMS)}; it needs JAX alone",
-            '    policy = export.deserialize(bytearray(open("policy.jaxexport", "rb").read()))',
-            f"    {jax_call}",
-            "",
-            f"Everything computes in float32. {rounding if trained_in != 'float32' else ''}".rstrip(),
-            f"When this was written, the outputs of NumPy, onnxruntime and JAX differed by {difference:.1e} "
-            "at most.",
-            "",
-        ]
+        memory = (
+            f"The network has a memory: {num_memories} arrays of float32 `[batch, {about['memory'][0]}]`, zero "
+            "before the first game.\nPass the memory that a step returns to the next step, and `first`, bool "
+            "`[batch]`, true where a game starts.\n\n"
+        )
+    rounding = ""
+    if about["trained_in"] != "float32":
+        rounding = (
+            f" It was trained in {about['trained_in']}, so its logits differ from training's by that rounding."
+        )
+    return string.Template(README.read_text(encoding="utf-8")).substitute(
+        game=about["game"],
+        network=about["network"],
+        session=policy.session_dir.name,
+        run=run.path.absolute().name,
+        env_steps=f"{policy.env_steps:,}",
+        exported_by=about["exported_by"],
+        score="\n".join(score_lines(policy, run)),
+        protocol=about["protocol"],
+        sticky_actions=about["sticky_actions"],
+        noop_max=about["noop_max"],
+        fire="FIRE" if about["fire_on_reset"] else "no FIRE",
+        max_frames=f"{about['max_frames']:,}",
+        memory=memory,
+        num_actions=len(about["actions"]),
+        actions=", ".join(about["actions"]),
+        rewards=", of rewards clipped to [-1, 1]" if policy.config.env.rules.clip_rewards else "",
+        outputs=outputs,
+        onnx_inputs=onnx_inputs,
+        platforms=", ".join(PLATFORMS),
+        jax_call=jax_call,
+        rounding=rounding,
+        difference=f"{difference:.1e}",
     )
 
 
@@ -269,8 +245,8 @@ def export_policy(policy: Policy, run: summary.Run, directory: Path) -> float:
         The largest difference between the outputs of the three programs, on random inputs.
 
     Raises:
-        UserError: the network is not one of `play.NETWORKS`, or was edited so that it computes something else than
-            the function there.
+        UserError: the game is not ALE's; the network is not in `play.NETWORKS`; or the function there computes
+            something else, for example because the network was edited.
     """
     from jaxrl_atari.export.onnx import make_model
 
@@ -280,9 +256,8 @@ def export_policy(policy: Policy, run: summary.Run, directory: Path) -> float:
     name = policy.config.network.name
     if name not in play.NETWORKS:
         raise UserError(
-            f"network.name = {name!r}: export knows {', '.join(play.NETWORKS)}; write the network with the "
-            "layers of"
-            " jaxrl_atari/export/play.py and enter it in NETWORKS there"
+            f"network.name = {name!r}: export knows {', '.join(play.NETWORKS)}; "
+            "write the network with the layers of jaxrl_atari/export/play.py and enter it in NETWORKS there"
         )
     params = jax.tree.map(np.asarray, jax.device_get(policy.params))
     num_actions = len(params["policy"]["bias"])
@@ -325,7 +300,7 @@ def export_policy(policy: Policy, run: summary.Run, directory: Path) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    options = tyro.cli(Options, args=arguments, prog="python -m jaxrl_atari.export")
+    options = parse(Options, arguments, "export")
     for package in ("onnx", "onnxruntime"):
         if find_spec(package) is None:
             raise UserError(f"{package} is not installed; pip install 'jaxrl_atari[export]'")

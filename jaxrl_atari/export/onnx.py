@@ -1,7 +1,7 @@
 """The ONNX graph of a network, made of the layers that `play.py` calls.
 
-`onnx.helper` is used and no converter: jax2onnx 0.17, the maintained one, asks for an orbax-checkpoint before
-0.11.37, with which this package's checkpoints cannot be read.
+The graph is made with `onnx.helper`. The maintained converter, jax2onnx 0.17, needs an orbax-checkpoint before
+0.11.37, which cannot read this package's checkpoints.
 """
 
 from typing import Any
@@ -11,15 +11,14 @@ from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_help
 
 OPSET = 17
 IR_VERSION = 9
-"""Versions that onnxruntime has read since 1.14 (2023)."""
+"""`OPSET` and `IR_VERSION` are versions that onnxruntime has read since 1.14 (2023)."""
 
 Tensor = str
-"""A value in the graph is its name."""
+"""The name of a value in the graph."""
 
 
 class Layers:
-    """The layers of `play.NumPy` as nodes of a graph. Images are `[N, channels, height, width]`, as ONNX has
-    them."""
+    """The layers of `play.NumPy` as nodes of a graph. Images are `[N, channels, height, width]`, as in ONNX."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
@@ -67,7 +66,7 @@ class Layers:
         return self._node("Mul", x, y)
 
     def flatten(self, x: Tensor) -> Tensor:
-        # In the order of [height, width, channels], in which the dense layer was trained.
+        # The dense layer was trained with the order [height, width, channels].
         return self._node("Flatten", self._node("Transpose", x, perm=[0, 2, 3, 1]), axis=1)
 
     def forget(self, memory: Tensor, first: Tensor) -> Tensor:
@@ -83,13 +82,14 @@ def make_model(network: Any, params: dict[str, Any], num_actions: int, memory: l
 
     Args:
         network: a function of `play.NETWORKS`.
-        params: float32, nested dicts.
-        memory: sizes of its memory; empty for a network without one.
+        params: parameters, nested dicts of float32 arrays.
+        num_actions: number of actions.
+        memory: sizes of the arrays of its memory; empty if the network is not recurrent.
 
     Returns:
-        Inputs `stacks` uint8 `[batch, 84, 84, 4]` and, with a memory, `first` bool `[batch]` and `memory_<i>`;
-            outputs
-        `logits` `[batch, num_actions]`, `value` `[batch]` and `new_memory_<i>`.
+        A model with the input `stacks` uint8 `[batch, 84, 84, 4]` and the outputs `logits` `[batch, num_actions]`
+        and `value` `[batch]`. A recurrent network also has the inputs `first` bool `[batch]` and `memory_<i>`, and
+        the outputs `new_memory_<i>`.
     """
     layers = Layers()
     remembered = tuple(f"memory_{i}" for i in range(len(memory)))

@@ -1,10 +1,10 @@
-"""Plays Atari with an exported policy. Needs NumPy and ale-py, and nothing of the package that trained it:
+"""Plays Atari with an exported policy. It needs NumPy and ale-py, but not the package that trained the policy:
 
     pip install numpy 'ale-py[vector]'
     python play.py [--games 3] [--seed 0] [--greedy]
 
-`policy.npz`, beside this file, has the parameters, and the game and its rules as JSON. To use the policy
-elsewhere, see `load`, `NETWORKS` and `FrameStack`. The pixels that it expects are described in README.md.
+`policy.npz`, beside this file, holds the parameters, and the game and its rules as JSON. To use the policy
+elsewhere, see `load`, `NETWORKS` and `FrameStack`. README.md describes the frames that it expects.
 """
 
 import argparse
@@ -23,7 +23,7 @@ Parameters = dict[str, Any]
 
 
 class NumPy:
-    """The layers that the networks below are made of, in float32. Images are `[N, height, width, channels]`."""
+    """The layers of the networks below, in float32. Images are `[N, height, width, channels]`."""
 
     @staticmethod
     def pixels(stacks: Array) -> Array:
@@ -82,7 +82,7 @@ class NumPy:
 
     @staticmethod
     def forget(memory: Array, first: Array) -> Array:
-        """Zero where a game starts: `[N, F]`, bool `[N]`."""
+        """Sets a memory `[N, F]` to zero where a game starts, bool `[N]`."""
         return np.where(first[:, None], np.float32(0), memory)
 
     @staticmethod
@@ -92,8 +92,8 @@ class NumPy:
 
 
 # --- Networks ----------------------------------------------------------------------------------------------------
-# Each takes the layers, the parameters, uint8 stacks [N, 84, 84, 4], bool [N] (where a game starts) and its
-# memory, a tuple of float32 [N, F] (empty for a network without one), and returns logits [N, actions], value [N]
+# A network takes the layers, the parameters, stacks uint8 [N, 84, 84, 4], first bool [N] (where a game starts) and
+# its memory, a tuple of float32 [N, F] (empty if it is not recurrent). It returns logits [N, actions], value [N]
 # and the memory.
 
 
@@ -154,7 +154,7 @@ NETWORKS = {"nature": nature, "impala": impala, "nature_lstm": nature_lstm}
 
 
 def load(path: str | Path) -> tuple[Parameters, dict[str, Any]]:
-    """Reads policy.npz: the parameters, as nested dicts of float32 arrays, and what they are for."""
+    """Reads policy.npz: the parameters, as nested dicts of float32 arrays, and the description."""
     params: Parameters = {}
     with np.load(path) as arrays:
         about = json.loads(bytes(arrays["about"]))
@@ -177,7 +177,7 @@ class Policy:
         self.memory = tuple(np.zeros((num_envs, size), np.float32) for size in self.about["memory"])
 
     def outputs(self, stacks: Array, first: Array) -> tuple[Array, Array]:
-        """Logits `[N, actions]` and value `[N]` of one step; the memory goes on to the next."""
+        """Logits `[N, actions]` and value `[N]` of one step. The memory is kept for the next step."""
         logits, value, self.memory = self.network(NumPy, self.params, stacks, first, self.memory)
         return logits, value
 
@@ -189,7 +189,7 @@ class FrameStack:
         self.stacks = np.zeros((num_envs, 84, 84, 4), np.uint8)
 
     def push(self, frame: Array, first: Array) -> Array:
-        """frame uint8 `[N, 84, 84]`; first bool `[N]`, where it starts a game -> uint8 `[N, 84, 84, 4]`."""
+        """Adds frames uint8 `[N, 84, 84]`, which start games where `first` is true; returns the stacks."""
         self.stacks = np.concatenate([self.stacks[..., 1:], frame[..., None]], axis=-1)
         self.stacks[first] = frame[first][..., None]
         return self.stacks
@@ -222,7 +222,7 @@ def make_envs(about: dict[str, Any], num_envs: int) -> Any:
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
-    """Different seeds of the games, as training derives them from one."""
+    """Different seeds, one for each game, derived from one seed as in training."""
     words = np.random.SeedSequence(seed).generate_state(2 * num_envs) >> 1
     return list(dict.fromkeys(words.tolist()))[:num_envs]
 
@@ -230,9 +230,9 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
 class Step(NamedTuple):
     """A step of N games."""
 
-    actions: Array  # int32 [N], that were taken
+    actions: Array  # int32 [N], the actions taken
     reward: Array  # [N], raw
-    first: Array  # bool [N]: this step started a game and ignored its action; it follows the end of the one before
+    first: Array  # bool [N]: this step started a new game and ignored its action
     ended: Array  # bool [N]: the game ended
 
 

@@ -1,8 +1,8 @@
-"""Report of a run, a suite or a search: one HTML file that needs no network, report.html in its directory.
+"""The command `report`: writes one HTML file that needs no network, report.html, for a run, suite or search.
 
     python -m jaxrl_atari.report RUN_DIR...
 
-The report of a suite or a search links to those of its runs, which are written too.
+The report of a suite or a search links to the reports of its runs, which are written too.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Graphs of sessions, trials, comparisons of trials, and suites, each as PNG and SVG.
 
-matplotlib is imported when something is drawn, and not pyplot: files are drawn with Agg, whatever the user's
-backend.
+matplotlib is imported only when something is drawn, without pyplot. It draws with Agg, whatever back end the user
+has configured.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from jaxrl_atari.cli import counted
 from jaxrl_atari.envs.games import Game
+from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import align_sessions, sample_std
 from jaxrl_atari.report.statistics import CONFIDENCE
 from jaxrl_atari.report.summary import Run, left_out_text, members, score_text, sessions_text, trial_summary
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe & Ito 2008, "Color Universal Design", without yellow (too pale for a line) and black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+"""Okabe & Ito 2008, "Color Universal Design", without black and yellow, which is too pale for lines."""
 GREY = "#555555"
 
 SESSION_PANELS = {
@@ -44,22 +44,22 @@ SESSION_PANELS = {
     "gpu_busy_percent": "GPU busy",
     "learning_rate": "learning rate",
 }
-"""Column -> title of the small panels of a session's graph, which shows those that have values."""
+"""Column -> title of its small panel in a session's graph. Columns without values get no panel."""
 
 RETURN_MEAN = "return_mean (last 100 games)"
 
 XAxis = Literal["env steps", "hours"]
 X_AXES: dict[XAxis, tuple[str, float]] = {"env steps": ("env_steps", 1), "hours": ("wall_seconds", 3600)}
-"""Axis -> its column, and the unit of its labels in that of the column."""
+"""Axis -> its column, and the number of the column's units in one unit of the axis."""
 
 
 @contextlib.contextmanager
 def default_style() -> Iterator[None]:
-    """The style of graphs.mplstyle within a block or a decorated function, whatever the user has configured."""
+    """Draws a block or a decorated function in the style of graphs.mplstyle, whatever the user has configured."""
+    # A notebook exports its back end to `!python`, where matplotlib may not find it and then fails.
     backend = os.environ.pop("MPLBACKEND", None)
     import matplotlib.style
 
-    # A notebook exports its own to `!python`, where matplotlib refuses it if it is missing.
     if backend is not None:
         os.environ["MPLBACKEND"] = backend
     with matplotlib.style.context(Path(__file__).with_suffix(".mplstyle"), after_reset=True):
@@ -67,7 +67,7 @@ def default_style() -> Iterator[None]:
 
 
 def new_figure(title: str, width: float, height: float) -> "Figure":
-    """A figure with a title; its size is in inches."""
+    """A figure with a title. Width and height are in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
@@ -82,17 +82,18 @@ def save_figure(figure: "Figure", directory: Path, name: str) -> list[Path]:
     for path in paths:
         image = io.BytesIO()
         figure.savefig(image, format=path.suffix[1:], metadata={"Date": None})
-        figure.set_layout_engine("none")  # the SVG keeps the layout of the PNG: computing it is slow
+        figure.set_layout_engine("none")  # the SVG keeps the layout of the PNG, which is slow to compute
         write_file(path, image.getvalue())
     return paths
 
 
 def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_end: float | None = None) -> None:
-    """Finishes axes that hold their data: x from 0, or the first point below it, and plain numbers (400k, 2M;
-    10,000).
+    """Sets limits, labels and number formats (400k, 2M; 10,000) of axes that hold their data.
+
+    x starts at 0, or at the first point if that is negative.
 
     Args:
-        x_end: where x ends; None: at the last point that is drawn.
+        x_end: end of x; None: the last point that is drawn.
     """
     from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
@@ -103,16 +104,16 @@ def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_e
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     low, high = axes.dataLim.intervaly
-    if low == high:  # a scale around a single value would be made up
+    if low == high:  # matplotlib would invent a scale around the single value
         axes.set_yticks([low])
     axes.set(xlabel=x_label, ylabel=y_label)
 
 
 def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps", x_end: float | None = None) -> None:
-    """Axes and legend of a panel of returns, and lines at the first reference, a human tester and random play.
+    """Finishes a panel of returns: axes, legend, and lines at the first reference, a human tester and random play.
 
-    A score so far from the data that its line would flatten them is left out, of the legend too. Axes without a
-    return say so instead of showing a scale.
+    A score that is so far away that its line would flatten the data is left out. Axes without a return show a text
+    instead of a scale.
 
     Args:
         x_end: see `finish_axes`.
@@ -170,11 +171,11 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
 
 
 def _draw_mean(axes: "Axes", tables: Sequence[Table], column: str, x: XAxis, **line: Any) -> None:
-    """Draws the mean over sessions, where all of them have a value, with a band of ± one sample std.
+    """Draws the mean over sessions with a band of ± one sample std, at the points where every session has a value.
 
     Args:
-        tables: the log points of the sessions, see `summary.members`.
-        line: properties of the line, `color` among them.
+        tables: the log points of the sessions; see `summary.members`.
+        line: properties of the line, with its `color`.
     """
     along, unit = X_AXES[x]
     points, values = align_sessions(tables, column, along)
@@ -189,10 +190,7 @@ def _draw_mean(axes: "Axes", tables: Sequence[Table], column: str, x: XAxis, **l
 
 
 def plot_run(run: Run, title: str = "") -> list[Path]:
-    """Draws every session as `plot_session`, and the trial, as `plot_comparison` of one run; returns the files.
-
-    The trial's are graphs/trial.png and .svg in the run's directory.
-    """
+    """Draws every session, and the trial as graphs/trial.png and .svg in the run directory; returns the files."""
     files = [file for session_dir in run.tables for file in plot_session(run, session_dir)]
     return files + plot_comparison([("return_ma", run)], run.path / "graphs", title or run.config.name, "trial")
 
@@ -205,13 +203,15 @@ def plot_comparison(
     file: str = "comparison",
     x: XAxis = "env steps",
 ) -> list[Path]:
-    """Draws the return_ma of runs, a panel for each game and protocol, into FILE.png and .svg; returns the files.
+    """Draws the return_ma of runs, with a panel for each game and protocol; returns the files.
 
-    A line is the mean over a trial's members, the sessions that its score is of, and its band one sample standard
-    deviation. The legend names the sessions that are left out. A panel of a single run also has its return_mean.
+    A line is the mean over the sessions of a trial that count (`summary.members`), and its band is one sample
+    standard deviation. The legend names the sessions that are left out. A panel of a single run also shows its
+    return_mean.
 
     Args:
-        runs: each with the name that stands in the legend.
+        runs: name in the legend, and run.
+        file: name of the files, without their suffixes.
     """
     panels: dict[str, list[tuple[str, Run]]] = {}
     for name, run in runs:
@@ -234,7 +234,7 @@ def plot_comparison(
 
 
 def _draw_trials(axes: "Axes", trials: Sequence[tuple[str, Run]], x: XAxis) -> list[str]:
-    """Draws the trials of one panel; returns the names of those without a finished game, which have no line."""
+    """Draws the trials of one panel; returns the names of trials without a finished game, which get no line."""
     without_game = []
     lines = itertools.cycle(itertools.product(("-", "--", "-.", ":"), COLOURS))
     for (name, run), (style, colour) in zip(trials, lines, strict=False):
@@ -248,7 +248,8 @@ def _draw_trials(axes: "Axes", trials: Sequence[tuple[str, Run]], x: XAxis) -> l
         label = f"{name}: {sessions_text(trial)}, score {score_text(trial['score'])}"
         if trial["score_std"] is not None:
             label += f" ± {score_text(trial['score_std'])}"
-        if left_out := left_out_text(trial):
+        left_out = left_out_text(trial)
+        if left_out:
             label += f"\n{left_out}"
         _draw_mean(axes, tables, "return_ma", x, linewidth=2.2, color=colour, linestyle=style, label=label)
     return without_game
@@ -259,7 +260,7 @@ def plot_profiles(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list
     """Draws performance profiles into suites.png and .svg, with bands of their intervals; returns the files.
 
     Args:
-        suites: name -> normalisation, of which the first is drawn -> result of `statistics.aggregate`.
+        suites: name -> normalisation -> result of `statistics.aggregate`. The first normalisation is drawn.
     """
     kind = next(iter(next(iter(suites.values()))))
     figure = new_figure("performance profile", 9, 6)

@@ -1,18 +1,18 @@
-"""Figures of merit of sessions and trials: pure functions of arrays and tables.
+"""Figures of sessions and trials: pure functions of arrays and tables.
 
-A session's table is `metrics.csv` by column: a float64 array `[N]` for each name, with one entry for each log
-point. At log point i = 1..N:
+The table of a session is `metrics.csv` by columns: name -> float64 array `[N]`, with an entry for each log point
+i = 1..N. The columns that the figures need:
 
-- `return_mean`, R_i: mean raw return of the last 100 finished full games (all lives). NaN until the first game
-  ends; no figure counts such log points.
-- `return_ma`: mean of R over the last 1M env steps, or over the run so far while that is shorter. Scores are
-  quoted as `return_ma`. A run whose config.json has no `return_ma_env_steps` has the mean of the last 100 R_i.
-- `env_steps`: agent decisions so far, 4 emulator frames each. `optimizer_steps`: gradient steps so far.
+- `return_mean`, R_i: mean raw return of the last 100 finished full games (all lives). It is NaN until the first
+  game ends; figures leave such log points out.
+- `return_ma`: mean of R over the last 1M env steps, or over the whole run while that is shorter. Scores are quoted
+  as `return_ma`. In a run whose config.json lacks `return_ma_env_steps`, it is the mean of the last 100 R_i.
+- `env_steps`: agent decisions so far, of 4 emulator frames each. `optimizer_steps`: gradient steps so far.
 
 Strength, efficiency, stability and consistency are SLM Lab's trial metrics (Keng & Graesser, `slm_lab/lib`), with
 str_i = R_i - (mean return of random play). They measure how much better than random play the agent is, how early,
-how steadily, and how similarly over sessions. They are ratios of sums of str_i, meaningful where these sums are
-positive: a session that is no better than random play has none of them.
+how steadily, and how similarly over sessions. They are ratios of sums of str_i. A session whose sum is not
+positive, because it is no better than random play, has none of these figures.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ SESSION_FIGURES = {
     "gpu_memory_gib": "GPU memory, GiB",
     "rss_gib": "RSS, GiB",
 }
-"""Figures -> their titles in tables. A trial's figure is the mean over its sessions, but for `consistency`."""
+"""Figure -> title in tables. Except `consistency`, a trial's figure is the mean over its sessions."""
 
 REDUCTIONS = {
     "env_steps": np.max,
@@ -58,50 +58,62 @@ REDUCTIONS = {
     "gpu_memory_gib": np.max,
     "rss_gib": np.max,
 }
-"""Columns -> how their log points become a figure of the session."""
+"""Column -> how its log points become a figure of the session."""
 
 
-def _ratio(numerator: Any, denominator: Any) -> float:
+def _ratio(numerator: np.floating, denominator: np.floating) -> float:
+    """The ratio of two sums; NaN unless the denominator is positive."""
     return float(numerator / denominator) if denominator > 0 else np.nan
 
 
 def efficiency(strengths: np.ndarray, steps: np.ndarray) -> float:
-    """sum_i (str_i / t_i) / sum_i str_i, in 1 / step; larger is earlier. Both `[N]`, every t_i > 0.
+    """sum_i (str_i / t_i) / sum_i str_i, in 1 / step: the larger, the earlier the agent is strong.
 
-    Sample efficiency has t in env steps, training efficiency in gradient steps.
+    Args:
+        strengths: str `[N]`.
+        steps: t `[N]`, all positive; env steps for sample efficiency, gradient steps for training efficiency.
     """
     return _ratio((strengths / steps).sum(), strengths.sum())
 
 
 def stability(strengths: np.ndarray) -> float:
-    """1 - |sum_{i<N} min(str_{i+1} - str_i, 0) / sum_{i<N} str_i|; `[N]`, N > 1; 1 if it never falls."""
+    """1 - |sum_{i<N} min(str_{i+1} - str_i, 0) / sum_{i<N} str_i| for str `[N]`, N > 1; 1 if str never falls."""
     return 1.0 - _ratio(-np.minimum(np.diff(strengths), 0.0).sum(), strengths[:-1].sum())
 
 
 def consistency(strengths: np.ndarray) -> float:
-    """1 - sum_i 2 std_j(str_ij) / sum_i mean_j(str_ij) for str_ij `[sessions, N]`; 1 if all sessions are equal.
+    """1 - sum_i 2 std_j(str_ij) / sum_i mean_j(str_ij) for str `[sessions, N]`; 1 if all sessions are equal.
 
-    This std divides by the number of sessions, as in SLM Lab, so that the figure can be compared with SLM Lab's.
-    Every other standard deviation of this package is the sample's, `sample_std`.
+    As in SLM Lab, this standard deviation divides by the number of sessions. All others in this package are sample
+    standard deviations (`sample_std`).
     """
     return 1.0 - _ratio(2.0 * strengths.std(axis=0).sum(), strengths.mean(axis=0).sum())
 
 
 def _normalised(score: Any, low: Reference | None, high: Reference | None) -> Any:
+    """The score on a scale from `low` (0) to `high` (1); None if one is unknown, or `high` is not the larger."""
     if score is None or low is None or high is None or high.score <= low.score:
         return None
     return (score - low.score) / (high.score - low.score)
 
 
 def human_normalised(score: Any, game: Game) -> Any:
-    """(score - random) / (human - random) with DQN Zoo's scores: 0 is random, 1 is human; None if unknown."""
+    """(score - random) / (human - random) with DQN Zoo's scores; None if a score is unknown.
+
+    Args:
+        score: a number, an array, or None.
+    """
     return _normalised(score, game.dqn_random, game.human)
 
 
 def reference_normalised(score: Any, game: Game) -> Any:
-    """(score - random) / (reference - random): 1 equals the first reference. Meaningful for negative scores, too.
+    """(score - random) / (reference - random), with the game's first reference; it suits negative scores too.
 
-    None if there is no reference, or if it is no better than random play (Skiing, Solaris).
+    Args:
+        score: a number, an array, or None.
+
+    Returns:
+        None if a score is unknown, or if the reference is no better than random play (Skiing, Solaris).
     """
     return _normalised(score, game.random, next(iter(game.references), None))
 
@@ -112,11 +124,12 @@ def random_score(game: Game) -> float:
 
 
 def session_figures(table: Table, game: Game) -> dict[str, float | None]:
-    """The figures of one session: each name of `SESSION_FIGURES` -> value, or None if there is no data for it."""
+    """The figures of one session: name in `SESSION_FIGURES` -> value; None if it is unknown."""
     known = np.isfinite(table["return_mean"])
-    returns, return_ma, env_steps, steps = (
-        table[name][known] for name in ("return_mean", "return_ma", "env_steps", "optimizer_steps")
-    )
+    returns = table["return_mean"][known]
+    return_ma = table["return_ma"][known]
+    env_steps = table["env_steps"][known]
+    steps = table["optimizer_steps"][known]
     figures: dict[str, Any] = dict.fromkeys(SESSION_FIGURES)
     figures["wall_hours"] = table["wall_seconds"][-1] / 3600.0
     for name, reduce in REDUCTIONS.items():
@@ -138,15 +151,15 @@ def session_figures(table: Table, game: Game) -> dict[str, float | None]:
 
 
 def known_float(value: float | None) -> float | None:
-    """A number for JSON, which has no NaN."""
+    """A number for JSON, with None for NaN."""
     return None if value is None or np.isnan(value) else float(value)
 
 
 def sample_std(values: ArrayLike, axis: int | None = None) -> Any:
-    """The sample standard deviation, sqrt(sum (x - mean)² / (N - 1)); needs N > 1 values along `axis`.
+    """The sample standard deviation, sqrt(sum (x - mean)² / (N - 1)), of N > 1 values along `axis`.
 
-    It estimates the spread of the sessions that might have been trained. The population's, which divides by N,
-    would be too small: by 29% with two sessions.
+    It estimates the spread over all sessions that might have been trained. Division by N would underestimate that
+    spread, by 29% with two sessions.
     """
     return np.std(np.asarray(values), axis=axis, ddof=1)
 
@@ -160,12 +173,15 @@ def cut_table(table: Table, env_steps: float) -> Table:
 def align_sessions(
     tables: Sequence[Table], column: str, along: str = "env_steps"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A column of several sessions at common points along another one: (points `[N]`, values `[sessions, N]`).
+    """A column of several sessions at common points along another column.
 
-    The points are those of the session that goes furthest along `along`. Sessions of one config usually log at the
-    same env steps; where points differ, values are interpolated linearly between log points. A session is NaN
-    before its first finite value. After its last log point it keeps its last value: the sessions of a mean end at
-    the same env steps (`summary.members`), give or take a few auto-reset steps, though not after the same hours.
+    The points are those of the session that goes furthest along `along`. Between log points, values are
+    interpolated linearly. A session is NaN before its first finite value and keeps its last value after its last
+    log point. The sessions of a mean end at nearly the same env steps (`summary.members`), but not after the same
+    hours.
+
+    Returns:
+        The points `[N]`, and the values `[sessions, N]`.
     """
     grid = max((table[along] for table in tables), key=lambda points: points[-1])
     values = np.full((len(tables), grid.size), np.nan)

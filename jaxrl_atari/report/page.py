@@ -1,8 +1,8 @@
-"""Reports of runs, suites and searches: one HTML page each, report.html in its directory, with everything in it.
+"""Reports of runs, suites and searches: one self-contained HTML page each, report.html in its directory.
 
-The pages are Jinja templates, `templates/{run,suite,search}.html`. A run is data: the templates escape every
-value, and the page's own security policy allows no network and no script but that of the game page, which this
-package ships.
+The pages are made from the Jinja templates `templates/{run,suite,search}.html`. What a run contains is data: the
+templates escape every value. The security policy of a page forbids network access and all scripts except that of
+the game page, which this package ships.
 """
 
 import base64
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_atari import __version__
-from jaxrl_atari.cli import counted, say
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import NoLogPoint, UserError, reason
+from jaxrl_atari.output import counted, say
 from jaxrl_atari.report import summary
 from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
 from jaxrl_atari.report.searches import JOURNAL_FILE, draw_graphs, read_study, search_facts, trial_rows
@@ -43,11 +43,11 @@ class GamePage(NamedTuple):
 def write_report(directory: Path) -> Path:
     """Writes report.html into the directory of a run, a suite or a search; returns its path.
 
-    The runs of a suite or a search get theirs first; one without a log point gets none. Graphs that are missing or
-    older than what they show are drawn.
+    The runs of a suite or a search that have a log point get reports first. Graphs that are missing or outdated
+    are drawn.
 
     Raises:
-        UserError: the directory is none of the three, has no log point yet, or has a damaged file.
+        UserError: the directory is not of these kinds, has no log point yet, or has a damaged file.
     """
     from jinja2 import Environment, PackageLoader, TemplateError
 
@@ -70,13 +70,7 @@ def write_report(directory: Path) -> Path:
         content = page.render(values | describe(directory))
     except UserError:
         raise
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        TemplateError,
-    ) as error:  # a file is damaged or not ours
+    except (ValueError, LookupError, TypeError, AttributeError, TemplateError) as error:  # a file is damaged
         raise UserError(
             f"{directory}: its files cannot be used ({reason(error)}); restore them from a copy"
         ) from error
@@ -86,8 +80,7 @@ def write_report(directory: Path) -> Path:
 
 
 def try_report(directory: Path) -> None:
-    """`write_report` at the end of a command, which must not fail for it. Prints the path, or why there is
-    none."""
+    """Writes a report at the end of a command. Prints its path or, if that fails, the reason."""
     try:
         say(str(write_report(directory)))
     except Exception as error:
@@ -95,13 +88,13 @@ def try_report(directory: Path) -> None:
 
 
 def _is_drawn(graph: Path, runs: Iterable[Run]) -> bool:
-    """Whether a graph is there and as new as the metrics and evaluations of all sessions."""
+    """Whether a graph exists and is as new as the metrics and evaluations of all sessions."""
     tables = [file for run in runs for session_dir in run.tables for file in session_dir.glob("*.csv")]
     return graph.is_file() and all(graph.stat().st_mtime >= file.stat().st_mtime for file in tables)
 
 
 def _settings(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Config, and what a description says of software and hardware: for settings.html."""
+    """The values of settings.html: the config, and the software and hardware in a description (config.json)."""
     usual = flat(Config().to_dict())
     software = {name: description.get(name) for name in ("python", "versions", "git_revision", "hardware")}
     return {
@@ -114,6 +107,7 @@ def _settings(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe_run(run_dir: Path) -> dict[str, Any]:
+    """The values of run.html. Draws outdated graphs."""
     run = read_run(run_dir)
     graphs = [run_dir / "graphs" / "trial.svg", *(path / "graphs" / "session.svg" for path in run.tables)]
     if not all(_is_drawn(graph, [run]) for graph in graphs):
@@ -164,6 +158,7 @@ def game_file(video: Path) -> Path:
 
 
 def _describe_suite(suite_dir: Path) -> dict[str, Any]:
+    """The values of suite.html. Draws outdated graphs and writes the reports of the runs."""
     suite = read_suite(suite_dir)
     links = _write_runs(suite_dir, suite.runs)
     directory = suite_dir / "graphs"
@@ -187,6 +182,7 @@ def _describe_suite(suite_dir: Path) -> dict[str, Any]:
 
 
 def _describe_search(search_dir: Path) -> dict[str, Any]:
+    """The values of search.html. Draws outdated graphs and writes the reports of the trials."""
     config = read_config(search_dir, SEARCH_FILE)
     description = read_json(search_dir / SEARCH_FILE)
     trials = trial_rows(search_dir)
@@ -206,7 +202,7 @@ def _describe_search(search_dir: Path) -> dict[str, Any]:
 
 
 def _write_runs(directory: Path, names: Iterable[str]) -> set[str]:
-    """Writes the reports of runs in a directory; returns the names of those that have a log point."""
+    """Writes the reports of the runs in a directory that have a log point; returns the names of these runs."""
     written = set()
     for name in filter(lambda name: is_run(directory / name), names):
         with contextlib.suppress(NoLogPoint):

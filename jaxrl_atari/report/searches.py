@@ -1,6 +1,6 @@
-"""Searches: the table of the trials and the search space as text, and graphs of the trials.
+"""Results of searches: the table of trials and the search space as text, and graphs of the trials.
 
-The trials are read from the search's Optuna study, SEARCH_DIR/journal.log. Optuna is imported when it is read.
+The trials are read from the search's Optuna study, SEARCH_DIR/journal.log. Only then is Optuna imported.
 """
 
 import csv
@@ -39,14 +39,14 @@ COLOUR_OF = {"best": COLOURS[1], "finished": COLOURS[0], "stopped by ASHA": GREY
 
 
 class Trial(NamedTuple):
-    """A trial that has a score: the last `return_ma`, or that at which it was stopped."""
+    """A trial that has a score: its last `return_ma`."""
 
     number: int
-    fields: dict[str, Any]  # dotted name -> value
-    distributions: dict[str, "BaseDistribution"]  # dotted name -> what the value was drawn from
+    fields: dict[str, Any]  # dotted name of a searched field -> value
+    distributions: dict[str, "BaseDistribution"]  # dotted name -> the distribution of the value
     score: float
-    env_steps: list[int]  # of its log points that have a return_ma
-    returns: list[float]  # return_ma at these
+    env_steps: list[int]  # env steps of the log points that have a return_ma
+    returns: list[float]  # return_ma at these log points
     kind: str  # a key of COLOUR_OF
 
 
@@ -54,9 +54,9 @@ class Trial(NamedTuple):
 
 
 def trial_rows(search_dir: Path) -> list[list[str]]:
-    """The table of the trials, as in trials.csv and with rounded numbers: header, then a row for each, best first.
+    """The table of trials.csv with rounded numbers: a header, then a row for each trial, the best first.
 
-    Empty before a search has written its first results.
+    Before the search has written its first results, the table is empty.
 
     Raises:
         UserError: trials.csv is damaged.
@@ -88,9 +88,9 @@ def trial_rows(search_dir: Path) -> list[list[str]]:
 
 
 def search_facts(search: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a search, as search.json has them, in words: name -> value.
+    """The search space and the options in a search.json as text: name -> value.
 
-    A searched field has the range or the values that it is drawn from: `0.0001 to 0.0005, logarithmic`.
+    The value of a searched field is its range, such as `0.0001 to 0.0005, logarithmic`, or its choices.
     """
     if not isinstance(search, Mapping):  # a search.json of unknown origin
         return {}
@@ -103,7 +103,7 @@ def search_facts(search: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def distribution_text(saved: Any) -> str:
-    """A distribution of Optuna, as JSON, in words."""
+    """A distribution of Optuna, given as JSON, in words."""
     attributes = saved.get("attributes", saved) if isinstance(saved, Mapping) else None
     if not isinstance(attributes, Mapping):
         return str(saved)
@@ -119,7 +119,7 @@ def distribution_text(saved: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    """A value of JSON as text, with a number as people write it."""
+    """A JSON value as text; numbers as in `number_text`."""
     return number_text(value) if type(value) in (int, float) else str(value)
 
 
@@ -177,12 +177,12 @@ def read_study(search_dir: Path) -> "optuna.Study | None":
     storage = JournalStorage(JournalFileBackend(str(journal)))
     try:
         return optuna.load_study(study_name=STUDY_NAME, storage=storage)
-    except KeyError:  # its process died before it was written
+    except KeyError:  # the process died before it wrote the study
         return None
 
 
 def read_trials(study: "optuna.Study") -> list[Trial]:
-    """The trials that have a score, in the order of their numbers. A trial that runs has its score so far."""
+    """The trials that have a score, in the order of their numbers. A running trial has its score so far."""
     from optuna.trial import TrialState
 
     kinds = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped by ASHA"}
@@ -214,12 +214,12 @@ def read_trials(study: "optuna.Study") -> list[Trial]:
 def draw_graphs(study: "optuna.Study", directory: Path) -> list[Path]:
     """Draws the trials of a search, each graph as PNG and SVG; returns the files.
 
-    - curves: return_ma against env steps, a line for each trial
+    - curves: return_ma against env steps, with a line for each trial
     - fields: score against each searched field
-    - parallel: fields and score of each trial, a line for each
-    - importances: how much of the variance of the score each field explains (Optuna's fANOVA)
+    - parallel: fields and score, with a line for each trial
+    - importances: the share of the score's variance that each field explains (Optuna's fANOVA)
 
-    The last two need two trials with a score. Nothing is drawn before a game has ended.
+    The last two need two trials with a score. Before a game has ended, nothing is drawn.
     """
     trials = read_trials(study)
     if not trials:
@@ -241,7 +241,7 @@ def draw_graphs(study: "optuna.Study", directory: Path) -> list[Path]:
 
 
 def _draw_curves(trials: Sequence[Trial]) -> "Figure | None":
-    """return_ma against env steps; None without log points."""
+    """Draws return_ma against env steps; None without log points."""
     figure = new_figure("return_ma of each trial", 10, 5)
     axes = figure.add_subplot()
     for trial in sorted(trials, key=lambda each: each.kind == "best"):  # the best one on top
@@ -255,7 +255,7 @@ def _draw_curves(trials: Sequence[Trial]) -> "Figure | None":
 
 
 def _draw_fields(trials: Sequence[Trial]) -> "Figure":
-    """Score against each searched field, a panel for each."""
+    """Draws the score against each searched field, with a panel for each field."""
     names = _field_names(trials)
     columns = min(len(names), 3)
     rows = math.ceil(len(names) / columns)
@@ -276,7 +276,7 @@ def _draw_fields(trials: Sequence[Trial]) -> "Figure":
 
 
 def _draw_parallel(trials: Sequence[Trial]) -> "Figure":
-    """A vertical axis for each field and one for the score; each trial is a line, coloured by its score."""
+    """Draws a vertical axis for each field and for the score, and each trial as a line coloured by its score."""
     import matplotlib
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -312,15 +312,16 @@ def _draw_parallel(trials: Sequence[Trial]) -> "Figure":
 
 
 def _draw_importances(trials: Sequence[Trial]) -> "Figure | None":
-    """Optuna's importances of the fields; None where it has none, as for trials of equal score."""
+    """Draws Optuna's importances of the fields; None if Optuna has none, as for trials of equal score."""
     import optuna
     from matplotlib.ticker import PercentFormatter
     from optuna.importance import get_param_importances
 
+    # Copies, because Optuna leaves out pruned trials. With ASHA, most trials are pruned.
     copies = [
         optuna.trial.create_trial(params=trial.fields, distributions=trial.distributions, value=trial.score)
         for trial in trials
-    ]  # Optuna would leave out pruned trials, which with ASHA are most of them
+    ]
     complete = optuna.create_study(direction="maximize")
     complete.add_trials(copies)
     try:
@@ -350,7 +351,7 @@ def _is_logarithmic(name: str, trials: Sequence[Trial]) -> bool:
 
 
 def _categories(name: str, trials: Sequence[Trial]) -> list[str]:
-    """The values of a field that are no numbers, as text; empty for a field of numbers."""
+    """The values of a categorical field as text; empty for a field of numbers."""
     values = [trial.fields[name] for trial in trials if name in trial.fields]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return []
@@ -358,7 +359,7 @@ def _categories(name: str, trials: Sequence[Trial]) -> list[str]:
 
 
 def _positions(values: Sequence[Any], name: str, trials: Sequence[Trial]) -> list[float]:
-    """Where values of a field stand along its axis: numbers at themselves, others at 0, 1, ...; NaN for None."""
+    """The positions of values on the axis of a field: numbers themselves, categories 0, 1, ...; NaN for None."""
     categories = _categories(name, trials)
     if categories:
         return [np.nan if value is None else categories.index(str(value)) for value in values]
@@ -366,7 +367,7 @@ def _positions(values: Sequence[Any], name: str, trials: Sequence[Trial]) -> lis
 
 
 def _write_ticks(axes: "Axes", name: str, trials: Sequence[Trial]) -> None:
-    """Labels the x axis of a field: its categories, or plain numbers, of which few fit."""
+    """Labels the x axis of a field with its categories, or with few plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
@@ -383,13 +384,13 @@ def _write_ticks(axes: "Axes", name: str, trials: Sequence[Trial]) -> None:
 
 
 def _to_unit(values: np.ndarray) -> np.ndarray:
-    """Values from 0, the lowest, to 1, the highest; 0.5 if they are equal."""
+    """Values scaled to 0 (the lowest) to 1 (the highest); 0.5 if they are equal."""
     low, high = np.nanmin(values), np.nanmax(values)
     return (values - low) / (high - low) if high > low else np.where(np.isnan(values), np.nan, 0.5)
 
 
 def _add_legend(figure: "Figure", trials: Sequence[Trial]) -> None:
-    """Names the kinds of trials that are drawn, and the best trial with its score, below the axes."""
+    """Adds a legend below the axes: the kinds of trials that are drawn, and the best trial with its score."""
     from matplotlib.lines import Line2D
 
     entries = []

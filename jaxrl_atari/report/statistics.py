@@ -1,25 +1,24 @@
 """Statistics of scores over sessions and games, with intervals: pure functions of arrays.
 
-One game has the t interval of the mean over its sessions: it holds the true mean in 95% of cases from 3 sessions
-on (normal scores), where a bootstrap over so few sessions is far too narrow.
+The mean score of one game has the t interval over its sessions. With normal scores and at least 3 sessions, it
+contains the true mean in 95% of cases. A bootstrap over so few sessions would be far too narrow.
 
 The figures over several games are those of Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice"
-(arXiv:2108.13264), for scores x_mn of game m = 1..M and session n = 1..N_m, which are normalised by game before
-they are aggregated.
+(arXiv:2108.13264). The scores x_mn of game m = 1..M and session n = 1..N_m are normalised by game before they are
+aggregated.
 
-`estimate` gives them intervals of the form figure ± t · spread, for few sessions:
+`estimate` gives a figure an interval that suits few sessions, figure ± t · spread:
 
 - The scores are resampled within each game, around its mean: x*_mn = mean_m + sqrt(N_m / (N_m - 1)) · r, where r
-  is drawn with replacement from the residuals x_mn - mean_m. The factor makes the variance of the resampled scores
-  the sample's; without it, the spread is too small by 29% with two sessions.
+  is drawn with replacement from the residuals x_mn - mean_m. The factor gives the resampled scores the sample
+  variance; without it, the spread would be too small by 29% with two sessions.
 - spread is the root mean square distance of the resampled figures from the figure.
-- t is Student's quantile. A game with few sessions has an uncertain spread of its own; the degrees of freedom of
-  all games together are those of Welch and Satterthwaite, (sum_m v_m)² / sum_m v_m² / (N_m - 1), where v_m is the
-  variance of game m's part of the figure.
+- t is Student's quantile. Its degrees of freedom are those of Welch and Satterthwaite for all games together,
+  (sum_m v_m)² / sum_m v_m² / (N_m - 1), where v_m is the variance of game m's part of the figure.
 
-There is no interval where it could not hold, and the estimate says why. benchmarks/coverage.py measures how often
-the intervals hold the true figure; docs/paper.md has the table. `bootstrap_interval` is rliable's interval, for
-export.
+Where such an interval would not hold, there is none, and the estimate says why. benchmarks/coverage.py measures
+how often the intervals contain the true figure; docs/paper.md has the table. `bootstrap_interval` is rliable's
+interval, which is only exported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +32,10 @@ from scipy.special import stdtrit
 from jaxrl_atari.report.metrics import sample_std
 
 Scores = Mapping[str, ArrayLike]
-"""Game -> scores of its sessions `[N_m]`; games may differ in their number of sessions."""
+"""Game -> scores of its sessions `[N_m]`. Games may have different numbers of sessions."""
 
 Games = Sequence[np.ndarray]
-"""The scores of each game `[..., N_m]`; the leading axes are those of the result."""
+"""The scores of each game `[..., N_m]`. A figure has their leading axes."""
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -44,10 +43,10 @@ UPPER = (1 + CONFIDENCE) / 2
 
 INTERVALS = (
     f"In parentheses: {CONFIDENCE:.0%} intervals over sessions, from a bootstrap of the residuals and Student's t "
-    "(docs/paper.md says how often they hold the true figure); (-) where there is none. The narrower percentile "
-    "intervals of rliable are in the JSON file."
+    "(docs/paper.md says how often they hold the true figure); (-) where there is none. "
+    "The narrower percentile intervals of rliable are in the JSON file."
 )
-"""What the intervals of aggregates are, below their tables."""
+"""Explanation below tables of aggregates."""
 
 
 class Estimate(NamedTuple):
@@ -72,19 +71,17 @@ def median(games: Games) -> np.ndarray:
 
 
 def interquartile_mean(games: Games) -> np.ndarray:
-    """IQM: mean of the middle half of all n scores; floor(n / 4) are cut at each end."""
+    """IQM: mean of the middle half of all n scores. floor(n / 4) scores are cut at each end."""
     from scipy.stats import trim_mean  # takes a second to import
 
     return trim_mean(np.concatenate(games, axis=-1), 0.25, axis=-1)
 
 
 def exact_middle_half(games: Games) -> np.ndarray:
-    """Mean of the middle half of all n scores, where n / 4 are cut at each end: of a score at the edge, a part
-    counts.
+    """Mean of exactly the middle half of all n scores: n / 4 are cut at each end, if need be a part of a score.
 
-    Its distance from the IQM is what the rounding of n / 4 does. With 5 games of 2 sessions, 2 scores are cut at
-    each end where 2.5 would be a quarter, so that the IQM is one of 60% of the scores, and differs from that of
-    many sessions.
+    Its distance from the IQM is the effect of rounding n / 4. For example, with 5 games of 2 sessions, the IQM
+    cuts 2 scores at each end instead of 2.5. It is then the mean of 60% of the scores.
     """
     scores = np.sort(np.concatenate(games, axis=-1), axis=-1)
     count = scores.shape[-1]
@@ -94,7 +91,7 @@ def exact_middle_half(games: Games) -> np.ndarray:
 
 
 def optimality_gap(games: Games) -> np.ndarray:
-    """1 - mean of min(x_mn, 1) over all scores: the distance from the target 1, 0 if all scores reach it."""
+    """1 - mean of min(x_mn, 1) over all scores: 0 if all scores reach the target 1."""
     return 1.0 - np.minimum(np.concatenate(games, axis=-1), 1.0).mean(axis=-1)
 
 
@@ -109,8 +106,7 @@ def game_means(games: Games) -> np.ndarray:
 
 
 def game_improvements(games: Games, others: Games) -> np.ndarray:
-    """P(x > y) + P(x = y) / 2 for each game `[M, ...]`, over all pairs of a session of `games` and one of
-    `others`."""
+    """P(x > y) + P(x = y) / 2 for each game `[M, ...]`, over all pairs of sessions x of `games`, y of `others`."""
     pairs = ((x[..., :, None], y[..., None, :]) for x, y in zip(games, others, strict=True))
     return np.array([0.5 + 0.5 * np.sign(x - y).mean(axis=(-2, -1)) for x, y in pairs])
 
@@ -121,13 +117,13 @@ def improvement(games: Games, others: Games) -> np.ndarray:
 
 
 class Figure(NamedTuple):
-    """A figure over games and what its interval needs."""
+    """A figure over games, with what its interval needs. The functions take the `Games` of each suite."""
 
     title: str
-    compute: Callable[..., np.ndarray]  # of the games of each suite
-    low: float = -np.inf  # its possible values
-    high: float = np.inf
-    parts: Callable[..., np.ndarray] = game_means  # each game's part of it
+    compute: Callable[..., np.ndarray]
+    low: float = -np.inf  # its smallest possible value
+    high: float = np.inf  # its largest possible value
+    parts: Callable[..., np.ndarray] = game_means  # the part of each game in it
     exact: Callable[..., np.ndarray] | None = None  # the figure without the rounding that biases it
 
 
@@ -150,10 +146,10 @@ def _lists(suites: Sequence[Scores]) -> list[list[np.ndarray]]:
 
 
 def estimate(figure: Figure, *suites: Scores) -> Estimate:
-    """A figure of one or more suites, with the interval that the module's docstring describes.
+    """A figure of one or more suites, with its interval; the module's docstring describes the method.
 
     Args:
-        suites: as many as `figure.compute` takes. Several have the same games.
+        suites: as many as `figure.compute` takes, all with the same games.
     """
     games = _lists(suites)
     value = float(figure.compute(*games))
@@ -178,16 +174,16 @@ def estimate(figure: Figure, *suites: Scores) -> Estimate:
 
 
 def _around_mean(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Resamples of a game's scores `[RESAMPLES, N_m]` with the sample's variance."""
+    """Resampled scores of a game `[RESAMPLES, N_m]`, with the sample variance."""
     residuals = (scores - scores.mean()) * np.sqrt(scores.size / (scores.size - 1))
     return scores.mean() + residuals[rng.integers(scores.size, size=(RESAMPLES, scores.size))]
 
 
 def bootstrap_interval(figure: Figure, *suites: Scores) -> tuple[float, float] | None:
-    """The interval of rliable: quantiles of the figure over stratified resamples of the scores themselves.
+    """The interval of rliable: quantiles of the figure over stratified resamples of the scores.
 
-    The sessions of each game are resampled with replacement, and the games are kept. With few sessions it is too
-    narrow. None if a game has a single session.
+    The sessions of each game are resampled with replacement; the games are kept. With few sessions, the interval
+    is too narrow. None if a game has a single session.
     """
     games = _lists(suites)
     if any(scores.size < 2 for suite in games for scores in suite):
@@ -203,9 +199,9 @@ def bootstrap_interval(figure: Figure, *suites: Scores) -> tuple[float, float] |
 def aggregate(scores: Scores) -> dict[str, Any]:
     """All `FIGURES` of a suite, for JSON, and its performance profile.
 
-    `games` is their number. Each figure has `iqm`, `iqm_interval`, `iqm_why_none` (empty if there is an interval)
-    and `iqm_rliable_interval`. `profile` is a list of points: threshold, share above it, and the ends of the
-    interval of the share, or None.
+    The keys of a figure are, for example, `iqm`, `iqm_interval`, `iqm_why_none` (empty with an interval) and
+    `iqm_rliable_interval`. `games` is the number of games. `profile` is a list of points: threshold, share above
+    it, and the two ends of the share's interval, which may be None.
     """
     summary: dict[str, Any] = {"games": len(scores)}
     for name, figure in FIGURES.items():
@@ -231,9 +227,11 @@ def score_interval(scores: ArrayLike) -> tuple[float, float] | None:
 
 
 def probability_of_improvement(scores: Scores, others: Scores) -> Estimate:
-    """How probably a session of `scores` beats a session of `others`, averaged over the games, which must be
-    equal.
+    """The probability that a session of `scores` beats a session of `others`, as a mean over the games.
 
     0.5 means no difference. For two trials of one game, pass one game each.
+
+    Args:
+        scores, others: scores of the same games.
     """
     return estimate(IMPROVEMENT, scores, {game: others[game] for game in scores})

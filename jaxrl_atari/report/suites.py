@@ -1,5 +1,4 @@
-"""Suites: the table of games, aggregates over games, results.{md,csv,json}, comparisons, and rliable's
-dictionary."""
+"""Results of suites: the table of games, aggregates over games, comparisons, and scores for rliable."""
 
 import csv
 import io
@@ -9,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, comparable
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import NoLogPoint, NotUnderstood, UserError
+from jaxrl_atari.output import counted
 from jaxrl_atari.report.graphs import plot_profiles
 from jaxrl_atari.report.metrics import human_normalised, reference_normalised
 from jaxrl_atari.report.statistics import FIGURES, INTERVALS, Scores, aggregate, probability_of_improvement
@@ -30,6 +29,7 @@ from jaxrl_atari.runs.files import read_json, write_file, write_json
 from jaxrl_atari.runs.run_dir import SUITE_FILE, is_run, read_config, read_games
 
 NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
+"""Name of a normalisation -> its function of scores and a game."""
 
 GAME_COLUMNS = {
     "game": "game",
@@ -46,35 +46,34 @@ GAME_COLUMNS = {
     "hours": "hours",
     "status": "status",
 }
-"""Columns of the table of games: name in results.csv -> title in results.md and in the report."""
+"""Column of the table of games, as in results.csv -> title in results.md and in the report."""
 
 EXPLANATION = (
     "ours: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
-    "interval of the mean (from 3 sessions on). sessions: those that count, which are the finished ones once "
-    "one has "
-    "finished; the status names the others. reference: PPO after 10,000,000 env steps of the same protocol. "
-    "ratio: "
-    "(ours - random) / (reference - random), which is meaningful for negative scores too. human-normalised: "
-    "(ours - "
-    "random) / (human - random), with the random and human scores of DQN Zoo. hours and env steps: mean over "
-    "these "
-    "sessions. A game in which a session has no score is left out of the statistics over games."
+    "interval of the mean (from 3 sessions on). "
+    "sessions: those that count, which are the finished ones once one has finished; the status names the others. "
+    "reference: PPO after 10,000,000 env steps of the same protocol. "
+    "ratio: (ours - random) / (reference - random), which is meaningful for negative scores too. "
+    "human-normalised: (ours - random) / (human - random), with the random and human scores of DQN Zoo. "
+    "hours and env steps: mean over these sessions. "
+    "A game in which a session has no score is left out of the statistics over games."
 )
+"""Explanation below the table of games."""
 
 
 class Suite(NamedTuple):
-    """A suite directory and what it holds."""
+    """The content of a suite directory."""
 
     path: Path
     config: Config
     description: dict[str, Any]  # the content of suite.json
-    games: list[str]  # without those that ALE does not have
-    runs: dict[str, Run]  # game -> its run, of the games that have a log point
-    summaries: dict[str, dict[str, Any]]  # game -> the `trial_summary` of its run, with the sessions that count
-    damaged: dict[str, str]  # game -> why its log points cannot be read, where it has some
+    games: list[str]  # only games that ALE has
+    runs: dict[str, Run]  # game -> its run, for games that have a log point
+    summaries: dict[str, dict[str, Any]]  # game -> the `trial_summary` of its run
+    damaged: dict[str, str]  # game -> why its log points cannot be read
 
     def scores(self) -> dict[str, list[float]]:
-        """Game -> raw final scores of its sessions, of the complete games in which every session has one."""
+        """Game -> raw final scores of its sessions, for complete games in which every session has a score."""
         found = {}
         for game, run in self.runs.items():
             scores = self.summaries[game]["session_scores"]
@@ -84,8 +83,11 @@ class Suite(NamedTuple):
 
 
 def read_suite(suite_dir: Path) -> Suite:
-    """Reads a suite. Raises `UserError`: it is not a suite directory, or suite.json or a config.json cannot be
-    used."""
+    """Reads a suite.
+
+    Raises:
+        UserError: the directory holds no suite, or its suite.json or a config.json cannot be used.
+    """
     config = read_config(suite_dir, SUITE_FILE)
     description = read_json(suite_dir / SUITE_FILE)
     games = [game for game in read_games(suite_dir) if game in GAMES]
@@ -103,7 +105,7 @@ def read_suite(suite_dir: Path) -> Suite:
 
 
 def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]]:
-    """Name of a normalisation -> game -> normalised scores, of the games that have the scores to compare with."""
+    """Normalisation -> game -> normalised scores. Games without the reference scores it needs are left out."""
     kinds = {}
     for kind, normalise in NORMALISATIONS.items():
         values = {game: normalise(np.array(scores[game]), comparable(game, protocol)) for game in scores}
@@ -112,20 +114,20 @@ def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]
 
 
 def aggregates(scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
-    """Name -> `aggregate` of its scores, without those that have no game."""
+    """Name -> the `aggregate` of its scores. Names without a game are left out."""
     return {name: aggregate(games) for name, games in scores.items() if games}
 
 
 def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -> dict[str, list[str]]:
-    """Writes scores_human_normalised.npz and scores_ratio.npz: `dict(numpy.load(FILE))` is rliable's dictionary.
+    """Writes scores_human_normalised.npz and scores_ratio.npz, for rliable.
 
-    It is algorithm -> scores `[sessions, games]`.
+    `dict(numpy.load(FILE))` is the dictionary that rliable takes: name of a suite -> scores `[sessions, games]`.
 
     Args:
-        suites: name -> result of `normalised`, of the same games for all.
+        suites: name -> result of `normalised`. All have the same games.
 
     Returns:
-        The games in the order of the columns, for each normalisation.
+        Normalisation -> the games in the order of the columns.
     """
     columns = {}
     for kind in NORMALISATIONS:
@@ -143,7 +145,7 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -
 
 
 def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The table of games: a row of `GAME_COLUMNS` for each game, with None where there is no value.
+    """The table of games: for each game a row with the keys of `GAME_COLUMNS`. An unknown value is None.
 
     Args:
         failures: game -> why it failed.
@@ -165,7 +167,8 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
                 "hours": summary["mean"]["wall_hours"],
                 "status": "complete" if run.is_complete(suite.config) else "not complete",
             }
-            if left_out := left_out_text(summary):
+            left_out = left_out_text(summary)
+            if left_out:
                 row["status"] += f"; {left_out}"
             if all((session_dir / "verified.json").is_file() for session_dir in run.tables):
                 row["status"] += ", verified"
@@ -178,7 +181,7 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
 
 
 def results(suite: Suite, failures: Mapping[str, str]) -> dict[str, Any]:
-    """The content of results.json: the table of games, raw scores, and their aggregates; see `game_rows`."""
+    """The content of results.json: table of games, raw scores, and aggregates. `failures`: see `game_rows`."""
     protocol = suite.config.env.resolved_protocol
     scores = suite.scores()
     return {
@@ -191,19 +194,19 @@ def results(suite: Suite, failures: Mapping[str, str]) -> dict[str, Any]:
 
 
 def text_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """`game_rows` as text: the header, and the cells of each row."""
+    """The rows of `game_rows` as text, with a header."""
     cells = ([value if isinstance(value, str) else score_text(value) for value in row.values()] for row in rows)
     return [[*GAME_COLUMNS.values()], *cells]
 
 
 def estimate_text(value: float, interval: Sequence[float] | None) -> str:
-    """A figure and its interval: `0.85 (0.80 to 0.91)`, or `0.85 (-)` without one."""
+    """A figure and its interval as text: `0.85 (0.80 to 0.91)`, or `0.85 (-)` without an interval."""
     bounds = "-" if interval is None else " to ".join(map(score_text, interval))
     return f"{score_text(value)} ({bounds})"
 
 
 def aggregate_rows(results: Mapping[str, Mapping[str, Any]], heading: str) -> list[list[str]]:
-    """Table of `aggregates`: its header, and a row for each name."""
+    """The table of `aggregates`: a header, which starts with `heading`, and a row for each name."""
     rows = [[heading, "games", *(figure.title for figure in FIGURES.values())]]
     for name, figures in results.items():
         cells = [estimate_text(figures[figure], figures[f"{figure}_interval"]) for figure in FIGURES]
@@ -212,7 +215,7 @@ def aggregate_rows(results: Mapping[str, Mapping[str, Any]], heading: str) -> li
 
 
 def missing_intervals(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Why figures of `aggregates` have no interval: a line for each reason, with the figures that it holds for."""
+    """Why figures of `aggregates` lack intervals: a line for each reason, which names the figures."""
     figures_of: dict[str, list[str]] = {}
     for name, figures in results.items():
         for key, figure in FIGURES.items():
@@ -265,8 +268,7 @@ def suite_results(suite_dir: Path, failures: Mapping[str, str]) -> SuiteResults:
 
 
 def save_results(found: SuiteResults) -> None:
-    """Writes results.md, results.csv, results.json and the scores in rliable's form, and trial.json of each
-    game."""
+    """Writes results.md, results.csv, results.json, rliable's files, and the trial.json of each game."""
     suite_dir = found.suite.path
     values = found.values
     for game in found.suite.runs:
@@ -291,7 +293,7 @@ def compare_suites(suites: Mapping[str, Suite], output: Path) -> str:
     Writes comparison.md, comparison.json, suites.png, suites.svg and rliable's dictionaries into `output`.
 
     Raises:
-        UserError: the suites have no complete game in common, or not one protocol that has reference scores.
+        UserError: the suites have no complete game in common, differ in protocol, or lack reference scores.
     """
     first, *others = suites
     where = " and ".join(str(suite.path) for suite in suites.values())

@@ -1,4 +1,4 @@
-"""The summary of a trial: RUN_DIR/trial.json, the table that is printed at the end, and numbers as text."""
+"""Summaries of trials: RUN_DIR/trial.json, the table printed at the end, and numbers as text."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config
 from jaxrl_atari.dialects import dialect_text
 from jaxrl_atari.envs.games import Game, comparable
 from jaxrl_atari.envs.protocols import comparison_note
+from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import (
     SESSION_FIGURES,
     align_sessions,
@@ -31,7 +31,7 @@ from jaxrl_atari.runs.run_dir import CONFIG_FILE, read_config, session_number
 
 
 class Run(NamedTuple):
-    """A run directory and what it holds."""
+    """The content of a run directory."""
 
     path: Path
     config: Config
@@ -45,27 +45,31 @@ class Run(NamedTuple):
 
     @property
     def game(self) -> Game:
-        """The game, with the scores that this run's protocol is comparable with."""
+        """The game, with the reference scores of the run's protocol."""
         return comparable(self.config.env.game_name, self.protocol)
 
     @property
     def return_ma_definition(self) -> str:
-        """The definition of the run's `return_ma`, which was another one in older versions."""
+        """The definition of the run's `return_ma`, which has changed since older versions."""
         by_env_steps = self.description.get("return_ma_env_steps")
         return "mean over the last 1M env steps" if by_env_steps else "mean of the last 100 log points"
 
     def is_complete(self, config: Config | None = None) -> bool:
-        """Whether every session has spent its budget, or that of another config."""
+        """Whether every session has spent its budget or was ended by `stop` of `run_training`.
+
+        Args:
+            config: the config whose budget counts; None: that of the run.
+        """
         wanted = config or self.config
         reached = []
         for session_dir, table in self.tables.items():
-            ended = read_early_end(wanted, session_dir)  # then it is as good as one that has spent its budget
+            ended = read_early_end(wanted, session_dir)
             reached.append(wanted.total_env_steps if ended else table["env_steps"][-1])
         return wanted.is_complete(reached)
 
     @property
     def early_ends(self) -> dict[str, dict[str, Any]]:
-        """Session -> `env_steps` and `reason`, of the sessions that `stop` of `run_training` has ended."""
+        """The sessions that `stop` of `run_training` has ended: name -> `env_steps` and `reason`."""
         ends = {path.name: read_early_end(self.config, path) for path in self.tables}
         return {name: ended for name, ended in ends.items() if ended is not None}
 
@@ -74,42 +78,40 @@ def read_run(run_dir: Path, sessions: int | None = None) -> Run:
     """Reads a run.
 
     Args:
-        sessions: how many count, those of its suite; None: those of its config.
+        sessions: number of sessions that count, as in its suite; None: as in its config.
 
     Raises:
-        UserError: it has no readable config, or no session with metrics.
+        UserError: the directory has no readable config, or no session with metrics.
     """
     config = read_config(run_dir)
-    return Run(
-        run_dir, config, read_sessions(run_dir, sessions or config.sessions), read_json(run_dir / CONFIG_FILE)
-    )
+    tables = read_sessions(run_dir, sessions or config.sessions)
+    return Run(run_dir, config, tables, read_json(run_dir / CONFIG_FILE))
 
 
 def write_trial_summary(run_dir: Path) -> dict[str, Any]:
-    """Writes the summary of a run to `run_dir/trial.json` and returns it. Raises `UserError` as `read_run`."""
+    """Writes the summary of a run to RUN_DIR/trial.json and returns it. Raises `UserError` as `read_run`."""
     summary = trial_summary(read_run(run_dir))
     write_json(run_dir / "trial.json", summary)
     return summary
 
 
 class Members(NamedTuple):
-    """The sessions of a trial that its score, interval, curve, legend and table are of, and the sessions left
-    out."""
+    """The sessions of a trial that count. Its score, interval, curve, legend and table are of these sessions."""
 
     tables: dict[Path, Table]  # session directory -> its log points that count
-    left_out: dict[Path, str]  # session directory -> why it does not count
-    env_steps: float | None  # before a session has finished: where the log points of all members are cut
+    left_out: dict[Path, str]  # session directory -> why the session does not count
+    env_steps: float | None  # where the log points of all members are cut; None once a session has finished
 
 
 def members(run: Run) -> Members:
-    """Chooses the sessions of a trial that count, so that all of them are at the same env steps.
+    """Chooses the sessions of a trial that count, so that all of them are compared at the same env steps.
 
-    - The sessions that have ended: with their budget spent, or by `stop` of `run_training`. A curve keeps the last
-      value of one that was stopped earlier than the others.
-    - Before one has ended: the sessions that have come at least half as far as the furthest one, with their log
-      points up to the env steps that all of these have reached.
+    - Once a session has finished, the finished sessions count: those that have spent their budget, and those ended
+      by `stop` of `run_training`. The curve of a stopped session keeps its last value.
+    - Before that, the sessions count that have come at least half as far as the furthest one. Their log points are
+      cut at the env steps that all of them have reached.
 
-    A session in which no game has ended has no score and is left out, unless that is so in every session.
+    A session without a finished game has no score and is left out, unless no session has one.
     """
     scored = {path: table for path, table in run.tables.items() if np.isfinite(table["return_ma"]).any()}
     left_out = {path: "no finished game" for path in run.tables if scored and path not in scored}
@@ -133,16 +135,17 @@ def members(run: Run) -> Members:
 
 
 def trial_summary(run: Run) -> dict[str, Any]:
-    """The figures of a trial, ready for JSON: an unknown value is None.
+    """The figures of a trial over its `members`, ready for JSON. An unknown value is None.
 
-    All of them are of the trial's `members`. The score is the mean of `session_scores`: the final `return_ma` of
-    the sessions that have finished a game. `sessions` has the figures of each member, `left_out` the other
-    sessions and why they do not count; `mean` and `std` are the members' mean and sample standard deviation, and
-    `std` is None for a single value. `common_env_steps` is where unfinished members are cut, None if they have
-    finished. `consistency` is over the log points at which all members have a finished game. `complete` tells
-    whether every session has spent its budget or was ended by `stop` of `run_training`; `stopped` has the env
-    steps and the reason of the latter. `return_ma` tells how the score is defined, and `comparison_note` why there
-    are no scores to compare with.
+    - `score`: mean of `session_scores`, the final `return_ma` of the members that have finished a game.
+      `return_ma`: its definition.
+    - `sessions`: the figures of each member. `left_out`: the other sessions, and why they do not count.
+    - `mean`, `std`: mean and sample standard deviation of each figure over the members. `std` is None for a single
+      value. `consistency` is over the log points at which every member has a finished game.
+    - `common_env_steps`: where the log points of unfinished members are cut; None if they have finished.
+    - `complete`: whether every session has finished. `stopped`: env steps and reason of the sessions that `stop`
+      of `run_training` has ended.
+    - `comparison_note`: why there are no reference scores.
     """
     config = run.config
     game = run.game
@@ -189,9 +192,10 @@ def trial_summary(run: Run) -> dict[str, Any]:
 
 
 def evaluations(directory: Path) -> list[dict[str, Any]]:
-    """What `evaluate` has written into the directory of a run or a session, oldest first.
+    """The results that `evaluate` has written into the directory of a run or a session, oldest first.
 
-    Each has `file`, `env_steps`, `checkpoint`, `episodes`, `greedy`, `mean` and, of all sessions, `session_means`.
+    Each has `file`, `env_steps`, `checkpoint`, `episodes`, `greedy` and `mean`; a result of all sessions also has
+    `session_means`.
 
     Raises:
         UserError: as `read_result`.
@@ -203,17 +207,17 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
 
 
 def written_at(file: Path) -> float:
-    """When a result was made, in seconds since 1970 (UTC): the date that `evaluate` wrote, which a copy keeps.
+    """The time at which a result or a video was made, in seconds since 1970 (UTC).
 
-    It stands in a JSON file as `date`. A video has it in the JSON file of the same name, `video_STEP.json`, or
-    else has that of its evaluation, `evaluation_STEP.json`. Without a date, the time of the file counts.
+    It is the `date` in the JSON file of a result, which copies keep. A video's date is in `video_STEP.json` or, if
+    there is no such file, in the `evaluation_STEP.json` of its evaluation. Without a date, it is the file's time.
     """
     described = [file.with_suffix(".json"), file.with_name(f"{file.stem.replace('video', 'evaluation')}.json")]
     for path in filter(Path.is_file, described):
         try:
             date = str(read_json(path)["date"]).removesuffix(" UTC")
             return datetime.strptime(date, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
-        except (ValueError, LookupError):  # an earlier version's, or not ours
+        except (ValueError, LookupError):  # a file of an earlier version, or of another program
             continue
     return file.stat().st_mtime
 
@@ -222,14 +226,14 @@ def written_at(file: Path) -> float:
 
 
 def score_text(value: float | None) -> str:
-    """A number as text: 14,482, 1.44 or 21; `-` where there is none."""
+    """A score as text, such as 14,482, 1.44 or 21; `-` for None."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{round(value, 2) + 0.0:.2f}".removesuffix(".00")
 
 
 def number_text(value: float) -> str:
-    """A number of any size as people write it, with three significant digits: 0.000343, 0.95, 2,048, 1e-08."""
+    """A number of any size as text, with three significant digits: 0.000343, 0.95, 2,048, 1e-08."""
     if value == 0 or abs(value) >= 1000:
         return f"{value:,.0f}"
     if abs(value) < 1e-6:
@@ -238,14 +242,15 @@ def number_text(value: float) -> str:
 
 
 def interval_text(scores: Sequence[float]) -> str:
-    """The interval of the mean score; with two sessions, both scores; with one, nothing."""
-    if (interval := score_interval(scores)) is not None:
+    """The interval of the mean score as text; with two sessions, both scores; with one session, nothing."""
+    interval = score_interval(scores)
+    if interval is not None:
         return f"{CONFIDENCE:.0%} interval {score_text(interval[0])} to {score_text(interval[1])}"
     return f"2 sessions: {score_text(scores[0])} and {score_text(scores[1])}" if len(scores) == 2 else ""
 
 
 def left_out_text(summary: Mapping[str, Any]) -> str:
-    """Which sessions do not count, and why, and where unfinished ones are compared; empty if all have finished."""
+    """The sessions left out and why, and where unfinished ones are compared; empty if all have finished."""
     parts = []
     if summary["left_out"]:
         named = [f"{each['session'].replace('_', ' ')} ({each['reason']})" for each in summary["left_out"]]
@@ -258,27 +263,26 @@ def left_out_text(summary: Mapping[str, Any]) -> str:
 
 
 def sessions_text(summary: Mapping[str, Any]) -> str:
-    """The number of sessions that count: `4 sessions`, or `3 of 4 sessions` if some are left out."""
+    """The number of sessions that count, as text: `4 sessions`, or `3 of 4 sessions` if one is left out."""
     members = len(summary["sessions"])
     every = members + len(summary["left_out"])
     return counted(members, "session") if members == every else f"{members} of {counted(every, 'session')}"
 
 
 def own_settings(summary: Mapping[str, Any]) -> str:
-    """The settings of a run that stand beside the reference scores: `v5, 10,000,000 env steps, λ 0.95, dialect
-    sb3`.
+    """The settings of a run that are shown beside reference scores: those in which its learning rule may differ.
 
-    A setting that makes the learning rule of a run another one than that of a reference belongs here, as λ does.
+    An example is `v5, 10,000,000 env steps, λ 0.95, dialect sb3`.
     """
     steps = f"{summary['planned_env_steps']:,} env steps"
     return f"{summary['protocol']}, {steps}, λ {summary['gae_lambda']:.2f}, dialect {summary['dialect']}"
 
 
 def reference_rows(summary: dict[str, Any]) -> list[list[str]]:
-    """Rows of the scores to compare with, source and score, below the run's own; then of the score that they
-    normalise.
+    """Rows (source, score): the run's own score, the reference scores, and the run's normalised scores.
 
-    Each has its protocol, env steps and lambda, so that a difference in one of them stands beside the scores.
+    A source names its protocol, env steps and lambda, so that readers see the differences. Empty without
+    references.
     """
     if not summary["references"]:
         return []
@@ -298,9 +302,9 @@ def reference_rows(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def figure_rows(summary: dict[str, Any]) -> list[list[str]]:
-    """The table of the known figures: header, then title, mean and std over sessions, and each session's value.
+    """The table of the known figures, the score first.
 
-    The first figure is the score.
+    The header is followed by rows with a title, mean and std over the sessions, and the value of each session.
     """
     columns = [summary["mean"], summary["std"], *summary["sessions"]]
     rows = [["", "mean", "std", *(session["session"].replace("_", " ") for session in summary["sessions"])]]
@@ -312,9 +316,12 @@ def figure_rows(summary: dict[str, Any]) -> list[list[str]]:
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, the header first, as a Markdown table that also reads well as it is; the first column is
-    text."""
-    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]  # Markdown needs a dash in the rule
+    """A Markdown table whose columns are aligned in plain text too: the first to the left, others to the right.
+
+    Args:
+        rows: rows of cells; the first row is the header.
+    """
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = []
     for name, *cells in (rows[0], rule, *rows[1:]):
@@ -324,16 +331,14 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary_table(summary: dict[str, Any]) -> str:
-    """The table printed at the end of a trial: figures with mean and std over its members, and scores to compare
-    with.
+    """The text printed at the end of a trial: the table of figures, notes, and reference scores.
 
     Args:
         summary: the content of trial.json, as `trial_summary` returns it.
     """
-    heading = (
-        f"{summary['name']}: {summary['game']}, protocol {summary['protocol']}, {sessions_text(summary)}, "
-        f"{summary['planned_env_steps']:,} env steps each"
-    )
+    budget = f"{summary['planned_env_steps']:,} env steps each"
+    settings = f"protocol {summary['protocol']}, {sessions_text(summary)}, {budget}"
+    heading = f"{summary['name']}: {summary['game']}, {settings}"
     if not summary["complete"]:
         heading += " (not complete)"
     ends = [

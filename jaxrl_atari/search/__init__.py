@@ -1,17 +1,17 @@
 """Hyperparameter search: many trials with early stopping on few GPUs (Ray Tune and Optuna).
 
-A config file for a search imports what it needs from here; the distributions are Optuna's.
+The config file of a search imports its names from here. The distributions are Optuna's.
 """
 
 import sys
 
-from jaxrl_atari.cli import say
+from jaxrl_atari.output import say
 
 try:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 except ModuleNotFoundError as error:
     say(f"error: {error}; search mode needs Optuna and Ray: pip install 'jaxrl_atari[search]'", sys.stderr)
-    raise SystemExit(2) from error  # `python -m` imports this before the command runs
+    raise SystemExit(2) from error  # `python -m` imports this file before the command can report an error
 
 from jaxrl_atari.search.options import SearchConfig
 from jaxrl_atari.suite.ray_cluster import ResourcesConfig

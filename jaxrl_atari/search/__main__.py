@@ -1,4 +1,4 @@
-"""Hyperparameter search: many trials on few GPUs.
+"""The command `search`: hyperparameter search with many trials on few GPUs.
 
 python -m jaxrl_atari.search --config configs/search_qbert.py [--search.trials 16 --search.resources.gpu 0.25 ...]
 python -m jaxrl_atari.search --resume data/qbert_search_20260101_120000 [--search.trials 32 ...]
@@ -39,21 +39,24 @@ from jaxrl_atari.suite.launch import Failure
 from jaxrl_atari.suite.ray_cluster import set_up_ray
 
 CHANGED_BY_RESUME = ("search.trials", "search.address", "search.resources")
-"""Options and groups that may differ when a search continues, as the beginnings of their names."""
+"""Prefixes of the options that may change when a search continues."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(FromDirectory):
-    """Searches hyperparameters: a new search, or the rest of one that was interrupted."""
+    """Searches hyperparameters, or continues a search that was interrupted."""
 
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
 
 
 def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path | None]:
-    """Command line -> config, search options, and the directory of the search; None for a new one.
+    """Reads the command line.
+
+    Returns:
+        The config, the options of the search, and its directory; None for a new directory.
 
     Raises:
-        UserError: a value that cannot be used, or that a search cannot change when it continues.
+        UserError: a value cannot be used, or cannot change when a search continues.
     """
     start = read_start(arguments)
     default = Options()
@@ -84,16 +87,16 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
     """Runs a search and returns the search directory.
 
     Args:
-        config: the options that all trials have, besides the searched fields.
+        config: the config of all trials, apart from the searched fields.
         search: the options of the search.
-        search_dir: where to run: a search in it is continued. None: a new search directory.
+        search_dir: the directory of the search; a search in it is continued. None: a new directory.
 
     Raises:
         UserError: the search cannot be run.
         SessionsFailed: every trial failed; the results are written.
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
-    set_up_ray(search.address, config.devices)  # raises errors before anything is created
+    set_up_ray(search.address, config.devices)  # its errors come before anything is created
     env = config.env
     describe_environment(env.backend, env.game_name, env.rules, env.gymnasium)
     if search_dir is None or not is_search(search_dir):
@@ -115,9 +118,15 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
 
 
 def run_waiting_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[str]:
-    """Runs the trials that have not ended. Whenever one ends, the results are written. Returns why trials
-    failed."""
-    from jaxrl_atari.search.ray_trials import run_trials, trial_dir  # which imports Ray
+    """Runs the trials that have not ended. Whenever one ends, the results are written.
+
+    Returns:
+        The reasons of the trials that failed.
+
+    Raises:
+        KeyboardInterrupt: after a stop request, once all processes have ended.
+    """
+    from jaxrl_atari.search.ray_trials import run_trials, trial_dir  # imports Ray
 
     study = open_study(search_dir, search)
     failures: list[str] = []
@@ -155,7 +164,7 @@ def run_waiting_trials(config: Config, search: SearchConfig, search_dir: Path) -
 
 
 def try_to_save(search_dir: Path, results: SearchResults) -> None:
-    """Saves results, or says why they could not be saved: the study, from which they are made, has them."""
+    """Saves results, or prints why they could not be saved. They can be made again from the study."""
     try:
         save_results(search_dir, results)
     except OSError as error:
@@ -163,7 +172,7 @@ def try_to_save(search_dir: Path, results: SearchResults) -> None:
 
 
 def try_to_draw(search_dir: Path, search: SearchConfig) -> None:
-    """Draws the graphs of a search, or says why they could not be saved."""
+    """Draws the graphs of a search, or prints why they could not be saved."""
     try:
         draw_graphs(open_study(search_dir, search), search_dir / "graphs")
     except OSError as error:

@@ -1,13 +1,13 @@
-"""Options of a search, its space, and search.json, which holds both. They are checked before the search starts.
+"""Options of a search and its space, their checks, and search.json, which stores them.
 
-A config file for `python -m jaxrl_atari.search` defines `get_search()` beside `get_config()`. It returns a
-`SearchConfig`, whose `space` maps the dotted names of config fields to Optuna's distributions.
+The config file of a search defines `get_search()` beside `get_config()`. It returns a `SearchConfig`, whose
+`space` maps dotted names of config fields to Optuna's distributions.
 """
 
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,7 +33,7 @@ Distribution = FloatDistribution | IntDistribution | CategoricalDistribution
 NO_OPTION = tyro.constructors.PrimitiveConstructorSpec(
     "*", "", lambda words: {}, lambda value: True, lambda value: []
 )
-"""Keeps tyro from deriving options from the distributions."""
+"""Stops tyro from deriving options from the distributions."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,15 @@ class SearchConfig:
     method: Literal["optuna", "random"] = "optuna"
     """`optuna`: its TPE sampler, which learns from trials once ten have ended; `random`: independent samples."""
     seed: Annotated[int, Limits(0, 2**31 - 1)] = 0
-    """Seed of the sampler. With `random`, trial i gets the same fields in whatever order trials run."""
+    """Seed of the sampler. With `random`, the fields of trial i do not depend on the order in which trials run."""
     early_stopping: Literal["asha", "none"] = "asha"
     """`asha`: stop trials that are worse than others at the same env steps; `none`: stop none."""
     grace_env_steps: Annotated[int, Limits(1, 10**12)] = 500_000
-    """Env steps of the first comparison; the next ones are at `reduction`, `reduction`², ... times that."""
+    """Env steps of the first comparison. The next ones are at `reduction`, `reduction`², ... times as many."""
     reduction: Annotated[int, Limits(2, 1_000_000)] = 3
     """Each comparison keeps the best 1 / reduction of the trials."""
     address: str = ""
-    """Ray cluster to join: its address, or `auto` on a machine where `ray start` has run. Empty: this machine
-    alone."""
+    """Address of a Ray cluster, or `auto` on a machine where `ray start` has run. Empty: this machine alone."""
     resources: ResourcesConfig = field(default_factory=ResourcesConfig)
 
     def __post_init__(self) -> None:
@@ -67,9 +66,8 @@ def check_search(config: Config, search: SearchConfig) -> None:
     """Checks that a search can be run.
 
     Raises:
-        ConfigError: a field that a search cannot vary; values that the config does not accept, alone or together
-            (of a range, only the ends are tried); several sessions with ASHA; or a first comparison beyond the
-            budget.
+        ConfigError: a search cannot vary a field; the config refuses a combination of choices or ends of ranges;
+            ASHA is to compare trials of several sessions; or the first comparison is beyond the budget.
     """
     known = {name for name in flat(config.to_dict()) if not name.startswith(SAME_IN_ALL_SETTINGS)}
     unknown = {
@@ -77,22 +75,21 @@ def check_search(config: Config, search: SearchConfig) -> None:
         for name, distribution in search.space.items()
         if name not in known or not isinstance(distribution, Distribution)
     }
-    require(
-        search.space and not unknown, "search.space", unknown or {},
+    expected = (
         "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials, "
-        "each with"
-        " a distribution of Optuna", "configs/search_qbert.py is an example of a --config",
-    )  # fmt: skip
-    ends = [
-        distribution.choices
-        if isinstance(distribution, CategoricalDistribution)
-        else (distribution.low, distribution.high)
-        for distribution in search.space.values()
-    ]
-    for values in itertools.islice(itertools.product(*ends), 10_000):  # a trial beyond these fails by itself
-        fields: dict[str, Any] = dict(zip(search.space, values, strict=True))
-        fields["seed"] = config.seed + config.sessions  # of the config that is written for the best trial
-        set_fields(config, fields)
+        "each with a distribution of Optuna"
+    )
+    hint = "configs/search_qbert.py is an example of a --config"
+    require(search.space and not unknown, "search.space", unknown or {}, expected, hint)
+    tried: list[Sequence[Any]] = []  # for each field, its choices or the ends of its range
+    for distribution in search.space.values():
+        if isinstance(distribution, CategoricalDistribution):
+            tried.append(distribution.choices)
+        else:
+            tried.append((distribution.low, distribution.high))
+    best_seed = {"seed": config.seed + config.sessions}  # as in the config that is written for the best trial
+    for values in itertools.islice(itertools.product(*tried), 10_000):  # a bad trial beyond these fails by itself
+        set_fields(config, dict(zip(search.space, values, strict=True)) | best_seed)
     if search.early_stopping == "asha":
         hint = "or use --search.early-stopping none"
         require(config.sessions == 1, "sessions", config.sessions, "1 where ASHA compares trials", hint)
@@ -102,7 +99,7 @@ def check_search(config: Config, search: SearchConfig) -> None:
 
 
 def space_dict(search: SearchConfig) -> dict[str, Any]:
-    """The distributions of a search as JSON values: the class and the arguments of each."""
+    """The space of a search as JSON values: name of a field -> class and arguments of its distribution."""
     return {name: json.loads(distribution_to_json(distribution)) for name, distribution in search.space.items()}
 
 
@@ -115,8 +112,7 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     """Reads search.json, which holds what `to_dict` returns.
 
     Raises:
-        UserError: the directory has no search.json, or one that cannot be used, such as that of an earlier
-            version.
+        UserError: the directory has no search.json, or it cannot be used, for example in this version.
     """
     config = read_config(search_dir, SEARCH_FILE)
     search = read_result(search_dir / SEARCH_FILE, search=dict)["search"]

@@ -1,6 +1,6 @@
-"""The trials of a search on a Ray cluster, each in a process of its own; Ray Tune schedules them.
+"""Runs the trials of a search on a Ray cluster, each in its own process. Ray Tune schedules them.
 
-Import it after `ray_cluster.set_up_ray`, which sets Ray's environment.
+Import this file after `ray_cluster.set_up_ray`, which sets Ray's environment.
 """
 
 import contextlib
@@ -29,13 +29,14 @@ from jaxrl_atari.suite.ray_cluster import (
 )
 
 STOP_FILE = "stop"
-"""Exists in the search directory once a stop is requested: the processes of trials may be on other machines."""
+"""File in the search directory that requests a stop. Trials may run on other machines, where no signal reaches."""
 
 RunTrial = Callable[[Path, MachineShare, Callable[[], bool]], object]
-"""Runs a trial to its end, or until a stop is requested: its directory, its share, whether a stop is requested."""
+"""Runs a trial to its end or a stop request. Takes its directory, its share of a machine, and a function that says
+whether a stop is requested."""
 
 OnTrialEnd = Callable[[int, Failure | None], object]
-"""Called for each trial that has ended by itself: its number, and why it failed, if it did."""
+"""Called for each trial that has ended by itself, with its number and its failure, if any."""
 
 
 def trial_dir(search_dir: Path, number: int) -> Path:
@@ -44,8 +45,10 @@ def trial_dir(search_dir: Path, number: int) -> Path:
 
 
 class _Events(TrialProgressCallback, tune.Stopper):
-    """Prints which trials start, in place of Tune's own display, collects those that have ended, and stops
-    Tune."""
+    """Events of Tune: prints which trials start, collects those that have ended, and stops Tune.
+
+    It replaces Tune's own display.
+    """
 
     def __init__(self, search_dir: Path):
         super().__init__()
@@ -54,11 +57,11 @@ class _Events(TrialProgressCallback, tune.Stopper):
         self.ended: list[tuple[int, Failure | None]] = []
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Tune's question whether a trial is to be stopped: it stops by itself."""
+        """Tells Tune not to stop a trial, because trials stop by themselves."""
         return False
 
     def stop_all(self) -> bool:
-        """Tune's question whether no further trial is to start."""
+        """Tells Tune whether to stop: after a stop request, once no trial is running."""
         return (self.search_dir / STOP_FILE).exists() and not self.running
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -81,8 +84,10 @@ class _Events(TrialProgressCallback, tune.Stopper):
 def _run_trial(
     config: dict[str, int], search_dir: Path, run_trial: RunTrial, share: MachineShare, code: Sequence[Code]
 ) -> dict[str, Any]:
-    """Runs a trial in its process: Tune does so in a thread, which receives no signals. Returns its result for
-    Tune."""
+    """Runs a trial in its process and returns its result for Tune.
+
+    Tune calls this in a thread, which receives no signals.
+    """
     directory = trial_dir(search_dir, config["trial"])
     stop_requested = (search_dir / STOP_FILE).exists
 
@@ -104,23 +109,22 @@ def run_trials(
     resources: ResourcesConfig,
     progress: Callable[[int], str],
 ) -> None:
-    """Runs the trials of a search, each in a process of its own, as many at a time as there is room for.
+    """Runs the trials of a search, each in its own process, as many at a time as the machines have room for.
 
     Args:
-        numbers: the trials, whose directories are SEARCH_DIR/trial_<number>. Their output goes to output.txt
-            there.
-        run_trial: can be imported, or is a `functools.partial` of what can.
-        on_end: called in this process for each trial that has ended by itself.
-        search_dir: directory of the search, which the machines of the cluster share.
-        address: address of the cluster. Empty: this machine alone.
+        numbers: numbers of the trials. Their directories are SEARCH_DIR/trial_<number>, with their output in
+            output.txt.
+        run_trial: a function that can be imported, or a `functools.partial` of one.
+        on_end: called in this process.
+        search_dir: directory of the search, which all machines of the cluster share.
+        address: address of the cluster; empty: this machine alone.
         devices: devices of the config.
         resources: resources of each trial.
-        progress: number of a trial -> one line on how far it is, printed every 30 seconds.
+        progress: gives a line on a trial's progress, printed every 30 seconds.
 
     Raises:
         UserError: the cluster cannot be used, or a trial needs more than a machine has.
-        KeyboardInterrupt: a stop was requested and passed on, and every running trial has ended. A second Ctrl-C
-            kills them.
+        KeyboardInterrupt: after a stop request, once every running trial has ended. A second Ctrl-C kills them.
     """
     if not numbers:
         return
@@ -145,16 +149,16 @@ def run_trials(
                 name="ray", storage_path=str(search_dir), verbose=0, callbacks=[events], stop=events
             ),
         )
-        # In a thread, because Tune in the main thread would handle the signals.
+        # Tune runs in a thread, because in the main thread it would handle the signals.
         thread = exits.enter_context(ThreadPool(1))
-        stop = exits.enter_context(StopRequest(quick=False, answer=STOPPING))  # after Ray, which takes SIGTERM
+        stop = exits.enter_context(StopRequest(quick=False, answer=STOPPING))  # last: Ray handles SIGTERM too
         fitting = thread.apply_async(tuner.fit)
         said = time.monotonic()
         while not fitting.ready() or events.ended:
             fitting.wait(POLL_SECONDS)
             if stop.requested:
                 stop_file.touch()
-                events.ended.clear()  # they may have stopped or, like the command, been sent the signal
+                events.ended.clear()  # these trials may not have ended by themselves
             if time.monotonic() > said + SECONDS_BETWEEN_NEWS:
                 said = time.monotonic()
                 for number in sorted(events.running):

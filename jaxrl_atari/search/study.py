@@ -1,4 +1,4 @@
-"""The trials of a search, in an Optuna study: one trial in its process, and the results.
+"""The Optuna study of a search: running one of its trials, and the results of all.
 
 SEARCH_DIR/search.json           config and search options
 SEARCH_DIR/journal.log           the study: fields, log points and end of every trial
@@ -6,9 +6,10 @@ SEARCH_DIR/trial_<i>/            a run directory like any other: config.json, se
 SEARCH_DIR/trial_<i>/output.txt  output of the trial
 SEARCH_DIR/trials.csv, ...       results: the table of the trials, graphs, and the best trial's config for `train`
 
-A trial is WAITING until it starts, then RUNNING. It ends as PRUNED if ASHA stops it. With its budget spent it is
-COMPLETE or, if none of its games has ended, FAIL. Optuna never reopens a trial, so one that failed with an error
-stays RUNNING: it can run again. The attribute `failure` says why a trial failed, in either case.
+A trial is WAITING until it starts, then RUNNING. It ends as PRUNED if ASHA stops it. When its budget is spent, it
+ends as COMPLETE or, without a finished game, as FAIL. A trial that failed with an error stays RUNNING, because
+Optuna never reopens a trial that has ended, and the trial may run again. The attribute `failure` says why a trial
+failed, in both cases.
 """
 
 import csv
@@ -28,9 +29,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from jaxrl_atari.cli import say
 from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.errors import NotUnderstood, UserError
+from jaxrl_atari.output import say
 from jaxrl_atari.report.searches import JOURNAL_FILE, STUDY_NAME
 from jaxrl_atari.report.summary import markdown_table, number_text, read_run, trial_summary
 from jaxrl_atari.runs.files import write_file, write_json
@@ -41,21 +42,21 @@ from jaxrl_atari.search.options import SearchConfig, read_search, space_dict
 from jaxrl_atari.suite.ray_cluster import MachineShare
 
 FAILURE = "failure"
-"""Attribute of a trial in the study: why it failed. Empty if it has not."""
+"""Attribute of a trial in the study: why it failed; empty if it has not failed."""
 
 NO_GAME = "no game ended within the budget"
-"""Failure of a trial that has spent its budget and has no score."""
+"""Failure of a trial whose budget is spent and that has no score."""
 
 
 def _open_journal(search_dir: Path) -> JournalStorage:
-    """The file in which Optuna keeps the study. It allows several processes at a time."""
+    """The file in which Optuna keeps the study. Several processes may use it at the same time."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return JournalStorage(JournalFileBackend(str(search_dir / JOURNAL_FILE)))
 
 
 def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optuna.Study:
-    """Opens the study of a search, or makes it. Its sampler is seeded for trial `number`."""
-    # Neighbouring integers would give nearly equal samples.
+    """Opens the study of a search, or creates it. Its sampler is seeded for trial `number`."""
+    # `SeedSequence` separates neighbouring integers, whose samples would be nearly equal.
     seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
     asha = search.early_stopping == "asha"
     return optuna.create_study(
@@ -66,19 +67,22 @@ def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optun
 
 
 def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
-    """Marks a trial as running and returns it. A new trial samples its fields; one that continues keeps its own.
+    """Marks a trial as running and returns it. A new trial samples its fields; one that continues keeps them.
 
-    The command calls this too, for a trial whose process died: that trial has fields even if it had not sampled
-    them.
+    The command calls this for a trial whose process died, too. The trial then has fields, even if the process had
+    not sampled them.
     """
     journal = _open_journal(search_dir)
     trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(STUDY_NAME), number)
     journal.set_trial_state_values(trial_id, TrialState.RUNNING)
     trial = Trial(open_study(search_dir, search, number), trial_id)
     for name, distribution in space_dict(search).items():
-        kind = distribution["name"].removesuffix("Distribution").lower()
-        # `suggest_float`, `suggest_int` or `suggest_categorical`.
-        getattr(trial, f"suggest_{kind}")(name, **distribution["attributes"])
+        suggest = {
+            "FloatDistribution": trial.suggest_float,
+            "IntDistribution": trial.suggest_int,
+            "CategoricalDistribution": trial.suggest_categorical,
+        }[distribution["name"]]
+        suggest(name, **distribution["attributes"])
     return trial
 
 
@@ -88,7 +92,7 @@ def has_failed(trial: FrozenTrial) -> bool:
 
 
 def status(trial: FrozenTrial) -> str:
-    """`finished`, `stopped` by ASHA, `failed: why` or `unfinished`."""
+    """The status of a trial: `finished`, `stopped` (by ASHA), `failed: REASON` or `unfinished`."""
     if has_failed(trial):
         return f"failed: {trial.user_attrs.get(FAILURE) or NO_GAME}"
     if trial.state == TrialState.PRUNED:
@@ -99,7 +103,7 @@ def status(trial: FrozenTrial) -> str:
 def ranked(study: optuna.Study) -> list[FrozenTrial]:
     """The trials that have started, best first: finished ones, then stopped ones, then those without a score.
 
-    Stopped ones come second because they were worse than others at the same env steps, whatever their score.
+    Stopped ones come second, because they were worse than others at the same env steps.
     """
 
     def key(trial: FrozenTrial) -> tuple[bool, bool, float]:
@@ -110,7 +114,7 @@ def ranked(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def reached(run_dir: Path) -> tuple[float | None, int]:
-    """How far a trial has come, as means over its sessions.
+    """The progress of a trial, as means over its sessions.
 
     Returns:
         Its score, which is None before its first finished game, and its env steps.
@@ -122,7 +126,7 @@ def reached(run_dir: Path) -> tuple[float | None, int]:
         summary = trial_summary(read_run(run_dir))
     except NotUnderstood:
         raise
-    except UserError:  # not begun, or no log point
+    except UserError:  # the trial has not started, or has no log point
         return None, 0
     return summary["score"], round(summary["mean"]["env_steps"])
 
@@ -131,14 +135,14 @@ def reached(run_dir: Path) -> tuple[float | None, int]:
 class Reporter(Writer):
     """Reports log points to the study, whose pruner may then stop the trial.
 
-    A stopped trial is told to the study at once, with the score of that log point. The log point that a stop
-    request causes is not reported, because an uninterrupted trial would not have it.
+    A stopped trial ends in the study at once, with the score of that log point. The log point that a stop request
+    causes is not reported, because an uninterrupted trial would not have it.
     """
 
     trial: Trial
     config: Config
     stop_requested: Callable[[], bool]
-    stopped: bool = False  # by the pruner
+    stopped: bool = False  # whether the pruner has stopped the trial
 
     def write(self, row: Row) -> None:
         env_steps = int(row["env_steps"])
@@ -159,13 +163,13 @@ def run_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[], b
         stop_requested: whether a stop has been requested.
 
     Raises:
-        KeyboardInterrupt: ASHA or a request has stopped it; its last checkpoint is written.
+        KeyboardInterrupt: ASHA or a stop request has stopped it, and its last checkpoint has been written.
     """
-    from jaxrl_atari.session import run_session  # the command itself does not train
+    from jaxrl_atari.session import run_session  # not imported by the command itself, which does not train
 
     config, search = read_search(run_dir.parent)
     trial = open_trial(run_dir.parent, search, int(run_dir.name.removeprefix("trial_")))
-    trial.set_user_attr(FAILURE, "")  # clears that of an earlier end
+    trial.set_user_attr(FAILURE, "")  # clears the failure of an earlier process
     say(str(trial.params))
     config = share.configure(set_fields(config, trial.params))
     write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
@@ -191,13 +195,13 @@ def run_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[], b
 class SearchResults(NamedTuple):
     """The results of a search."""
 
-    rows: list[list[Any]]  # of trials.csv: the header, then a row for each trial, best first
-    text: str  # the table, with numbers as people write them
-    best: Config | None  # config of a run that confirms the best trial; None before a trial has a score
+    rows: list[list[Any]]  # rows of trials.csv: the header, then a row for each trial, the best first
+    text: str  # the same table in Markdown, with rounded numbers
+    best: Config | None  # the config of a run that confirms the best trial; None before a trial has a score
 
 
 def cell_text(value: Any) -> str:
-    """A value in a table: numbers below 1 with three significant digits, others with up to six."""
+    """A value as text: numbers below 1 with three significant digits, other numbers with up to six."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -227,7 +231,7 @@ def search_results(search_dir: Path) -> SearchResults:
     table = markdown_table([[cell_text(value) for value in row] for row in rows])
     best = None
     if trials and trials[0].value is not None:
-        new_seed = config.seed + config.sessions  # of no trial
+        new_seed = config.seed + config.sessions  # no trial has used it
         best = set_fields(config, trials[0].params | {"name": f"{config.name}_best", "seed": new_seed})
     return SearchResults(rows, table, best)
 
@@ -248,7 +252,7 @@ def config_file(config: Config, origin: str) -> str:
     """The text of a config file for a run that confirms the score of the best trial.
 
     Args:
-        origin: says which trial it was.
+        origin: describes the trial.
     """
     return f'''"""{origin}
 
