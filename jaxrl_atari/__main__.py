@@ -23,8 +23,7 @@ COMMANDS = {
 
 
 def list_commands() -> None:
-    """Prints the commands. Raises `UserError` for a word that is none, and names the one that was probably
-    meant."""
+    """Prints the commands. Raises `UserError` for any other word, with the command that was probably meant."""
     words = sys.argv[1:]
     if words and words[0] not in ("--help", "-h"):
         close = difflib.get_close_matches(words[0], COMMANDS, 1)

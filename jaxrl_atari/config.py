@@ -228,8 +228,8 @@ class PPOConfig:
     learn_from_auto_resets: bool = False
     """Learn from auto-reset steps too, although the emulator ignores their actions."""
     minibatches: Literal["stratified", "uniform"] = "stratified"
-    """`stratified`: each minibatch has equally many samples of every environment; `uniform`: any samples, on one
-    device only."""
+    """`stratified`: each minibatch has equally many samples of every environment; `uniform`: any samples, which
+    needs a single device."""
     target_kl: Annotated[float | None, Limits(0.0, 100.0)] = None
     """An update ends after the first epoch whose mean approx_kl exceeds this. None: it runs all epochs."""
 
@@ -269,8 +269,7 @@ class DevicesConfig:
     """Every run with the same seed, GPU and software gives the same bits: XLA uses deterministic kernels only and
     picks them without timing. Slower. A CPU needs no such option."""
     distributed: bool = False
-    """Several processes learn together in one session. Start the same command once per process, on one host or on
-    several hosts."""
+    """Several processes learn together in one session, on one host or more. Start the same command in each."""
     coordinator: str | None = None
     """HOST:PORT of process 0. None: from the cluster's environment (SLURM, Open MPI, Kubernetes, TPU pods)."""
     num_processes: Annotated[int | None, Limits(1, 65_536)] = None
@@ -303,11 +302,11 @@ class LogConfig:
     tensorboard: bool = True
     """Write TensorBoard event files. Their viewer is an extra: pip install 'jaxrl_atari[tensorboard]'."""
     actions: bool = True
-    """Log seeds and actions, from which `verify` recomputes every score. Only `ale`. 10M env steps take 3 to
-    5 MB."""
+    """Log seeds and actions (3 to 5 MB per 10M env steps), so that `verify` can recompute every score. Only
+    `ale` has them."""
     wandb: bool = False
-    """Also log to Weights & Biases (pip install 'jaxrl_atari[wandb]'). WANDB_MODE=offline keeps the log on this
-    machine."""
+    """Also log to Weights & Biases (pip install 'jaxrl_atari[wandb]'). With WANDB_MODE=offline, the log stays on
+    this machine."""
     wandb_project: str = "jaxrl_atari"
     """Weights & Biases project."""
 
