@@ -9,8 +9,10 @@
 - Suites: they are compared by the learning curves of each game, and by statistics over the games that are complete
   in all of them.
 - Searches: the trials of each search go to SEARCH_DIR/graphs/.
+- Sweeps: the curves of all settings go to SWEEP_DIR/graphs/.
 
-Directories of several kinds may be given at once (data/*). Each kind is then drawn separately.
+Directories of several kinds may be given at once (data/*). Each kind is then drawn separately, and what holds none of
+them is named.
 """
 
 import dataclasses
@@ -28,7 +30,7 @@ from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run
 from jaxrl_atari.report.searches import draw_graphs, read_study
 from jaxrl_atari.report.suites import compare_suites, read_suite
 from jaxrl_atari.report.summary import Run, read_run
-from jaxrl_atari.runs.run_dir import is_search, is_suite
+from jaxrl_atari.runs.run_dir import SUITE_FILE, is_run, is_search, is_suite, is_sweep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Options:
     """Draws graphs of runs and searches, and compares runs or suites."""
 
     run_dir: tyro.conf.Positional[Path]
-    """Directory of a run, a suite or a search."""
+    """Directory of a run, a suite, a sweep or a search."""
     others: tyro.conf.Positional[tuple[Path, ...]] = ()
     """More of them, to compare."""
     output: Path = Path("graphs")
@@ -70,6 +72,19 @@ def draw_search(search_dir: Path) -> list[Path]:
         hint = "wait for the first finished game; drawing needs pip install 'jaxrl_atari[search]'"
         raise NoLogPoint(f"{search_dir}: holds no trial with a score; {hint}")
     return files
+
+
+def draw_sweep(sweep_dir: Path) -> list[Path]:
+    """Draws the learning curves of all settings of a sweep into SWEEP_DIR/graphs/; returns the files.
+
+    Raises:
+        NoLogPoint: no setting has a log point.
+    """
+    suites = [read_suite(file.parent) for file in sorted(sweep_dir.glob(f"*/{SUITE_FILE}"))]
+    curves = [(suite.path.name, run) for suite in suites for run in suite.runs.values()]
+    if not curves:
+        raise NoLogPoint(f"{sweep_dir}: holds no log point; wait for the first one")
+    return plot_comparison(curves, sweep_dir / "graphs")
 
 
 def without_empty(work: Callable[[Path], Kind], directories: Mapping[str, Path], alone: bool) -> dict[str, Kind]:
@@ -106,9 +121,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     count = len(directories)
     require(len(names) == len({*names}) == count, "--labels", " ".join(names), f"{count} different names")
     named = dict(zip(names, directories, strict=True))
+    if count > 1:  # data/* has files of logs, too
+        for name, path in list(named.items()):
+            if path.exists() and not any(is_kind(path) for is_kind in (is_run, is_search, is_suite, is_sweep)):
+                cli.say(f"not drawn: {path}: holds no run, suite, sweep or search", sys.stderr)
+                del named[name]
     searches = {name: path for name, path in named.items() if is_search(path)}
+    sweeps = {name: path for name, path in named.items() if is_sweep(path)}
     suites = {name: path for name, path in named.items() if is_suite(path)}
-    run_dirs = {name: path for name, path in named.items() if name not in searches | suites}
+    run_dirs = {name: path for name, path in named.items() if name not in searches | sweeps | suites}
 
     # Runs and suites are read before anything is drawn, so that a directory of another kind is an error at once.
     runs = without_empty(read_run, run_dirs, count == 1)
@@ -116,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for suite in opened.values():
         for why in suite.damaged.values():
             cli.say(f"not drawn: {why}", sys.stderr)
-    drawn = without_empty(draw_search, searches, count == 1)
+    drawn = without_empty(draw_search, searches, count == 1) | without_empty(draw_sweep, sweeps, count == 1)
     if not (runs or opened or drawn):
         raise UserError("nothing is drawn: no directory holds a log point; wait for the first one")
     for files in drawn.values():

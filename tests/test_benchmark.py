@@ -197,6 +197,29 @@ def test_the_whole_command(overlap, capsys):
     assert result["hardware"]["cpu"] in "\n".join(lines)
 
 
+@pytest.mark.long
+def test_figures_that_cannot_be_saved_are_shown(tmp_path, capsys):
+    path = tmp_path / ("x" * 250)  # with that of a partial file, longer than a name may be
+    with pytest.raises(UserError, match=r"shown above, and not saved: .*File name too long"):
+        benchmark.main([*TINY, "--parts", "env", "--repeats", "1", "--seconds", "0.01", "--json", str(path)])
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert shown["figures"]["env_sps"]["median"] > 0
+    benchmark.main(
+        [*TINY, "--parts", "env", "--repeats", "1", "--seconds", "0.01", "--json", str(tmp_path / "a/b")]
+    )
+    assert json.loads((tmp_path / "a/b").read_text()) == json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_a_file_for_the_figures_is_checked_before_anything_is_measured(tmp_path):
+    (tmp_path / "file").touch()
+    for path, words in (
+        (tmp_path, "expected the path of a file"),
+        (tmp_path / "file" / "a.json", "choose another"),
+    ):
+        with pytest.raises(UserError, match=rf"--json.*{words}"):
+            benchmark.main([*TINY, "--json", str(path)])
+
+
 def test_a_trace_shows_iterations_of_the_steady_state_and_no_compilation(tmp_path, capsys):
     _, result = run(capsys, "--repeats", 2, "--trace", tmp_path / "trace")
     names = [Path(file).name.partition(".")[2] for file in result["trace"]]

@@ -21,6 +21,8 @@ from jaxrl_atari.runs.reading import read_metrics
 from jaxrl_atari.runs.run_dir import SUITE_FILE
 from jaxrl_atari.suite.__main__ import read_plan
 
+pytestmark = pytest.mark.long
+
 
 def replaced(**values):
     return lambda content: json.dumps(json.loads(content) | values).encode()

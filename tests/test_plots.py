@@ -259,13 +259,23 @@ def test_directories_of_all_kinds_are_drawn_and_an_empty_one_is_named(tmp_path, 
     (empty / "session_0" / "metrics.csv").unlink()
     write_search(tmp_path / "search")
     capsys.readouterr()  # Optuna's news
-    plots.main(["a", "empty", "search", "--output", "out"])
+    (tmp_path / "train.log").write_text("session 0 ...")
+    setting = tmp_path / "sweep" / "ppo.gamma=0.9"
+    write_run(setting / "Pong", [short(-20, -10)], game="Pong")
+    described = json.loads((setting / "Pong" / "config.json").read_text()) | {"games": ["Pong"]}
+    for file in (setting / "suite.json", tmp_path / "sweep" / "sweep.json"):
+        write_json(file, described | {"vary": {"ppo.gamma": [0.9]}})
+    plots.main(["a", "empty", "search", "sweep", "train.log", "--output", "out"])
     printed, errors = capsys.readouterr()
     files = printed.split()
-    assert {"a/graphs/trial.svg", "search/graphs/curves.svg", "search/graphs/importances.png"} <= set(files)
+    drawn = {"a/graphs/trial.svg", "search/graphs/curves.svg", "search/graphs/importances.png"}
+    assert drawn | {"sweep/graphs/comparison.svg"} <= set(files)
     assert all((tmp_path / file).is_file() for file in files)
-    assert len(errors.splitlines()) == 1
-    assert errors.startswith("not drawn: empty/session_0/metrics.csv: holds no log point")
+    log, run = errors.splitlines()
+    assert log == "not drawn: train.log: holds no run, suite, sweep or search"
+    assert run.startswith("not drawn: empty/session_0/metrics.csv: holds no log point")
+    with pytest.raises(UserError, match="nowhere: not a run directory"):
+        plots.main(["a", "nowhere"])
     with pytest.raises(UserError, match=r"empty/session_0/metrics\.csv: holds no log point"):
         plots.main(["empty"])
     (tmp_path / "search" / "journal.log").unlink()

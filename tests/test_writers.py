@@ -206,6 +206,20 @@ def test_a_table_without_a_header_that_is_understood_is_refused_and_left_as_it_i
             read_metrics(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "rotate", [Path.unlink, lambda path: path.write_text(""), lambda path: path.rename(f"{path}.1")]
+)
+def test_a_table_that_is_rotated_while_the_session_trains_goes_on_as_a_new_file(tmp_path, rotate):
+    said = []
+    writer = CsvWriter(tmp_path, 0, 0, said.append)
+    writer.write(row(100))
+    rotate(tmp_path / "metrics.csv")
+    for env_steps in (200, 300):
+        writer.write(row(env_steps))
+    assert read_metrics(tmp_path)["env_steps"].tolist() == [200, 300]
+    assert said == ["metrics.csv was moved away or emptied while the session trains; it goes on as a new file"]
+
+
 def test_a_column_of_the_users_own_is_kept(tmp_path):
     write(tmp_path, (100, 200), tensorboard=False)
     path = tmp_path / "metrics.csv"

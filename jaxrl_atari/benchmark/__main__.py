@@ -23,10 +23,10 @@ from jaxrl_atari.benchmark.comparison import compare, make_sides
 from jaxrl_atari.benchmark.measure import PARTS, measure, trace
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_start
-from jaxrl_atari.errors import Limits, require
+from jaxrl_atari.errors import Limits, UserError, require
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.runs.columns import COLUMNS
-from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.files import not_saved
 from jaxrl_atari.runs.run_dir import describe
 
 NOTES = {
@@ -79,7 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = f"some of {Options.parts}, with commas between them"
     require({*parts} <= PARTS.keys(), "--parts", options.parts, known)
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
+        require(not options.json.is_dir(), "--json", str(options.json), "the path of a file")
+        try:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--json {options.json}: {error.strerror}; choose another folder") from error
     for line in runtime.configure():
         cli.say(line)
     about = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
@@ -104,8 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result = measure(config, parts, options.repeats, options.seconds)
         print_report(result)
     cli.say("\n" + json.dumps(result | about, allow_nan=False))
-    if options.json:  # after the output, so that a full disk loses nothing
-        write_json(options.json, result | about)
+    if options.json and (problem := not_saved(options.json, result | about)):
+        raise UserError(f"shown above, and not saved: {problem}")
 
 
 if __name__ == "__main__":

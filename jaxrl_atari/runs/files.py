@@ -30,7 +30,7 @@ def write_file(path: Path, content: str | bytes) -> None:
                     raise
         partial.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # an error of a write to an open file names none
+        error.filename = str(path)  # an error of a write to an open file names none, others name the partial file
         raise
     finally:
         with contextlib.suppress(OSError):
@@ -114,6 +114,9 @@ def only_writer(directory: Path) -> Iterator[None]:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
     except PermissionError:  # another user's
         descriptor = os.open(lock, os.O_RDONLY)
+    except OSError as error:
+        hint = "copy it to a folder that can be written to"
+        raise UserError(f"{directory}: cannot be written to ({error.strerror}); {hint}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -244,6 +244,8 @@ class CsvWriter(Writer):
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         path = self._dir / name
         exists = path.is_file() and path.stat().st_size > 0
+        if name in self._left and not exists:
+            self._say(f"{name} was moved away or emptied while the session trains; it goes on as a new file")
         further = [column for column in row if column not in self._columns[name]]
         self._columns[name] += further
         if exists and (further or _state(path) != self._left.get(name)):  # or another program has saved it
