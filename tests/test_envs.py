@@ -3,6 +3,8 @@
 import hashlib
 import importlib.util
 import itertools
+import os
+import subprocess
 import sys
 from functools import cache, partial
 from types import SimpleNamespace
@@ -449,3 +451,21 @@ def test_screens_that_are_not_210_lines_high(backend):
     assert screen.shape == (250, 160)
     seen = screen if backend == "ale" else screen[:210]
     assert np.abs(area_resize(seen) - frame).max() <= 0.501
+
+
+@pytest.mark.parametrize("found", ["0.11.2", "0.9.0", "0.11.0.dev3"])
+def test_an_older_ale_py_is_one_line_with_its_version(found, tmp_path):
+    """Its metadata come first on the path, as those of a version in `PYTHONPATH` do."""
+    metadata = tmp_path / "ale_py-0.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: ale-py\nVersion: {found}\n")
+    code = (
+        "from jaxrl_atari import cli; from jaxrl_atari.envs import make_pool\n"
+        "cli.run(lambda: make_pool('ale', 'Pong', 1, seed=0, rules=None))"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    line = f"error: ale-py {found} is too old: 0.12 or a later one is needed; pip install -U ale-py\n"
+    assert (ended.returncode, ended.stderr) == (2, line)

@@ -19,13 +19,15 @@ actions, both give the same frames and rewards in the games that the tests repla
 """
 
 import os
+import re
+from importlib.metadata import version
 
 import numpy as np
 
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame, GymnasiumOptions
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GameRecord
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import UserError, require
 
 __all__ = [
     "THREADS",
@@ -40,6 +42,8 @@ __all__ = [
 
 THREADS = "JAXRL_ATARI_THREADS"
 """Environment variable: emulation threads of each pool, in a process that shares the cores with others."""
+
+OLDEST_ALE_PY = (0, 12)
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -66,6 +70,22 @@ def describe_environment(backend: str, game: str, rules: Rules, gymnasium: Gymna
     from jaxrl_atari.envs import gymnasium as back_end
 
     return back_end.describe_environment(game, rules, gymnasium)
+
+
+def require_ale_py() -> None:
+    """Refuses an ale-py that is older than this package needs, before it is imported.
+
+    Older ones accept the same options, or lack names that are imported: they would fail later, with a traceback.
+    All back ends use ale-py, if only for its games and ROMs.
+
+    Raises:
+        UserError: it is too old.
+    """
+    found = version("ale-py")
+    numbers = [int(number) for number in re.findall(r"\d+", found)[:2]]
+    if numbers < [*OLDEST_ALE_PY]:
+        oldest = ".".join(map(str, OLDEST_ALE_PY))
+        raise UserError(f"ale-py {found} is too old: {oldest} or a later one is needed; pip install -U ale-py")
 
 
 def make_pool(
@@ -100,9 +120,10 @@ def make_pool(
         screens: `EnvPool.screen` will be called; `envpool` has no screens.
 
     Raises:
-        UserError: envpool is not installed, the game's ROM cannot be read, or a Gymnasium environment cannot be
-            used.
+        UserError: envpool is not installed, ale-py is too old, the game's ROM cannot be read, or a Gymnasium
+            environment cannot be used.
     """
+    require_ale_py()
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]
     num_threads = num_threads or int(os.environ.get(THREADS, "0"))
     # Imported here, so that the interface alone imports no emulator.

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -56,31 +55,25 @@ class AlePool(EnvPool):
     ):  # fmt: skip
         rom_path(game)  # `AtariVectorEnv` finds it in the same way
         height, width, _ = SCREEN_SHAPE if colour else (FRAME_SIZE, FRAME_SIZE, 1)
-        try:
-            envs = AtariVectorEnv(
-                rom_ids()[game],
-                len(seeds),
-                num_threads=num_threads,
-                max_num_frames_per_episode=rules.max_frames,
-                repeat_action_probability=rules.sticky_actions,
-                full_action_space=rules.full_action_space,
-                img_height=height,
-                img_width=width,
-                grayscale=not colour,
-                stack_num=1,
-                frameskip=FRAME_SKIP,
-                maxpool=True,
-                noop_max=rules.noop_max,
-                episodic_life=False,  # True would reset the whole game at each life
-                life_loss_info=False,  # so that `terminated` is the end of the game; lives come from info
-                reward_clipping=False,
-                use_fire_reset=rules.fire_on_reset,
-            )
-        except (TypeError, ValueError) as error:  # an older ale-py has other options
-            found = version("ale-py")
-            if tuple(map(int, found.split(".")[:2])) >= (0, 12):
-                raise
-            raise UserError(f"ale-py {found} is too old: 0.12.1 is needed; pip install -U ale-py") from error
+        envs = AtariVectorEnv(
+            rom_ids()[game],
+            len(seeds),
+            num_threads=num_threads,
+            max_num_frames_per_episode=rules.max_frames,
+            repeat_action_probability=rules.sticky_actions,
+            full_action_space=rules.full_action_space,
+            img_height=height,
+            img_width=width,
+            grayscale=not colour,
+            stack_num=1,
+            frameskip=FRAME_SKIP,
+            maxpool=True,
+            noop_max=rules.noop_max,
+            episodic_life=False,  # True would reset the whole game at each life
+            life_loss_info=False,  # so that `terminated` is the end of the game; lives come from info
+            reward_clipping=False,
+            use_fire_reset=rules.fire_on_reset,
+        )
         self._seeds = np.array(seeds)
         actions = envs.ale.get_action_set()
         self.action_names = [action.name for action in actions]
