@@ -11,8 +11,8 @@
 - Searches: the trials of each search go to SEARCH_DIR/graphs/.
 - Sweeps: the curves of all settings go to SWEEP_DIR/graphs/.
 
-Directories of several kinds may be given at once (data/*). Each kind is then drawn separately, and what holds none of
-them is named.
+Directories of several kinds may be given at once (data/*). Each kind is then drawn separately, and what
+holds none of them is named.
 """
 
 import dataclasses
