@@ -2,8 +2,10 @@
 
 import dataclasses
 import importlib.metadata
+import json
 import os
 import subprocess
+import sys
 import venv
 from functools import cache, partial
 from pathlib import Path
@@ -166,6 +168,26 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(tmp_path, monkey
     with pytest.raises(UserError, match=r"network.name = 'nature': export knows impala, nature_lstm"):
         main([str(run_dir), "--to", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "ale-py[vector] is not installed: the module ale_py.vector_env is missing; pip install numpy"),
+        (["--games", "0"], "--games 0: expected at least 1"),
+        (["--policy", "none.npz"], "--policy none.npz: there is no such file"),
+    ],
+)
+def test_play_ends_in_a_line_where_something_is_missing(words, text, tmp_path, monkeypatch, capsys):
+    about = {"network": "nature", "memory": [], "game": "Pong", "protocol": "v5", "rom": "pong"}
+    content = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    np.savez(tmp_path / "policy.npz", about=content)
+    monkeypatch.setitem(sys.modules, "ale_py.vector_env", None)
+    monkeypatch.setattr(sys, "argv", ["play.py", "--policy", str(tmp_path / "policy.npz"), *words])
+    with pytest.raises(SystemExit) as ended:
+        play.main()
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err.splitlines()[-1]
 
 
 # --- play.py where there is no JAX -------------------------------------------------------------------------------

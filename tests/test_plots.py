@@ -1,6 +1,7 @@
 """Graphs: what their files show, read from the SVG's texts and from the lines that are drawn."""
 
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -332,6 +333,22 @@ def test_the_graphs_of_a_search_show_each_trial_in_our_style(tmp_path, figures):
     assert heights == [[0, 0], [1, 0.5], [pytest.approx(np.log(3) / np.log(10)), 1]]
     importances = by_title["importance of each field for the score"].axes[0]
     assert [bar.get_width() for bar in importances.patches] == [pytest.approx(1)]
+
+
+def test_the_graphs_of_a_search_are_drawn_again_when_its_trials_are_others(tmp_path):
+    study = write_search(tmp_path / "search")
+    write_report(tmp_path / "search")
+    curves = tmp_path / "search" / "graphs" / "curves.svg"
+    for graph in (curves, curves.with_name("fields.svg")):
+        graph.write_text(graph.read_text() + "<!-- kept -->")
+        os.utime(graph, (0, 0))
+    write_report(tmp_path / "search")
+    assert curves.read_text().endswith("<!-- kept -->")
+    study.add_trial(study.trials[0])
+    os.utime(tmp_path / "search" / "journal.log", (0, 0))
+    os.utime(curves)
+    write_report(tmp_path / "search")
+    assert not curves.read_text().endswith("<!-- kept -->")
 
 
 def test_an_interrupted_search_is_drawn_with_its_scores_so_far(tmp_path, figures):

@@ -22,12 +22,20 @@ import rich
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from user_commands import ROOT, user_environment
 
-from jaxrl_atari.config import Config, LogConfig
+from jaxrl_atari.config import Config, EvaluationConfig, LogConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.progress import Progress
 from jaxrl_atari.runs.reading import read_evaluations, read_metrics
 from jaxrl_atari.runs.tables import read_table
-from jaxrl_atari.runs.writers import CsvWriter, TensorBoardWriter, TerminalWriter, make_writers, set_aside_logs
+from jaxrl_atari.runs.writers import (
+    CsvWriter,
+    TensorBoardWriter,
+    TerminalWriter,
+    make_writers,
+    open_logs,
+    set_aside_logs,
+)
 
 
 def row(env_steps, **values):
@@ -234,6 +242,31 @@ def test_missing_rows_are_named(tmp_path):
     write(tmp_path, (100,), tensorboard=False)
     CsvWriter(tmp_path, 200, 0, said.append)
     assert said == ["metrics.csv ends at 100 env steps: the rows up to 200 are not there"]
+
+
+@pytest.mark.parametrize(
+    ("left", "evaluates", "line"),
+    [
+        ("", False, "evaluations.csv ends at 0 env steps: the rows up to 395 are not there"),
+        ("one row", False, "evaluations.csv ends at 195 env steps: the rows up to 395 are not there"),
+        ("all rows", False, None),
+        ("", True, "evaluations.csv is empty: the rows of earlier evaluations are not there"),
+        ("one row", True, None),  # that of 395 is still being played
+    ],
+)
+def test_missing_evaluations_are_named(left, evaluates, line, tmp_path):
+    write(tmp_path, (200, 400), tensorboard=False)
+    path = tmp_path / "evaluations.csv"
+    rows = path.read_text().splitlines(keepends=True)
+    assert len(rows) == 3
+    path.write_text("".join({"": [], "one row": rows[:2], "all rows": rows}[left]))
+    progress = Progress({})
+    progress.logged, progress.evaluated = 400, 395
+    config = Config(evaluation=EvaluationConfig(every_env_steps=100), log=LogConfig(tensorboard=False))
+    said = []
+    for writer in open_logs(config, tmp_path, progress, evaluates, said.append):
+        writer.close()
+    assert said == ([line] if line else [])
 
 
 def test_points_of_tensorboard_have_the_times_of_their_rows(tmp_path, monkeypatch):

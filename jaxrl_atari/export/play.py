@@ -13,7 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+INSTALL = "pip install numpy 'ale-py[vector]'"
+
+try:
+    import numpy as np
+except ModuleNotFoundError:
+    raise SystemExit(f"NumPy is not installed; {INSTALL}") from None
 
 Array = Any
 Parameters = dict[str, Any]
@@ -199,8 +204,16 @@ class FrameStack:
 
 
 def make_envs(about: dict[str, Any], num_envs: int) -> Any:
-    """The games under the rules that the policy was trained with."""
-    from ale_py.vector_env import AtariVectorEnv
+    """The games under the rules that the policy was trained with.
+
+    Raises:
+        ModuleNotFoundError: ale-py, or what its extra `vector` needs, is not installed. The text says what to do.
+    """
+    try:
+        from ale_py.vector_env import AtariVectorEnv
+    except ModuleNotFoundError as error:
+        text = f"ale-py[vector] is not installed: the module {error.name} is missing; {INSTALL}"
+        raise ModuleNotFoundError(text, name=error.name) from error
 
     return AtariVectorEnv(
         about["rom"],
@@ -256,6 +269,7 @@ def play(policy: Policy, seed: int, greedy: bool, num_envs: int = 1) -> Iterator
 
 
 def main() -> None:
+    """Plays games and prints their returns."""
     parser = argparse.ArgumentParser(description="Plays Atari with an exported policy.")
     parser.add_argument("--policy", default=Path(__file__).with_name("policy.npz"), help="the exported parameters")
     parser.add_argument("--games", type=int, default=1, help="full games to play")
@@ -264,7 +278,18 @@ def main() -> None:
         "--greedy", action="store_true", help="take the most probable action instead of a sampled one"
     )
     options = parser.parse_args()
-    policy = Policy(options.policy, 1)
+    if options.games < 1:
+        parser.error(f"--games {options.games}: expected at least 1")
+    if not Path(options.policy).is_file():
+        parser.error(f"--policy {options.policy}: there is no such file")
+    try:
+        play_games(Policy(options.policy, 1), options)
+    except ModuleNotFoundError as error:
+        parser.exit(2, f"{error}\n")
+
+
+def play_games(policy: Policy, options: argparse.Namespace) -> None:
+    """Plays `options.games` games and prints the return of each, and their mean."""
     about = policy.about
     print(f"{about['game']}, protocol {about['protocol']}, {'greedy' if options.greedy else 'sampled'} actions")
     returns: list[float] = []

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import importlib
 import os
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -169,6 +170,8 @@ def _remove_damaged_programs(folder: Path) -> list[str]:
             break
     checked = folder / "checked"
     since = checked.stat().st_mtime if checked.exists() else 0.0
+    if since > time.time():  # the clock was set back: what was written since then looks older
+        since = 0.0
     checked.touch()
     damaged = []
     for path in folder.glob("*-cache"):

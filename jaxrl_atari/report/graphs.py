@@ -5,6 +5,7 @@ has configured.
 """
 
 import contextlib
+import hashlib
 import io
 import itertools
 import math
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from jaxrl_atari import __version__
 from jaxrl_atari.envs.games import Game
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import align_sessions, sample_std
@@ -46,6 +48,7 @@ SESSION_PANELS = {
 }
 """Column -> title of its small panel in a session's graph. Columns without values get no panel."""
 
+RETURN_MA = "return_ma"
 RETURN_MEAN = "return_mean (last 100 games)"
 
 XAxis = Literal["env steps", "hours"]
@@ -75,16 +78,56 @@ def new_figure(title: str, width: float, height: float) -> "Figure":
     return figure
 
 
-def save_figure(figure: "Figure", directory: Path, name: str) -> list[Path]:
-    """Writes NAME.png and NAME.svg, each atomically, and returns their paths."""
+def save_figure(figure: "Figure", directory: Path, name: str, source: str | None = None) -> list[Path]:
+    """Writes NAME.png and NAME.svg, each atomically, and returns their paths.
+
+    Args:
+        source: digest of what is drawn, which the files keep; see `is_drawn`.
+    """
     paths = [directory / f"{name}.png", directory / f"{name}.svg"]
     directory.mkdir(parents=True, exist_ok=True)
+    metadata = {"Date": None}
+    if source is not None:
+        metadata["Source"] = source
     for path in paths:
         image = io.BytesIO()
-        figure.savefig(image, format=path.suffix[1:], metadata={"Date": None})
+        figure.savefig(image, format=path.suffix[1:], metadata=metadata)
         figure.set_layout_engine("none")  # the SVG keeps the layout of the PNG, which is slow to compute
         write_file(path, image.getvalue())
     return paths
+
+
+def is_drawn(graph: Path, source: str) -> bool:
+    """Whether a graph, an SVG file, exists and shows the data with this digest.
+
+    Times of files do not tell: a clock may have been set back, and a copy has new times.
+    """
+    return graph.is_file() and f"<dc:source>{source}</dc:source>" in graph.read_text("utf-8", errors="replace")
+
+
+def digest_of(*values: Any) -> str:
+    """A digest of values and of this package's version, by which a graph is known to show them."""
+    return hashlib.sha256(repr((__version__, values)).encode()).hexdigest()
+
+
+def digest_of_runs(runs: Sequence[tuple[str, Run]], x: XAxis = "env steps") -> str:
+    """The digest of a graph of runs, which are given with their names in its legend.
+
+    It covers their config, their log points and evaluations, and which of their sessions have ended early.
+    """
+    content: list[Any] = []
+    for name, run in runs:
+        content += [name, run.config.to_dict(), run.return_ma_definition, run.early_ends]
+        for session_dir, table in run.tables.items():
+            content.append(session_dir.name)
+            for column, values in [*table.items(), *read_evaluations(session_dir).items()]:
+                content += [column, hashlib.sha256(values.tobytes()).hexdigest()]
+    return digest_of(x, content)
+
+
+def digest_of_run(run: Run) -> str:
+    """The digest of the graphs that `plot_run` draws."""
+    return digest_of_runs([(RETURN_MA, run)])
 
 
 def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_end: float | None = None) -> None:
@@ -135,6 +178,7 @@ def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps", x_end: 
 @default_style()
 def plot_session(run: Run, session_dir: Path) -> list[Path]:
     """Draws returns, evaluations and learning metrics into graphs/session.png and .svg; returns the files."""
+    source = digest_of_run(run)
     table = run.tables[session_dir]
     env_steps = table["env_steps"]
     evaluations = read_evaluations(session_dir)
@@ -167,7 +211,7 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
         axes.plot(env_steps, table[column], color=COLOURS[0], linewidth=0.9)
         axes.set_title(SESSION_PANELS[column], fontsize="medium")
         finish_axes(axes, y_label=COLUMNS[column].unit, x_end=x_end)
-    return save_figure(figure, session_dir / "graphs", "session")
+    return save_figure(figure, session_dir / "graphs", "session", source)
 
 
 def _draw_mean(axes: "Axes", tables: Sequence[Table], column: str, x: XAxis, **line: Any) -> None:
@@ -192,7 +236,8 @@ def _draw_mean(axes: "Axes", tables: Sequence[Table], column: str, x: XAxis, **l
 def plot_run(run: Run, title: str = "") -> list[Path]:
     """Draws every session, and the trial as graphs/trial.png and .svg in the run directory; returns the files."""
     files = [file for session_dir in run.tables for file in plot_session(run, session_dir)]
-    return files + plot_comparison([("return_ma", run)], run.path / "graphs", title or run.config.name, "trial")
+    curves = [(RETURN_MA, run)]
+    return files + plot_comparison(curves, run.path / "graphs", title or run.config.name, "trial")
 
 
 @default_style()
@@ -213,6 +258,7 @@ def plot_comparison(
         runs: name in the legend, and run.
         file: name of the files, without their suffixes.
     """
+    source = digest_of_runs(runs, x)
     panels: dict[str, list[tuple[str, Run]]] = {}
     for name, run in runs:
         panels.setdefault(f"{run.game.name}, protocol {run.protocol}", []).append((name, run))
@@ -230,7 +276,7 @@ def plot_comparison(
         finish_returns(axes, trials[0][1].game, x, x_end)
     if any(axes.collections for axes in figure.axes):
         figure.supxlabel("mean ± 1 std over sessions", fontsize="medium")
-    return save_figure(figure, output, file)
+    return save_figure(figure, output, file, source)
 
 
 def _draw_trials(axes: "Axes", trials: Sequence[tuple[str, Run]], x: XAxis) -> list[str]:

@@ -21,11 +21,18 @@ from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import NoLogPoint, UserError, reason
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report import summary
-from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
-from jaxrl_atari.report.searches import JOURNAL_FILE, draw_graphs, read_study, search_facts, trial_rows
+from jaxrl_atari.report.graphs import (
+    digest_of_run,
+    digest_of_runs,
+    is_drawn,
+    plot_comparison,
+    plot_profiles,
+    plot_run,
+)
+from jaxrl_atari.report.searches import read_study, search_facts, trial_rows, update_graphs
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import aggregate_rows, missing_intervals, read_suite, results, text_rows
-from jaxrl_atari.report.summary import Run, read_run, trial_summary
+from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.files import read_json, read_result, write_file
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_run, is_search, is_suite, latest_text, read_config
 
@@ -87,12 +94,6 @@ def try_report(directory: Path) -> None:
         say(f"no report: {reason(error)}; python -m jaxrl_atari.report {directory} tries again")
 
 
-def _is_drawn(graph: Path, runs: Iterable[Run]) -> bool:
-    """Whether a graph exists and is as new as the metrics and evaluations of all sessions."""
-    tables = [file for run in runs for session_dir in run.tables for file in session_dir.glob("*.csv")]
-    return graph.is_file() and all(graph.stat().st_mtime >= file.stat().st_mtime for file in tables)
-
-
 def _settings(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:
     """The values of settings.html: the config, and the software and hardware in a description (config.json)."""
     usual = flat(Config().to_dict())
@@ -110,7 +111,8 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
     """The values of run.html. Draws outdated graphs."""
     run = read_run(run_dir)
     graphs = [run_dir / "graphs" / "trial.svg", *(path / "graphs" / "session.svg" for path in run.tables)]
-    if not all(_is_drawn(graph, [run]) for graph in graphs):
+    source = digest_of_run(run)
+    if not all(is_drawn(graph, source) for graph in graphs):
         plot_run(run)
     videos = [*run_dir.glob("session_*/video_*.mp4"), *run_dir.glob("replay.mp4")]
     video = max(videos, key=summary.written_at, default=None)
@@ -170,8 +172,9 @@ def _describe_suite(suite_dir: Path) -> dict[str, Any]:
     if suite.runs:
         comparison = directory / "comparison.svg"
         graphs.append(comparison)
-        if not _is_drawn(comparison, suite.runs.values()):
-            plot_comparison([*suite.runs.items()], directory)
+        runs = [*suite.runs.items()]
+        if not is_drawn(comparison, digest_of_runs(runs)):
+            plot_comparison(runs, directory)
     return _settings(suite.config, suite.description) | {
         "games": text_rows(table["games"]),
         "links": links,
@@ -187,12 +190,9 @@ def _describe_search(search_dir: Path) -> dict[str, Any]:
     description = read_json(search_dir / SEARCH_FILE)
     trials = trial_rows(search_dir)
     directory = search_dir / "graphs"
-    curves = directory / "curves.svg"
-    journal = search_dir / JOURNAL_FILE
-    if not curves.is_file() or (journal.is_file() and curves.stat().st_mtime < journal.stat().st_mtime):
-        study = read_study(search_dir)
-        if study is not None:
-            draw_graphs(study, directory)
+    study = read_study(search_dir)
+    if study is not None:
+        update_graphs(study, directory)
     return _settings(config, description) | {
         "trials": trials,
         "links": _write_runs(search_dir, [f"trial_{number}" for number, *_ in trials[1:]]),

@@ -17,7 +17,17 @@ import numpy as np
 from jaxrl_atari.cli import say
 from jaxrl_atari.config import flat
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.report.graphs import COLOURS, GREY, default_style, finish_axes, new_figure, save_figure
+from jaxrl_atari.report.graphs import (
+    COLOURS,
+    GREY,
+    RETURN_MA,
+    default_style,
+    digest_of,
+    finish_axes,
+    is_drawn,
+    new_figure,
+    save_figure,
+)
 from jaxrl_atari.report.summary import number_text, score_text
 from jaxrl_atari.runs.files import unused, write_file
 from jaxrl_atari.runs.run_dir import session_dirs
@@ -32,8 +42,6 @@ if TYPE_CHECKING:
 STUDY_NAME = "search"
 JOURNAL_FILE = "journal.log"
 REMAKE = "move it away: `python -m jaxrl_atari.search --resume SEARCH_DIR` makes it again"
-RETURN_MA = "return_ma"
-
 COLOUR_OF = {"best": COLOURS[1], "finished": COLOURS[0], "stopped by ASHA": GREY, "unfinished": COLOURS[5]}
 """Kind of a trial -> its colour."""
 
@@ -211,6 +219,12 @@ def read_trials(study: "optuna.Study") -> list[Trial]:
 # Graphs.
 
 
+def update_graphs(study: "optuna.Study", directory: Path) -> None:
+    """Draws the trials of a search, if their graphs are missing or show other trials than those of the study."""
+    if not is_drawn(directory / "fields.svg", digest_of(read_trials(study))):
+        draw_graphs(study, directory)
+
+
 def draw_graphs(study: "optuna.Study", directory: Path) -> list[Path]:
     """Draws the trials of a search, each graph as PNG and SVG; returns the files.
 
@@ -224,6 +238,7 @@ def draw_graphs(study: "optuna.Study", directory: Path) -> list[Path]:
     trials = read_trials(study)
     if not trials:
         return []
+    source = digest_of(trials)
     drawings: dict[str, Callable[[], Figure | None]] = {
         "curves": lambda: _draw_curves(trials),
         "fields": lambda: _draw_fields(trials),
@@ -236,7 +251,7 @@ def draw_graphs(study: "optuna.Study", directory: Path) -> list[Path]:
         for name, draw in drawings.items():
             figure = draw()
             if figure is not None:
-                files += save_figure(figure, directory, name)
+                files += save_figure(figure, directory, name, source)
     return files
 
 

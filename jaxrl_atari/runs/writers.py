@@ -76,8 +76,29 @@ def open_logs(
     cut_segments(session_dir, progress.steps)
     cut_digests(session_dir, progress.env_steps)
     (session_dir / "verified.json").unlink(missing_ok=True)  # it describes what was there before
+    if config.evaluation.every_env_steps:
+        _name_missing_evaluations(session_dir / EVALUATIONS_FILE, progress.evaluated, evaluates, say)
     evaluated = progress.evaluated - 1 if evaluates else progress.evaluated
     return make_writers(config, session_dir, progress.logged, evaluated, say)
+
+
+def _name_missing_evaluations(path: Path, evaluated: int, evaluates: bool, say: Callable[[str], object]) -> None:
+    """Says that a table of evaluations lacks rows which the session had written.
+
+    Args:
+        evaluated: env steps of the newest evaluation.
+        evaluates: whether that one was still running, so that it has no row. The one before it is not known.
+    """
+    table = read_table(path)
+    if table.problems or table.unfinished:
+        return  # the file is refused or set aside, which has a line of its own
+    if evaluates:
+        if path.is_file() and not table.columns:
+            say(f"{path.name} is empty: the rows of earlier evaluations are not there")
+        return
+    last_row = max((float(row["env_steps"]) for row in table.rows), default=0)
+    if last_row < evaluated:
+        say(f"{path.name} ends at {last_row:,.0f} env steps: the rows up to {evaluated:,} are not there")
 
 
 def make_writers(
