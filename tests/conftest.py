@@ -8,6 +8,7 @@ GPUs, and takes their memory only as it needs it, so that the processes of its t
 import contextlib
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -64,9 +65,16 @@ def pytest_cmdline_main(config):
 
 
 def keep_compiled(config):
-    """Keeps compiled programs in .pytest_cache, for this run and the next ones: most of a first run is
-    compilation."""
-    folder = config.cache.mkdir("compiled")
+    """Keeps compiled programs in .pytest_cache, for this run and the next ones: most of a first run is compilation.
+
+    With `-p no:cacheprovider` a temporary folder keeps them for this run alone.
+    """
+    if config.pluginmanager.has_plugin("cacheprovider"):
+        folder = config.cache.mkdir("compiled")
+    else:
+        temporary = tempfile.TemporaryDirectory()
+        config.add_cleanup(temporary.cleanup)
+        folder = Path(temporary.name)
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another run was faster
             if path.stat().st_mtime < time.time() - SECONDS_KEPT:
@@ -81,8 +89,7 @@ def pytest_configure(config):
     # By a shell's `&`; the processes of tests would inherit it.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if config.pluginmanager.has_plugin("cacheprovider"):
-        keep_compiled(config)
+    keep_compiled(config)
     if wants_gpu(config):
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         return

@@ -100,8 +100,9 @@ def test_rates(clock, monkeypatch):
 
     learner.update, learner.acting_params = lambda *_: wait, list
     config = Config(env=EnvConfig(num_envs=4), ppo=PPOConfig(rollout_length=8, minibatch_size=32, epochs=3))
+    games = SimpleNamespace(groups=[])
     session = SimpleNamespace(
-        progress=progress, learner=learner, log=log, config=config, groups=[], keys=lambda _: (0, 0)
+        progress=progress, learner=learner, log=log, config=config, games=games, keys=lambda _: (0, 0)
     )
     monkeypatch.setattr(measure, "collect", collect)
     training = measure.Training(session, iterations())

@@ -19,8 +19,12 @@ def user_environment(**more):
     unwanted = ("XLA_", "JAX_", "JAXRL_ATARI", "CUDA_", "PYTEST_", "COLUMNS", "PYTHONUNBUFFERED")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
-    cache = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
-    return kept | {"PYTHONPATH": path} | {name: os.environ[name] for name in cache} | more
+    names = (
+        "JAX_COMPILATION_CACHE_DIR",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    )  # none without pytest's cache
+    cache = {name: os.environ[name] for name in names if name in os.environ}
+    return kept | {"PYTHONPATH": path} | cache | more
 
 
 def run_here(module, words):
