@@ -65,7 +65,7 @@ def pytest_cmdline_main(config):
 
 
 def keep_compiled(config):
-    """Keeps compiled programs in .pytest_cache, for this run and the next ones: most of a first run is compilation.
+    """Keeps compiled programs in .pytest_cache, for the next runs too: most of a first run is compilation.
 
     With `-p no:cacheprovider` a temporary folder keeps them for this run alone.
     """
