@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from jaxrl_atari.algorithm import Algorithm, register_algorithm
     from jaxrl_atari.config import (
         Config,
         DevicesConfig,
@@ -24,17 +25,24 @@ if TYPE_CHECKING:
     from jaxrl_atari.evaluate.environment import make_env
     from jaxrl_atari.evaluate.play import EvaluationResult, record_video, run_evaluation
     from jaxrl_atari.evaluate.policy import Policy, load_policy
+    from jaxrl_atari.networks import register_network
+    from jaxrl_atari.ppo import PPO
     from jaxrl_atari.suite.trial import TrainingResult, run_training
 
 _HOMES = (
     "config",
     "errors",
+    "networks",
+    "algorithm",
+    "ppo",
     "evaluate.policy",
     "evaluate.play",
     "evaluate.environment",
     "suite.trial",
 )  # light ones first
 __all__ = [
+    "PPO",
+    "Algorithm",
     "Config",
     "ConfigError",
     "DevicesConfig",
@@ -51,6 +59,8 @@ __all__ = [
     "load_policy",
     "make_env",
     "record_video",
+    "register_algorithm",
+    "register_network",
     "run_evaluation",
     "run_training",
 ]

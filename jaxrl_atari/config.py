@@ -20,7 +20,7 @@ from jaxrl_atari.errors import Limits, UserError, check_fields, require
 from jaxrl_atari.option_forms import JSON_WORD, GpuOrLearner, GpuWord, Switch, one_word
 
 TRACED = "enters the compiled update as data: a new value compiles nothing"
-"""Marks the options that `ppo.update` takes as numbers. The other options of `PPOConfig` shape its program."""
+"""Marks the options that `algorithm.update` takes as numbers. The others of `PPOConfig` shape its program."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from jaxrl_atari.errors import check_fields, require
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.hardware.choice import first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import gpu_provider, network_platform, visible
+from jaxrl_atari.keys import key_of_data
 from jaxrl_atari.minibatches import Shard
 from jaxrl_atari.option_forms import GpuOption
-from jaxrl_atari.ppo import KEYS
 
 
 class Placement(NamedTuple):
@@ -132,7 +132,7 @@ class DataParallel:
         def on_each(*args: Any) -> Any:
             *others, key_data = args
             shard = Shard(lax.axis_index(AXIS), len(self), partial(lax.psum, axis_name=AXIS))
-            return function(*others, jax.random.wrap_key_data(key_data, impl=KEYS), shard=shard)
+            return function(*others, key_of_data(key_data), shard=shard)
 
         return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=donate_argnums)
 

@@ -17,16 +17,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_atari import ppo
-from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.algorithm import Algorithm, ReadMetrics, TrainState, find_algorithm, init_train_state, update
+from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import DataParallel, Networks, Placement, check_placement
-from jaxrl_atari.errors import require
 from jaxrl_atari.fast.forms import Network
-from jaxrl_atari.imports import import_inherited
+from jaxrl_atari.keys import ALGORITHM, NETWORK, new_key
 from jaxrl_atari.minibatches import Rollout
-from jaxrl_atari.networks import init_params, initial_carry, is_recurrent, make_module
-from jaxrl_atari.registry import ALGORITHMS
-from jaxrl_atari.runs.session_log import ReadMetrics
+from jaxrl_atari.networks import init_params, make_module
 
 
 class Learner:
@@ -42,13 +39,16 @@ class Learner:
         self._actors = placement.actors
         self._check = config.devices.check
         self._parallel = DataParallel(placement.learner)
-        self._update = compiled_update(placement.learner, networks.learning, ALGORITHMS.get(config.algorithm))
+        self._update = compiled_update(placement.learner, networks.learning, find_algorithm(config.algorithm))
         self._state = self._parallel.replicate(_copy(arrays["train_state"]))  # an update consumes what it is given
-        self.acting: Any = None
-        """Parameters that the next rollout acts with, if these are not `state.params`: a checkpoint needs both."""
 
     @property
-    def state(self) -> ppo.TrainState:
+    def lagging_params(self) -> Any:
+        """Parameters that the next rollout acts with, unless these are `state.params`. A checkpoint needs both."""
+        return None
+
+    @property
+    def state(self) -> TrainState:
         """The train state after the newest update, on the learner's first local device.
 
         It is valid until the next `update`, which consumes it.
@@ -68,6 +68,7 @@ class Learner:
             A function that waits for the update and returns its metrics.
         """
         rollout = self._parallel.assemble(rollouts)
+        # On several devices the key becomes integers. `DataParallel.compile` turns the last argument into a key.
         config, key = self._parallel.replicate((config, key))
         if self._check:
             arrays = {"train_state": self._state, "rollout": rollout}
@@ -90,10 +91,10 @@ class Learner:
         return [self._parallel.shard(self._state.params, i) for i in range(len(self._actors))]
 
     def wait(self) -> None:
-        """Waits until an update in the background has ended, if there is one."""
+        """Waits until an update in a thread has ended. This learner has no thread."""
 
     def close(self) -> None:
-        """Frees what the learner holds besides arrays."""
+        """Frees what the learner holds besides arrays. This learner holds nothing else."""
 
 
 _copy = jax.jit(partial(jax.tree.map, jnp.copy))
@@ -101,36 +102,41 @@ _norm = jax.jit(optax.tree.norm)
 
 
 @lru_cache(maxsize=8)
-def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm: ppo.Algorithm) -> Callable:
-    """`ppo.update` on these devices: state, rollout, config, key -> state, metrics. The state is consumed.
+def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm: Algorithm) -> Callable:
+    """`algorithm.update` on these devices: state, rollout, config, key -> state, metrics. The state is consumed.
 
     The sessions of a process share it, so that it is compiled once.
     """
-    function = partial(ppo.update, apply=network.apply, algorithm=algorithm)
+    function = partial(update, apply=network.apply, algorithm=algorithm)
     return DataParallel(devices).compile(function, donate_argnums=[0])
 
 
 class OverlappedLearner(Learner):
     """A learner whose update runs in a thread while the next rollout is collected (`overlap = "update"`).
 
-    That rollout acts with `acting`, the parameters that the update began with: one update of lag, never more.
+    That rollout acts with the parameters that the update began with: one update of lag, never more.
 
     Args:
-        arrays: also `acting`, where they are those of a checkpoint.
+        arrays: also `acting`, the lagging parameters, where they are those of a checkpoint.
     """
 
     def __init__(self, config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]):
+        super().__init__(config, placement, networks, arrays)
         self._thread = ThreadPoolExecutor(1, "learner")
         self._running: Future[dict[str, float]] | None = None
         self._has_compiled = False
-        super().__init__(config, placement, networks, arrays)
-        self.acting = arrays.get("acting")
-        if self.acting is None:  # before the first update both are the same
-            self.acting = _copy(self.state.params)
+        self._acting = arrays.get("acting")
+        if self._acting is None:  # before the first update both are the same
+            self._acting = _copy(self.state.params)
+
+    @property
+    def lagging_params(self) -> Any:
+        """Parameters from before the newest update, on the learner's first local device."""
+        return self._acting
 
     def update(self, rollouts: Sequence[Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
         """Starts the update on a rollout, once the one before has ended."""
-        self.acting = _copy(self.state.params)  # the update consumes the originals
+        self._acting = _copy(self.state.params)  # the update consumes the originals
         self._running = self._thread.submit(self._update_in_thread, rollouts, config, key)
         return self._running.result
 
@@ -142,7 +148,7 @@ class OverlappedLearner(Learner):
         return metrics
 
     def _params_of_actors(self) -> list[Any]:
-        return [self.acting] * len(self._actors)
+        return [self._acting] * len(self._actors)
 
     def wait(self) -> None:
         """Waits until the running update has ended."""
@@ -154,30 +160,8 @@ class OverlappedLearner(Learner):
         self._thread.shutdown()
 
 
-def check_update(config: Config, devices: int = 1) -> None:
-    """Checks that the network and the algorithm of a config exist, and that minibatches suit a recurrent network.
-
-    Args:
-        devices: number of devices that share the learning.
-
-    Raises:
-        ConfigError: naming the field.
-    """
-    import_inherited()
-    ALGORITHMS.get(config.algorithm)
-    module = make_module(config.network, 1, jnp.float32)
-    length = config.ppo.rollout_length
-    fits = config.ppo.minibatch_size % (length * devices) == 0
-    require(
-        fits or not is_recurrent(initial_carry(module, 1)),
-        "ppo.minibatch_size", config.ppo.minibatch_size,
-        f"a multiple of ppo.rollout_length x devices = {length} x {devices}",
-        f"{config.network.name} is recurrent and learns from whole environments",
-    )  # fmt: skip
-
-
 def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device) -> dict[str, Any]:
-    """The arrays of a session before its first update: `train_state`, and `key` for its actions and minibatches.
+    """The arrays of a session before its first update: `train_state`, and `key`, from which all others derive.
 
     They are computed on the CPU, so that a seed gives the same parameters on every device.
 
@@ -187,27 +171,45 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
         device: where the arrays are put.
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        key = jax.random.key(seed, impl=ppo.KEYS)
-        arrays = _first_arrays(*_module_and_algorithm(config, num_actions), config.ppo, key)
+        arrays = _first_arrays(*_module_and_algorithm(config, num_actions), config.ppo, new_key(seed))
     return jax.device_put(arrays, device)
 
 
 def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
-    """Shapes, types and placement of `first_arrays`: the target of a restore."""
-    key = jax.eval_shape(lambda: jax.random.key(0, impl=ppo.KEYS))
+    """Shapes, types and placement of `first_arrays`: the target of a restore that goes on training.
+
+    Raises:
+        ConfigError: the network or the algorithm is not registered.
+    """
+    key = jax.eval_shape(lambda: new_key(0))
     shapes = jax.eval_shape(partial(_first_arrays, *_module_and_algorithm(config, num_actions), config.ppo), key)
+    return _placed(shapes, device)
+
+
+def abstract_params(config: NetworkConfig, num_actions: int, device: jax.Device) -> dict[str, Any]:
+    """The part of `abstract_arrays` that plays, `train_state/params`, without what an algorithm adds to it.
+
+    It needs no algorithm, so a run can be played by someone who lacks the code of its training.
+
+    Raises:
+        ConfigError: the network is not registered.
+    """
+    module = make_module(config, num_actions, jnp.float32)
+    params = jax.eval_shape(lambda: init_params(module, new_key(0)))
+    return _placed({"train_state": {"params": params}}, device)
+
+
+def _placed(shapes: Any, device: jax.Device) -> Any:
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
-def _module_and_algorithm(config: Config, num_actions: int) -> tuple[nn.Module, ppo.Algorithm]:
-    return make_module(config.network, num_actions, jnp.float32), ALGORITHMS.get(config.algorithm)
+def _module_and_algorithm(config: Config, num_actions: int) -> tuple[nn.Module, Algorithm]:
+    return make_module(config.network, num_actions, jnp.float32), find_algorithm(config.algorithm)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _first_arrays(
-    module: nn.Module, algorithm: ppo.Algorithm, config: PPOConfig, key: jax.Array
-) -> dict[str, Any]:
-    params = init_params(module, jax.random.fold_in(key, 2**31))
-    algorithm_key = jax.random.fold_in(key, 2**31 + 2)  # an evaluation uses 2**31 + 1
-    return {"train_state": ppo.init_train_state(params, config, algorithm, algorithm_key), "key": key}
+def _first_arrays(module: nn.Module, algorithm: Algorithm, config: PPOConfig, key: jax.Array) -> dict[str, Any]:
+    params = init_params(module, jax.random.fold_in(key, NETWORK))
+    train_state = init_train_state(params, config, algorithm, jax.random.fold_in(key, ALGORITHM))
+    return {"train_state": train_state, "key": key}

@@ -71,6 +71,7 @@ class Mean:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mean of x, of the shape of `weight` -> []."""
+        # Divided before the sum here and after it in `moments`: another order would change the bits of every run.
         chex.assert_equal_shape([x, self.weight])
         return self.sum(jnp.sum(self.weight / self.total * x))
 
@@ -90,6 +91,16 @@ class Mean:
         if unbiased:
             variance = variance * (self.total / jnp.maximum(self.total - 1.0, 1.0))
         return (x - mean) / (jnp.sqrt(variance) + 1e-8)
+
+
+class Minibatch(NamedTuple):
+    """What the loss of one gradient step may use: N samples, on each device its part of them."""
+
+    observation: Observation  # change its pictures through `fast.frames.map_images`
+    samples: Any  # as `Algorithm.prepare` returned them, [N, ...]
+    mean: Mean  # the mean over the minibatch
+    key: jax.Array  # for what a loss draws: another one in each gradient step, and on each device
+    extra: Any = ()  # `TrainState.extra`, as `prepare` returned it
 
 
 # --- Which samples -----------------------------------------------------------------------------------------------
@@ -117,14 +128,15 @@ def minibatch_indices(
     Returns:
         int32 [epochs * T * B / minibatch_size, minibatch_size]: samples as t * B + b.
     """
-    # On this device: c devices have c gcd(n, m) = gcd(c n, c m).
+    # Blocks of this device. All c devices together have gcd(c * num_envs, c * minibatch_size) = c * blocks.
     blocks = 1 if uniform else math.gcd(num_envs, minibatch_size)
     width = num_envs // blocks
 
     def permute(epoch: jax.Array, block: jax.Array) -> jax.Array:
         block_key = jax.random.fold_in(jax.random.fold_in(key, epoch), shard.index * blocks + block)
         sample = jax.random.permutation(block_key, rollout_length * width)
-        return sample // width * num_envs + block * width + sample % width
+        t, offset = jnp.divmod(sample, width)
+        return t * num_envs + block * width + offset
 
     epoch, block = jnp.divmod(jnp.arange(epochs * blocks), blocks)
     shuffled = jax.vmap(permute)(epoch, block).reshape(epochs, blocks, -1, minibatch_size // blocks)
@@ -166,8 +178,11 @@ def whole_environments(envs: jax.Array, rollout_length: int, num_envs: int) -> j
 def observe(rollout: Rollout, index: jax.Array) -> Observation:
     """What the network saw in the samples `index`, int32 [N]; with a carry, as `draw_minibatches` orders them."""
     stacks = gather_stacks(rollout.frames, rollout.age, index)
-    envs = index[: len(index) // len(rollout.age)]
-    return Observation(stacks, rollout.age.reshape(-1)[index] == 0, jax.tree.map(lambda x: x[envs], rollout.carry))
+    first = rollout.age.reshape(-1)[index] == 0
+    if not is_recurrent(rollout.carry):
+        return Observation(stacks, first)
+    envs = index[: len(index) // len(rollout.age)]  # step 0 of the environments comes first
+    return Observation(stacks, first, jax.tree.map(lambda x: x[envs], rollout.carry))
 
 
 def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, minibatch_size: int) -> Outputs:

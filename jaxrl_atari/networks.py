@@ -2,7 +2,7 @@
 
 A network is a `flax.linen.Module` with the fields `num_actions` and `dtype`, here `NatureActorCritic`,
 `ImpalaActorCritic` and, with a memory, `NatureLSTM`. The rest of the package knows it as a pure function, `Apply`.
-One of your own stands in a file of your own, which registers it (`register`); `docs/idea.md` has an example.
+`register_network` adds one of your own from a file of your own; `docs/idea.md` has an example.
 """
 
 from collections.abc import Callable
@@ -192,7 +192,7 @@ class NatureLSTM(nn.Module):
 # --- Modules as functions ----------------------------------------------------------------------------------------
 
 
-def register(name: str, network: Callable[..., nn.Module]) -> None:
+def register_network(name: str, network: Callable[..., nn.Module]) -> None:
     """Lets a config choose a network of your own, as in `--network.name tiny`.
 
     Args:
@@ -201,7 +201,8 @@ def register(name: str, network: Callable[..., nn.Module]) -> None:
             sets fields of its own.
 
     Raises:
-        ConfigError: the name is taken by the package, or `network` is a module and no class.
+        ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package; or
+            `network` is a module and no class.
     """
     usable = callable(network) and not isinstance(network, nn.Module)
     require(usable, NETWORKS.field, name, "a class of modules, such as Tiny and not Tiny(...)", f"got {network!r}")

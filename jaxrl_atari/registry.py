@@ -1,23 +1,26 @@
-"""Registries of networks and algorithms: a config names one, and the name decides nothing but which entry is used.
+"""Registries: the networks and algorithms that a config may choose, by their names.
 
 A name is either shipped, or was registered by code that the user named, in a config file or with `--import`. A
 config that was stored with a run therefore never chooses what is imported.
 """
 
+import logging
 import re
+import traceback
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Generic, TypeVar
+from pathlib import Path
+from typing import Any
 
 from jaxrl_atari.errors import ConfigError, require
 
-Entry = TypeVar("Entry")
+_log = logging.getLogger(__name__)
 
 
-class Registry(Generic[Entry]):
+class Registry:
     """Name -> entry, for one option of the config.
 
-    Users enter what is theirs with `ppo.register` and `networks.register`, which check it.
+    `register_algorithm` and `register_network` check the entries of users, and then add them here.
 
     Args:
         field: the dotted name of the option, such as `network.name`.
@@ -27,25 +30,33 @@ class Registry(Generic[Entry]):
     def __init__(self, field: str, shipped: Mapping[str, str]):
         self.field = field
         self._shipped = dict(shipped)
-        self._registered: dict[str, Entry] = {}
+        self._registered: dict[str, Any] = {}
+        self._files: dict[str, str] = {}  # name -> the file that registered it
 
     def names(self) -> list[str]:
         """All names, the shipped ones first."""
         return [*self._shipped, *self._registered]
 
-    def register(self, name: str, entry: Entry) -> None:
-        """Enters something of the user's own. A later entry of the same name replaces the earlier one.
+    def register(self, name: str, entry: Any) -> None:
+        """Adds a user's entry. A later entry of the same name replaces the earlier one.
+
+        A warning is logged if another file registered the earlier one.
 
         Raises:
-            ConfigError: the name has other characters than letters, digits and `._-`, or is that of a shipped
-                entry, which a run of that name would then not have used.
+            ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package.
         """
         is_word = isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)
         require(is_word, self.field, name, "a name of letters, digits and ._-, such as my_idea")
         require(name not in self._shipped, self.field, name, "a new name", "the package ships one of this name")
+        before = self._files.get(name)
+        now = _calling_file()
+        # A cell of a notebook has the name of a file that does not exist.
+        if before not in (None, now) and Path(before).is_file() and Path(now).is_file():
+            _log.warning("%s %s: the one of %s replaces that of %s", self.field, name, now, before)
         self._registered[name] = entry
+        self._files[name] = now
 
-    def get(self, name: str) -> Entry:
+    def get(self, name: str) -> Any:
         """The entry of a name.
 
         Raises:
@@ -57,8 +68,15 @@ class Registry(Generic[Entry]):
             known = ", ".join(self.names())
             hint = "name the file that registers it: --import FILE; a run keeps a copy of that file in its code/"
             raise ConfigError(self.field, name, f"one of {known}", hint)
-        module, attribute = self._shipped[name].split(":")
+        module, _, attribute = self._shipped[name].partition(":")
         return getattr(import_module(module), attribute)
+
+
+def _calling_file() -> str:
+    """The file of the code outside this package that is running."""
+    package = str(Path(__file__).parent)
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
+    return next(file for file in files if not file.startswith(package))
 
 
 NETWORKS = Registry(
@@ -79,4 +97,4 @@ ALGORITHMS = Registry(
         "vtrace": "jaxrl_atari.algorithms.vtrace:VTRACE",
     },
 )
-"""`algorithm` -> an `Algorithm`; see `ppo.py`."""
+"""`algorithm` -> an `Algorithm`; see `algorithm.py`."""

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxrl_atari.categorical import sample_action
 from jaxrl_atari.devices import check_placement
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
 from jaxrl_atari.envs.protocols import Rules
@@ -36,9 +37,9 @@ from jaxrl_atari.envs.replay import replay
 from jaxrl_atari.fast.forms import Network
 from jaxrl_atari.fast.frames import gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
+from jaxrl_atari.keys import new_key
 from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import STACK, Observation
-from jaxrl_atari.ppo import KEYS, sample_action
 
 # --- The policy's step, on the device ----------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ def empty_state(
     dtypes = (jnp.int32, jnp.int32, jnp.float32, jnp.float32)
     return ActorState(
         step=jnp.zeros((), jnp.int32),
-        key=jax.random.key(0, impl=KEYS),
+        key=new_key(0),
         env_index=first_env + jnp.arange(num_envs, dtype=jnp.int32),
         last_age=jnp.zeros(num_envs, jnp.int32),
         frames=jnp.zeros((rollout_length + STACK, num_envs, *frame_shape), jnp.uint8),

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_atari.algorithm import ReadMetrics, find_algorithm
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import Placement, make_networks, place
+from jaxrl_atari.errors import require
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.groups import make_groups
@@ -21,16 +24,19 @@ from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
-from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, check_update, first_arrays
+from jaxrl_atari.imports import import_inherited
+from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
+from jaxrl_atari.networks import initial_carry, is_recurrent, make_module
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints, resume_text
 from jaxrl_atari.runs.digests import Written, add_digests
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.run_dir import claim_session_dir, surroundings
-from jaxrl_atari.runs.session_log import ReadMetrics, SessionLog
+from jaxrl_atari.runs.session_log import SessionLog
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, open_logs, set_aside_logs
 from jaxrl_atari.session_games import SessionGames, start_games
+from jaxrl_atari.traced_options import as_numbers
 
 
 def run_session(
@@ -125,14 +131,14 @@ def clip_epsilon(config: Config, env_steps: int) -> float:
 
 
 def current_options(config: Config, env_steps: int) -> PPOConfig:
-    """The options of the next update, with NumPy scalars as numbers. To schedule a number, compute it here."""
+    """The options of the next update. To schedule a number, compute it here."""
     options = replace(
         config.ppo,
         learning_rate=learning_rate(config, env_steps),
         clip_epsilon=clip_epsilon(config, env_steps),
         gae_lambda=config.resolved_gae_lambda,
     )
-    return jax.tree.map(np.float32, options)
+    return as_numbers(options)
 
 
 @jax.jit
@@ -213,8 +219,8 @@ class Session:
         if self.checkpoints is None:
             return
         items: dict[str, Any] = {"arrays": {"train_state": self.learner.state, "key": self.key}}
-        if self.learner.acting is not None:
-            items["acting"] = self.learner.acting
+        if self.learner.lagging_params is not None:
+            items["acting"] = self.learner.lagging_params
         if self.evaluator and (evaluated := self.evaluator.running()):
             items["evaluation"] = evaluated.params
         games, segments = self.games.take()
@@ -383,8 +389,33 @@ def place_session(config: Config) -> Placement:
     """
     placement = place(config.devices)
     config.check_split(len(placement.learner))
-    check_update(config, len(placement.learner))
+    check_names_and_minibatches(config, len(placement.learner))
     return placement
+
+
+def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
+    """Checks that the network and the algorithm of a config exist, and that minibatches suit a recurrent network.
+
+    Imports first what the user has named with `--import`, in a process that a command started.
+
+    Args:
+        devices: number of devices that share the learning.
+
+    Raises:
+        ConfigError: naming the field.
+        UserError: what `--import` names cannot be imported.
+    """
+    import_inherited()
+    find_algorithm(config.algorithm)
+    module = make_module(config.network, 1, jnp.float32)
+    length = config.ppo.rollout_length
+    fits = config.ppo.minibatch_size % (length * devices) == 0
+    require(
+        fits or not is_recurrent(initial_carry(module, 1)),
+        "ppo.minibatch_size", config.ppo.minibatch_size,
+        f"a multiple of ppo.rollout_length x devices = {length} x {devices}",
+        f"{config.network.name} is recurrent and learns from whole environments",
+    )  # fmt: skip
 
 
 def say_to(writers: Sequence[Writer], line: str) -> None:

@@ -13,8 +13,10 @@ import pytest
 from fake_pools import Corridor, FakePool
 from small_networks import FeedForward, Recurrent, make
 
-from jaxrl_atari import networks, ppo
+from jaxrl_atari import networks, register_algorithm, register_network
+from jaxrl_atari.algorithm import init_train_state, update
 from jaxrl_atari.algorithms.rnd import rnd
+from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import DataParallel, make_networks, place
 from jaxrl_atari.envs.protocols import PROTOCOLS
@@ -22,7 +24,7 @@ from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import Learner, first_arrays
 from jaxrl_atari.minibatches import Mean, observe
 from jaxrl_atari.networks import Observation
-from jaxrl_atari.ppo import PPO, init_train_state, log_prob_of, ppo_loss, ppo_samples, ppo_terms, update
+from jaxrl_atari.ppo import PPO, ppo_loss, ppo_samples, ppo_terms
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.rollout import EnvGroup, collect
 
@@ -79,14 +81,19 @@ class Sized(nn.Module):
 @pytest.mark.parametrize(
     ("register", "name", "entry", "message"),
     [
-        (ppo.register, "ppo", PPO, "algorithm = 'ppo': expected a new name"),
-        (ppo.register, "my idea", PPO, "algorithm = 'my idea': expected a name of letters"),
-        (ppo.register, "a/b", PPO, "algorithm = 'a/b': expected a name of letters"),
-        (ppo.register, 3, PPO, "algorithm = 3: expected a name of letters"),
-        (ppo.register, "loss", ppo_loss, "algorithm = 'loss': expected an Algorithm, such as"),
-        (ppo.register, "no_loss", PPO._replace(loss=None), "algorithm no_loss: loss = None: expected a function"),
-        (networks.register, "nature", Sized, "network.name = 'nature': expected a new name"),
-        (networks.register, "made", Sized(6), r"network.name = 'made': expected a class of modules, .*not Tiny\("),
+        (register_algorithm, "ppo", PPO, "algorithm = 'ppo': expected a new name"),
+        (register_algorithm, "my idea", PPO, "algorithm = 'my idea': expected a name of letters"),
+        (register_algorithm, "a/b", PPO, "algorithm = 'a/b': expected a name of letters"),
+        (register_algorithm, 3, PPO, "algorithm = 3: expected a name of letters"),
+        (register_algorithm, "loss", ppo_loss, "algorithm = 'loss': expected an Algorithm, such as"),
+        (
+            register_algorithm,
+            "no_loss",
+            PPO._replace(loss=None),
+            "algorithm no_loss: loss = None: expected a function",
+        ),
+        (register_network, "nature", Sized, "network.name = 'nature': expected a new name"),
+        (register_network, "made", Sized(6), r"network.name = 'made': expected a class of modules, .*not Tiny\("),
     ],
 )
 def test_what_cannot_be_registered(register, name, entry, message):
@@ -103,7 +110,7 @@ def test_a_part_that_is_not_hashable():
             return ppo_loss(params, apply, batch, config)
 
     with pytest.raises(ConfigError, match=r"algorithm own: loss = .*: expected a function \(hashable\)"):
-        ppo.register("own", PPO._replace(loss=Loss(1.0)))
+        register_algorithm("own", PPO._replace(loss=Loss(1.0)))
 
 
 @pytest.mark.parametrize(
@@ -114,20 +121,20 @@ def test_a_part_that_is_not_hashable():
     ],
 )
 def test_a_network_that_cannot_be_made(network, message):
-    networks.register("own", network)
+    register_network("own", network)
     with pytest.raises(ConfigError, match=f"network.name = 'own': expected a flax.linen.Module .*; .*{message}"):
         networks.make_module(NetworkConfig(name="own"), 4, jnp.float32)
 
 
 def test_a_network_with_a_field_of_its_own():
-    networks.register("own", partial(Sized, sizes=(7,)))
+    register_network("own", partial(Sized, sizes=(7,)))
     module = networks.make_module(NetworkConfig(name="own"), 4, jnp.float32)
     assert networks.init_params(module, KEY)["Dense_0"]["kernel"].shape == (12 * 12 * 4, 7)
 
 
 @pytest.mark.long
 def test_a_learner_leaves_the_arrays_that_it_is_given():
-    networks.register("own", FeedForward)
+    register_network("own", FeedForward)
     config = Config(
         network=NetworkConfig(name="own"),
         ppo=CONFIG,
@@ -140,7 +147,7 @@ def test_a_learner_leaves_the_arrays_that_it_is_given():
     learner = Learner(config, placement, own, arrays)
     params = arrays["train_state"].params
     learner.update([collected(own.acting, params)], jax.tree.map(np.float32, CONFIG), KEY)()
-    assert learner.acting is None
+    assert learner.lagging_params is None
     for given, new in zip(*map(jax.tree.leaves, (params, learner.state.params)), strict=True):
         assert np.any(np.asarray(given) != new)
 
@@ -159,7 +166,7 @@ def test_prepare_draws_the_same_on_all_devices_and_another_number_in_each_update
     parallel = DataParallel(jax.devices("cpu")[:2])
     rollout = parallel.assemble([collected(network, params, ENVS // 2, seed) for seed in (0, 1)])
     step = parallel.compile(partial(update, apply=network.apply, algorithm=algorithm))
-    state, config = map(parallel.replicate, (init_train_state(params, CONFIG, algorithm), CONFIG))
+    state, config = map(parallel.replicate, (init_train_state(params, CONFIG, algorithm, KEY), CONFIG))
     drawn = []
     for number in range(2):
         state, _ = step(state, rollout, config, parallel.replicate(jax.random.fold_in(KEY, number)))
@@ -204,7 +211,9 @@ def test_one_device_and_two_compute_the_same_loss():
     found = []
     for devices, rollouts in ((jax.devices("cpu")[:1], [whole]), (jax.devices("cpu")[:2], halves)):
         parallel = DataParallel(devices)
-        state, config, key = map(parallel.replicate, (init_train_state(params, CONFIG, algorithm), CONFIG, KEY))
+        state, config, key = map(
+            parallel.replicate, (init_train_state(params, CONFIG, algorithm, KEY), CONFIG, KEY)
+        )
         found.append(parallel.shard(parallel.compile(step)(state, parallel.assemble(rollouts), config, key), 0))
     (one, one_metrics), (two, two_metrics) = jax.device_get(found)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-5), one.params, two.params)
@@ -258,7 +267,7 @@ def test_any_optimiser_of_optax_steps_downhill(optimizer):
     params, network = make(FeedForward, Corridor.num_actions)
     rollout = collected(network, params)
     step = jax.jit(partial(update, apply=network.apply, algorithm=algorithm))
-    state, first = step(init_train_state(params, config, algorithm), rollout, config, KEY)
+    state, first = step(init_train_state(params, config, algorithm, KEY), rollout, config, KEY)
     for _ in range(10):
         state, last = step(state, rollout, config, KEY)
     assert last["value_loss"] < 0.9 * first["value_loss"]
@@ -302,7 +311,7 @@ def test_vtrace_is_the_double_sum_for_a_policy_that_has_moved_on():
     rng = np.random.default_rng(1)
     params = jax.tree.map(lambda x: x + 0.1 * rng.standard_normal(x.shape, np.float32), params)
     algorithm = ALGORITHMS.get("vtrace")
-    state = init_train_state(params, CONFIG, algorithm)
+    state = init_train_state(params, CONFIG, algorithm, KEY)
     _, samples, metrics = algorithm.prepare(state, network.apply, rollout, Mean.over(rollout.weight), CONFIG, KEY)
     outputs = network.apply(params, observe(rollout, jnp.arange(LENGTH * ENVS)))
     log_prob = np.reshape(log_prob_of(outputs.logits, rollout.action.reshape(-1)), (LENGTH, ENVS))
@@ -316,7 +325,7 @@ def test_vtrace_is_the_double_sum_for_a_policy_that_has_moved_on():
 def test_vtrace_of_the_policy_that_acted_has_the_targets_of_gae():
     params, network = make(FeedForward, Corridor.num_actions)
     rollout = collected(network, params)
-    state, mean = init_train_state(params, CONFIG), Mean.over(rollout.weight)
+    state, mean = init_train_state(params, CONFIG, PPO, KEY), Mean.over(rollout.weight)
     _, samples, _ = ALGORITHMS.get("vtrace").prepare(state, network.apply, rollout, mean, CONFIG, KEY)
     _, gae_samples, _ = PPO.prepare(state, network.apply, rollout, mean, CONFIG, KEY)
     np.testing.assert_allclose(samples.target, gae_samples.target, rtol=1e-4, atol=1e-5)

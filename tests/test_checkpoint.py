@@ -19,10 +19,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from small_training import edit_meta, flip_bit
 from user_commands import one_error_line
 
+from jaxrl_atari.algorithm import TrainState
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.learner import abstract_arrays
-from jaxrl_atari.ppo import TrainState
 from jaxrl_atari.runs.arrays import array_digests, array_shapes
 from jaxrl_atari.runs.checkpoints import Checkpoints, Damaged, meta_digest
 

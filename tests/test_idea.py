@@ -14,9 +14,9 @@ from small_networks import FeedForward, make
 from user_commands import ROOT, user_environment
 
 from jaxrl_atari.config import Config, PPOConfig
-from jaxrl_atari.minibatches import Mean
+from jaxrl_atari.minibatches import Mean, Minibatch
 from jaxrl_atari.networks import Observation
-from jaxrl_atari.ppo import Minibatch, Samples
+from jaxrl_atari.ppo import Samples
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.suite.sweep import parse_vary
 
@@ -67,13 +67,12 @@ def test_an_idea_is_trained_beside_the_baseline_evaluated_and_resumed(folder):
     assert "z_loss" not in rows(baseline)[0]
     assert (idea / "code" / "my_idea.py").read_text() == (folder / "my_idea.py").read_text()
 
-    without = run(folder, "evaluate", "data/z_loss", "--episodes", "1")
+    ended = run(folder, "evaluate", "data/z_loss", "--episodes", "1")  # the policy needs no algorithm
+    assert ended.returncode == 0, ended.stderr
+    without = run(folder, "train", "--resume", "data/z_loss", "--total-env-steps", "160")
     assert without.returncode == 2
     assert "algorithm = 'z_loss'" in without.stderr
     assert "--import" in without.stderr
-    named = ("--import", "my_idea.py")
-    ended = run(folder, "evaluate", "data/z_loss", "--episodes", "1", *named)
-    assert ended.returncode == 0, ended.stderr
     kept = ("--import", "data/z_loss/code/my_idea.py", "--total-env-steps", "160")
     ended = run(folder, "train", "--resume", "data/z_loss", *kept)
     assert ended.returncode == 0, ended.stderr

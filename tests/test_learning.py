@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from fake_pools import Corridor
 
+from jaxrl_atari.algorithm import init_train_state, update
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.networks import init_params, make_module
-from jaxrl_atari.ppo import init_train_state, update
+from jaxrl_atari.ppo import PPO
 from jaxrl_atari.rollout import EnvGroup, collect
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.session import run_session
@@ -27,9 +28,12 @@ def test_learns_to_walk_to_the_lamp():
     config = PPOConfig(rollout_length=length, minibatch_size=32, learning_rate=2.5e-4, gae_lambda=0.95)
     network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
     state = init_train_state(
-        init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0)), config
+        init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0)),
+        config,
+        PPO,
+        jax.random.key(0),
     )
-    learn = jax.jit(partial(update, apply=network.apply), donate_argnums=0)
+    learn = jax.jit(partial(update, apply=network.apply, algorithm=PPO), donate_argnums=0)
     group = EnvGroup(Corridor(num_envs, seed=0), network, length, jax.devices("cpu")[0], PROTOCOLS["v5"])
     means = []
     for number in range(20):

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 from jaxrl_atari import networks
+from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.fast.forms import make_network
@@ -26,9 +27,9 @@ from jaxrl_atari.fast.frames import (
     push_frame,
 )
 from jaxrl_atari.layers import Conv, cpu_gradients, in_chunks
-from jaxrl_atari.minibatches import Mean
+from jaxrl_atari.minibatches import Mean, Minibatch
 from jaxrl_atari.networks import NatureActorCritic, Observation, apply_module, init_params, make_module
-from jaxrl_atari.ppo import Minibatch, Samples, log_prob_of, ppo_loss
+from jaxrl_atari.ppo import Samples, ppo_loss
 from jaxrl_atari.registry import NETWORKS
 from jaxrl_atari.rollout import act, begin_rollout, empty_state, with_carry
 

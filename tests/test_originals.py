@@ -1,7 +1,7 @@
 """Dialects against their originals: the same update on the same rollout, in float64.
 
 CleanRL's scripts and stable-baselines3 run unmodified, each in a process of its own (`originals/`), on a fixed
-rollout with lost and cut-off games, lives and clipped samples. `ppo.update` with the settings of the dialect
+rollout with lost and cut-off games, lives and clipped samples. `algorithm.update` with the settings of the dialect
 computes the update of that rollout with the original's minibatches. The packages that this needs, which `.ci/run`
 installs:
 
@@ -30,11 +30,13 @@ import optax
 import pytest
 from originals import rollouts
 
-from jaxrl_atari import ppo
+from jaxrl_atari import algorithm, ppo
+from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig
 from jaxrl_atari.dialects import DIALECTS
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.fast.frames import BLOCKED, PLAIN
+from jaxrl_atari.minibatches import Mean, Minibatch, Rollout, draw_minibatches, observe
 from jaxrl_atari.networks import Observation, Outputs
 from jaxrl_atari.session import clip_epsilon, learning_rate
 
@@ -141,9 +143,9 @@ def shared_rollout(name):
     value = outputs.value.reshape(seen.shape[:2])
     action = np.zeros(rollouts.STEPS * rollouts.NUM_ENVS, np.int32)
     action[tape(name).sample] = record(name)["action"]
-    log_prob = ppo.log_prob_of(outputs.logits[: len(action)], jnp.asarray(action))
+    log_prob = log_prob_of(outputs.logits[: len(action)], jnp.asarray(action))
     shape = (rollouts.STEPS, rollouts.NUM_ENVS)
-    return ppo.Rollout(
+    return Rollout(
         frames=PLAIN.arrange(jnp.asarray(given["frames"])),
         age=jnp.asarray(given["age"][: rollouts.STEPS]),
         action=jnp.asarray(action.reshape(shape)),
@@ -214,8 +216,12 @@ def ours(name, as_torch=True, steps=None, draw=None, **flipped):
         if as_torch and ORIGINALS[name].adds_to_the_norm:
             patch.setattr(optax, "clip_by_global_norm", clip_as_torch)
         config = options(name, **flipped)
-        state = ppo.init_train_state(jax.tree.map(jnp.asarray, rollouts.parameters()), config)
-        update = jax.jit(lambda *arguments: ppo.update(*arguments, apply=apply_in_float64))
+        state = algorithm.init_train_state(
+            jax.tree.map(jnp.asarray, rollouts.parameters()), config, ppo.PPO, jax.random.key(0)
+        )
+        update = jax.jit(
+            lambda *arguments: algorithm.update(*arguments, apply=apply_in_float64, algorithm=ppo.PPO)
+        )
         state, metrics = update(state, shared_rollout(name), config, jax.random.key(0))
         return jax.device_get((state.params, metrics))
 
@@ -223,12 +229,14 @@ def ours(name, as_torch=True, steps=None, draw=None, **flipped):
 def first_minibatch(name, rollout, **flipped):
     """Options and `Minibatch` of the first gradient step."""
     config = options(name, **flipped)
-    rollout = ppo.as_learned(rollout, config)
-    state = ppo.init_train_state(jax.tree.map(jnp.asarray, rollouts.parameters()), config)
-    _, samples, _ = ppo.ppo_samples(state, None, rollout, ppo.Mean.over(rollout.weight), config, jax.random.key(0))
+    rollout = algorithm.with_conventions(rollout, config)
+    state = algorithm.init_train_state(
+        jax.tree.map(jnp.asarray, rollouts.parameters()), config, ppo.PPO, jax.random.key(0)
+    )
+    _, samples, _ = ppo.ppo_samples(state, None, rollout, Mean.over(rollout.weight), config, jax.random.key(0))
     index = jnp.asarray(minibatches(name)[0])
     flat, weight = jax.tree.map(lambda x: x.reshape(-1)[index], (samples, rollout.weight))
-    batch = ppo.Minibatch(ppo.observe(rollout, index), flat, ppo.Mean.over(weight), jax.random.key(0))
+    batch = Minibatch(observe(rollout, index), flat, Mean.over(weight), jax.random.key(0))
     return config, samples, batch
 
 
@@ -399,7 +407,7 @@ def test_the_clip_range_is_that_of_sb3():
 def test_minibatches_are_drawn_from_all_samples(name):
     """As the original draws them: every sample once an epoch, and not as many of each environment."""
     shape = (rollouts.STEPS, rollouts.NUM_ENVS)
-    rollout = ppo.Rollout(*[None] * 2, np.zeros(shape), *[None] * 7)  # `draw_minibatches` reads its shape alone
+    rollout = Rollout(*[None] * 2, np.zeros(shape), *[None] * 7)  # `draw_minibatches` reads its shape alone
     config = replace(options(name), minibatch_size=34)
     assert config.minibatches == "uniform"
 
@@ -408,7 +416,7 @@ def test_minibatches_are_drawn_from_all_samples(name):
         return {tuple(np.bincount(np.asarray(row) % shape[1], minlength=shape[1])) for row in rows}
 
     def draw(**changes):
-        return ppo.draw_minibatches(jax.random.key(0), rollout, replace(config, **changes))
+        return draw_minibatches(jax.random.key(0), rollout, replace(config, **changes))
 
     for epoch in draw().reshape(config.epochs, -1):
         assert sorted(epoch.tolist()) == list(range(shape[0] * shape[1]))

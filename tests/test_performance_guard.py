@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from jaxrl_atari import rollout
+from jaxrl_atari.algorithm import init_train_state, update
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import Observation, init_params, make_module
-from jaxrl_atari.ppo import init_train_state, update
+from jaxrl_atari.ppo import PPO
 from jaxrl_atari.session import place_session, prepare, train
 
 ENVS, GROUPS, LENGTH = 4, 2, 8
@@ -171,11 +172,14 @@ def update_and_arguments(network_config, platform):
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(
         lambda: init_train_state(
-            init_params(make_module(network_config, 6, jnp.float32), jax.random.key(0)), config
+            init_params(make_module(network_config, 6, jnp.float32), jax.random.key(0)),
+            config,
+            PPO,
+            jax.random.key(0),
         )
     )
     numbers = jax.tree.map(lambda _: jax.ShapeDtypeStruct((), jnp.float32), config)
-    return jax.jit(functools.partial(update, apply=network.apply)), (state, data, numbers, key)
+    return jax.jit(functools.partial(update, apply=network.apply, algorithm=PPO)), (state, data, numbers, key)
 
 
 def program_of_the_update(conv="auto"):

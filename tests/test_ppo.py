@@ -9,14 +9,25 @@ import numpy as np
 import pytest
 import reference
 
+from jaxrl_atari.algorithm import init_train_state, update
+from jaxrl_atari.categorical import log_prob_of, sample_action
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.devices import AXIS, DataParallel
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.fast.frames import BLOCKED, PLAIN, arrange_stacks
-from jaxrl_atari.minibatches import ONE_DEVICE, Mean, Rollout, Shard, draw_minibatches, minibatch_indices, observe
+from jaxrl_atari.minibatches import (
+    ONE_DEVICE,
+    Mean,
+    Minibatch,
+    Rollout,
+    Shard,
+    draw_minibatches,
+    minibatch_indices,
+    observe,
+)
 from jaxrl_atari.networks import Observation, Outputs
-from jaxrl_atari.ppo import Minibatch, Samples, gae, init_train_state, log_prob_of, ppo_loss, sample_action, update
+from jaxrl_atari.ppo import PPO, Samples, gae, ppo_loss
 from jaxrl_atari.session import current_options
 
 HYPER = {
@@ -273,7 +284,7 @@ def small_config(**changes):
 
 @cache
 def jitted_update(apply):
-    return jax.jit(partial(update, apply=apply))
+    return jax.jit(partial(update, apply=apply, algorithm=PPO))
 
 
 KEY = jax.random.key(3)
@@ -282,7 +293,7 @@ KEY = jax.random.key(3)
 def run_update(rollout, params, config, conv="matmul"):
     """The new state and the metrics of an update of a rollout in NumPy."""
     arrays = shipped(rollout, network(conv).layout)
-    return jitted_update(network(conv).apply)(init_train_state(params, config), arrays, config, KEY)
+    return jitted_update(network(conv).apply)(init_train_state(params, config, PPO, KEY), arrays, config, KEY)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +369,7 @@ def test_target_kl_ends_the_epochs():
 
     def run(epochs, target_kl=None):
         config = small_config(epochs=epochs, target_kl=target_kl)
-        return jitted_update(linear)(init_train_state(params, config), rollout, config, KEY)
+        return jitted_update(linear)(init_train_state(params, config, PPO, KEY), rollout, config, KEY)
 
     plain = {epochs: run(epochs) for epochs in (1, 2)}
     one, two = (float(plain[epochs][1]["approx_kl"]) * epochs for epochs in (1, 2))  # sums over epochs
@@ -409,7 +420,7 @@ def test_the_update_of_the_a2c_config_is_a_step_of_a2c(request):
     adam = reference.Adam(params, ppo.max_grad_norm, ppo.adam_epsilon, ppo.weight_decay)
     expected = adam.step(params, gradients, hyper["learning_rate"])
     with jax.enable_x64(True):
-        state = init_train_state(jax.tree.map(jnp.asarray, params), ppo)
+        state = init_train_state(jax.tree.map(jnp.asarray, params), ppo, PPO, KEY)
         arrays = Rollout(**{name: jnp.asarray(x) for name, x in rollout.items()})
         arrays = arrays._replace(frames=arrays.frames[..., None])  # a frame's only channel
         state, metrics = jitted_update(nature_in_float64)(state, arrays, jax.tree.map(jnp.float64, ppo), KEY)
@@ -501,8 +512,8 @@ def test_jit_of_shard_map_gives_the_bits_of_pmap():
     """JAX names `jit(shard_map)` as what replaces `pmap`, which is in maintenance."""
     parallel, config = DataParallel(jax.devices("cpu")[:2]), small_config()
     rollouts = [shipped(random_rollout(seed), network().layout) for seed in (0, 1)]
-    arguments = init_train_state(trained_params(), config), config, KEY
-    updated = partial(update, apply=network().apply)
+    arguments = init_train_state(trained_params(), config, PPO, KEY), config, KEY
+    updated = partial(update, apply=network().apply, algorithm=PPO)
 
     def on_each(*rows):
         shard = Shard(jax.lax.axis_index(AXIS), 2, partial(jax.lax.psum, axis_name=AXIS))

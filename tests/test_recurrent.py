@@ -9,10 +9,12 @@ import pytest
 from fake_pools import FakePool, NoisePool
 from small_networks import FeedForward, Recurrent, make
 
+from jaxrl_atari.algorithm import init_train_state, update
+from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.minibatches import apply_to_rollout, draw_minibatches, observe
-from jaxrl_atari.ppo import init_train_state, log_prob_of, update
+from jaxrl_atari.ppo import PPO
 from jaxrl_atari.rollout import EnvGroup, collect
 
 
@@ -93,8 +95,8 @@ def test_memory_pays(network):
         rollout_length=length, minibatch_size=128, learning_rate=2e-3, gae_lambda=0.95, weight_decay=0.0
     )
     params, functions = make(network, 2)
-    state = init_train_state(params, config)
-    learn = jax.jit(partial(update, apply=functions.apply), donate_argnums=0)
+    state = init_train_state(params, config, PPO, jax.random.key(0))
+    learn = jax.jit(partial(update, apply=functions.apply, algorithm=PPO), donate_argnums=0)
     group = EnvGroup(Cue(num_envs, seed=0), functions, length, jax.devices("cpu")[0], PROTOCOLS["v5"])
     means = []
     for number in range(60):

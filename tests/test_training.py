@@ -17,6 +17,7 @@ from jaxrl_atari.devices import PlacementError, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.groups import num_groups
 from jaxrl_atari.learner import compiled_update
+from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.session import current_options, learning_rate, place_session, prepare, train
 
 SMALL = Config(
@@ -204,9 +205,7 @@ def misplace_rollout(run, there):
 
     def misplaced(shards):
         shards = assemble(shards)
-        return (
-            shards._replace(age=jax.device_put(shards.age, there)) if isinstance(shards, ppo.Rollout) else shards
-        )
+        return shards._replace(age=jax.device_put(shards.age, there)) if isinstance(shards, Rollout) else shards
 
     run.learner._parallel.assemble = misplaced
 

@@ -22,11 +22,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxrl_atari.algorithm import Algorithm, Metrics, TrainState
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.fast.frames import images
-from jaxrl_atari.minibatches import Mean, Rollout
+from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import STACK, Apply
-from jaxrl_atari.ppo import PPO, Algorithm, Metrics, Minibatch, Samples, TrainState, ppo_loss, ppo_samples
+from jaxrl_atari.ppo import PPO, Samples, ppo_loss, ppo_samples
 
 PIXELS = 21 * 21
 """Pixels of a frame as the target sees it."""

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari import cli
+from jaxrl_atari.algorithm import TrainState, find_algorithm, init_train_state, update
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_start
 from jaxrl_atari.config import Config, DevicesConfig, PPOConfig
@@ -25,11 +26,10 @@ from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import driver_version, network_platform, visible
 from jaxrl_atari.hardware.memory import do_not_preallocate
+from jaxrl_atari.keys import new_key
 from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import STACK, init_params, make_module
 from jaxrl_atari.output import say
-from jaxrl_atari.ppo import KEYS, TrainState, init_train_state, update
-from jaxrl_atari.registry import ALGORITHMS
 
 ACTIONS = 18
 """The full action set: no ALE game has more actions."""
@@ -161,7 +161,7 @@ def update_memory(config: Config, devices: Sequence[jax.Device]) -> UpdateMemory
     minibatch_size = config.ppo.minibatch_size // len(devices)
     ppo = replace(config.ppo, minibatch_size=minibatch_size, gae_lambda=config.resolved_gae_lambda)
     network = make_network(config.network, ACTIONS, network_platform(home))
-    algorithm = ALGORITHMS.get(config.algorithm)
+    algorithm = find_algorithm(config.algorithm)
     frames = (ppo.rollout_length + STACK, num_envs, *network.layout.shape)
 
     def arguments(key: jax.Array) -> tuple[TrainState, Rollout, PPOConfig, jax.Array]:
@@ -186,7 +186,7 @@ def update_memory(config: Config, devices: Sequence[jax.Device]) -> UpdateMemory
 
     with jax.default_device(home):
         program = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
-    shapes = jax.eval_shape(arguments, jax.random.key(0, impl=KEYS))
+    shapes = jax.eval_shape(arguments, new_key(0))
     analysis = program.lower(*shapes).compile().memory_analysis()
     assert analysis is not None
     return UpdateMemory(

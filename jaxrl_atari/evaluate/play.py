@@ -21,6 +21,7 @@ from jaxrl_atari.errors import UserError, check_fields
 from jaxrl_atari.evaluate.game_page import WatchedGame, write_game_page
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.fast.frames import empty_window, push_frame
+from jaxrl_atari.keys import EVALUATION, new_key
 from jaxrl_atari.networks import Outputs
 
 SECONDS_BETWEEN_NEWS = 30
@@ -66,8 +67,7 @@ def play(
     """
     window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
     with jax.default_device(policy.device):  # keeps an evaluation on the CPU off a GPU that trains
-        key = jax.random.key(seed, impl="threefry2x32")
-        key = jax.random.fold_in(key, 2**31 + 1)  # a session with this seed folds in 0 to 2**31
+        key = jax.random.fold_in(new_key(seed), EVALUATION)
         carry = policy.initial_carry(pool.num_envs)
     step = pool.reset()
     actions = None

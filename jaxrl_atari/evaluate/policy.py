@@ -16,7 +16,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.fast.forms import Network, make_network
 from jaxrl_atari.fast.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
-from jaxrl_atari.learner import abstract_arrays
+from jaxrl_atari.learner import abstract_params
 from jaxrl_atari.networks import Observation, Outputs, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
 from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dir
@@ -198,7 +198,7 @@ def load_policy(
     home = device or pick_device("auto")
 
     def target(meta: dict[str, Any]) -> Any:
-        return abstract_arrays(config_from_dict(meta["config"]), meta["num_actions"], home)
+        return abstract_params(config_from_dict(meta["config"]).network, meta["num_actions"], home)
 
     if checkpoint == "latest":
         step, arrays, meta, damaged = checkpoints.restore_newest(target, part=PARAMETERS)
@@ -212,7 +212,7 @@ def load_policy(
     # `num_threads` was the share of the cores that training had.
     env = dataclasses.replace(config.env, num_threads=0, backend=backend or config.env.backend)
     network = make_network(config.network, meta["num_actions"], network_platform(home))
-    params = arrays["train_state"].params
+    params = arrays["train_state"]["params"]
     return Policy(
         dataclasses.replace(config, env=env), network, params, home, session_dir, step, meta["num_actions"]
     )

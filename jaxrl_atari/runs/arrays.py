@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxrl_atari.ppo import KEYS
+from jaxrl_atari.keys import key_of_data
 
 
 def this_process() -> ocp.options.MultiprocessingOptions:
@@ -58,7 +58,7 @@ def read_arrays(directory: Path, tree: Any, part: str) -> dict[str, np.ndarray]:
 def to_device(value: np.ndarray, target: Any) -> Any:
     """Moves a restored array to the devices of `target`; key data become a key again."""
     array = jax.device_put(value, target.sharding)
-    return jax.random.wrap_key_data(array, impl=KEYS) if _is_key(target) else array
+    return key_of_data(array) if _is_key(target) else array
 
 
 def name_of(path: Any) -> str:

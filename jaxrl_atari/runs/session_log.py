@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_atari.algorithm import ReadMetrics
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import TIME_COLUMNS
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.writers import Row, Writer
-
-ReadMetrics = Callable[[], dict[str, float]]
-"""Waits for an update and returns its metrics."""
 
 
 class NonFiniteError(UserError):

@@ -13,7 +13,6 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs import describe_environment
 from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
 from jaxrl_atari.hardware import distributed
-from jaxrl_atari.learner import check_update
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import read_run, summary_table, trial_summary
 from jaxrl_atari.runs.files import only_writer, write_json
@@ -30,6 +29,7 @@ from jaxrl_atari.runs.run_dir import (
     session_dirs,
 )
 from jaxrl_atari.runs.writers import Writer
+from jaxrl_atari.session import check_names_and_minibatches
 from jaxrl_atari.suite.launch import Failure, Item
 from jaxrl_atari.suite.processes import check_processes, in_session_process
 from jaxrl_atari.suite.sessions import Stop, train_item, unfinished
@@ -134,7 +134,7 @@ def run_training(
 
 def _check(config: Config, writers: Sequence[Writer], stop: Stop | None) -> None:
     """Checks that this process can train the sessions of a trial. Raises `UserError` if not."""
-    check_update(config)
+    check_names_and_minibatches(config)
     if not plan_slots(config, config.sessions).needs_processes:
         return
     check_processes(partial(train_item, writers=writers, close_writers=True, stop=stop))

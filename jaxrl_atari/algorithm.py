@@ -1,0 +1,278 @@
+"""The update, open to other algorithms: pure functions from a train state and a rollout to the next train state.
+
+`update` runs all minibatches of a rollout. It calls the four functions of an `Algorithm`, the parts that an idea
+replaces: those of PPO are in `ppo.py`, others in `algorithms/`. `register_algorithm` gives one a name, which a
+config may choose. Axes are [T, B]: T steps of B environments.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxrl_atari import traced_options  # noqa: F401  a PPOConfig becomes a pytree
+from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.errors import require
+from jaxrl_atari.minibatches import ONE_DEVICE, Mean, Minibatch, Rollout, Shard, draw_minibatches, observe
+from jaxrl_atari.networks import Apply
+from jaxrl_atari.registry import ALGORITHMS
+
+Metrics = dict[str, jax.Array]
+"""Name -> float32 []. A new name needs no entry anywhere to be logged."""
+
+ReadMetrics = Callable[[], dict[str, float]]
+"""Waits for an update and returns its metrics."""
+
+OWN_METRICS = frozenset({"loss", "gradient_norm", "skipped_steps"})
+"""Metrics of `update` itself, which no algorithm may return under these names."""
+
+
+@flax.struct.dataclass
+class TrainState:
+    """State that an update replaces, and that a checkpoint keeps. Equal on all devices."""
+
+    params: Any
+    opt_state: optax.OptState
+    optimizer_steps: jax.Array  # int32 []: gradient steps so far
+    extra: Any = ()  # what an algorithm keeps besides, such as running statistics: any pytree of arrays
+
+
+class Algorithm(NamedTuple):
+    """The parts of an update that an idea replaces, as in `PPO._replace(loss=my_loss)`.
+
+    They are pure functions, which become part of the compiled update. The coefficients of an algorithm are
+    arguments of a function that makes it, as in `algorithms/rnd.py`.
+
+        init(params, key) -> params, extra
+            Once, before the first update. `params` are those of the network. Returns all parameters that the loss
+            trains, those of the network among them under their own names, and `TrainState.extra`.
+
+        prepare(state, apply, rollout, mean, config, key) -> state, samples, metrics
+            Once per rollout, before its gradient steps. `mean` is the mean over the rollout, of x [T, B]. Returns
+            the state, with another `extra` where one is kept; the samples, any pytree of arrays [T, B, ...];
+            metrics. `extra` must be equal on all devices: compute it from `state`, `key`, `mean(x)` and
+            `mean.moments(x)`. `minibatches.apply_to_rollout` gives the outputs of the network for all steps.
+
+        loss(params, apply, batch, config) -> loss, metrics
+            In every gradient step, and differentiated by `params`. `batch` is a `Minibatch`; its samples are those
+            of `prepare`, [N, ...]. The loss is float32 [].
+
+        optimizer(config) -> optax.GradientTransformation
+            Any optimiser of optax. `config.learning_rate` is the rate of this update, a traced number.
+
+    `apply` is the network (`networks.Apply`). `config` is a `PPOConfig`, `key` a random key, the same on all
+    devices. Metrics are `Metrics`; all of them are logged.
+    """
+
+    init: Callable[[Any, jax.Array], tuple[Any, Any]]
+    prepare: Callable[[TrainState, Apply, Rollout, Mean, PPOConfig, jax.Array], tuple[TrainState, Any, Metrics]]
+    loss: Callable[[Any, Apply, Minibatch, PPOConfig], tuple[jax.Array, Metrics]]
+    optimizer: Callable[[PPOConfig], optax.GradientTransformation]
+
+
+def network_alone(params: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
+    """`Algorithm.init` of an algorithm without further parameters or `extra`. It draws nothing."""
+    return params, ()
+
+
+# --- Names -------------------------------------------------------------------------------------------------------
+
+
+def register_algorithm(name: str, algorithm: Algorithm) -> None:
+    """Lets a config choose an algorithm of your own, as in `--algorithm my_idea`.
+
+    Args:
+        name: a new name. A later algorithm of the same name replaces the earlier one.
+
+    Raises:
+        ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package; or
+            `algorithm` is not an `Algorithm` of functions.
+    """
+    expected = "an Algorithm, such as PPO._replace(loss=my_loss)"
+    require(isinstance(algorithm, Algorithm), ALGORITHMS.field, name, expected, f"got {algorithm!r}")
+    for part, function in algorithm._asdict().items():
+        # Compiled updates are kept by their functions, which must be hashable for that.
+        usable = callable(function) and isinstance(function, Hashable)
+        require(usable, f"{ALGORITHMS.field} {name}: {part}", function, "a function (hashable)")
+    ALGORITHMS.register(name, algorithm)
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """The algorithm of a name, shipped or registered.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return ALGORITHMS.get(name)
+
+
+# --- The update --------------------------------------------------------------------------------------------------
+
+
+def init_train_state(params: Any, config: PPOConfig, algorithm: Algorithm, key: jax.Array) -> TrainState:
+    """The state before the first update.
+
+    Args:
+        params: parameters of the network.
+        key: for what `algorithm.init` draws.
+    """
+    params, extra = algorithm.init(params, key)
+    return TrainState(params, algorithm.optimizer(config).init(params), jnp.zeros((), jnp.int32), extra)
+
+
+def update(
+    state: TrainState,
+    rollout: Rollout,
+    config: PPOConfig,
+    key: jax.Array,
+    *,
+    apply: Apply,
+    algorithm: Algorithm,
+    shard: Shard = ONE_DEVICE,
+) -> tuple[TrainState, Metrics]:
+    """All epochs and minibatches over one rollout: the function that is compiled and run once per rollout.
+
+    On several devices each one holds its environments and its part of each minibatch. Every `Mean` is that of the
+    whole minibatch or rollout. So a loss is written as for one device, and the result does not depend on the
+    split, except for what a loss draws.
+
+    Args:
+        config: its learning rate is that of this update.
+        key: for the minibatches, and for what the algorithm draws; the same on all devices.
+        apply: the network.
+        shard: this device's part of the rollout.
+
+    Returns:
+        The new state and metrics: means over the gradient steps taken, and those of the rollout. With
+        `config.target_kl` also `skipped_steps`, the gradient steps of the epochs that were left out.
+
+    Raises:
+        ConfigError: a metric is not a single number, or has the name of another one.
+    """
+    # Streams of `key`: 0 to epochs - 1 give the minibatches of an epoch (`draw_minibatches`), `epochs` is for the
+    # loss, and `epochs + 1` for `prepare`.
+    loss_key = jax.random.fold_in(jax.random.fold_in(key, config.epochs), shard.index)
+    prepare_key = jax.random.fold_in(key, config.epochs + 1)
+    rollout = with_conventions(rollout, config)
+    optimizer = algorithm.optimizer(config)
+    mean = Mean.over(rollout.weight, shard)
+    state, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
+    # [T, B, ...] -> [T * B, ...]
+    flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
+
+    def step(state: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
+        """One gradient step on the samples `index`, [N]."""
+        batch_samples, weight = jax.tree.map(lambda x: x[index], (flat_samples, flat_weight))
+        batch = Minibatch(
+            observe(rollout, index),
+            batch_samples,
+            Mean.over(weight, shard),
+            jax.random.fold_in(loss_key, state.optimizer_steps),
+            state.extra,
+        )
+        value_and_gradient = jax.value_and_grad(algorithm.loss, has_aux=True)
+        (loss, metrics), gradients = value_and_gradient(state.params, apply, batch, config)
+        check_metrics(metrics, OWN_METRICS)
+        metrics = metrics | {"loss": loss}
+        if shard.count > 1:
+            # Each device's loss is already that of all devices. The gradient of a sum over devices is again a sum,
+            # so what each device has is `count` times its own summand, and the gradient is the mean over devices.
+            gradients, metrics = jax.tree.map(lambda x: x / shard.count, shard.sum((gradients, metrics)))
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        state = dataclasses.replace(
+            state, params=params, opt_state=opt_state, optimizer_steps=state.optimizer_steps + 1
+        )
+        return state, metrics | {"gradient_norm": optax.tree.norm(gradients)}
+
+    indices = draw_minibatches(key, rollout, config, shard)
+    if config.target_kl is None:
+        state, metrics = lax.scan(step, state, indices)
+        metrics = jax.tree.map(jnp.mean, metrics)
+    else:
+        epochs = indices.reshape(config.epochs, -1, indices.shape[-1])
+        state, metrics = scan_epochs(step, state, epochs, config.target_kl)
+    check_metrics(rollout_metrics, OWN_METRICS | metrics.keys())
+    return state, metrics | rollout_metrics
+
+
+def with_conventions(rollout: Rollout, config: PPOConfig) -> Rollout:
+    """The rollout with the conventions of other implementations, where the config asks for them.
+
+    truncation_is_terminal:  terminated_t := max(terminated_t, truncated_t)    (CleanRL, OpenAI Baselines)
+    learn_from_auto_resets:  weight_t := 1                                     (CleanRL with EnvPool, SLM Lab)
+    """
+    if config.truncation_is_terminal:
+        rollout = rollout._replace(terminated=rollout.terminated | rollout.truncated)
+    if config.learn_from_auto_resets:
+        rollout = rollout._replace(weight=jnp.ones_like(rollout.weight))
+    return rollout
+
+
+def check_metrics(metrics: Metrics, taken: frozenset[str]) -> None:
+    """Checks the metrics of a part of an algorithm.
+
+    Args:
+        taken: names of other metrics of the same update.
+
+    Raises:
+        ConfigError: one of them is not a single number, or has a name that is taken.
+    """
+    for name, value in metrics.items():
+        shape = jnp.shape(value)
+        require(shape == (), "metric", name, "a single number, such as batch.mean(x)", f"its shape is {shape}")
+        require(name not in taken, "metric", name, "another name: the update has a metric of this one")
+
+
+class Epochs(NamedTuple):
+    """The carry of `scan_epochs`."""
+
+    taken: jax.Array  # int32 []: epochs so far
+    state: TrainState
+    total: Metrics  # sum of the epochs' metrics
+    approx_kl: jax.Array  # float32 []: mean of the newest epoch
+
+
+def scan_epochs(
+    step: Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]],
+    state: TrainState,
+    epochs: jax.Array,
+    target_kl: float,
+) -> tuple[TrainState, Metrics]:
+    """Scans `step` over one epoch after another, until the mean `approx_kl` of an epoch exceeds `target_kl`.
+
+    Args:
+        step: state, int32 [N] -> state, metrics.
+        epochs: int32 [epochs, steps, N], the minibatches of each epoch.
+
+    Returns:
+        The new state and the metrics: means over the steps taken, and `skipped_steps`.
+
+    Raises:
+        ConfigError: the metrics have no `approx_kl`.
+    """
+    num_epochs, steps, _ = epochs.shape
+
+    def run_epoch(carry: Epochs) -> Epochs:
+        state, metrics = lax.scan(step, carry.state, epochs[carry.taken])
+        means = jax.tree.map(jnp.mean, metrics)
+        total = jax.tree.map(jnp.add, carry.total, means)
+        return Epochs(carry.taken + 1, state, total, means["approx_kl"])
+
+    def goes_on(carry: Epochs) -> jax.Array:
+        exceeded = carry.approx_kl > target_kl  # false for a NaN, at which the log ends the training
+        return (carry.taken < num_epochs) & ~exceeded
+
+    _, shapes = jax.eval_shape(step, state, epochs[0, 0])
+    expected = "None: the loss of this algorithm returns no approx_kl"
+    require("approx_kl" in shapes, "ppo.target_kl", target_kl, expected)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    end = lax.while_loop(goes_on, run_epoch, Epochs(jnp.zeros((), jnp.int32), state, zeros, zeros["approx_kl"]))
+    skipped = (num_epochs - end.taken) * steps
+    metrics = jax.tree.map(lambda x: x / end.taken, end.total)
+    return end.state, metrics | {"skipped_steps": skipped.astype(jnp.float32)}
