@@ -242,9 +242,9 @@ class NetworkConfig:
     """The network: `nature` (Mnih et al. 2015), `impala` (Espeholt et al. 2018), `nature_lstm` (`nature` with an
     LSTM of 256 units), or one that your own code has registered (docs/idea.md)."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of the torso. `auto`: bfloat16 on a GPU of compute capability 8.0 or more and, where `conv` is
-    `matmul`, on a CPU with AVX512-BF16; else float32. Parameters, heads and losses are always float32. On a GPU
-    from Ampere on, `float32` convolutions compute in TF32."""
+    """Arithmetic of the torso. `auto`: bfloat16 on a GPU of compute capability 8.0 or more and, unless `conv` is
+    `plain`, on a CPU with AVX512-BF16; else float32. It is the same for every network. Parameters, heads and
+    losses are always float32. On a GPU from Ampere on, `float32` convolutions compute in TF32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
     """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU), `matmul` (matrix products, fast on a
     CPU), or `auto`: `matmul` where only CPUs learn and act, else `plain`. Results agree up to rounding."""

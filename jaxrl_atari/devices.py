@@ -14,11 +14,12 @@ from jax import lax
 
 from jaxrl_atari.config import DevicesConfig, NetworkConfig
 from jaxrl_atari.errors import check_fields, require
-from jaxrl_atari.fast.forms import Network, make_network
+from jaxrl_atari.fast import forms
 from jaxrl_atari.hardware.choice import first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import gpu_provider, network_platform, visible
 from jaxrl_atari.keys import key_of_data
 from jaxrl_atari.minibatches import Shard
+from jaxrl_atari.networks import Networks
 from jaxrl_atari.option_forms import GpuOption
 
 
@@ -83,21 +84,10 @@ def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
     return place(options, field).home
 
 
-class Networks(NamedTuple):
-    """A session's network, in the forms that suit its devices. Both use the same arithmetic."""
-
-    learning: Network
-    acting: Network
-
-
 def make_networks(config: NetworkConfig, num_actions: int, placement: Placement) -> Networks:
-    """The networks of a session. Equal arguments give the same objects."""
+    """The networks of a session on its devices. Equal arguments give the same objects."""
     learner = network_platform(*placement.learner)
-    actor = network_platform(*placement.actors)
-    return Networks(
-        learning=make_network(config, num_actions, learner, actor),
-        acting=make_network(config, num_actions, actor, learner),
-    )
+    return forms.make_networks(config, num_actions, learner, network_platform(*placement.actors))
 
 
 # --- Data parallel -----------------------------------------------------------------------------------------------

@@ -11,6 +11,9 @@ convolution is fast there. So inside `cpu_gradients()`, `Conv` writes its gradie
   the kernel turned by 180 degrees.
 - **The gradient for the kernel** (`kernel_gradient`) is a matrix product.
 
+Data that is only moved is moved as integers (`as_words`): XLA's CPU backend copies these faster than bfloat16, and
+four uint8 fastest as one uint32, a *word*. `fast/cpu_conv.py` lists what else this backend does badly.
+
 Outside `cpu_gradients()`, as on a GPU, `Conv` is a plain convolution.
 """
 
@@ -27,12 +30,12 @@ import numpy as np
 from jax import lax
 
 CHUNK = 32
-"""Samples of a chunk: activations of a chunk stay in a CPU's caches. 16 and 64 were no faster."""
+"""Samples of a chunk: activations of a chunk stay in a CPU's caches. In float32, 16 and 64 were no faster."""
 
 UNROLLED = 8
 """Up to this many chunks are compiled without a loop: XLA runs them in parallel."""
 
-FORM = ("NHWC", "HWIO", "NHWC")
+DIMENSION_NUMBERS = ("NHWC", "HWIO", "NHWC")
 """Axes of images, kernels and outputs."""
 
 Pads = tuple[tuple[int, int], tuple[int, int]]
@@ -43,6 +46,10 @@ _for_cpu: ContextVar[bool] = ContextVar("for_cpu", default=False)
 @contextlib.contextmanager
 def cpu_gradients(wanted: bool = True) -> Iterator[None]:
     """A context for tracing a network: in it `Conv` has its gradients for CPUs, and `in_chunks` makes chunks.
+
+    The numbers are the same inside and outside, up to rounding. A `nn.jit` within a network does not know of the
+    context: it goes on with what it traced first, which may be the slow form. A network needs none, because its
+    caller compiles it.
 
     Args:
         wanted: false, and the context changes nothing.
@@ -55,9 +62,10 @@ def cpu_gradients(wanted: bool = True) -> Iterator[None]:
 
 
 class Conv(nn.Module):
-    """`nn.Conv` of images, with the same parameters: `kernel` [height, width, C, features] and `bias` [features].
+    """The part of `nn.Conv` that networks of images need: one stride, no dilation and no groups, always a bias.
 
-    Parameters are float32. An input of type uint8 is divided by 255.
+    Its parameters are those of `nn.Conv`, in float32: `kernel` [height, width, C, features] and `bias` [features].
+    A torso of such layers is fastest on a CPU within `in_chunks`.
     """
 
     features: int
@@ -70,7 +78,16 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[N, H, W, C]` -> float32 `[N, h, w, features]`."""
+        """`[N, H, W, C]`, uint8 pixels, which are divided by 255, or floats -> float32 `[N, h, w, features]`.
+
+        Raises:
+            TypeError: the input has another type.
+        """
+        pixels = x.dtype == jnp.uint8
+        if not pixels and not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(
+                f"Conv {self.name}: expected an input of uint8, which are pixels, or floats, got {x.dtype}"
+            )
         kernel = self.param(
             "kernel", self.kernel_init, (*self.kernel_size, x.shape[-1], self.features), jnp.float32
         )
@@ -78,13 +95,14 @@ class Conv(nn.Module):
         strides = (self.stride, self.stride)
         top_bottom, left_right = lax.padtype_to_pads(x.shape[-3:-1], self.kernel_size, strides, self.padding)
         pads = (top_bottom, left_right)
-        pixels = jnp.issubdtype(x.dtype, jnp.integer)
         if _for_cpu.get():
             scaled = kernel / 255 if pixels else kernel
-            y: jax.Array = convolve(x, scaled, self.stride, pads, jnp.dtype(self.dtype))
+            y: jax.Array = cpu_convolution(x, scaled, self.stride, pads, jnp.dtype(self.dtype))
             return y + bias
         x = x.astype(self.dtype) / 255 if pixels else x.astype(self.dtype)
-        y = lax.conv_general_dilated(x, kernel.astype(self.dtype), strides, pads, dimension_numbers=FORM)
+        y = lax.conv_general_dilated(
+            x, kernel.astype(self.dtype), strides, pads, dimension_numbers=DIMENSION_NUMBERS
+        )
         return y + bias
 
 
@@ -114,7 +132,7 @@ def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def convolve(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dtype: Any) -> jax.Array:
+def cpu_convolution(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dtype: Any) -> jax.Array:
     """The convolution, with the gradients of this file.
 
     Args:
@@ -130,27 +148,30 @@ def convolve(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dtype: An
 
 
 def _forward(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dtype: Any) -> tuple[jax.Array, Any]:
-    blocks = from_words(space_to_depth(kernel.shape[:2], stride, pads, as_words(x)))
-    w = block_kernel(stride, kernel)
-    return _convolution(blocks.astype(dtype), w.astype(dtype), "VALID", dtype), (x, kernel)
+    blocks = from_words(space_to_depth(as_words(x), kernel.shape[:2], stride, pads))
+    w = block_kernel(kernel, stride)
+    return _stride_1(blocks.astype(dtype), w.astype(dtype), "VALID", dtype), (x, kernel)
 
 
 def _backward(stride: int, pads: Pads, dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, jax.Array]:
     x, kernel = saved
     g = g.astype(dtype)
-    # The convolution of stride 1: `w` on the blocks of x. Both arrangements are linear, so JAX undoes them.
-    blocks_of = partial(space_to_depth, kernel.shape[:2], stride, pads)
-    w, undo_block_kernel = jax.vjp(partial(block_kernel, stride), kernel)
 
-    (d_kernel,) = undo_block_kernel(kernel_gradient(blocks_of(as_words(x)), g, w.shape, dtype))
-    if jnp.issubdtype(x.dtype, jnp.integer):
+    # It was computed as a convolution of stride 1: of `w` and the blocks of x. Both arrangements only move data,
+    # so that JAX derives their inverses.
+    def to_blocks(x: jax.Array) -> jax.Array:
+        return space_to_depth(x, kernel.shape[:2], stride, pads)
+
+    w, from_block_kernel = jax.vjp(lambda kernel: block_kernel(kernel, stride), kernel)
+    (d_kernel,) = from_block_kernel(kernel_gradient(to_blocks(as_words(x)), g, w.shape, dtype))
+    if x.dtype == jnp.uint8:
         return np.zeros(x.shape, jax.dtypes.float0), d_kernel  # JAX's type for the gradient of an integer input
     d_blocks = input_gradient(w, g, dtype)
-    (dx,) = jax.linear_transpose(blocks_of, jax.ShapeDtypeStruct(x.shape, d_blocks.dtype))(d_blocks)
+    (dx,) = jax.linear_transpose(to_blocks, jax.ShapeDtypeStruct(x.shape, d_blocks.dtype))(d_blocks)
     return dx.astype(x.dtype), d_kernel
 
 
-convolve.defvjp(_forward, _backward)
+cpu_convolution.defvjp(_forward, _backward)
 
 
 def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
@@ -168,7 +189,7 @@ def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtyp
         That shape, in `sum_type(dtype)`.
     """
     height, width, channels, outputs = shape
-    # Transposed in two halves, and concatenated: XLA would else repeat the transposition for each shift.
+    # Transposed in two halves, and concatenated: rule 4 of `fast/cpu_conv.py`.
     halves = [jnp.moveaxis(half, -1, 0) for half in jnp.array_split(as_words(g), 2)]
     channels_first = jnp.concatenate(halves, axis=1)
     shifts = [((0, 0), (0, 0), (i, height - 1 - i), (0, 0)) for i in range(height)]
@@ -178,7 +199,7 @@ def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtyp
         side_by_side(words, width).astype(dtype).reshape(-1, width * channels),
         preferred_element_type=sum_type(dtype),
     )
-    # The barrier keeps XLA from computing the transposed product.
+    # Rule 1 of `fast/cpu_conv.py`: without the barrier, XLA would compute the transposed product.
     return lax.optimization_barrier(dw).reshape(height, outputs, width, channels).transpose(0, 2, 3, 1)
 
 
@@ -196,12 +217,12 @@ def input_gradient(w: jax.Array, g: jax.Array, dtype: Any) -> jax.Array:
     """
     height, width = w.shape[:2]
     turned = lax.optimization_barrier(w[::-1, ::-1].swapaxes(2, 3).astype(dtype))
-    return _convolution(g, turned, ((height - 1, height - 1), (width - 1, width - 1)), dtype)
+    return _stride_1(g, turned, ((height - 1, height - 1), (width - 1, width - 1)), dtype)
 
 
-def _convolution(x: jax.Array, kernel: jax.Array, pads: str | Pads, dtype: Any) -> jax.Array:
+def _stride_1(x: jax.Array, kernel: jax.Array, pads: str | Pads, dtype: Any) -> jax.Array:
     return lax.conv_general_dilated(
-        x, kernel, (1, 1), pads, dimension_numbers=FORM, preferred_element_type=sum_type(dtype)
+        x, kernel, (1, 1), pads, dimension_numbers=DIMENSION_NUMBERS, preferred_element_type=sum_type(dtype)
     )
 
 
@@ -213,12 +234,12 @@ def sum_type(dtype: Any) -> Any:
 # --- Arranging data ----------------------------------------------------------------------------------------------
 
 
-def space_to_depth(size: tuple[int, ...], stride: int, pads: Pads, x: jax.Array) -> jax.Array:
+def space_to_depth(x: jax.Array, size: tuple[int, ...], stride: int, pads: Pads) -> jax.Array:
     """Pads an image and cuts it into blocks, whose pixels become channels.
 
     Args:
-        size: height and width of the kernel: what no window reads is cut off.
         x: `[N, H, W, C]`.
+        size: height and width of the kernel: what no window reads is cut off.
 
     Returns:
         `[N, rows, columns, stride * stride * C]`; a channel is (row in the block, column in the block, channel).
@@ -239,7 +260,7 @@ def space_to_depth(size: tuple[int, ...], stride: int, pads: Pads, x: jax.Array)
     return x.swapaxes(2, 3).reshape(len(x), rows, columns, -1)
 
 
-def block_kernel(stride: int, w: jax.Array) -> jax.Array:
+def block_kernel(w: jax.Array, stride: int) -> jax.Array:
     """The kernel of stride 1 that does on blocks what `w` does on the image.
 
     Args:

@@ -19,11 +19,10 @@ import optax
 
 from jaxrl_atari.algorithm import Algorithm, ReadMetrics, TrainState, find_algorithm, init_train_state, update
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
-from jaxrl_atari.devices import DataParallel, Networks, Placement, check_placement
-from jaxrl_atari.fast.forms import Network
+from jaxrl_atari.devices import DataParallel, Placement, check_placement
 from jaxrl_atari.keys import ALGORITHM, NETWORK, new_key
 from jaxrl_atari.minibatches import Rollout
-from jaxrl_atari.networks import init_params, make_module
+from jaxrl_atari.networks import Network, Networks, init_params, make_module
 
 
 class Learner:

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.fast.frames import gather_stacks
+from jaxrl_atari.frames import gather_stacks
 from jaxrl_atari.networks import Apply, Observation, Outputs, is_recurrent
 
 
 class Rollout(NamedTuple):
     """T steps of B environments.
 
-    Each frame is stored once: step t saw the stack that ends at `frames[t + 3]` (`fast/frames.py`). A step of
+    Each frame is stored once: step t saw the stack that ends at `frames[t + 3]` (`frames.py`). A step of
     weight 0 is an auto-reset step: the emulator ignored its action, because the game before it had just ended.
     """
 
@@ -96,7 +96,7 @@ class Mean:
 class Minibatch(NamedTuple):
     """What the loss of one gradient step may use: N samples, on each device its part of them."""
 
-    observation: Observation  # change its pictures through `fast.frames.map_images`
+    observation: Observation  # change its pictures through `frames.map_images`
     samples: Any  # as `Algorithm.prepare` returned them, [N, ...]
     mean: Mean  # the mean over the minibatch
     key: jax.Array  # for what a loss draws: another one in each gradient step, and on each device

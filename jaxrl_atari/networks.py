@@ -1,8 +1,9 @@
 """Networks: frame stacks in, policy logits and a value out.
 
 A network is a `flax.linen.Module` with the fields `num_actions` and `dtype`, here `NatureActorCritic`,
-`ImpalaActorCritic` and, with a memory, `NatureLSTM`. The rest of the package knows it as a pure function, `Apply`.
-`register_network` adds one of your own from a file of your own; `docs/idea.md` has an example.
+`ImpalaActorCritic` and, with a memory, `NatureLSTM`. The rest of the package knows it as pure functions, a
+`Network`, which `fast/forms.py` makes of the module. `register_network` adds one of your own from a file of your
+own; `docs/idea.md` has an example.
 """
 
 from collections.abc import Callable
@@ -15,11 +16,9 @@ import jax.numpy as jnp
 
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.errors import ConfigError, require
+from jaxrl_atari.frames import FRAME_SIZE, STACK, FrameLayout
 from jaxrl_atari.layers import Conv, in_chunks
 from jaxrl_atari.registry import NETWORKS
-
-STACK = 4
-"""Frames in a stack, the input of a network."""
 
 
 class Observation(NamedTuple):
@@ -28,8 +27,8 @@ class Observation(NamedTuple):
     A recurrent network gets N / n consecutive steps of n environments, ordered by step, then by environment.
     """
 
-    stacks: Any  # uint8 [N, 84, 84, 4], the oldest frame first; see `fast.frames` for stacks in blocks
-    first: Any = None  # bool [N]: a game starts here. Only a recurrent network needs it
+    stacks: jax.Array  # uint8 [N, 84, 84, 4], the oldest frame first; see `frames.py` for stacks in blocks
+    first: jax.Array | None = None  # bool [N]: a game starts here. Only a recurrent network needs it
     carry: Any = ()  # [n, ...]: the memory of each environment before its first step here
 
 
@@ -40,15 +39,40 @@ class Outputs(NamedTuple):
     value: jax.Array  # float32 [N]
     carry: Any = ()  # [n, ...]: the memory of each environment after its last step here
     features: jax.Array | None = None  # [N, F]: the input of the heads, where a network gives it
+    extra: Any = ()  # [N, ...]: what else a loss of your own needs, such as a second value
 
 
 Apply = Callable[[Any, Observation], Outputs]
 """A network as a pure function: parameters, observation -> outputs."""
 
 
+class Network(NamedTuple):
+    """A network as the rest of the package knows it: pure functions that suit the devices which compute it."""
+
+    apply: Apply
+    layout: FrameLayout  # how frames are stored: `Observation.stacks` is uint8 [N, H, W, 4 * C]
+    acting_params: Callable[[Any], Any]  # params -> params that `apply` reads faster, with the same outputs
+    dtype: Any  # type of the torso's arithmetic
+    initial_carry: Callable[[int], Any] = lambda num_envs: ()  # memory before the first game, [num_envs, ...]
+    advice: str = ""  # what would make this network faster on its devices; empty where nothing is known
+
+
+class Networks(NamedTuple):
+    """A session's network, as its devices learn with it and act with it. Both use the same arithmetic."""
+
+    learning: Network
+    acting: Network
+
+
+# --- Layers ------------------------------------------------------------------------------------------------------
+
+
 def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
-    """A dense layer with orthogonal initialisation of gain `scale`, which computes in `dtype` (float32 without
-    TF32)."""
+    """A dense layer that computes in `dtype`, with orthogonal initialisation of gain `scale`.
+
+    In float32 its products are those of float32 on a GPU too, not TF32: the policy that acts and the one that
+    learns agree.
+    """
     return nn.Dense(
         features,
         kernel_init=nn.initializers.orthogonal(scale),
@@ -101,17 +125,18 @@ class NatureActorCritic(nn.Module):
 
 def impala_torso(x: jax.Array, dtype: Any) -> jax.Array:
     """The 15 convolutions of Espeholt et al. 2018: uint8 `[N, 84, 84, 4]` -> float32 `[N, 11, 11, 32]`."""
-    names = (f"Conv_{number}" for number in range(15))
 
-    def conv(x: jax.Array, channels: int) -> jax.Array:
+    def conv(number: int, x: jax.Array) -> jax.Array:
+        """Convolution `number`, in the order in which they compute."""
+        channels = (16, 32, 32)[number // 5]
         init = nn.initializers.orthogonal(2**0.5)
-        return Conv(channels, kernel_init=init, dtype=dtype, name=next(names))(x)
+        return Conv(channels, kernel_init=init, dtype=dtype, name=f"Conv_{number}")(x)
 
-    for channels in (16, 32, 32):
-        x = nn.max_pool(conv(x, channels), (3, 3), strides=(2, 2), padding="SAME")
-        for _ in range(2):
-            residual = conv(nn.relu(x), channels)
-            x = x + conv(nn.relu(residual), channels)
+    for first in (0, 5, 10):  # of the five convolutions of a section
+        x = nn.max_pool(conv(first, x), (3, 3), strides=(2, 2), padding="SAME")
+        for number in (first + 1, first + 3):  # of the two convolutions of a residual block
+            residual = conv(number, nn.relu(x))
+            x = x + conv(number + 1, nn.relu(residual))
     return nn.relu(x)
 
 
@@ -120,6 +145,9 @@ class ImpalaActorCritic(nn.Module):
 
     Three sections of 16, 32 and 32 channels, each a convolution, a max pooling and two residual blocks: 15
     convolutions. Then 256 features. 1,091,031 parameters with 6 actions.
+
+    Not as in the paper: no LSTM, no input of the last action and reward, and orthogonal initialisation as in
+    `NatureActorCritic`.
     """
 
     num_actions: int
@@ -145,7 +173,9 @@ class LSTMStep(nn.Module):
         """Carry `[n, features]` twice; x `[n, F]`, first bool `[n]` -> new carry, output `[n, features]`."""
         x, first = step
         carry = jax.tree.map(lambda memory: jnp.where(first[:, None], 0.0, memory), carry)
-        return nn.OptimizedLSTMCell(self.features, name="cell")(carry, x)
+        cell = nn.OptimizedLSTMCell(self.features, kernel_init=nn.initializers.orthogonal(), name="cell")
+        with jax.default_matmul_precision("highest"):  # float32 without TF32, as in `dense`
+            return cell(carry, x)
 
 
 def lstm(features: int, x: jax.Array, first: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
@@ -169,8 +199,9 @@ class NatureLSTM(nn.Module):
     """`NatureActorCritic` with an LSTM of 256 units between its features and its heads.
 
     Trained as in OpenAI Baselines (`ppo2`, Dhariwal et al. 2017): minibatches of whole environments, from the
-    carry with which the rollout began. It forgets where a game starts, and remembers through a lost life.
-    2,473,383 parameters with 6 actions.
+    carry with which the rollout began; kernels are orthogonal, here those of each gate, with gain 1, and biases 0.
+    It forgets where a game starts, and remembers through a lost life. The LSTM computes in float32. 2,473,383
+    parameters with 6 actions.
     """
 
     num_actions: int
@@ -228,27 +259,47 @@ def make_module(config: NetworkConfig, num_actions: int, dtype: Any) -> nn.Modul
     return module
 
 
-def initial_carry(module: nn.Module, num_envs: int) -> Any:
+def initial_carry(module: Any, num_envs: int) -> Any:
     """What a network remembers before its first game, `[num_envs, ...]`: `()` unless it is recurrent."""
-    method = getattr(module, "initial_carry", None)
-    return () if method is None else method(num_envs)
-
-
-def apply_module(module: nn.Module, params: Any, observation: Observation) -> Outputs:
-    """The `Apply` of a module. A module without a carry is called with the stacks alone, and may return a pair."""
-    inputs = observation if is_recurrent(observation.carry) else (observation.stacks,)
-    outputs: Any = module.apply({"params": params}, *inputs)
-    return Outputs(*outputs)
+    return module.initial_carry(num_envs) if _has_memory(module) else ()
 
 
 def is_recurrent(carry: Any) -> bool:
-    """Whether a carry holds anything."""
+    """Whether a carry is that of a recurrent network: it holds something."""
     return bool(jax.tree.leaves(carry))
+
+
+def apply_module(module: nn.Module, params: Any, observation: Observation) -> Outputs:
+    """The `Apply` of a module. One that is not recurrent is called with the stacks alone, and may return a pair.
+
+    Raises:
+        ValueError: the network is recurrent, but the observation has no memory.
+    """
+    outputs: Any = module.apply({"params": params}, *_inputs(module, observation))
+    return Outputs(*outputs)
 
 
 def init_params(module: nn.Module, key: jax.Array) -> Any:
     """The first parameters, float32; the same in every form of the network."""
-    stacks = jnp.zeros((1, 84, 84, STACK), jnp.uint8)
-    carry = initial_carry(module, 1)
-    inputs = (stacks, jnp.ones(1, bool), carry) if is_recurrent(carry) else (stacks,)
-    return module.init(key, *inputs)["params"]
+    return module.init(key, *_inputs(module, empty_observation(module)))["params"]
+
+
+def empty_observation(module: nn.Module) -> Observation:
+    """A black stack at the start of a game."""
+    stacks = jnp.zeros((1, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
+    return Observation(stacks, jnp.ones(1, bool), initial_carry(module, 1))
+
+
+def _has_memory(module: nn.Module) -> bool:
+    """Whether a network is recurrent: it then has a method `initial_carry(num_envs)`."""
+    return hasattr(module, "initial_carry")
+
+
+def _inputs(module: nn.Module, observation: Observation) -> tuple[Any, ...]:
+    """The arguments with which a module is called."""
+    if not _has_memory(module):
+        return (observation.stacks,)
+    if observation.first is None or not is_recurrent(observation.carry):
+        name = type(module).__name__
+        raise ValueError(f"{name} is recurrent: its Observation needs `first` and `carry`, see `initial_carry`")
+    return tuple(observation)

@@ -1,4 +1,4 @@
-"""Acting: groups of environments and a policy -> a `Rollout` [T, B], and the games that ended meanwhile.
+"""Acting: a policy plays groups of environments; the result is a `Rollout` [T, B] and the games that ended.
 
 `collect` is the loop; `act` is the policy's step, compiled. In each step the host moves one frame per environment
 to the device and one action back; frames are stored, stacked and turned into actions on the device.
@@ -13,8 +13,8 @@ steps the policy is applied once more, to frame T, for the value that the target
     rollout          step 0    step 1    ...    step T-1    step T (only its value is used)
     next rollout                                            step 0    step 1    ...
 
-Frame T is thus seen twice: in step T, and as step 0 of the next rollout, with the parameters of that time. A
-recurrent network must not remember it twice, so the next rollout starts from the memory *before* step T.
+Frame T is thus seen twice: in step T, and as step 0 of the next rollout, with the parameters of that time. What a
+rollout hands to the next one (`Past`) is therefore what was seen and remembered *before* step T.
 """
 
 import itertools
@@ -34,14 +34,20 @@ from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GamesInProgress, Segment
 from jaxrl_atari.envs.replay import replay
-from jaxrl_atari.fast.forms import Network
-from jaxrl_atari.fast.frames import gather_stacks, next_age
+from jaxrl_atari.frames import STACK, gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
-from jaxrl_atari.keys import new_key
 from jaxrl_atari.minibatches import Rollout
-from jaxrl_atari.networks import STACK, Observation
+from jaxrl_atari.networks import Network, Observation
 
 # --- The policy's step, on the device ----------------------------------------------------------------------------
+
+
+class Past(NamedTuple):
+    """What a rollout starts from: what the policy saw and remembers before step 0."""
+
+    frames: jax.Array  # uint8 [3, B, *frame]: the newest frames of the three steps before, the oldest first
+    age: jax.Array  # int32 [B]: age of the last of them
+    carry: Any = ()  # [B, ...]: the memory of a recurrent network; empty for others
 
 
 class Steps(NamedTuple):
@@ -68,46 +74,54 @@ class ActorState(NamedTuple):
     carry: Any = ()  # after the newest step
 
 
-def empty_state(
-    rollout_length: int, num_envs: int, frame_shape: tuple[int, ...], first_env: int = 0
-) -> ActorState:
-    """The state before the first frame, of environments `first_env`, `first_env + 1`, ... of the session.
+def empty_past(num_envs: int, frame_shape: tuple[int, ...], carry: Any = ()) -> Past:
+    """What the first rollout starts from: black frames, which no stack shows, since its games start there.
 
     Args:
         frame_shape: `FrameLayout.shape` of the network.
+        carry: `Network.initial_carry` of the environments.
     """
-    per_step = (rollout_length + 1, num_envs)
-    dtypes = (jnp.int32, jnp.int32, jnp.float32, jnp.float32)
+    frames = jnp.zeros((STACK - 1, num_envs, *frame_shape), jnp.uint8)
+    return Past(frames, jnp.zeros(num_envs, jnp.int32), carry)
+
+
+@partial(jax.jit, static_argnames="rollout_length")
+def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_length: int) -> ActorState:
+    """A rollout before its step 0.
+
+    Args:
+        key: the source of its actions.
+        env_index: int32 [B], the environments' numbers in the session.
+    """
+    # `act` consumes the arrays of a state, and none of them twice. So each is an array of its own.
+    past, env_index = jax.tree.map(jnp.copy, (past, env_index))
+    first, last, now = (jax.tree.map(jnp.copy, past.carry) for _ in range(3))
+    per_step = (rollout_length + 1, len(past.age))
+    frames = jnp.zeros((rollout_length + STACK, *past.frames.shape[1:]), jnp.uint8)
     return ActorState(
         step=jnp.zeros((), jnp.int32),
-        key=new_key(0),
-        env_index=first_env + jnp.arange(num_envs, dtype=jnp.int32),
-        last_age=jnp.zeros(num_envs, jnp.int32),
-        frames=jnp.zeros((rollout_length + STACK, num_envs, *frame_shape), jnp.uint8),
-        steps=Steps(*(jnp.zeros(per_step, dtype) for dtype in dtypes)),
+        key=key,
+        env_index=env_index,
+        last_age=past.age,
+        frames=frames.at[: STACK - 1].set(past.frames),
+        steps=Steps(
+            age=jnp.zeros(per_step, jnp.int32),
+            action=jnp.zeros(per_step, jnp.int32),
+            log_prob=jnp.zeros(per_step, jnp.float32),
+            value=jnp.zeros(per_step, jnp.float32),
+        ),
+        rollout_carry=first,
+        last_carry=last,
+        carry=now,
     )
-
-
-def with_carry(state: ActorState, carry: Any) -> ActorState:
-    """The state before step 0 of a rollout, in which the network remembers `carry`, [B, ...]."""
-    first, last, now = (jax.tree.map(jnp.copy, carry) for _ in range(3))  # `act` donates each of them
-    return state._replace(rollout_carry=first, last_carry=last, carry=now)
 
 
 @jax.jit
-def begin_rollout(state: ActorState, key: jax.Array) -> ActorState:
-    """An empty rollout that continues where `state`, a full one, ended.
-
-    It shares no array with `state`, which the learner still reads while `act` consumes the new one.
-    """
+def past_of(state: ActorState) -> Past:
+    """What the next rollout starts from, after step T of this one."""
     length = len(state.steps.age) - 1
-    empty = empty_state(length, len(state.last_age), state.frames.shape[2:])
-    return with_carry(empty, state.last_carry)._replace(
-        key=key,
-        env_index=state.env_index,
-        last_age=state.steps.age[length - 1],
-        frames=empty.frames.at[: STACK - 1].set(state.frames[length : length + STACK - 1]),
-    )
+    frames = state.frames[length : length + STACK - 1]
+    return Past(frames, state.steps.age[length - 1], state.last_carry)
 
 
 @partial(jax.jit, static_argnames="network", donate_argnames="state")
@@ -170,7 +184,8 @@ class EnvGroup:
 
     For each rollout, `collect` calls `begin`; in each step `choose` (the policy starts), `send` (its actions go to
     the emulators) and `receive` (what they answer is recorded); `choose` once more for the bootstrap value; and
-    `finish`.
+    `finish`. Between two rollouts the group can be saved in a checkpoint (`take_games`, `in_progress`, `carry`),
+    and another one can go on from there (`resume`).
 
     Args:
         pool: the emulators; whoever made it closes it.
@@ -180,6 +195,13 @@ class EnvGroup:
         first_env: number of the first environment in the session.
         check: assert at every step that what acting uses lies on `device`.
     """
+
+    # Of the rollout in progress.
+    _state: ActorState
+    _action: jax.Array  # the newest one of each environment
+    _outcome: Outcome
+    waited_seconds: float  # for the emulators
+    env_steps: int  # auto-reset steps do not count
 
     def __init__(
         self,
@@ -191,28 +213,24 @@ class EnvGroup:
         first_env: int = 0,
         check: bool = False,
     ):
-        self._rules = rules
         self.first_env = first_env
         self.pool = pool
         self.device = device
         self.rollout_length = rollout_length
         self._network = network
+        self._rules = rules
         self._check = check
-        self._restart(pool.reset(), EpisodeCounter(pool.num_envs))
-        # Of the rollout in progress.
-        self._outcome = self._no_outcome()
-        self._action: jax.Array | None = None  # the newest one of each environment
-        self.waited_seconds = 0.0  # for the emulators
-        self.env_steps = 0  # auto-reset steps do not count
+        numbers = np.arange(first_env, first_env + pool.num_envs, dtype=np.int32)
+        self._env_index = jax.device_put(numbers, device)
+        with jax.default_device(device):
+            past = empty_past(pool.num_envs, network.layout.shape, network.initial_carry(pool.num_envs))
+        self._go_on(pool.reset(), EpisodeCounter(pool.num_envs), past)
 
-    def _restart(self, step: EnvStep, episodes: EpisodeCounter) -> None:
-        self._newest = step
+    def _go_on(self, newest: EnvStep, episodes: EpisodeCounter, past: Past) -> None:
+        """Sets what the next rollout goes on from: the newest step, the games in progress, and what was seen."""
+        self._newest = newest
         self._episodes = episodes
-        with jax.default_device(self.device):
-            shape = self._network.layout.shape
-            state = empty_state(self.rollout_length, self.pool.num_envs, shape, self.first_env)
-            state = with_carry(state, self._network.initial_carry(self.pool.num_envs))
-        self._state = jax.device_put(state, self.device)
+        self._past = jax.device_put(past, self.device)
 
     def take_games(self) -> tuple[GamesInProgress, Segment] | None:
         """The games in progress, between two rollouts, and the actions since the last call.
@@ -231,7 +249,7 @@ class EnvGroup:
 
     def carry(self) -> Any:
         """Between two rollouts, what the next one starts from: a network's memory, [B, ...]; `()` without one."""
-        return self._state.last_carry
+        return self._past.carry
 
     def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
         """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`.
@@ -239,31 +257,22 @@ class EnvGroup:
         Args:
             carry: what `carry` returned when the checkpoint was written.
         """
-        step, past_frames, past_age, episodes = replay(self.pool, games)
-        self._restart(step, episodes)
-        past = self._network.layout.arrange(jnp.asarray(past_frames))
-        end = self.rollout_length
-        self._state = self._state._replace(
-            frames=self._state.frames.at[end : end + STACK - 1].set(past),
-            steps=self._state.steps._replace(age=self._state.steps.age.at[end - 1].set(past_age)),
-        )
-        self._state = with_carry(self._state, jax.device_put(carry, self.device))
+        newest, frames, age, episodes = replay(self.pool, games)
+        self._go_on(newest, episodes, Past(self._network.layout.arrange(jnp.asarray(frames)), age, carry))
 
     def begin(self, key: jax.Array) -> None:
         """Starts a rollout whose actions derive from `key`."""
-        self._state = begin_rollout(self._state, jax.device_put(key, self.device))
-        self._outcome = self._no_outcome()
-        self.waited_seconds = 0.0
-        self.env_steps = 0
-
-    def _no_outcome(self) -> Outcome:
+        key = jax.device_put(key, self.device)
+        self._state = begin_rollout(self._past, key, self._env_index, self.rollout_length)
         shape = (self.rollout_length, self.pool.num_envs)
-        return Outcome(
+        self._outcome = Outcome(
             reward=np.zeros(shape, np.float32),
             terminated=np.zeros(shape, bool),
             truncated=np.zeros(shape, bool),
             weight=np.zeros(shape, np.float32),
         )
+        self.waited_seconds = 0.0
+        self.env_steps = 0
 
     def choose(self, params: Any) -> None:
         """Starts the policy on the newest frames.
@@ -279,7 +288,7 @@ class EnvGroup:
             self._state, self._action = act(self._network, params, self._state, step.frame, step.first)
 
     def send(self) -> None:
-        """Waits for the actions and starts the emulators."""
+        """Waits for the actions and starts the emulators. On the transfer, see `choose`."""
         with jax.transfer_guard_device_to_host("allow"):
             actions = np.asarray(self._action)
         self.pool.send(actions)
@@ -306,8 +315,11 @@ class EnvGroup:
         return [game._replace(env=self.first_env + game.env) for game in self._episodes.count(step, t)]
 
     def finish(self) -> tuple[ActorState, Outcome]:
-        """The full rollout. The state is still needed by the next `begin`."""
-        return self._state, jax.device_put(self._outcome, self.device)
+        """Ends the rollout, which is full, and returns it. The group keeps what the next one starts from."""
+        state = self._state
+        del self._state  # its memory is free once the learner has read it
+        self._past = past_of(state)
+        return state, jax.device_put(self._outcome, self.device)
 
 
 class Collected(NamedTuple):
@@ -316,7 +328,8 @@ class Collected(NamedTuple):
     rollouts: list[Rollout]  # one for each of this process's learner devices
     env_steps: int  # over all processes; auto-reset steps do not count
     games: list[FinishedGame]  # over all processes, by step, then by environment
-    seconds: tuple[float, float]  # since the first actions: waiting for the emulators, and the rest
+    waiting_seconds: float  # for the emulators, since the first actions
+    policy_seconds: float  # the rest of the time since then
 
 
 def collect(
@@ -339,27 +352,27 @@ def collect(
     started = 0.0
     for group in all_groups:
         group.begin(key)
-    for t in range(length):
+    # Each turn receives the step before and starts the next one, so that the emulators of one group run while the
+    # policy acts for another. Step T is only chosen, for its value; the next rollout draws an action of its own.
+    for t in range(length + 1):
         for turn in turns:
             for group, group_params in turn:
                 if t > 0:
                     games += group.receive(t - 1)
                 group.choose(group_params)
-            for group, _ in turn:
-                group.send()
+            if t < length:
+                for group, _ in turn:
+                    group.send()
         if t == 0:  # the first actions have waited for the update
             started = time.perf_counter()
-    for turn in turns:
-        for group, group_params in turn:
-            games += group.receive(length - 1)
-            group.choose(group_params)  # for the bootstrap value; the next rollout draws its own action
-    waited = sum(group.waited_seconds for group in all_groups)
-    rest = time.perf_counter() - started - waited
+    waiting = sum(group.waited_seconds for group in all_groups)
+    policy = time.perf_counter() - started - waiting
     return Collected(
         rollouts=[finish_rollout([group.finish() for group in on_device]) for on_device in groups],
         env_steps=sum_over_processes(sum(group.env_steps for group in all_groups)),
         games=gather_games(games, first_step),
-        seconds=(waited, rest),
+        waiting_seconds=waiting,
+        policy_seconds=policy,
     )
 
 
@@ -371,7 +384,15 @@ def gather_games(games: Sequence[FinishedGame], first_step: int) -> list[Finishe
         first_step: step of the session with which the rollout began.
     """
     rows = gather_rows(np.array(games, np.float64).reshape(-1, len(FinishedGame._fields)))
+    # From other processes they come in float32, which is exact for whole numbers up to 16,777,216.
+    everywhere = [FinishedGame(*row) for row in rows.tolist()]
     return sorted(
-        FinishedGame(first_step + int(step), int(env), episode_return, int(length), bool(truncated))
-        for step, env, episode_return, length, truncated in rows.tolist()
+        FinishedGame(
+            step=first_step + int(game.step),
+            env=int(game.env),
+            episode_return=game.episode_return,
+            length=int(game.length),
+            truncated=bool(game.truncated),
+        )
+        for game in everywhere
     )

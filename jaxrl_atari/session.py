@@ -106,7 +106,7 @@ def train(run: "Session") -> Iterator[ReadMetrics]:
         run.games.finished += collected.games
         progress.count(collected.env_steps, collected.games, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
-        run.log.after_update(metrics, rate, collected.seconds)
+        run.log.after_update(metrics, rate, (collected.waiting_seconds, collected.policy_seconds))
         del collected  # the memory of the rollout, before the next one is filled
         run.evaluate_if_due()
         run.checkpoint_if_due()
@@ -333,8 +333,11 @@ def prepare(
 
         arrays = restored.arrays if restored else first_arrays(config, games.num_actions, seed, placement.home)
         make_learner = Learner if config.overlap == "none" else OverlappedLearner
-        learner = make_learner(config, placement, networks(games.num_actions), arrays)
+        own = networks(games.num_actions)
+        learner = make_learner(config, placement, own, arrays)
         exits.callback(learner.close)
+        if own.learning.advice:
+            say(own.learning.advice)
 
         # Parameters whose evaluation was running at the checkpoint.
         unfinished = restored.arrays.get("evaluation") if restored else None

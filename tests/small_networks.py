@@ -7,9 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrl_atari.fast.forms import Network
-from jaxrl_atari.fast.frames import PLAIN
-from jaxrl_atari.networks import apply_module, dense, heads, init_params, initial_carry, lstm
+from jaxrl_atari.frames import PLAIN
+from jaxrl_atari.networks import Network, apply_module, dense, heads, init_params, initial_carry, lstm
 
 
 class FeedForward(nn.Module):

@@ -18,9 +18,9 @@ ORDER = [
     "__init__", "__main__", "train", "search", "suite", "hub", "export", "benchmark", "verify", "retrain",
     "commands",
     "session", "evaluate", "plots", "report", "session_games", "groups", "rollout", "learner", "runs", "devices",
-    "algorithms", "ppo", "algorithm", "categorical", "minibatches", "fast", "networks", "layers", "hardware",
-    "cli", "dialects", "traced_options", "config", "option_forms", "envs", "imports", "output", "registry",
-    "keys", "errors",
+    "algorithms", "ppo", "algorithm", "categorical", "minibatches", "fast", "networks", "frames", "layers",
+    "hardware", "cli", "dialects", "traced_options", "config", "option_forms", "envs", "imports", "output",
+    "registry", "keys", "errors",
 ]  # fmt: skip
 """A room imports only from rooms after it."""
 
@@ -128,6 +128,7 @@ def test_who_imports(package, rooms):
         "categorical",
         "minibatches",
         "networks",
+        "frames",
         "layers",
         "algorithms.rnd",
         "algorithms.vtrace",
@@ -137,8 +138,8 @@ def test_the_algorithm_does_no_input_or_output(module):
     path = PACKAGE / f"{module.replace('.', '/')}.py"
     rooms = {room(name) for name in arrows()[module]}
     assert rooms <= {
-        "algorithm", "categorical", "config", "errors", "fast", "layers", "minibatches", "networks", "ppo",
-        "registry", "traced_options",
+        "algorithm", "categorical", "config", "envs", "errors", "frames", "layers", "minibatches", "networks",
+        "ppo", "registry", "traced_options",
     }  # fmt: skip
     outer = {name.split(".")[0] for name in imports(path)} - {"jaxrl_atari"}
     standard = {"collections", "contextlib", "contextvars", "dataclasses", "functools", "math", "typing"}

@@ -33,7 +33,7 @@ from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate import play
 from jaxrl_atari.evaluate.__main__ import main
-from jaxrl_atari.fast.frames import arrange_stacks, empty_window, gather_stacks, push_frame
+from jaxrl_atari.frames import arrange_stacks, gather_stacks
 from jaxrl_atari.networks import Observation
 
 NUM_ACTIONS = 6  # of Qbert
@@ -159,10 +159,24 @@ def test_stacks_are_those_of_training():
     ages = np.zeros((len(steps), 2), np.int32)
     for t in range(1, len(steps)):
         ages[t] = np.where(steps[t].first, 0, np.minimum(ages[t - 1] + 1, 3))
-    window, age = empty_window(2)
+    window, age = play.empty_window(2)
     for t, step in enumerate(steps):
-        window, age, stacks = push_frame(window, age, step.frame, step.first)
+        window, age, stacks = play.push_frame(window, age, step.frame, step.first)
         np.testing.assert_array_equal(stacks, gather_stacks(frames, ages, 2 * t + np.arange(2)))
+
+
+def test_pushed_frames_make_naive_stacks():
+    """Over the starts of new games: a young game's stack is filled with its first frame."""
+    rng = np.random.default_rng(6)
+    window, age = play.empty_window(2)
+    expected = [[], []]
+    for number in range(12):
+        frame = rng.integers(0, 256, (2, 84, 84), dtype=np.uint8)
+        first = np.array([number in (0, 5, 7), number in (0, 9)])
+        window, age, stacks = play.push_frame(window, age, frame, first)
+        for i, seen in enumerate(expected):
+            seen[:] = [frame[i]] * 4 if first[i] else [*seen[1:], frame[i]]
+            np.testing.assert_array_equal(stacks[i], np.stack(seen, axis=-1))
 
 
 # --- Policies ----------------------------------------------------------------------------------------------------

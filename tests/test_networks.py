@@ -2,7 +2,6 @@
 
 import itertools
 from functools import cache, partial
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -15,23 +14,21 @@ from jaxrl_atari import networks
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.fast import cpu_conv
-from jaxrl_atari.fast.forms import make_network
-from jaxrl_atari.fast.frames import (
+from jaxrl_atari.fast.forms import make_network, make_networks
+from jaxrl_atari.frames import (
     BLOCKED,
     PLAIN,
     arrange_stacks,
     block_frames,
-    empty_window,
     gather_stacks,
     map_images,
-    push_frame,
 )
 from jaxrl_atari.layers import Conv, cpu_gradients, in_chunks
 from jaxrl_atari.minibatches import Mean, Minibatch
-from jaxrl_atari.networks import NatureActorCritic, Observation, apply_module, init_params, make_module
+from jaxrl_atari.networks import NatureActorCritic, NatureLSTM, Observation, apply_module, init_params, make_module
 from jaxrl_atari.ppo import Samples, ppo_loss
 from jaxrl_atari.registry import NETWORKS
-from jaxrl_atari.rollout import act, begin_rollout, empty_state, with_carry
+from jaxrl_atari.rollout import act, begin_rollout, empty_past
 
 ACTIONS = 6
 
@@ -114,7 +111,7 @@ def test_acting(name):
     network, params = make_network(NetworkConfig(name=name), ACTIONS, "cpu"), perturbed(first_params(name))
     frame = random_stacks(2)[..., 0]
     carry = network.initial_carry(2)
-    empty = begin_rollout(with_carry(empty_state(1, 2, network.layout.shape), carry), jax.random.key(0))
+    empty = begin_rollout(empty_past(2, network.layout.shape, carry), jax.random.key(0), jnp.arange(2), 1)
     state, action = act(network, network.acting_params(params), empty, frame, np.ones(2, bool))
     assert empty.frames.is_deleted()  # a step fills the rollout in place
     stacks = arrange_stacks(network.layout, jnp.stack([frame] * 4, axis=-1))  # where games begin
@@ -243,43 +240,97 @@ def test_acting_params_change_no_bit_of_the_outputs(dtype):
 # --- An edit of the Nature network, which `cpu_conv` does not compute --------------------------------------------
 
 
-class Sharper(NatureActorCritic):
-    """After an edit: other outputs."""
-
-    def __call__(self, stacks):
-        outputs = NatureActorCritic.__call__(self, stacks)
-        return outputs._replace(logits=1.1 * outputs.logits)
+def edited(call):
+    """The Nature network after an edit of its `__call__`."""
+    return type("Edited", (NatureActorCritic,), {"__call__": call})
 
 
-class Narrow(nn.Module):
-    """After an edit: fewer channels and layers."""
-
-    num_actions: int
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, stacks):
-        x = nn.Conv(16, (8, 8), 4, padding="VALID", name="conv1")(stacks.astype(self.dtype) / 255)
-        x = nn.relu(x).reshape(len(x), -1)
-        return nn.Dense(self.num_actions, name="policy")(x), nn.Dense(1, name="value")(x)[..., 0]
+def sharper(self, stacks):
+    outputs = NatureActorCritic.__call__(self, stacks)
+    return outputs._replace(logits=1.1 * outputs.logits)
 
 
-@pytest.mark.parametrize(("module", "actions"), [(Sharper, 91), (Narrow, 93)])
-def test_an_edit_is_what_a_cpu_computes(module, actions, monkeypatch, caplog):
-    """`make_network` has a cache: with these numbers of actions there is nothing in it."""
-    monkeypatch.setattr(networks, "NatureActorCritic", module)
-    assert make_network(NetworkConfig(), actions, "cpu").layout == PLAIN
-    assert caplog.messages[0].startswith(
-        f"{module.__name__} was edited: it trains up to a fifth more slowly on a CPU"
-    )
-    slow = [message for message in caplog.messages if "has convolutions of flax" in message]
-    assert len(slow) == (module is Narrow)
+def other_features(self, stacks):
+    outputs = NatureActorCritic.__call__(self, stacks)
+    return outputs._replace(features=outputs.logits)
+
+
+def stopped(self, stacks):
+    """Other gradients, the same outputs."""
+    outputs = NatureActorCritic.__call__(self, stacks)
+    return outputs._replace(value=jax.lax.stop_gradient(outputs.value))
+
+
+@nn.compact
+def narrow(self, stacks):
+    """Fewer channels and layers, and flax's own convolution."""
+    x = nn.Conv(16, (8, 8), 4, padding="VALID", name="conv1")(stacks.astype(self.dtype) / 255)
+    x = nn.relu(x).reshape(len(x), -1)
+    return nn.Dense(self.num_actions, name="policy")(x), nn.Dense(1, name="value")(x)[..., 0]
+
+
+@nn.compact
+def heads_in_bfloat16(self, stacks):
+    """In float32 what it was, so that only a comparison in the arithmetic in force sees it."""
+    x = in_chunks(partial(networks.nature_torso, dtype=self.dtype), self, stacks)
+    features = networks.hidden_layer(x, 512, self.dtype)
+    logits = networks.dense(self.num_actions, 0.01, "policy", self.dtype)(features).astype(jnp.float32)
+    value = networks.dense(1, 1.0, "value", self.dtype)(features).astype(jnp.float32)
+    return networks.Outputs(logits, value[..., 0], (), features)
+
+
+def with_memory(num_actions, dtype):
+    return NatureLSTM(num_actions, dtype)
+
+
+def by_hand(network):
+    return network.layout == BLOCKED
+
+
+@pytest.mark.parametrize(
+    ("edit", "platform"),
+    [
+        (edited(sharper), "cpu"),
+        (edited(other_features), "cpu"),
+        (edited(stopped), "cpu"),
+        (edited(narrow), "cpu"),
+        (edited(heads_in_bfloat16), "amx cpu"),
+        (with_memory, "cpu"),
+    ],
+)
+def test_an_edit_of_what_nature_computes_is_what_a_cpu_computes(edit, platform, monkeypatch):
+    assert by_hand(make_network(NetworkConfig(), ACTIONS, platform))
+    monkeypatch.setattr(networks, "NatureActorCritic", edit)
+    network = make_network(NetworkConfig(), ACTIONS, platform)
+    module = make_module(NetworkConfig(), ACTIONS, network.dtype)
+    assert network.layout == PLAIN
+    seen = observation(network, random_stacks(2))
+    params = jax.eval_shape(partial(init_params, module), jax.random.key(0))
+    got = jax.eval_shape(network.apply, params, seen)
+    assert got == jax.eval_shape(partial(apply_module, module), params, seen)
+    slow = edit is not with_memory and "conv1" in params and params["conv1"]["kernel"].shape[-1] == 16
+    said = "conv1, flax's nn.Conv, are 10 to 30 times slower" if slow else "was edited"
+    assert said in network.advice
+
+
+def test_an_edit_that_computes_the_same_costs_nothing(monkeypatch):
+    class Renamed(NatureActorCritic):
+        """Another comment, another name."""
+
+    monkeypatch.setattr(networks, "NatureActorCritic", Renamed)
+    assert by_hand(make_network(NetworkConfig(), ACTIONS, "cpu"))
 
 
 @every
-def test_no_shipped_network_has_plain_convolutions_on_a_cpu(name, caplog):
-    make_network(NetworkConfig(name=name), 95, "cpu")
-    assert not caplog.messages
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_there_is_no_advice_on_a_shipped_network(name, platform):
+    assert not make_network(NetworkConfig(name=name), ACTIONS, platform).advice
+
+
+def test_a_recurrent_network_without_a_memory_is_refused():
+    module = make_module(NetworkConfig(name="nature_lstm"), ACTIONS, jnp.float32)
+    with pytest.raises(ValueError, match="NatureLSTM is recurrent: its Observation needs `first` and `carry`"):
+        apply_module(module, first_params("nature_lstm"), Observation(jnp.asarray(random_stacks(1))))
 
 
 # --- The layer ---------------------------------------------------------------------------------------------------
@@ -313,6 +364,32 @@ def test_a_convolution_and_its_gradients_are_those_of_flax(size, stride, shape, 
         )
 
 
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint16, jnp.uint32, bool])
+def test_what_is_neither_pixels_nor_floats_is_refused(dtype):
+    with pytest.raises(TypeError, match="Conv conv: expected an input of uint8, which are pixels, or floats, got"):
+        Conv(3, name="conv").init(jax.random.key(0), jnp.ones((1, 6, 6, 4), dtype))
+
+
+def test_a_jit_within_a_network_changes_no_number():
+    """It keeps the form that it traced first: `cpu_gradients` says so."""
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.jit(Conv)(3, name="conv")(x)
+
+    x = np.random.default_rng(3).standard_normal((2, 6, 5, 4)).astype(np.float32)
+    params = Net().init(jax.random.key(0), x)
+
+    def gradient():
+        return jax.grad(lambda params: (Net().apply(params, x) ** 2).sum())(params)
+
+    expected = gradient()
+    with cpu_gradients():
+        got = gradient()
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, expected)
+
+
 @pytest.mark.parametrize("samples", [1, 32, 33, 300])
 def test_chunks_change_nothing(samples):
     class Net(nn.Module):
@@ -331,25 +408,27 @@ def test_chunks_change_nothing(samples):
 
 
 @pytest.mark.parametrize(
-    ("config", "platform", "peer", "expected"),
+    ("config", "learner", "actor", "expected"),
     [
-        (NetworkConfig(), "cpu", None, ("float32", BLOCKED)),
-        (NetworkConfig(), "gpu", None, ("bfloat16", PLAIN)),
-        (NetworkConfig(), "bfloat16 cpu", None, ("bfloat16", BLOCKED)),
+        (NetworkConfig(), "cpu", "cpu", ("float32", BLOCKED)),
+        (NetworkConfig(), "gpu", "gpu", ("bfloat16", PLAIN)),
+        (NetworkConfig(), "bfloat16 cpu", "bfloat16 cpu", ("bfloat16", BLOCKED)),
         (NetworkConfig(), "amx cpu", "bfloat16 cpu", ("bfloat16", BLOCKED)),
-        (NetworkConfig(), "cpu", "gpu", ("float32", PLAIN)),  # acting on a CPU for a GPU: one layout for both
+        (NetworkConfig(), "gpu", "cpu", ("float32", PLAIN)),  # acting on a CPU for a GPU: one layout for both
         # The policy that acts is the one that learns.
         (NetworkConfig(), "gpu", "bfloat16 cpu", ("float32", PLAIN)),
         (NetworkConfig(), "old gpu", "gpu", ("float32", PLAIN)),
-        (NetworkConfig(name="impala"), "bfloat16 cpu", None, ("float32", PLAIN)),
-        (NetworkConfig(compute_dtype="float32"), "bfloat16 cpu", None, ("float32", BLOCKED)),
-        (NetworkConfig(compute_dtype="bfloat16", conv="plain"), "cpu", None, ("bfloat16", PLAIN)),
-        (NetworkConfig(compute_dtype="float32", conv="matmul"), "gpu", None, ("float32", BLOCKED)),
+        # Every network computes in the same arithmetic, so that they can be compared.
+        (NetworkConfig(name="impala"), "bfloat16 cpu", "bfloat16 cpu", ("bfloat16", PLAIN)),
+        (NetworkConfig(conv="plain"), "bfloat16 cpu", "bfloat16 cpu", ("float32", PLAIN)),
+        (NetworkConfig(compute_dtype="float32"), "bfloat16 cpu", "bfloat16 cpu", ("float32", BLOCKED)),
+        (NetworkConfig(compute_dtype="bfloat16", conv="plain"), "cpu", "cpu", ("bfloat16", PLAIN)),
+        (NetworkConfig(compute_dtype="float32", conv="matmul"), "gpu", "gpu", ("float32", BLOCKED)),
     ],
 )
-def test_form_and_arithmetic_suit_the_platform(config, platform, peer, expected):
-    network = make_network(config, 6, platform, peer)
-    assert (network.dtype.name, network.layout) == expected
+def test_form_and_arithmetic_suit_the_platforms(config, learner, actor, expected):
+    for network in make_networks(config, 6, learner, actor):
+        assert (network.dtype.name, network.layout) == expected
 
 
 # --- Frames ------------------------------------------------------------------------------------------------------
@@ -387,17 +466,3 @@ def test_pictures_are_changed_in_any_layout(layout):
     stacks = jnp.asarray(random_stacks(2))
     shifted = map_images(lambda x: jnp.roll(x, 3, axis=1), arrange_stacks(layout, stacks))
     np.testing.assert_array_equal(shifted, arrange_stacks(layout, jnp.roll(stacks, 3, axis=1)))
-
-
-def test_pushed_frames_make_naive_stacks():
-    """Over the starts of new games: a young game's stack is filled with its first frame."""
-    rng = np.random.default_rng(6)
-    window, age = empty_window(2)
-    expected = [[], []]
-    for number in range(12):
-        frame = rng.integers(0, 256, (2, 84, 84), dtype=np.uint8)
-        first = np.array([number in (0, 5, 7), number in (0, 9)])
-        window, age, stacks = push_frame(window, age, frame, first)
-        for i, seen in enumerate(expected):
-            seen[:] = [frame[i]] * 4 if first[i] else [*seen[1:], frame[i]]
-            np.testing.assert_array_equal(stacks[i], np.stack(seen, axis=-1))

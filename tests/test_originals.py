@@ -35,7 +35,7 @@ from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig
 from jaxrl_atari.dialects import DIALECTS
 from jaxrl_atari.fast.forms import make_network
-from jaxrl_atari.fast.frames import BLOCKED, PLAIN
+from jaxrl_atari.frames import BLOCKED, PLAIN
 from jaxrl_atari.minibatches import Mean, Minibatch, Rollout, draw_minibatches, observe
 from jaxrl_atari.networks import Observation, Outputs
 from jaxrl_atari.session import clip_epsilon, learning_rate

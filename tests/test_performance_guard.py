@@ -19,7 +19,7 @@ from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.minibatches import Rollout
-from jaxrl_atari.networks import Observation, init_params, make_module
+from jaxrl_atari.networks import Observation, empty_observation, init_params, make_module
 from jaxrl_atari.ppo import PPO
 from jaxrl_atari.session import place_session, prepare, train
 
@@ -239,10 +239,23 @@ def test_the_update_of_a_gpu_has_its_convolutions_in_bfloat16_and_heads_in_float
     assert "custom_call" not in program  # nothing that calls back to the host
 
 
+def test_an_lstm_on_a_gpu_multiplies_in_float32():
+    """Not in TF32, so that the policy that learns is the one that acted."""
+    module = make_module(NetworkConfig(name="nature_lstm"), 6, jnp.bfloat16)
+    network = make_network(NetworkConfig(name="nature_lstm"), 6, "gpu")
+    params = jax.eval_shape(functools.partial(init_params, module), jax.random.key(0))
+    program = lowered_for_cuda(jax.jit(network.apply), (params, jax.eval_shape(lambda: empty_observation(module))))
+    products = re.findall(r"stablehlo\.dot_general [^\n]*-> tensor<\S+xf32>", program)
+    assert len(products) >= 4  # two of the cell, two heads
+    assert not [product for product in products if "precision = [HIGHEST, HIGHEST]" not in product]
+
+
 def test_the_policy_of_a_gpu_does_not_call_the_host():
     network = make_network(NetworkConfig(), 6, "gpu")
     params = jax.eval_shape(lambda: init_params(make_module(NetworkConfig(), 6, jnp.float32), jax.random.key(0)))
-    state = jax.eval_shape(lambda: rollout.empty_state(LENGTH, ENVS, network.layout.shape))
+    past = jax.eval_shape(lambda: rollout.empty_past(ENVS, network.layout.shape))
+    begin = functools.partial(rollout.begin_rollout, rollout_length=LENGTH)
+    state = jax.eval_shape(begin, past, jax.random.key(0), jnp.arange(ENVS))
     frame, first = jax.ShapeDtypeStruct((ENVS, 84, 84), jnp.uint8), jax.ShapeDtypeStruct((ENVS,), jnp.bool_)
     act = jax.jit(functools.partial(rollout.act.__wrapped__, network))
     program = lowered_for_cuda(act, (params, state, frame, first))

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 
 from jaxrl_atari.algorithm import Algorithm, Metrics, TrainState
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.fast.frames import images
+from jaxrl_atari.frames import STACK, images
 from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
-from jaxrl_atari.networks import STACK, Apply
+from jaxrl_atari.networks import Apply
 from jaxrl_atari.ppo import PPO, Samples, ppo_loss, ppo_samples
 
 PIXELS = 21 * 21

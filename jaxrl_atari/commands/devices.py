@@ -23,12 +23,13 @@ from jaxrl_atari.cli.options import FromConfig, parse, read_start
 from jaxrl_atari.config import Config, DevicesConfig, PPOConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.fast.forms import make_network
+from jaxrl_atari.frames import STACK
 from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import driver_version, network_platform, visible
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.keys import new_key
 from jaxrl_atari.minibatches import Rollout
-from jaxrl_atari.networks import STACK, init_params, make_module
+from jaxrl_atari.networks import init_params, make_module
 from jaxrl_atari.output import say
 
 ACTIONS = 18

@@ -11,6 +11,11 @@ import numpy as np
 from jaxrl_atari.envs.record import GameRecord
 
 FRAME_SIZE = 84
+"""Height and width of a preprocessed frame in pixels."""
+
+STACK = 4
+"""Frames that a policy sees at a time: the newest one and those before it."""
+
 FRAME_SKIP = 4
 FRAMES_PER_SECOND = 15
 """Env steps per second of an Atari game at real speed: 60 emulator frames, 4 per env step."""

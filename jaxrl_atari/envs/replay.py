@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter
+from jaxrl_atari.envs.pool import STACK, EnvPool, EnvStep, EpisodeCounter
 from jaxrl_atari.envs.record import GamesInProgress
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import tracked
 
-PAST = 3
-"""Number of frames in a stack before the newest one."""
+PAST = STACK - 1
+"""Frames of a stack before the newest one."""
 
 
 def play_again(
@@ -71,7 +71,7 @@ def replay(pool: EnvPool, games: GamesInProgress) -> tuple[EnvStep, np.ndarray, 
     age = np.full(pool.num_envs, PAST, np.int32)
     for place, each in enumerate(newest, start=PAST - len(newest)):
         frames[place] = each.frame
-        age = np.where(each.first, 0, np.minimum(age + 1, PAST))
+        age = np.where(each.first, 0, np.minimum(age + 1, PAST))  # `frames.next_age`
     if record is not None:
         record.restore(games)
     pool.record = record

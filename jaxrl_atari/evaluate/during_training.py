@@ -15,7 +15,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
-from jaxrl_atari.fast.forms import Network
+from jaxrl_atari.networks import Network
 from jaxrl_atari.runs.writers import Row
 
 _log = logging.getLogger(__name__)

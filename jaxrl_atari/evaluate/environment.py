@@ -9,8 +9,7 @@ from gymnasium import spaces
 
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs import EnvPool, make_pool
-from jaxrl_atari.envs.pool import FRAME_SIZE, FRAMES_PER_SECOND
-from jaxrl_atari.networks import STACK
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAMES_PER_SECOND, STACK
 
 
 def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np.ndarray, np.int64]:

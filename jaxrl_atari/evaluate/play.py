@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari.config import EvaluationConfig
@@ -20,7 +21,7 @@ from jaxrl_atari.envs.pool import FRAME_SKIP
 from jaxrl_atari.errors import UserError, check_fields
 from jaxrl_atari.evaluate.game_page import WatchedGame, write_game_page
 from jaxrl_atari.evaluate.policy import Policy
-from jaxrl_atari.fast.frames import empty_window, push_frame
+from jaxrl_atari.frames import PLAIN, STACK, gather_stacks, next_age
 from jaxrl_atari.keys import EVALUATION, new_key
 from jaxrl_atari.networks import Outputs
 
@@ -44,6 +45,28 @@ class EvaluationResult(NamedTuple):
     mean: float  # mean return
     std: float  # sample standard deviation of the returns; 0 for a single game
     cut_off: int  # number of games that reached their time limit; their returns count too
+
+
+@jax.jit
+def push_frame(window: jax.Array, age: jax.Array, frame: jax.Array, first: jax.Array) -> tuple[jax.Array, ...]:
+    """The frame stacks of the newest frames, while games are played.
+
+    Args:
+        window: uint8 `[4, B, 84, 84, 1]`, the last four frames; age: int32 `[B]`, of the last one. See
+            `empty_window`.
+        frame: uint8 `[B, 84, 84]`, the newest frame; first: bool `[B]`, true where it starts a game.
+
+    Returns:
+        The new window and ages, and the stacks, uint8 `[B, 84, 84, 4]`.
+    """
+    window = jnp.concatenate([window[1:], PLAIN.arrange(frame)[None]])
+    age = next_age(age, first)
+    return window, age, gather_stacks(window, age[None], jnp.arange(len(age)))
+
+
+def empty_window(num_envs: int) -> tuple[np.ndarray, np.ndarray]:
+    """The window and ages that `push_frame` starts from."""
+    return np.zeros((STACK, num_envs, *PLAIN.shape), np.uint8), np.zeros(num_envs, np.int32)
 
 
 def play(

@@ -13,11 +13,11 @@ import numpy as np
 from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.fast.forms import Network, make_network
-from jaxrl_atari.fast.frames import arrange_stacks
+from jaxrl_atari.fast.forms import make_network
+from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_params
-from jaxrl_atari.networks import Observation, Outputs, is_recurrent
+from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
 from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dir
 

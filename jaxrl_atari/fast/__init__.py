@@ -1,1 +1,1 @@
-"""Two things that make training fast: each frame stored once, and convolutions that suit XLA's CPU backend."""
+"""What makes training fast on a CPU: the form of each network that suits its devices. Skip it at first."""

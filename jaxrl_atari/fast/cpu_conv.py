@@ -57,24 +57,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxrl_atari.frames import STACK
 from jaxrl_atari.layers import UNROLLED, Conv, as_words, from_words
-from jaxrl_atari.networks import STACK, Observation, Outputs
+from jaxrl_atari.networks import Observation, Outputs
 
 
 class Computed(nn.Module):
-    """The network that is computed here, layer by layer in float32. `forms.py` compares a network with it."""
+    """The network that is computed here, layer by layer. `forms.py` compares the one of `networks.py` with it."""
 
     num_actions: int
+    dtype: Any
 
     @nn.compact
-    def __call__(self, stacks: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """uint8 `[N, 84, 84, 4]` -> logits float32 `[N, A]`, value float32 `[N]`."""
-        dense = partial(nn.Dense, precision="highest")
+    def __call__(self, stacks: jax.Array) -> Outputs:
+        """uint8 `[N, 84, 84, 4]` -> logits float32 `[N, A]`, value float32 `[N]`, features float32 `[N, 512]`."""
         x = stacks
         for name, features, size, stride in (("conv1", 32, 8, 4), ("conv2", 64, 4, 2), ("conv3", 64, 3, 1)):
-            x = nn.relu(Conv(features, (size, size), stride, "VALID", name=name)(x))
-        x = nn.relu(dense(512, name="dense")(x.reshape(*x.shape[:-3], -1)))
-        return dense(self.num_actions, name="policy")(x), dense(1, name="value")(x)[..., 0]
+            x = nn.relu(Conv(features, (size, size), stride, "VALID", dtype=self.dtype, name=name)(x))
+        precision = "highest" if self.dtype == jnp.float32 else None
+        hidden = nn.Dense(512, dtype=self.dtype, precision=precision, name="dense")(x.reshape(*x.shape[:-3], -1))
+        hidden = nn.relu(hidden).astype(jnp.float32)
+        head = partial(nn.Dense, dtype=jnp.float32, precision="highest")
+        logits, value = head(self.num_actions, name="policy")(hidden), head(1, name="value")(hidden)
+        return Outputs(logits, value[..., 0], features=hidden)
 
 
 def chunk_size(platform: str, dtype: Any) -> int:
@@ -152,28 +157,28 @@ def torso_in_chunks(kernels: Kernels, blocks: jax.Array, dtype: Any, size: int) 
     count = -(-n // size)
     loop = count > UNROLLED
     if count == 1:
-        return torso(dtype, loop, blocks, kernels)
+        return torso(blocks, kernels, dtype, loop)
     filled = jnp.pad(blocks, ((0, -n % count), (0, 0), (0, 0), (0, 0)))
     chunks = filled.reshape(count, -1, *blocks.shape[1:])
 
     def step(carry: None, chunk: jax.Array) -> tuple[None, jax.Array]:
-        return carry, torso(dtype, loop, chunk, kernels)
+        return carry, torso(chunk, kernels, dtype, loop)
 
     _, features = lax.scan(step, None, chunks, unroll=not loop)
     return features.reshape(-1, 3136)[:n]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def torso(dtype: Any, loop: bool, blocks: jax.Array, kernels: Kernels) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def torso(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> jax.Array:
     """The three convolutions of one chunk: uint8 `[N, 21, 21, 64]` -> float32 `[N, 3136]`.
 
     Args:
         loop: the chunks are computed in a loop.
     """
-    return torso_forward(dtype, loop, blocks, kernels)[0]
+    return torso_forward(blocks, kernels, dtype, loop)[0]
 
 
-def torso_forward(dtype: Any, loop: bool, blocks: jax.Array, kernels: Kernels) -> tuple[jax.Array, Any]:
+def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> tuple[jax.Array, Any]:
     """The torso's features, and what its gradient needs: input, kernels and outputs (rule 2)."""
     out1 = first_layer(blocks, kernels.w1, kernels.b1, dtype)
     out2 = layer(out1, kernels.w2, kernels.b2, 2)
@@ -246,8 +251,12 @@ def first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tup
 
 
 def first_layer_channels_first(g: jax.Array) -> jax.Array:
-    """A gradient for the output of `first_layer`, `[N, 10, 10, 128]`, without blocks: `[32, N, 20, 20]`."""
-    # The first 64 channels are the even rows, the last 64 the odd ones. In each, columns interleave already.
+    """A gradient for the output of `first_layer`, `[N, 10, 10, 128]`, without blocks: `[32, N, 20, 20]`.
+
+    It is `g.reshape(-1, 10, 10, 2, 2, 32).transpose(5, 0, 1, 3, 2, 4).reshape(32, -1, 20, 20)`, in two moves of
+    fewer axes. A block's channels are (row, column, output), so its columns lie side by side already: first the
+    rows are brought together, by a stack of the two halves of the channels, and then the outputs to the front.
+    """
     rows = jnp.stack([g[..., :64], g[..., 64:]], axis=2)
     return jnp.moveaxis(rows.reshape(-1, 20, 20, 32), -1, 0)
 
@@ -282,13 +291,13 @@ def layer_backward(
     Returns:
         The gradients for x, w and b, float32.
     """
-    n, h, v, outputs = g.shape
+    n, rows, columns, outputs = g.shape
     g = jnp.where(out > 0, g, 0)
     db = g.sum((0, 1, 2))
     g = g.astype(x.dtype)
     dw = lax.optimization_barrier(product(transposed(g), windows(x, size))).T  # rule 1
     w_transposed = transposed(w.astype(x.dtype).reshape(size * size, -1, outputs))
-    dx = product(g.reshape(-1, outputs), w_transposed).reshape(n, h, v, size * size, -1)
+    dx = product(g.reshape(-1, outputs), w_transposed).reshape(n, rows, columns, size * size, -1)
     # Each input was read at every place of a window: shift the gradients back and add them.
     pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in places(size)]
     shifted = [jnp.pad(dx[..., place, :], pad) for place, pad in enumerate(pads)]
@@ -351,7 +360,6 @@ def places(size: int) -> list[tuple[int, int]]:
 def windows(x: jax.Array, size: int) -> jax.Array:
     """Every window of `[N, H, W, C]` as a row: `[N * (H-size+1) * (W-size+1), size * size * C]`."""
     _, height, width, channels = x.shape
-    h = height - size + 1
-    v = width - size + 1
-    shifted = [as_words(x)[:, i : i + h, j : j + v] for i, j in places(size)]
+    rows, columns = height - size + 1, width - size + 1
+    shifted = [as_words(x)[:, i : i + rows, j : j + columns] for i, j in places(size)]
     return from_words(jnp.stack(shifted, axis=-2).reshape(-1, size * size * channels))  # rule 5

@@ -1,0 +1,109 @@
+"""Frame stacks: a rollout holds each frame once, and stacks of four are gathered when they are needed.
+
+The *age* of a frame is the number of earlier frames of the same game, at most 3. It limits how far back a stack
+may reach: where a game is younger than a stack, its first frame fills the rest.
+
+A `FrameLayout` is the form in which frames are stored; a network reads stacks of one of them. `PLAIN` keeps the
+image. `BLOCKED`, which the Nature network reads on a CPU, is the image cut into 21x21 blocks of 4x4 pixels
+(space-to-depth): the 16 pixels of a block become 16 channels, `[84, 84] -> [21, 21, 16]`. Nothing is computed;
+pixels only change places.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
+
+# --- Layouts -----------------------------------------------------------------------------------------------------
+
+
+class FrameLayout(NamedTuple):
+    """The form in which frames are stored; the last axis is the one along which frames are stacked."""
+
+    shape: tuple[int, int, int]
+    arrange: Callable[[jax.Array], jax.Array]  # images, uint8 [..., 84, 84] -> frames, uint8 [..., *shape]
+    image: Callable[[jax.Array], jax.Array]  # the inverse
+
+
+def block_frames(images: jax.Array) -> jax.Array:
+    """Space-to-depth: `[..., 84, 84]` -> `[..., 21, 21, 16]`, channel = 4 * row + column in the block."""
+    *batch, _, _ = images.shape
+    return images.reshape(*batch, 21, 4, 21, 4).swapaxes(-3, -2).reshape(*batch, 21, 21, 16)
+
+
+def unblock_frames(frames: jax.Array) -> jax.Array:
+    """The inverse of `block_frames`."""
+    *batch, _, _, _ = frames.shape
+    return frames.reshape(*batch, 21, 21, 4, 4).swapaxes(-3, -2).reshape(*batch, FRAME_SIZE, FRAME_SIZE)
+
+
+PLAIN = FrameLayout((FRAME_SIZE, FRAME_SIZE, 1), lambda images: images[..., None], lambda frames: frames[..., 0])
+BLOCKED = FrameLayout((21, 21, 16), block_frames, unblock_frames)
+
+
+def layout_of(shape: tuple[int, ...]) -> FrameLayout:
+    """The layout of stored frames, by the shape `[..., H, W, C]` of one or more of them."""
+    return next(layout for layout in (PLAIN, BLOCKED) if layout.shape == tuple(shape[-3:]))
+
+
+def images(frames: jax.Array) -> jax.Array:
+    """Stored frames as images: uint8 `[..., H, W, C]` of any layout -> `[..., 84, 84]`."""
+    return layout_of(frames.shape).image(frames)
+
+
+def arrange_stacks(layout: FrameLayout, stacks: jax.Array) -> jax.Array:
+    """Stacks of images, uint8 `[N, 84, 84, 4]`, as `gather_stacks` returns them in a layout."""
+    return jnp.concatenate([layout.arrange(stacks[..., j]) for j in range(STACK)], axis=-1)
+
+
+def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) -> jax.Array:
+    """Applies a function of images to frame stacks of any layout.
+
+    A loss that changes pictures, for example by a random shift, changes them through this function.
+
+    Args:
+        function: stacks of images, uint8 `[N, 84, 84, 4]` -> the same.
+        stacks: `Observation.stacks`.
+
+    Returns:
+        The changed stacks, in the layout of `stacks`.
+    """
+    frames = stacks.reshape(*stacks.shape[:-1], STACK, -1)
+    layout = layout_of(frames[..., 0, :].shape)
+    pictures = jnp.stack([layout.image(frames[..., j, :]) for j in range(STACK)], axis=-1)
+    return arrange_stacks(layout, function(pictures))
+
+
+# --- Stacks ------------------------------------------------------------------------------------------------------
+
+
+def next_age(age: jax.Array, first: jax.Array) -> jax.Array:
+    """Ages of the newest frames, int32 `[B]`, from those of the frames before them.
+
+    Args:
+        age: int32 `[B]`.
+        first: bool `[B]`, true where the newest frame starts a game.
+    """
+    return jnp.where(first, 0, jnp.minimum(age + 1, STACK - 1))
+
+
+def gather_stacks(frames: jax.Array, age: jax.Array, index: jax.Array) -> jax.Array:
+    """The frame stacks of chosen samples of a rollout.
+
+    Args:
+        frames: uint8 `[T + 3 or more, B, H, W, C]`; `frames[t + 3]` is the newest frame of step t.
+        age: int32 `[T, B]`, the age of the newest frame of each step.
+        index: int `[N]`, samples as `t * B + b`.
+
+    Returns:
+        uint8 `[N, H, W, 4 * C]`: frame `t + 3 - min(j, age)` for j = 3, 2, 1, 0, the oldest first.
+    """
+    t, b = jnp.divmod(index, age.shape[1])
+    back = jnp.minimum(jnp.arange(STACK - 1, -1, -1), age[t, b][:, None])
+    # For XLA's CPU backend. Four gathers side by side: one gather of `[N, 4, ...]` and a transposition take 6
+    # times as long. Stacked on the last axis but one: a concatenation along the last copies each operand first.
+    stacks = jnp.stack([frames[t + STACK - 1 - back[:, j], b] for j in range(STACK)], axis=-2)
+    return stacks.reshape(*stacks.shape[:-2], -1)
