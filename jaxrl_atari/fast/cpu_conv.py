@@ -13,8 +13,9 @@ Each function is followed by its gradient. Activations are in the type of the ar
 products are added up, and parameters and their gradients kept, in float32.
 
 **Why.** XLA's CPU backend compiles the gradient of a convolution inside `lax.scan` to a naive loop
-(https://github.com/jax-ml/jax/issues/12868). `layers.Conv` avoids that for any network; for this one, products of
-this form are 10 to 20% faster still. `forms.py` decides which one is used.
+(https://github.com/jax-ml/jax/issues/12868). `layers.Conv` avoids that for any network. Its gradients of this one
+take 1.2 times as long as those of this file in float32, and twice as long in bfloat16 (benchmarks/NOTES.md, "The
+layer and the form by hand"): XLA computes bfloat16 convolutions by way of float32. `forms.py` chooses.
 
 **Blocks.** A window that moves by its stride becomes a window that moves by 1 once the image is cut into blocks of
 stride x stride pixels, whose pixels become channels (space-to-depth). The 84x84 pixels of 4 frames are 21x21

@@ -132,8 +132,8 @@ def _advice(module: nn.Module, is_nature: bool) -> str:
         )
     if is_nature:
         return (
-            f"{name} was edited: it trains up to a fifth more slowly on a CPU than in {cpu_conv.__name__}, which"
-            " computes it as it was"
+            f"{name} was edited: on a CPU its gradients take 1.2 times as long in float32, and twice in bfloat16,"
+            f" as those of the network as it was, which {cpu_conv.__name__} computes"
         )
     return ""
 
