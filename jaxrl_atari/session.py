@@ -60,7 +60,8 @@ def run_session(
         stop_requested: asked before each rollout and whenever an evaluation is waited for; if true, the session
             writes its last checkpoint and ends.
         on_first_update: called after the first update.
-        is_enough: asked after each update; if true, the session ends as if its budget were spent.
+        is_enough: asked before each rollout while the budget lasts; if true, the session ends as if its budget
+            were spent.
 
     Raises:
         UserError: a loss or a parameter became non-finite (the last checkpoint is kept), a file cannot be used,
@@ -80,9 +81,10 @@ def run_session(
         for number, _ in enumerate(train(run)):
             if number == 0:
                 on_first_update()
+        is_over = run.is_over()  # before the last log point, which a resumed session drops
         run.finish()
         # Several processes leave a session together, although the leader alone evaluates at its end.
-        if not run.is_over() or run.stops():
+        if not is_over or run.stops():
             raise KeyboardInterrupt
 
 
@@ -279,10 +281,10 @@ class Session:
         """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations."""
         if self.progress.updates == 0:  # stopped before the first update: there is nothing to save
             return
-        ended = self.is_over()
+        is_over = self.is_over()
         self.log.read_newest()
         self.log.last_point(learning_rate(self.config, self.progress.env_steps))
-        self.save(self.progress.statistics.mean_return() if ended else None)
+        self.save(self.progress.statistics.mean_return() if is_over else None)
         if self.evaluator is not None:
             self.evaluator.settle(self.stop_requested)
 

@@ -22,14 +22,13 @@ import numpy as np
 import tyro
 
 from jaxrl_atari import __version__, cli
-from jaxrl_atari.cli import counted
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EpisodeCounter, make_pool
 from jaxrl_atari.envs.replay import play_again
-from jaxrl_atari.errors import Differs, Limits, UserError, reason
+from jaxrl_atari.errors import Differs, Limits, UserError, reason, require
 from jaxrl_atari.imports import WithImports, import_named
-from jaxrl_atari.output import tracked
+from jaxrl_atari.output import counted, say, tracked
 from jaxrl_atari.runs.actions import games_of_rows, segments
 from jaxrl_atari.runs.files import not_saved
 from jaxrl_atari.runs.progress import EpisodeStatistics
@@ -161,10 +160,27 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
     return len(played)
 
 
+def expected_rows(log: Log) -> dict[int, dict[str, float]]:
+    """Env steps at the end of each update -> the columns of metrics.csv that the games of a log give."""
+    # The step after the end of a game is an auto-reset step, which does not count. There is none where a resume
+    # started new games just then.
+    anchors = set(map(tuple, log.anchors[:, :2].tolist()))
+    resets = np.array([step + 1 for step, env, *_ in log.games.tolist() if (step + 1, env) not in anchors])
+    ends = np.array(log.ends, np.int64)
+    env_steps = ends * log.actions.shape[1] - np.searchsorted(resets, ends)
+    games_before = np.searchsorted(log.games[:, 0], ends).tolist()  # both are sorted by steps
+    statistics = EpisodeStatistics()
+    rows = {}
+    for reached, (first, last) in zip(env_steps.tolist(), itertools.pairwise([0, *games_before]), strict=True):
+        statistics.count(games_of_rows(log.games[first:last]), reached)
+        rows[reached] = statistics.to_row()
+    return rows
+
+
 def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
     """Recomputes the rows of metrics.csv from the games of the log.
 
-    A column that the file lacks, as in one of an older version, is not checked.
+    A column that the file lacks is not checked.
 
     Returns:
         The rows recomputed, all rows, and the env steps at the end of the log. Later rows are beyond it.
@@ -173,27 +189,15 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
         Differs: a row has another number of env steps or games, or another `return_mean`, `return_ma` or length;
             the log ends before the newest checkpoint.
     """
-    statistics = EpisodeStatistics()
-    start = 0
-    env_steps = 0
-    expected = {}  # env steps at the end of each update -> the row
-    # The step after the end of a game is an auto-reset step, which does not count; where a resume started new
-    # games just then, there is none.
-    anchors = set(map(tuple, log.anchors[:, :2].tolist()))
-    resets = np.array([step + 1 for step, env, *_ in log.games.tolist() if (step + 1, env) not in anchors])
-    for end in log.ends:
-        ended = log.games[(start <= log.games[:, 0]) & (log.games[:, 0] < end)]
-        env_steps += (end - start) * log.actions.shape[1] - int(((start <= resets) & (resets < end)).sum())
-        start = end
-        statistics.count(games_of_rows(ended), env_steps)
-        expected[env_steps] = statistics.to_row()
+    expected = expected_rows(log)
+    env_steps = max(expected, default=0)
     rows = read_rows(session_dir / METRICS_FILE)
     logged = [row for row in rows if float(row["env_steps"]) <= env_steps]
     for row in logged:
         at = f"{session_dir}, {row['env_steps']} env steps"
         if float(row["env_steps"]) not in expected:
             raise Differs(f"{at}: metrics.csv has a row where no update ended")
-        for name, value in expected[float(row["env_steps"])].items():
+        for name, value in expected[int(float(row["env_steps"]))].items():
             text = "" if np.isnan(value) else f"{value:.9g}"
             recorded = row.get(name, text)
             if recorded != text and f"{number(recorded):.9g}" != text:  # a spreadsheet writes 2.0 as 2
@@ -201,6 +205,30 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
     if env_steps < max(checkpoint_steps(session_dir), default=0):
         raise Differs(f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints")
     return len(logged), len(rows), env_steps
+
+
+def choose_pieces(log: Log, options: Options) -> list[Piece]:
+    """The pieces of a session's games that the options select, at random if they ask for a sample."""
+    envs = log.actions.shape[1]
+    last = len(log.actions) if options.end is None else options.end // envs
+    chosen = [piece for piece in pieces(log) if piece.end > options.start // envs and piece.start < last]
+    if options.sample is not None:
+        chosen = random.sample(chosen, min(options.sample, len(chosen)))
+    return chosen
+
+
+def play_all(config: Config, session_dir: Path, log: Log, chosen: list[Piece]) -> int:
+    """Plays pieces of a session again, `SLOTS` at a time, and counts the games that end in them.
+
+    Raises:
+        Differs: as `play`.
+    """
+    batches = [chosen[first : first + SLOTS] for first in range(0, len(chosen), SLOTS)]
+    try:
+        with contextlib.closing(tracked(batches, f"{session_dir.name}  playing")) as shown:
+            return sum(play(config, log, batch) for batch in shown)
+    except Differs as error:
+        raise Differs(f"{session_dir}: {error}") from error
 
 
 def verify_session(config: Config, session_dir: Path, options: Options) -> tuple[str, dict[str, Any]]:
@@ -214,33 +242,26 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
     """
     log = read_log(session_dir)
     rows, all_rows, env_steps = check_rows(session_dir, log)
-    envs = log.actions.shape[1]
-    all_pieces = pieces(log)
-    last = len(log.actions) if options.end is None else options.end // envs
-    chosen = [piece for piece in all_pieces if piece.end > options.start // envs and piece.start < last]
-    if options.sample is not None:
-        random.shuffle(chosen)
-        chosen = chosen[: options.sample]
-    batches = [chosen[first : first + SLOTS] for first in range(0, len(chosen), SLOTS)]
-    with contextlib.closing(tracked(batches, f"{session_dir.name}  playing")) as shown:
-        played = sum(play(config, log, batch) for batch in shown)
-    values: dict[str, Any] = {}
+    chosen = choose_pieces(log, options)
+    played = play_all(config, session_dir, log, chosen)
+    all_pieces = len(pieces(log))
+    is_whole = len(chosen) == all_pieces
+    if is_whole and played < len(log.games):
+        raise Differs(f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {played}")
     games = counted(played, "game")
-    if len(chosen) < len(all_pieces) or not played:
-        games = f"{len(chosen)} of {len(all_pieces)} pieces of games, in which {games} ended,"
-    if len(chosen) == len(all_pieces):
-        if played < len(log.games):
-            raise Differs(
-                f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {played}"
-            )
-        values = {
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-            "version": __version__,
-            "rows": rows,
-            "games": played,
-            "env_steps": env_steps,
-        }
-    return f"{session_dir.name}  verified: {rows:,} of {all_rows:,} rows and {games} are equal", values
+    if not is_whole or not played:
+        games = f"{len(chosen)} of {all_pieces} pieces of games, in which {games} ended,"
+    line = f"{session_dir.name}  verified: {rows:,} of {all_rows:,} rows and {games} are equal"
+    if not is_whole:
+        return line, {}
+    values = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "version": __version__,
+        "rows": rows,
+        "games": played,
+        "env_steps": env_steps,
+    }
+    return line, values
 
 
 def _retrain(run_dir: Path, sessions: Literal["all"] | int, start: int) -> None:
@@ -255,17 +276,19 @@ def _retrain(run_dir: Path, sessions: Literal["all"] | int, start: int) -> None:
         kept = {path.name: checkpoint_steps(path) for path in session_dirs(run_dir)}
         raise UserError(f"--retrain {start}: no session has a checkpoint there; there are: {kept}")
     for line in runtime.configure():
-        cli.say(line)
+        say(line)
     for session_dir in chosen:
-        cli.say(retrain(session_dir, start))
+        say(retrain(session_dir, start))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Verifies sessions of a run, or trains a part of them again. Raises `Differs` if a session differs."""
     options = parse(Options, arguments, "verify")
     import_named(options.imports)
     config = read_config(options.run_dir)
     if options.retrain is not None:
+        for name, given in (("from", options.start), ("to", options.end), ("sample", options.sample)):
+            require(not given, f"--{name}", given, "nothing with --retrain, which plays no games of the log")
         _retrain(options.run_dir, options.sessions, options.retrain)
         return
     if config.env.resume_note:
@@ -275,19 +298,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = [path for path in session_dirs(options.run_dir) if options.sessions in ("all", session_number(path))]
     if not chosen:
         raise UserError(f"{options.run_dir}: has no session {options.sessions}")
+    differences = []
     for session_dir in chosen:
         verified = session_dir / VERIFIED_FILE
         try:
             line, values = verify_session(config, session_dir, options)
-        except Differs:
+        except Differs as error:
+            differences.append(str(error))
+            if len(chosen) > 1:  # the others may take hours
+                say(f"{session_dir.name}  differs: {error}")
             try:
                 verified.unlink(missing_ok=True)
-            except OSError as error:
-                cli.say(f"{verified}: cannot be removed ({error.strerror}); it is of an earlier verification")
-            raise
-        cli.say(line)
+            except OSError as problem:
+                say(f"{verified}: cannot be removed ({problem.strerror}); it is of an earlier verification")
+            continue
+        say(line)
         if values and (problem := not_saved(verified, values)):
-            cli.say(f"{session_dir.name}  the result is not saved: {problem}")
+            say(f"{session_dir.name}  the result is not saved: {problem}")
+    if differences:
+        raise Differs("; ".join(differences))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Atomic writes, locks, unused names, and the git revision of a run."""
 
 import errno
+import json
 import multiprocessing
 import os
 import resource
@@ -14,7 +15,9 @@ import pytest
 
 import jaxrl_atari
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.imports import IMPORTS, import_named
 from jaxrl_atari.runs.files import only_writer, unused, write_file
+from jaxrl_atari.runs.run_dir import keep_code, read_config
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path):
@@ -80,6 +83,39 @@ def test_the_lock_of_another_user_holds():
             refused = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
         assert "another process is training" in refused.stderr
         assert subprocess.check_output([sys.executable, "-c", code, folder]) == b"1\n"
+        (Path(folder) / ".lock").unlink()
+        read_only = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
+    assert f"UserError: {folder}: cannot be written to (Permission denied); copy it" in read_only.stderr
+
+
+def test_a_file_that_was_imported_is_kept_once_and_may_go_away(tmp_path, monkeypatch):
+    monkeypatch.setenv(IMPORTS, "[]")
+    own, other = tmp_path / "nets[1].py", tmp_path / "nets[1]_old.py"
+    own.write_text("x = 1\n")
+    other.write_text("x = 2\n")
+    import_named([str(own), str(other)])
+    assert keep_code(tmp_path) == keep_code(tmp_path) == []
+    own.write_text("x = 2\n")  # the content that the other file has
+    assert keep_code(tmp_path) == [
+        f"{own.name} was edited since this run began, and is kept as {tmp_path / 'code' / 'nets[1]_2.py'}"
+    ]
+    assert sorted(path.name for path in (tmp_path / "code").iterdir()) == [
+        "nets[1].py",
+        "nets[1]_2.py",
+        "nets[1]_old.py",
+    ]
+    own.unlink()
+    assert keep_code(tmp_path) == [f"{own} is not kept: No such file or directory"]
+
+
+def test_a_config_of_another_version_has_one_advice(tmp_path):
+    write_file(tmp_path / "config.json", json.dumps({"config": {"ppo": {"x": 1}}}))
+    with pytest.raises(UserError) as error:
+        read_config(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path / 'config.json'}: ppo.x: this version of jaxrl_atari has no such field; use the version that"
+        " saved it"
+    )
 
 
 @pytest.mark.parametrize("variables", [{}, {"GIT_DIR": "../.git"}])

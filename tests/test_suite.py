@@ -199,7 +199,8 @@ def test_games_train_in_processes_and_one_that_fails_does_not_stop_the_others(tm
     """A file takes the place of the directory of a session; a resume without it trains what is missing."""
     suite_dir = make_suite(tmp_path / "suite", games=("Pong", "CrazyClimber"))
     (suite_dir / "Pong").mkdir()
-    (suite_dir / "Pong" / "session_0").write_text("in the way")
+    for session in ("session_0", "session_1"):
+        (suite_dir / "Pong" / session).write_text("in the way")
     command = [sys.executable, "-m", "jaxrl_atari.suite", "--resume", str(suite_dir)]
 
     def run(*options):
@@ -207,13 +208,15 @@ def test_games_train_in_processes_and_one_that_fails_does_not_stop_the_others(tm
 
     done = run("--trial.parallel", "2")
     assert done.returncode == 1, done.stderr
-    assert "1 of 2 games failed (Pong: session 0: " in done.stderr
+    assert re.search(r"1 of 2 games failed \(Pong: session \d: ", done.stderr)
     assert f"python -m jaxrl_atari.suite --resume {suite_dir} runs what is missing" in done.stderr
     assert re.search(r"^game CrazyClimber  session 1 .* env_steps 64 ", done.stdout, re.M)
     rows = {row["game"]: row for row in read_csv(suite_dir / "results.csv")}
+    assert rows["Pong"]["status"].startswith("failed: session ")
     assert (rows["CrazyClimber"]["env_steps"], rows["CrazyClimber"]["sessions"]) == ("64.0", "2")
-    assert rows["Pong"]["status"].startswith("failed: session 0: ")
-    (suite_dir / "Pong" / "session_0").unlink()
+    for session in ("session_0", "session_1"):
+        assert f"{session.replace('_', ' ')}: " in rows["Pong"]["status"]
+        (suite_dir / "Pong" / session).unlink()
     done = run("--log.graphs")
     assert done.returncode == 0, done.stderr
     assert "CrazyClimber  finished already" in done.stdout

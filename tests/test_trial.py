@@ -24,7 +24,7 @@ from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.suite.launch import Failure, Item, Slot
 from jaxrl_atari.suite.processes import run_processes
-from jaxrl_atari.suite.sessions import program_number
+from jaxrl_atari.suite.sessions import program_number, train_item, unfinished
 from jaxrl_atari.suite.slots import plan_slots
 
 TINY = Config(
@@ -164,6 +164,48 @@ def test_a_stop_rule_ends_sessions_as_if_their_budget_were_spent(tmp_path, capsy
     longer = run_training(dataclasses.replace(config, total_env_steps=96), tmp_path / "run").summary
     assert (longer["complete"], longer["stopped"]) == (True, {})
     assert [session["env_steps"] for session in longer["sessions"]] == [96, 96]
+
+
+@pytest.mark.long
+def test_an_early_end_holds_where_the_last_evaluation_was_interrupted(tmp_path):
+    """The resume evaluates the session, and trains it no further, although its command line has no `stop`."""
+    fields = {"sessions": 1, "total_env_steps": 64, "evaluation.every_env_steps": 32, "evaluation.episodes": 1}
+    config = set_fields(TINY, fields | {"env.max_frames": 128})
+    ended = threading.Event()
+
+    def stop(row):
+        if row["env_steps"] >= 32:
+            ended.set()
+        return ended.is_set()
+
+    (item,) = unfinished(config, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        train_item(item, stop=stop, stop_requested=ended.is_set)
+    summary = run_training(config, tmp_path).summary
+    expected = {"env_steps": 32, "reason": "stop(row) was true at this log point"}
+    assert summary["stopped"] == {"session_0": expected}
+    assert Checkpoints(tmp_path / "session_0").steps() == [32]
+    assert [row["env_steps"] for row in read_table(tmp_path / "session_0" / "evaluations.csv")] == ["32"]
+
+
+@pytest.mark.long
+def test_a_session_whose_budget_is_spent_did_not_end_early(tmp_path):
+    config = dataclasses.replace(TINY, sessions=1)
+    summary = run_training(config, tmp_path / "run", stop=lambda row: row["env_steps"] >= 32).summary
+    assert (summary["complete"], summary["stopped"]) == (True, {})
+    assert not (tmp_path / "run" / "session_0" / "stopped.json").exists()
+
+
+def test_async_environments_where_the_only_session_has_a_process_of_its_own(simulate, tmp_path):
+    """What the message advises can be done."""
+    simulate(2)
+    options = {"game": "CartPole-v1", "backend": "gymnasium", "vectorization_mode": "async", "num_envs": 2}
+    config = dataclasses.replace(TINY, sessions=1, env=EnvConfig(**options))
+    with pytest.raises(ConfigError, match=r"env\.vectorization_mode = 'async': expected sync where sessions have"):
+        run_training(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert not plan_slots(set_fields(config, {"trial.parallel": 1, "devices.gpu": 1}), 1).needs_processes
+    assert not plan_slots(set_fields(config, {"trial.parallel": 1, "devices.gpu": False}), 1).needs_processes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pytest
 from small_training import TINY, change, edit_meta, latest_meta, stop_before
 
 from jaxrl_atari import cli, verify
+from jaxrl_atari.errors import Differs
 from jaxrl_atari.runs.actions import segments
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.session import run_session
@@ -53,6 +54,27 @@ def test_a_session_that_was_stopped_twice(run_dir, capsys):
     assert (code, rows > 10, games > 10) == (0, True, True)
     assert line == f"session_0  verified: {rows} of {rows} rows and {games} games are equal"
     assert status(capsys, run_dir, "--sessions", "1")[0] == 2
+
+
+def test_every_session_is_verified_although_one_differs(run_dir, capsys):
+    for session in (1, 2):
+        shutil.copytree(run_dir / "session_0", run_dir / f"session_{session}")
+    for session in (0, 1):
+        edit([path for *_, path in segments(run_dir / f"session_{session}")][SEGMENT], actions=another_action)
+    with pytest.raises(Differs) as error:
+        verify.main([str(run_dir)])
+    for session in (0, 1):
+        assert f"session_{session}: environment" in str(error.value)
+    assert "session_2  verified: " in capsys.readouterr().out
+    assert (run_dir / "session_2" / "verified.json").is_file()
+
+
+def test_options_of_games_are_refused_with_retrain(run_dir, capsys):
+    code, line = status(capsys, run_dir, "--retrain", 64, "--sample", 2)
+    assert (code, line) == (
+        2,
+        "error: --sample = 2: expected nothing with --retrain, which plays no games of the log",
+    )
 
 
 def test_a_part_of_the_games(run_dir, capsys):

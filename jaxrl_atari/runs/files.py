@@ -111,9 +111,12 @@ def only_writer(directory: Path) -> Iterator[None]:
     """
     lock = directory / ".lock"
     try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    except PermissionError:  # another user's
-        descriptor = os.open(lock, os.O_RDONLY)
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        except PermissionError:
+            if not lock.exists():  # the folder is read-only
+                raise
+            descriptor = os.open(lock, os.O_RDONLY)  # another user's
     except OSError as error:
         hint = "copy it to a folder that can be written to"
         raise UserError(f"{directory}: cannot be written to ({error.strerror}); {hint}") from error
@@ -125,7 +128,7 @@ def only_writer(directory: Path) -> Iterator[None]:
             f"{directory}: another process is training there; wait until it ends, or stop it (Ctrl-C, SIGTERM) and"
             " then use --resume"
         ) from None
-    except OSError:
+    except OSError:  # a file system without locks
         pass
     try:
         yield

@@ -8,6 +8,7 @@ RUN_DIR/session_<i>/   session i of the trial: metrics.csv, evaluations.csv, che
 import contextlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import time
@@ -21,7 +22,7 @@ from typing import Any
 import psutil
 
 from jaxrl_atari.config import Config, changed_fields, config_from_dict
-from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.runtime import numeric_settings
@@ -167,16 +168,22 @@ def keep_code(run_dir: Path) -> list[str]:
     has the highest number.
 
     Returns:
-        A line for each file that was edited.
+        A line for each file that was edited, or cannot be read any more.
     """
     lines = []
     folder = run_dir / "code"
     for path in imported_files():
-        text = path.read_bytes()
-        if text not in [kept.read_bytes() for kept in folder.glob(f"{path.stem}*.py")]:
+        try:
+            content = path.read_bytes()
+        except OSError as error:  # what was imported is in memory, and trains on
+            lines.append(f"{path} is not kept: {error.strerror}")
+            continue
+        earlier_name = re.compile(rf"{re.escape(path.stem)}(_\d+)?\.py")
+        earlier = [kept for kept in folder.glob("*.py") if earlier_name.fullmatch(kept.name)]
+        if content not in [kept.read_bytes() for kept in earlier]:
             folder.mkdir(exist_ok=True)
             kept = unused(folder / path.name)
-            kept.write_bytes(text)
+            kept.write_bytes(content)
             if kept.name != path.name:
                 lines.append(f"{path.name} was edited since this run began, and is kept as {kept}")
     return lines
@@ -235,10 +242,10 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
             # Begun by an earlier version, in which a run under `classic` had the lambda tuned under `v5`.
             return replace(config, ppo=replace(config.ppo, gae_lambda=stored))
         return config
-    except (ValueError, KeyError, TypeError, UserError) as error:
-        raise UserError(
-            f"{path}: cannot be used ({type(error).__name__}: {error}); restore it from a copy"
-        ) from error
+    except UserError as error:  # a field of another version, say, with its own advice
+        raise UserError(f"{path}: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: cannot be used ({reason(error)}); restore it from a copy") from error
 
 
 def read_games(directory: Path, file: str = SUITE_FILE) -> list[str]:

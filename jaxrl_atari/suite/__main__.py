@@ -147,7 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         def on_end(item: Item, failure: Failure | None) -> None:
             if failure is not None:
                 item.say(f"failed: {failure.reason}")
-                failures.setdefault(item.setting, {})[item.game] = f"session {item.session}: {failure.reason}"
+                reasons = failures.setdefault(item.setting, {})
+                why = f"session {item.session}: {failure.reason}"
+                reasons[item.game] = f"{reasons[item.game]}; {why}" if item.game in reasons else why
             save(directory, sweep, failures, item.setting)
 
         try:

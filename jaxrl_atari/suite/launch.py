@@ -59,12 +59,12 @@ class Item(NamedTuple):
 
 
 def never() -> bool:
-    """No stop request."""
+    """The default of `stop_requested`: no stop request."""
     return False
 
 
 def nothing() -> None:
-    """Does nothing after the first update."""
+    """The default of `on_first_update`."""
 
 
 class Train(Protocol):
@@ -72,7 +72,7 @@ class Train(Protocol):
 
     Args:
         item: the session.
-        stop_requested: asked after each update, besides signals; if true, the session saves and ends.
+        stop_requested: asked besides signals, as by `run_session`; if true, the session saves and ends.
         on_first_update: called after the first update, when all programs are compiled.
     """
 

@@ -5,13 +5,13 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from jaxrl_atari.cli import StopRequest
 from jaxrl_atari.config import TRACED, Config, PPOConfig
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.reading import STOPPED_FILE, is_finished
+from jaxrl_atari.runs.reading import STOPPED_FILE, is_finished, read_early_end
 from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, keep_code, session_dir
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
@@ -76,7 +76,8 @@ def train_item(
     """
     config = item.config
     directory = session_dir(item.run_dir, item.session)
-    rule = StopRule(stop)
+    before = read_early_end(config, directory)  # it ended, and its last evaluation did not
+    rule = StopRule(stop, before)
     with contextlib.ExitStack() as exits:
         if close_writers:
             for writer in writers:
@@ -92,6 +93,20 @@ def train_item(
                     item.say(line)
             on_first_update()
 
+        def ends_early() -> bool:
+            # stopped.json is written before the last checkpoint, without which it does not count, and before the
+            # last evaluation, during which the session may be stopped or killed.
+            if rule.is_met() and distributed.is_leader():
+                write_json(
+                    directory / STOPPED_FILE,
+                    {
+                        "env_steps": rule.env_steps,
+                        "total_env_steps": config.total_env_steps,
+                        "reason": rule.reason,
+                    },
+                )
+            return rule.is_met()
+
         run_session(
             config,
             directory,
@@ -100,11 +115,8 @@ def train_item(
             writers=[SessionWriter(each, item.session, config.seed + item.session) for each in (*writers, rule)],
             on_first_update=began,
             stop_requested=lambda: requested.requested or stop_requested(),
-            is_enough=rule.is_met if stop else None,
+            is_enough=ends_early if stop or before else None,
         )
-        if rule.reason is not None and distributed.is_leader():
-            ended = {"env_steps": rule.env_steps, "total_env_steps": config.total_env_steps, "reason": rule.reason}
-            write_json(directory / STOPPED_FILE, ended)
 
 
 class SessionWriter(Writer):
@@ -131,12 +143,15 @@ class StopRule(Writer):
     """Asks the caller's `stop` about each log point, until it says that the session is to end.
 
     An unknown number is NaN in the row that it is asked about, so that comparisons are false.
+
+    Args:
+        early_end: what `read_early_end` returned. The session has met the rule already, unless this is None.
     """
 
-    def __init__(self, stop: Stop | None):
+    def __init__(self, stop: Stop | None, early_end: dict[str, Any] | None = None):
         self._stop = stop
-        self.env_steps = 0  # of the log point at which the session ends
-        self.reason: str | None = None  # None while the session goes on
+        self.env_steps = early_end["env_steps"] if early_end else 0  # of the log point at which the session ends
+        self.reason: str | None = early_end["reason"] if early_end else None  # None while the session goes on
 
     def is_met(self) -> bool:
         """Whether the session is to end."""

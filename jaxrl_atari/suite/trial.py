@@ -105,7 +105,7 @@ def run_training(
     was_there = run_dir is not None and run_dir.is_dir()
     if leads and before is None:
         run_dir = make_run_dir(config, run_dir)
-    run_dir = Path(distributed.agree(str(run_dir)))  # the followers' is not known before
+    run_dir = Path(distributed.agree(str(run_dir)))  # followers learn it from the leader
     if not leads:  # a follower trains with the leader, and writes nothing
         for item in unfinished(config, run_dir):
             train_item(item, stop=stop)
@@ -138,9 +138,10 @@ def _check(config: Config, writers: Sequence[Writer], stop: Stop | None) -> None
     if not plan_slots(config, config.sessions).needs_processes:
         return
     check_processes(partial(train_item, writers=writers, close_writers=True, stop=stop))
-    hint = "or use env.vectorization_mode = sync"
-    can_start = config.env.vectorization_mode == "sync"  # the process of a session can start none
-    require(can_start, "trial.parallel", config.trial.parallel, "1 with env.vectorization_mode = async", hint)
+    mode = config.env.vectorization_mode
+    expected = "sync where sessions have processes of their own, which can start none"
+    hint = "or set trial.parallel = 1 and devices.gpu to the number of a GPU (or false)"
+    require(mode == "sync", "env.vectorization_mode", mode, expected, hint)
 
 
 def _train(
@@ -222,6 +223,4 @@ def _save_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     try:
         write_json(run_dir / "trial.json", summary)
     except OSError as error:
-        say(
-            f"trial.json is not saved: {reason(error)}; python -m jaxrl_atari.train --resume {run_dir} tries again"
-        )
+        say(f"trial.json is not saved: {reason(error)}; {resume_command('train', run_dir)} tries again")
