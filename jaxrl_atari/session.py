@@ -34,7 +34,7 @@ from jaxrl_atari.runs.digests import Written, add_digests
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.run_dir import claim_session_dir, surroundings
 from jaxrl_atari.runs.session_log import SessionLog
-from jaxrl_atari.runs.writers import TerminalWriter, Writer, open_logs, set_aside_logs
+from jaxrl_atari.runs.writers import Outputs, TerminalWriter, Writer, open_logs, set_aside_logs
 from jaxrl_atari.session_games import SessionGames, start_games
 from jaxrl_atari.traced_options import as_numbers
 
@@ -133,7 +133,7 @@ def clip_epsilon(config: Config, env_steps: int) -> float:
 
 
 def current_options(config: Config, env_steps: int) -> PPOConfig:
-    """The options of the next update. To schedule a number, compute it here."""
+    """`config.ppo` with the scheduled values of the next update. To schedule a number, compute it here."""
     options = replace(
         config.ppo,
         learning_rate=learning_rate(config, env_steps),
@@ -210,7 +210,8 @@ class Session:
         """Writes a checkpoint once the newest update is known to be sound.
 
         Args:
-            score: None if it is not to become the best one: an uninterrupted session would not have it.
+            score: the best checkpoint is the one with the highest score. None excludes this one from the choice,
+                because only a stop made the session write it.
         """
         progress = self.progress
         self.log.read_newest()
@@ -220,20 +221,24 @@ class Session:
         finished = self.games.take_finished()
         if self.checkpoints is None:
             return
+        games, segments = self.games.take()
+        session_dir = self.checkpoints.session_dir
+        if segments and self.config.log.actions:
+            write_segment(session_dir, segments, finished, self.config.ppo.rollout_length)
+        digests = self.checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), score)
+        # Whether an evaluation runs at that moment depends on the machine's speed.
+        kept = {name: digest for name, digest in digests.items() if not name.startswith("evaluation/")}
+        written = Written(progress.env_steps, progress.updates, kept, self.config.to_dict(), self.environment)
+        add_digests(session_dir, written)
+
+    def _arrays(self) -> dict[str, Any]:
+        """The items of a checkpoint that hold arrays of the network: name -> pytree."""
         items: dict[str, Any] = {"arrays": {"train_state": self.learner.state, "key": self.key}}
         if self.learner.lagging_params is not None:
             items["acting"] = self.learner.lagging_params
         if self.evaluator and (evaluated := self.evaluator.running()):
             items["evaluation"] = evaluated.params
-        games, segments = self.games.take()
-        session_dir = self.checkpoints.session_dir
-        if segments and self.config.log.actions:
-            write_segment(session_dir, segments, finished, self.config.ppo.rollout_length)
-        digests = self.checkpoints.save(progress.env_steps, items | games, self.meta(), score)
-        # Whether an evaluation runs at that moment depends on the machine's speed.
-        kept = {name: digest for name, digest in digests.items() if not name.startswith("evaluation/")}
-        written = Written(progress.env_steps, progress.updates, kept, self.config.to_dict(), self.environment)
-        add_digests(session_dir, written)
+        return items
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -315,52 +320,52 @@ def prepare(
     seed = config.seed + session
     leader = is_leader()  # only the leader of several processes writes
     with contextlib.ExitStack() as exits:
-        outputs: list[Writer] = []
-        say = partial(say_to, outputs)
-        if leader and not quiet:
-            outputs.append(TerminalWriter(config.total_env_steps, f"session {session}"))
-        exits.enter_context(out_of_memory_advice(config))
         begin = exits.enter_context(claim_session_dir(session_dir, resume)) if leader else None
+        outputs = exits.enter_context(Outputs())
+        if leader and not quiet:
+            outputs.add([TerminalWriter(config.total_env_steps, f"session {session}")])
+        exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
+        say = outputs.message
         say("starting the games and the network")
 
         checkpoints = Checkpoints(session_dir, say)
         target = partial(abstract_arrays, config, device=placement.home)
         restored = checkpoints.resume(target) if resume else None
-        progress = Progress(restored.meta if restored else {})
-
+        meta = restored.meta if restored else {}
+        progress = Progress(meta)
         networks = partial(make_networks, config.network, placement=placement)
         make = partial(make_groups, config, placement, networks)
         games = start_games(make, config.env, seed, progress, checkpoints, restored, say)
         exits.callback(games.close)
 
         arrays = restored.arrays if restored else first_arrays(config, games.num_actions, seed, placement.home)
+        key = arrays["key"]
+        optimizer_steps = int(arrays["train_state"].optimizer_steps)
+        unfinished = arrays.get("evaluation")  # parameters whose evaluation was running at the checkpoint
         make_learner = Learner if config.overlap == "none" else OverlappedLearner
         own = networks(games.num_actions)
         learner = make_learner(config, placement, own, arrays)
         exits.callback(learner.close)
+        del restored, arrays  # the learner has copied them: 20 MB for `nature`
         if own.learning.advice:
             say(own.learning.advice)
 
-        # Parameters whose evaluation was running at the checkpoint.
-        unfinished = restored.arrays.get("evaluation") if restored else None
         if leader:  # only now are the logs cut back to the checkpoint: whatever is missing has been reported
-            if resume and restored is None:
+            if resume and not meta:
                 set_aside_logs(session_dir, say)
-            outputs += open_logs(config, session_dir, progress, unfinished is not None, say)
-        for writer in outputs:
-            exits.callback(writer.close)
-        if leader:
-            outputs += writers  # whoever made them closes them
+            outputs.add(open_logs(config, session_dir, progress, unfinished is not None, say))
+            outputs.lend(writers)
         log = SessionLog(
-            outputs, config.log.every_env_steps, progress,
+            outputs.writers,
+            config.log.every_env_steps,
+            progress,
             monitor=exits.enter_context(monitor([*placement.learner, *placement.actors])),
-            unlogged=restored.meta.get("unlogged_metrics", ()) if restored else (),
-            optimizer_steps=int(arrays["train_state"].optimizer_steps),
+            unlogged=meta.get("unlogged_metrics", ()),
+            optimizer_steps=optimizer_steps,
             steps_per_update=config.ppo.epochs * config.num_minibatches,
             in_progress=games.in_progress,
             compiled=compile_clock(),
-        )  # fmt: skip
-
+        )
         evaluator = None
         if leader and config.evaluation.every_env_steps:
             device = placement.evaluator
@@ -371,16 +376,25 @@ def prepare(
             exits.callback(evaluator.close)
             if unfinished is not None:
                 evaluator.start(unfinished, progress.evaluated)
+        del unfinished  # the evaluator has copied them
 
         run = Session(
-            config, seed, arrays["key"], placement, progress, games, learner, log, evaluator,
+            config=config,
+            seed=seed,
+            key=key,
+            placement=placement,
+            progress=progress,
+            games=games,
+            learner=learner,
+            log=log,
+            evaluator=evaluator,
             checkpoints=checkpoints if leader else None,
             stop_requested=stop_requested,
             is_enough=is_enough,
-        )  # fmt: skip
+        )
         say(f"device: {run.device_text()}")
-        if restored:
-            say(resume_text(restored.meta, run.meta()))
+        if meta:
+            say(resume_text(meta, run.meta()))
         if begin is not None:
             begin()
         yield run
@@ -421,9 +435,3 @@ def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
         f"a multiple of ppo.rollout_length x devices = {length} x {devices}",
         f"{config.network.name} is recurrent and learns from whole environments",
     )  # fmt: skip
-
-
-def say_to(writers: Sequence[Writer], line: str) -> None:
-    """Shows a line to the user in each of the writers."""
-    for writer in writers:
-        writer.message(line)

@@ -43,7 +43,7 @@ def test_the_update_is_measured():
 
 def test_out_of_memory_becomes_advice():
     advice = r"lower ppo.minibatch_size = 256 or env.num_envs = 16, .* use --resume"
-    with pytest.raises(UserError, match=advice), out_of_memory_advice(Config()):
+    with pytest.raises(UserError, match=advice), out_of_memory_advice(256, 16):
         jax.block_until_ready(jax.jit(lambda: jnp.zeros((1 << 50,), jnp.uint8))())  # a petabyte
 
 
@@ -57,7 +57,7 @@ def test_out_of_memory_becomes_advice():
     ],
 )
 def test_handles_and_contexts_without_memory_end_in_advice(message):
-    with pytest.raises(UserError, match="lower ppo"), out_of_memory_advice(Config()):
+    with pytest.raises(UserError, match="lower ppo"), out_of_memory_advice(256, 16):
         raise jax.errors.JaxRuntimeError(message)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), out_of_memory_advice(Config()):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), out_of_memory_advice(256, 16):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")

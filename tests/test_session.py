@@ -1,5 +1,6 @@
 """Sessions on the real emulator: what they log, save and say, how they stop and fail, what they resume from."""
 
+import gc
 import importlib.util
 import json
 import math
@@ -325,6 +326,21 @@ def test_a_stop_during_the_last_evaluation(session_dir):
 
 
 # --- Resuming ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_the_arrays_of_a_checkpoint_are_freed_once_the_learner_has_copied_them(copied):
+    def live_bytes():
+        gc.collect()
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    before = live_bytes()
+    config = change(TINY, total_env_steps=320)
+    with prepare(config, place_session(config), copied, resume=True, quiet=True) as run:
+        held = live_bytes() - before
+        state = sum(array.nbytes for array in jax.tree.leaves(run.learner.state))
+    assert state > 10e6
+    assert held < 1.2 * state
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import jax
 
-from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.runtime import require_not_started
 
@@ -76,15 +76,15 @@ def do_not_preallocate() -> None:
 
 
 @contextlib.contextmanager
-def out_of_memory_advice(config: Config) -> Iterator[None]:
-    """Turns JAX's out-of-memory error into a `UserError` that names the fields to lower."""
+def out_of_memory_advice(minibatch_size: int, num_envs: int) -> Iterator[None]:
+    """Turns JAX's out-of-memory error into a `UserError` that names these fields, to lower them."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if not NO_MEMORY.search(str(error)):
             raise
         raise UserError(
-            f"out of device memory ({str(error)[:160]}); lower ppo.minibatch_size = {config.ppo.minibatch_size} or"
-            f" env.num_envs = {config.env.num_envs}, or trial.parallel where sessions share a GPU,"
+            f"out of device memory ({str(error)[:160]}); lower ppo.minibatch_size = {minibatch_size} or"
+            f" env.num_envs = {num_envs}, or trial.parallel where sessions share a GPU,"
             " and use --resume"
         ) from error

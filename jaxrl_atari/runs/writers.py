@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -147,6 +147,35 @@ def charts(row: Row) -> dict[str, int | float]:
 def evaluation_charts(row: Row) -> dict[str, float]:
     """The charts that TensorBoard and Weights & Biases draw of an evaluation."""
     return {f"evaluation/return_{name}": row[name] for name in ("mean", "std")}
+
+
+class Outputs:
+    """The writers of a session. As a context manager, it closes those that the session made."""
+
+    def __init__(self) -> None:
+        self.writers: list[Writer] = []
+        self._exits = contextlib.ExitStack()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._exits.close()
+
+    def add(self, writers: Sequence[Writer]) -> None:
+        """Adds writers that the session made."""
+        for writer in writers:
+            self.writers.append(writer)
+            self._exits.callback(writer.close)
+
+    def lend(self, writers: Sequence[Writer]) -> None:
+        """Adds writers that the caller of the session made, and closes."""
+        self.writers += writers
+
+    def message(self, line: str) -> None:
+        """Shows a line to the user in each of the writers."""
+        for writer in self.writers:
+            writer.message(line)
 
 
 class TerminalWriter(Writer):
