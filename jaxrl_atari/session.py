@@ -34,7 +34,7 @@ from jaxrl_atari.runs.digests import Written, add_digests
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.run_dir import claim_session_dir, surroundings
 from jaxrl_atari.runs.session_log import SessionLog
-from jaxrl_atari.runs.writers import Outputs, TerminalWriter, Writer, open_logs, set_aside_logs
+from jaxrl_atari.runs.writers import Outputs, TerminalWriter, Writer, cut_and_open_logs, set_aside_logs
 from jaxrl_atari.session_games import SessionGames, start_games
 from jaxrl_atari.traced_options import as_numbers
 
@@ -353,7 +353,7 @@ def prepare(
         if leader:  # only now are the logs cut back to the checkpoint: whatever is missing has been reported
             if resume and not meta:
                 set_aside_logs(session_dir, say)
-            outputs.add(open_logs(config, session_dir, progress, unfinished is not None, say))
+            outputs.add(cut_and_open_logs(config, session_dir, progress, unfinished is not None, say))
             outputs.lend(writers)
         log = SessionLog(
             outputs.writers,

@@ -19,7 +19,7 @@ from jaxrl_atari.runs.progress import Progress
 _log = logging.getLogger(__name__)
 
 MakeGroups = Callable[[int, int], list[list[EnvGroup]]]
-"""Makes all environments, from the seed of their games and the steps that each has made in the session before."""
+"""(seed of the games, steps that each environment has made already) -> all groups of environments."""
 
 
 class SessionGames:

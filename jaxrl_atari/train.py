@@ -37,7 +37,7 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Trains a new trial, or resumes one, as the command line says."""
     options = parse_options(arguments)
     for line in runtime.configure():
         cli.say(line)

@@ -34,7 +34,7 @@ from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import aggregate_rows, missing_intervals, read_suite, results, text_rows
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.files import read_json, read_result, write_file
-from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_run, is_search, is_suite, latest_text, read_config
+from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_run, is_search, is_suite, latest_meta, read_config
 
 REPORT_FILE = "report.html"
 GAME_TEMPLATE = Path(__file__).parents[1] / "evaluate" / "game.html"
@@ -133,7 +133,7 @@ def _describe_run(run_dir: Path) -> dict[str, Any]:
         "video": video,
         "game_page": video and _read_game_page(video),
         "game_file": video and game_file(video),
-        "devices": {session_dir.name: latest_text(session_dir, "device") for session_dir in run.tables},
+        "devices": {session_dir.name: latest_meta(session_dir).get("device", "") for session_dir in run.tables},
     }
 
 

@@ -30,7 +30,7 @@ def _is_key(x: Any) -> bool:
 
 
 def to_host(arrays: Any) -> Any:
-    """NumPy copies of arrays. Those of one process can be written by it alone, whatever devices several share."""
+    """NumPy copies of arrays, which the leader can write without the other processes; keys become their data."""
     plain = jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, arrays)
     return jax.tree.map(np.array, jax.device_get(plain))
 

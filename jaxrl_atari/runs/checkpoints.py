@@ -44,7 +44,7 @@ from jaxrl_atari.runs.arrays import (
     to_host,
 )
 from jaxrl_atari.runs.files import read_json, unused
-from jaxrl_atari.runs.run_dir import checkpoint_steps
+from jaxrl_atari.runs.run_dir import checkpoint_steps, meta_file
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Checkpoints:
         if step not in (steps := self.steps()):
             raise UserError(f"{path}: no such checkpoint; there are: {', '.join(map(str, steps)) or 'none yet'}")
         try:
-            meta = read_json(path / "meta" / "metadata")
+            meta = read_json(meta_file(self.session_dir, step))
             if meta["checksum"] != meta_digest(meta):
                 raise ValueError("it differs from its digest")
         except (OSError, ValueError, KeyError) as error:
@@ -284,9 +284,9 @@ class Checkpoints:
             for name, tree in items.items()
         }
         digests = {
-            f"{item}/{path}": digest
-            for item, each in described.items()
-            for path, digest in each["checksums"].items()
+            f"{name}/{leaf}": checksum
+            for name, each in described.items()
+            for leaf, checksum in each["checksums"].items()
         }
         meta = meta | described.pop("arrays") | {
             "items": described,
@@ -296,39 +296,26 @@ class Checkpoints:
             "score": None if score is None or math.isnan(score) else score,
         }  # fmt: skip
         meta["checksum"] = meta_digest(meta)
-        chunked = ocp.SaveArgs(chunk_byte_size=chunk_bytes)
-        arguments = {
-            name: ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: chunked, tree))
-            for name, tree in host.items()
-        }
-        # A folder for each array: with one database for all (OCDBT), TensorStore 0.1.86 leaks memory at each save.
-        alone = this_process()
-        handlers: dict[str, Any] = {
-            name: ocp.StandardCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone) for name in items
-        }
-        handlers["meta"] = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
-        # If a folder could not be made in the background, orbax's threads would wait for it for 5 minutes.
-        at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-        options = ocp.CompositeOptions(multiprocessing_options=alone, async_options=at_once)
-        handler = ocp.CompositeCheckpointHandler(composite_options=options, **handlers)
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            for leftover in (*self.directory.glob("*.orbax-checkpoint-tmp*"), *self.directory.glob("removed_*")):
-                shutil.rmtree(leftover, ignore_errors=True)
+            self._remove_leftovers()
             if path.is_dir():
                 if self._is_saved(env_steps, meta):
                     return digests
                 aside = self.set_aside(env_steps, "replaced")
                 self._say(f"{path}: was there already, with other arrays; it is now {aside}")
-            ocp.Checkpointer(handler, multiprocessing_options=alone).save(
-                path.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonSave(meta))
-            )
+            _write(path, host, meta, chunk_bytes)
         except Exception as error:  # orbax and the file system raise many types
             raise UserError(
                 f"{path}: the checkpoint could not be written ({reason(error)}); fix the cause, then use --resume"
             ) from error
         self._remove_old()
         return digests
+
+    def _remove_leftovers(self) -> None:
+        """Removes what a killed process has left of a checkpoint, and makes the directory of new ones."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for leftover in (*self.directory.glob("*.orbax-checkpoint-tmp*"), *self.directory.glob("removed_*")):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def _is_saved(self, env_steps: int, meta: dict[str, Any]) -> bool:
         """Whether the checkpoint of a step can be read, and has the arrays that another meta describes."""
@@ -357,6 +344,34 @@ class Checkpoints:
     def set_aside(self, step: int, why: str = "damaged") -> Path:
         """Renames a checkpoint to `<why>_<step>` and returns its new path."""
         return (self.directory / str(step)).rename(unused(self.directory / f"{why}_{step}"))
+
+
+def _write(path: Path, items: dict[str, Any], meta: dict[str, Any], chunk_bytes: int | None) -> None:
+    """Writes a checkpoint with orbax.
+
+    Args:
+        path: its directory, which does not exist.
+        items: name -> pytree of NumPy arrays.
+        meta, chunk_bytes: see `Checkpoints.save`.
+    """
+    chunked = ocp.SaveArgs(chunk_byte_size=chunk_bytes)
+    arguments = {
+        name: ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: chunked, tree))
+        for name, tree in items.items()
+    }
+    # A folder for each array: with one database for all (OCDBT), TensorStore 0.1.86 leaks memory at each save.
+    alone = this_process()
+    handlers: dict[str, Any] = {
+        name: ocp.StandardCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone) for name in items
+    }
+    handlers["meta"] = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
+    # If a folder could not be made in the background, orbax's threads would wait for it for 5 minutes.
+    at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+    options = ocp.CompositeOptions(multiprocessing_options=alone, async_options=at_once)
+    handler = ocp.CompositeCheckpointHandler(composite_options=options, **handlers)
+    ocp.Checkpointer(handler, multiprocessing_options=alone).save(
+        path.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonSave(meta))
+    )
 
 
 def meta_digest(meta: dict[str, Any]) -> str:

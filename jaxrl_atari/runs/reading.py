@@ -11,7 +11,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import NoLogPoint, NotUnderstood
 from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
 from jaxrl_atari.runs.files import read_json
-from jaxrl_atari.runs.run_dir import checkpoint_steps, latest_text, session_dirs, session_number
+from jaxrl_atari.runs.run_dir import checkpoint_steps, latest_meta, session_dirs, session_number
 from jaxrl_atari.runs.tables import read_table
 
 _log = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ def read_metrics(session_dir: Path) -> Table:
     table = read_table(path)
     if not table.rows and table.problems:
         raise NotUnderstood(f"{path}: is not understood ({table.problems[0].text}); restore it from a copy")
-    logged = latest_text(session_dir, "logged_env_steps")
-    if not table.rows and logged not in ("", "0"):
+    logged = latest_meta(session_dir).get("logged_env_steps", 0)
+    if not table.rows and logged:
         raise NotUnderstood(
             f"{path}: holds no log point, and had those up to {logged} env steps; restore it from a copy"
         )
@@ -78,8 +78,8 @@ def is_finished(config: Config, session_dir: Path) -> bool:
     """
     latest = max(checkpoint_steps(session_dir), default=0)
     if (session_dir / "checkpoints" / str(latest) / "evaluation").is_dir():  # it was running then
-        evaluated = latest_text(session_dir, "evaluated_env_steps")
-        if evaluated not in [row["env_steps"] for row in read_rows(session_dir / EVALUATIONS_FILE)]:
+        evaluated = latest_meta(session_dir).get("evaluated_env_steps", "")
+        if str(evaluated) not in [row["env_steps"] for row in read_rows(session_dir / EVALUATIONS_FILE)]:
             return False
     return config.is_spent(latest) or read_early_end(config, session_dir) is not None
 

@@ -117,23 +117,23 @@ def checkpoint_steps(session_dir: Path) -> list[int]:
     return sorted(int(path.name) for path in session_dir.glob("checkpoints/*") if path.name.isdecimal())
 
 
-def latest_text(session_dir: Path, name: str) -> str:
-    """A text in the meta of a session's latest checkpoint, such as `device`; empty if it is unknown."""
-    latest = max(checkpoint_steps(session_dir), default=0)
+def meta_file(session_dir: Path, env_steps: int) -> Path:
+    """The file in which orbax keeps the meta of a checkpoint."""
+    return session_dir / "checkpoints" / str(env_steps) / "meta" / "metadata"
+
+
+def latest_meta(session_dir: Path) -> dict[str, Any]:
+    """The meta of a session's latest checkpoint, unchecked; empty if there is none, or if it cannot be read."""
     try:
-        return str(read_json(session_dir / "checkpoints" / str(latest) / "meta" / "metadata")[name])
-    except (OSError, ValueError, KeyError):  # no checkpoint yet, damaged, or of an older version
-        return ""
+        return read_json(meta_file(session_dir, max(checkpoint_steps(session_dir), default=0)))
+    except (OSError, ValueError):
+        return {}
 
 
 def require_resumable(run_dir: Path) -> None:
-    """Refuses a run to pass on, whose checkpoints hold the parameters alone.
-
-    Raises:
-        UserError: it is one.
-    """
+    """Raises `UserError` if a run is a published copy, whose checkpoints hold the parameters alone."""
     for path in session_dirs(run_dir):
-        if latest_text(path, "parameters_only") == "True":
+        if latest_meta(path).get("parameters_only"):
             raise UserError(
                 f"{run_dir}: holds the parameters alone, without the optimiser state: it can be played and not"
                 " resumed; resume the run that it was copied from, or start a new one"
@@ -209,14 +209,16 @@ def removed_if_unused(run_dir: Path, is_new: bool, was_there: bool = False) -> I
             with contextlib.suppress(OSError):
                 (run_dir / name).unlink()
 
-    with contextlib.ExitStack() as exits:
+    try:
+        yield
+    except KeyboardInterrupt:  # it may be resumed
+        raise
+    except BaseException:
         if is_new:
-            exits.callback(remove)
-        try:
-            yield
-        except KeyboardInterrupt:  # it may be resumed
-            exits.pop_all()
-            raise
+            remove()
+        raise
+    if is_new:
+        remove()
 
 
 # --- config.json -------------------------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
     """Refuses to resume a run as another one, or with a budget that a session has passed.
 
     Raises:
-        ConfigError: another game, protocol or seed, or a budget that would have been spent a rollout earlier.
+        ConfigError: another game, protocol or seed, or a budget that a session has passed by at least a rollout.
     """
     for name, was, wanted in (
         ("env.game", before.env.game_name, config.env.game_name),

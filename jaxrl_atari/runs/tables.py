@@ -1,8 +1,8 @@
 """Tables of a session, metrics.csv and evaluations.csv: read whatever program has saved them, and never cut short.
 
 A spreadsheet may have saved a table: with a byte order mark, CRLF, quotes, semicolons or tabs between the cells,
-decimal commas, columns in another order, further columns. All of this is understood. A line that is not, such as
-one that was cut in half, is reported as a problem: it is not the same as a line that is not there.
+decimal commas, columns in another order, further columns. All of this is understood. An unreadable line, such as
+one that was cut in half, becomes a `Problem`, so that a damaged file is never taken for a short one.
 """
 
 import codecs

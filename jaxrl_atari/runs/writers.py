@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import rich.progress
 
@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 """A log point: column -> number. An unknown value is NaN, None, or left out."""
 
 
-class Writer(Protocol):
+class Writer:
     """Receives the log points of a session. A method that a writer does not override does nothing."""
 
     def write(self, row: Row) -> None:
@@ -56,14 +56,14 @@ class Writer(Protocol):
         """Flushes and closes files. Called once, also after an error."""
 
 
-def open_logs(
+def cut_and_open_logs(
     config: Config,
     session_dir: Path,
     progress: Progress,
     evaluates: bool,
     say: Callable[[str], object],
 ) -> list[Writer]:
-    """The writers of a session's files. What is in these beyond the checkpoint that it resumes from is removed.
+    """Cuts a session's files back to the checkpoint that it resumes from, then makes their writers.
 
     Args:
         progress: how far the session has come at that checkpoint.

@@ -7,7 +7,7 @@ python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,12 +15,13 @@ from typing import Annotated
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli import counted, resume_command, say
+from jaxrl_atari.cli import resume_command
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromDirectory, parse, read_start, say_changes
 from jaxrl_atari.errors import SessionsFailed, reason, require
+from jaxrl_atari.output import counted, say
 from jaxrl_atari.report.page import try_report
-from jaxrl_atari.report.suites import save_results, suite_results
+from jaxrl_atari.report.suites import SuiteResults, save_results, suite_results
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import is_suite, is_sweep, make_run_dir
 from jaxrl_atari.suite.launch import Failure, Item, Launcher, Train
@@ -32,6 +33,7 @@ from jaxrl_atari.suite.sweep import (
     Sweep,
     draw_sweep,
     parse_vary,
+    read_suites,
     read_sweep_file,
     save_sweep_results,
     sweep_results,
@@ -122,11 +124,11 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Sweep, Swee
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Trains what a suite or a sweep lacks, and shows, saves and draws its results."""
     options, sweep, before = parse_options(arguments)
     directory = options.directory
     config = sweep.config
-    if options.address:  # raises errors before a directory is made, as the other line does
+    if options.address:  # both branches raise before a directory is made
         set_up_ray(options.address, config.devices)
     else:
         plan_slots(config, config.sessions * len(sweep.games) * len(sweep.settings))
@@ -134,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         directory = make_run_dir(config, directory)
     command = resume_command("suite", directory)
     failures: Failures = {}
+    suites: dict[str, SuiteResults] = {}
     with only_writer(directory):
         items = unfinished_of_sweep(directory, sweep)
         if sweep != before or items:
@@ -150,20 +153,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 reasons = failures.setdefault(item.setting, {})
                 why = f"session {item.session}: {failure.reason}"
                 reasons[item.game] = f"{reasons[item.game]}; {why}" if item.game in reasons else why
-            save(directory, sweep, failures, item.setting)
+            if suites:  # the other settings' results were read when the first session ended
+                reasons = failures.get(item.setting, {})
+                suites[item.setting] = suite_results(directory / item.setting, reasons)
+            else:
+                suites.update(read_suites(directory, sweep, failures))
+            save(directory, sweep, suites, [item.setting])
 
         try:
             if items:
                 launch, train = choose_suite_launcher(items, options, directory)
                 launch(items, train, on_end)
         except KeyboardInterrupt:
-            for setting in sweep.settings:
-                save(directory, sweep, failures, setting.label)
+            suites = read_suites(directory, sweep, failures)
+            save(directory, sweep, suites, suites)
             raise KeyboardInterrupt(f"stopped; go on with {command}") from None
-        show(directory, sweep, failures)
-        for setting in sweep.settings:
-            save(directory, sweep, failures, setting.label)
-        draw(directory, sweep, failures)
+        suites = read_suites(directory, sweep, failures)
+        show(directory, sweep, suites)
+        save(directory, sweep, suites, suites)
+        draw(directory, sweep, suites)
     _raise_failures(failures, sweep, command)
 
 
@@ -193,37 +201,37 @@ def _say_finished(sweep: Sweep, items: Sequence[Item]) -> None:
 # --- Results -----------------------------------------------------------------------------------------------------
 
 
-def show(directory: Path, sweep: Sweep, failures: Failures) -> None:
+def show(directory: Path, sweep: Sweep, suites: Mapping[str, SuiteResults]) -> None:
     """Prints the table of a suite or a sweep, before anything is saved."""
-    if sweep.vary:
-        say(f"\n{sweep_results(directory, sweep, failures).text}")
-    else:
-        say(f"\n{suite_results(directory, failures.get('', {})).text}")
+    text = sweep_results(directory, sweep, suites).text if sweep.vary else suites[""].text
+    say(f"\n{text}")
 
 
-def save(directory: Path, sweep: Sweep, failures: Failures, label: str) -> None:
-    """Saves the results of a setting and of the sweep, or says why they could not be saved.
+def save(directory: Path, sweep: Sweep, suites: Mapping[str, SuiteResults], labels: Iterable[str]) -> None:
+    """Saves the results of some settings, and of the sweep, or says why they could not be saved.
 
     The next session to end, or a resume, tries again: the results are made from the metrics of the sessions.
     """
-    try:
-        save_results(suite_results(directory / label, failures.get(label, {})))
-        if sweep.vary:
-            save_sweep_results(sweep_results(directory, sweep, failures))
-    except OSError as error:
-        say(f"results are not saved: {reason(error)}; {resume_command('suite', directory)} tries again")
+    saves = [partial(save_results, suites[label]) for label in labels]
+    if sweep.vary:
+        saves.append(partial(save_sweep_results, sweep_results(directory, sweep, suites)))
+    for save_one in saves:
+        try:
+            save_one()
+        except OSError as error:
+            say(f"results are not saved: {reason(error)}; {resume_command('suite', directory)} tries again")
 
 
-def draw(directory: Path, sweep: Sweep, failures: Failures) -> None:
+def draw(directory: Path, sweep: Sweep, suites: Mapping[str, SuiteResults]) -> None:
     """Draws the graph of a sweep, and writes the report of each setting, or says why not."""
     if not sweep.config.log.graphs:
         return
-    for setting in sweep.settings:
-        try_report(directory / setting.label)
+    for label in suites:
+        try_report(directory / label)
     if not sweep.vary:
         return
     try:
-        for path in draw_sweep(sweep_results(directory, sweep, failures)):
+        for path in draw_sweep(sweep_results(directory, sweep, suites)):
             say(str(path))
     except OSError as error:
         say(f"the graph is not saved: {reason(error)}; {resume_command('suite', directory)} tries again")

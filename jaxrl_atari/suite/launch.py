@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from jaxrl_atari import cli
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import reason
+from jaxrl_atari.output import say
 
 POLL_SECONDS = 0.1
 """How often launchers look for stop requests, output, and sessions that have ended."""
@@ -55,7 +56,7 @@ class Item(NamedTuple):
 
     def say(self, line: str) -> None:
         """Prints a line after the item's name. The session's own lines begin with its number already."""
-        cli.say(f"{self.name}  {line.removeprefix(f'session {self.session}  ')}")
+        say(f"{self.name}  {line.removeprefix(f'session {self.session}  ')}")
 
 
 def never() -> bool:
@@ -111,7 +112,7 @@ def attempt(function: Callable[..., object], *arguments: Any, **options: Any) ->
     except Exception as error:
         known = cli.correctable(error)
         if known is None:
-            cli.say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
+            say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
         return Failure(reason(known or error), known is not None)
     return None
 

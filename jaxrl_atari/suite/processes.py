@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli import StopRequest, counted
+from jaxrl_atari.cli import StopRequest
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware import runtime
+from jaxrl_atari.output import counted
 from jaxrl_atari.suite.launch import POLL_SECONDS, STOPPING, Failure, Item, OnEnd, Slot, Train, attempt
 
 KILLED = " (killed; does the machine have too little memory?)"
@@ -73,14 +74,14 @@ def check_processes(train: Train) -> None:
 def run_processes(
     items: Sequence[Item], train: Train, on_end: OnEnd, *, slots: Sequence[Slot], parallel: int
 ) -> None:
-    """Trains each session in a process of its own, on the least busy slot. Of several, `item.number` chooses one.
+    """Trains each session in a process of its own, on the least busy slot; of equals, on the item's own.
 
     Where several sessions run the same compiled programs, the first one compiles them while the others wait; these
     read them from the cache of compiled programs. Output is printed line by line after the session's name; a
     process that is alone has the terminal.
 
     Args:
-        items, train, on_end: see `Launcher`. `train` can be pickled.
+        items, train, on_end: see `Launcher`. `train` must be picklable.
         slots: the devices.
         parallel: processes at a time. At most `ceil(parallel / len(slots))` share a slot.
 
@@ -101,42 +102,39 @@ def run_processes(
                     waiting.clear()
                     for child in running:
                         child.process.terminate()
-                compiling = {child.item.program for child in running} - compiled
-                item = next((item for item in waiting if item.program not in compiling), None)
-                if item is not None and len(running) < parallel:
+                item = _next_item(waiting, running, compiled) if len(running) < parallel else None
+                if item is not None:
                     waiting.remove(item)
                     slot = _least_busy(item, running, len(slots))
                     item.say(slots[slot].text)
                     followers = sum(item.program == other.program for other in waiting)
                     if parallel > 1 and followers and item.program not in compiled:
-                        item.say(
-                            f"compiles first; {counted(followers, 'session')} with the same programs will read"
-                            " them"
-                        )
+                        same = counted(followers, "session")
+                        item.say(f"compiles first; {same} with the same programs will read them")
                     running.append(_Child(item, slot, train, slots[slot].environment, parallel > 1))
                     continue
                 time.sleep(POLL_SECONDS)
                 for child in list(running):
-                    status = child.process.exitcode  # before reading: whatever it has said is there
-                    child.read()
+                    has_ended = child.read()
                     if child.has_compiled:
                         compiled.add(child.item.program)
-                    if status is None:
-                        continue
-                    running.remove(child)
-                    if child.line:  # cut short by the end of the process
-                        child.item.say(child.line.decode(errors="replace"))
-                    failure = child.failure
-                    if status and not (failure or stopping):
-                        failure = Failure(f"exit status {status}{KILLED if status == -signal.SIGKILL else ''}")
-                    if failure or status == 0:
-                        on_end(child.item, failure)
+                    if has_ended:
+                        running.remove(child)
+                        failure = child.failure_at_end(stopping)
+                        if failure or child.process.exitcode == 0:
+                            on_end(child.item, failure)
         except KeyboardInterrupt:
             for child in running:
                 child.process.kill()
             raise
     if stopping:
         raise KeyboardInterrupt
+
+
+def _next_item(waiting: Sequence[Item], running: Sequence["_Child"], compiled: set[int]) -> Item | None:
+    """The first session whose programs no other session is compiling."""
+    compiling = {child.item.program for child in running} - compiled
+    return next((item for item in waiting if item.program not in compiling), None)
 
 
 def _least_busy(item: Item, running: Sequence["_Child"], slots: int) -> int:
@@ -173,8 +171,9 @@ class _Child:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def read(self) -> None:
-        """Prints what the process has printed, and receives what it has sent."""
+    def read(self) -> bool:
+        """Prints what the process has printed, receives what it has sent, and returns whether it has ended."""
+        has_ended = self.process.exitcode is not None  # asked before reading: whatever it has said is there
         while self._messages.poll():
             message = self._messages.recv()
             if isinstance(message, Failure):
@@ -186,6 +185,20 @@ class _Child:
             *lines, self.line = (self.line + os.read(output.fileno(), 1 << 16)).split(b"\n")
             for line in lines:
                 self.item.say(line.decode(errors="replace"))
+        if has_ended and self.line:  # cut short by the end of the process
+            self.item.say(self.line.decode(errors="replace"))
+        return has_ended
+
+    def failure_at_end(self, stopping: bool) -> Failure | None:
+        """Why the process failed; None if it did not.
+
+        Args:
+            stopping: whether a stop was requested. Then a status other than 0 is expected.
+        """
+        status = self.process.exitcode
+        if self.failure or status == 0 or stopping:
+            return self.failure
+        return Failure(f"exit status {status}{KILLED if status == -signal.SIGKILL else ''}")
 
 
 def _run(
@@ -196,7 +209,7 @@ def _run(
     if output is not None:
         for number in (1, 2):
             os.dup2(output.fileno(), number)
-        # Not those of before: one that was made for a file cannot be reconfigured for a pipe.
+        # New streams: those of before may be buffered in blocks, as for a file.
         sys.stdout, sys.stderr = (open(number, "w", buffering=1, encoding="utf-8") for number in (1, 2))  # noqa: SIM115
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -9,6 +9,7 @@ Several fields that vary make a grid: a setting for each combination of their va
 """
 
 import csv
+import dataclasses
 import io
 import itertools
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.cli import counted
 from jaxrl_atari.config import Config, flat, set_fields
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.option_forms import parse_word
+from jaxrl_atari.output import counted
 from jaxrl_atari.report.graphs import plot_comparison
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import (
@@ -66,22 +67,27 @@ class Setting(NamedTuple):
     suite: SuitePlan
 
 
-class Sweep(NamedTuple):
-    """Config, games and what varies. Without anything that varies, it is a suite."""
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """Config, games and what varies. Without anything that varies, it is a suite.
+
+    Raises:
+        ConfigError: a combination of values that the config does not accept.
+    """
 
     config: Config
     games: list[str]
     vary: dict[str, list[Any]]  # dotted name of a field -> its values
+    settings: list[Setting] = dataclasses.field(init=False, compare=False)
+    """All combinations of values, in order; the last field varies fastest."""
 
-    @property
-    def settings(self) -> list[Setting]:
-        """All combinations of values, in order; the last field varies fastest."""
+    def __post_init__(self):
         settings = []
         for values in itertools.product(*self.vary.values()):
             fields: dict[str, Any] = dict(zip(self.vary, values, strict=True))
             label = ",".join(f"{name}={value_text(value)}" for name, value in fields.items())
             settings.append(Setting(label, fields, SuitePlan(set_fields(self.config, fields), self.games)))
-        return settings
+        object.__setattr__(self, "settings", settings)
 
 
 def value_text(value: Any) -> str:
@@ -135,7 +141,7 @@ def parse_vary(texts: Sequence[str], config: Config) -> dict[str, list[Any]]:
             fits = Path(value_text(value)).name == value_text(value)
             require(fits, "--vary", value, "a value that can be a part of the name of a directory")
         vary[name] = values
-    _ = Sweep(config, [], vary).settings  # combinations
+    Sweep(config, [], vary)  # checks the combinations
     return vary
 
 
@@ -167,7 +173,6 @@ def read_sweep_file(sweep_dir: Path) -> Sweep:
     try:
         sweep = Sweep(config, read_games(sweep_dir, SWEEP_FILE), vary)
         game_configs(config, sweep.games)
-        _ = sweep.settings
     except (KeyError, TypeError, AttributeError) as error:
         problem = f"cannot be used ({reason(error)})"
         raise UserError(f"{sweep_dir / SWEEP_FILE}: {problem}; restore it from a copy") from error
@@ -192,23 +197,30 @@ class SweepResults(NamedTuple):
 
     path: Path
     vary: dict[str, list[Any]]
-    suites: dict[str, SuiteResults]  # label of a setting -> the results of its suite
+    suites: Mapping[str, SuiteResults]  # label of a setting -> the results of its suite
     rows: list[dict[str, Any]]  # of the table: game, the fields that vary, `TABLE_COLUMNS`
     text: str  # the content of results.md
 
 
-def sweep_results(sweep_dir: Path, sweep: Sweep, failures: Mapping[str, Mapping[str, str]]) -> SweepResults:
-    """Reads the results of a sweep; writes nothing.
+def read_suites(
+    sweep_dir: Path, sweep: Sweep, failures: Mapping[str, Mapping[str, str]]
+) -> dict[str, SuiteResults]:
+    """Reads the results of each setting's suite, by its label.
 
     Args:
         failures: label of a setting -> game -> why it failed.
     """
-    suites = {}
+    return {
+        setting.label: suite_results(sweep_dir / setting.label, failures.get(setting.label, {}))
+        for setting in sweep.settings
+    }
+
+
+def sweep_results(sweep_dir: Path, sweep: Sweep, suites: Mapping[str, SuiteResults]) -> SweepResults:
+    """The results of a sweep, from those of its suites; reads and writes nothing."""
     rows = []
     for setting in sweep.settings:
-        found = suite_results(sweep_dir / setting.label, failures.get(setting.label, {}))
-        suites[setting.label] = found
-        for row in found.values["games"]:
+        for row in suites[setting.label].values["games"]:
             figures = {name: row[name] for name in TABLE_COLUMNS}
             rows.append({"game": row["game"], **setting.fields, **figures})
     rows.sort(key=lambda row: sweep.games.index(row["game"]))  # the settings of a game below each other

@@ -7,12 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.cli import resume_command, say
+from jaxrl_atari.cli import resume_command
 from jaxrl_atari.cli.options import say_changes
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import describe_environment
 from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
 from jaxrl_atari.hardware import distributed
+from jaxrl_atari.output import say
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import read_run, summary_table, trial_summary
 from jaxrl_atari.runs.files import only_writer, write_json
@@ -46,12 +47,8 @@ class TrainingResult(NamedTuple):
     of `devices.distributed`."""
 
 
-class FailedSession(NamedTuple):
-    """A session that has failed; see `launch.Failure`."""
-
-    session: int
-    reason: str
-    correctable: bool
+Failures = dict[int, Failure]
+"""Number of a session that has failed -> why."""
 
 
 def run_training(
@@ -106,10 +103,8 @@ def run_training(
     if leads and before is None:
         run_dir = make_run_dir(config, run_dir)
     run_dir = Path(distributed.agree(str(run_dir)))  # followers learn it from the leader
-    if not leads:  # a follower trains with the leader, and writes nothing
-        for item in unfinished(config, run_dir):
-            train_item(item, stop=stop)
-        distributed.wait_for_all()
+    if not leads:
+        _follow(config, run_dir, stop)
         return TrainingResult(run_dir, {})
 
     say(f"{'resuming' if before else 'run directory:'} {run_dir}")
@@ -117,17 +112,14 @@ def run_training(
         say(note)
     with only_writer(run_dir), removed_if_unused(run_dir, before is None, was_there):
         failures = _train(config, before, run_dir, writers, stop)
-    if failures and not session_dirs(run_dir):  # all were refused
-        raise UserError(failures[0].reason)
-    if failures and config.sessions == 1 and failures[0].correctable:
-        raise UserError(failures[0].reason)  # as if it had run in this process
+    for failure in failures.values():
+        alone = (
+            config.sessions == 1 and failure.correctable
+        )  # its error is raised as if it had run in this process
+        if alone or not session_dirs(run_dir):  # all were refused
+            raise UserError(failure.reason)
     summary = _summarise(config, run_dir, bool(failures))
-    if failures:
-        reasons = "; ".join(f"session {each.session}: {each.reason}" for each in failures)
-        raise SessionsFailed(
-            f"{len(failures)} of {config.sessions} sessions failed ({reasons});"
-            f" {resume_command('train', run_dir)} runs what is missing"
-        )
+    _raise_failures(config, run_dir, failures)
     distributed.wait_for_all()
     return TrainingResult(run_dir, summary)
 
@@ -144,9 +136,27 @@ def _check(config: Config, writers: Sequence[Writer], stop: Stop | None) -> None
     require(mode == "sync", "env.vectorization_mode", mode, expected, hint)
 
 
+def _follow(config: Config, run_dir: Path, stop: Stop | None) -> None:
+    """Trains in a follower of `devices.distributed`: with the leader, and without writing."""
+    for item in unfinished(config, run_dir):
+        train_item(item, stop=stop)
+    distributed.wait_for_all()
+
+
+def _raise_failures(config: Config, run_dir: Path, failures: Failures) -> None:
+    """Raises `SessionsFailed` if a session has failed."""
+    if not failures:
+        return
+    reasons = "; ".join(f"session {session}: {failure.reason}" for session, failure in failures.items())
+    raise SessionsFailed(
+        f"{len(failures)} of {config.sessions} sessions failed ({reasons});"
+        f" {resume_command('train', run_dir)} runs what is missing"
+    )
+
+
 def _train(
     config: Config, before: Config | None, run_dir: Path, writers: Sequence[Writer], stop: Stop | None
-) -> list[FailedSession]:
+) -> Failures:
     """Trains the unfinished sessions of a trial, and returns those that have failed.
 
     Args:
@@ -156,12 +166,12 @@ def _train(
     Raises:
         KeyboardInterrupt: after a stop request; trial.json is written.
     """
-    failures: list[FailedSession] = []
+    failures: Failures = {}
 
     def on_end(item: Item, failure: Failure | None) -> None:
         if failure is not None:
             item.say(f"failed: {failure.reason}")
-            failures.append(FailedSession(item.session, failure.reason, failure.correctable))
+            failures[item.session] = failure
 
     try:
         items = _begin(config, before, run_dir)
