@@ -40,7 +40,12 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
         ConfigError: the machine does not have the devices, or sessions that share a GPU would take more memory
             than it has.
     """
-    blocks = list(dict.fromkeys(session_gpus(config.devices, number) for number in range(sessions)))
+    blocks: list[tuple[tuple[int, ...], str]] = []
+    for number in range(sessions):
+        block = session_gpus(config.devices, number)
+        if block in blocks:  # they come again in the same order
+            break
+        blocks.append(block)
     parallel = min(config.trial.parallel or len(blocks), waiting or sessions)
     sharing = math.ceil(parallel / len(blocks))
     slots = [_slot(config.devices, indices, why, sharing) for indices, why in blocks]
@@ -60,11 +65,12 @@ def _slot(devices: DevicesConfig, indices: Sequence[int], why: str, sharing: int
     """
     if not indices:
         return Slot(f"on CPU ({why})", {})
-    gpus = [visible().gpus[index] for index in indices]
+    found = visible().gpus
+    gpus = [found[index] for index in indices]
     where = f"GPU {','.join(map(str, indices))}"
     environment = {}
     counts_all = type(devices.gpu) is int  # an index counts all visible GPUs
-    if not counts_all and len(gpus) < len(visible().gpus):
+    if not counts_all and len(gpus) < len(found):
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.name for gpu in gpus)
     fraction = None
     if sharing > 1:
