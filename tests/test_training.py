@@ -190,7 +190,7 @@ def test_acting_on_another_device_than_learning(one_device, open_run, monkeypatc
     elsewhere = jax.devices("cpu")[3]
     monkeypatch.setattr(session, "place", lambda config: place(config)._replace(actors=(elsewhere,)))
     run = open_run(SMALL, 3)
-    assert run.games.groups[0][0]._state.frames.devices() == {elsewhere}
+    assert run.games.groups[0][0]._past.frames.devices() == {elsewhere}
     assert run.learner.state.params["dense"]["kernel"].devices() == {run.placement.home}
     assert_close(one_device[0], jax.device_get(run.learner.state.params))
 
