@@ -258,7 +258,8 @@ class EnvGroup:
             carry: what `carry` returned when the checkpoint was written.
         """
         newest, frames, age, episodes = replay(self.pool, games)
-        self._go_on(newest, episodes, Past(self._network.layout.arrange(jnp.asarray(frames)), age, carry))
+        past = Past(self._network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
+        self._go_on(newest, episodes, past)
 
     def begin(self, key: jax.Array) -> None:
         """Starts a rollout whose actions derive from `key`."""
