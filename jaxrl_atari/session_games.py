@@ -1,4 +1,4 @@
-"""The games of a session: new ones, or those of a checkpoint, and what a checkpoint keeps of them."""
+"""The games of a session: started anew or continued from a checkpoint, and saved in the next one."""
 
 import itertools
 import logging
@@ -48,7 +48,7 @@ class SessionGames:
         return np.concatenate([group.in_progress() for group in self._all()])
 
     def resume(self, games: GamesInProgress, carry: dict[str, np.ndarray]) -> None:
-        """Plays the games of a checkpoint again, and goes on with them.
+        """Plays the games of a checkpoint again up to where they were, so that they continue there.
 
         Args:
             games: games of all environments.
@@ -96,7 +96,7 @@ def start_games(
     restored: Restored | None,
     say: Callable[[str], object],
 ) -> SessionGames:
-    """The games of a checkpoint where they can go on, else new ones.
+    """Continues the games of a checkpoint where that is possible; starts new games otherwise.
 
     Args:
         seed: seed of the session, from which that of new games derives.
@@ -119,7 +119,7 @@ def continue_games(
     restored: Restored,
     say: Callable[[str], object],
 ) -> SessionGames | None:
-    """The games of a checkpoint. None if they cannot go on, after a line that says why."""
+    """Continues the games of a checkpoint. Returns None, after a line that says why, if they cannot continue."""
     problem = games_problem(env, restored.meta)
     if not problem:
         game_seed = restored.meta["game_seed"]

@@ -1,10 +1,10 @@
-"""Recomputes the scores of a run from its seeds and actions alone.
+"""Recomputes the scores of a run from only its seeds and actions.
 
     python -m jaxrl_atari.verify RUN_DIR [--sessions all|0|1...] [--from E --to E] [--sample N]
 
-needs no network, no GPU and none of JAX's random numbers. It plays the games of the log of actions again, compares
-every return and length, and recomputes every row of metrics.csv from them. docs/verify.md says what this shows and
-what it cannot show.
+It needs no network, no GPU and none of JAX's random numbers. It plays the games of the log of actions again,
+compares every return and length, and recomputes every row of metrics.csv from them. docs/verify.md says what this
+shows and what it cannot show.
 """
 
 import contextlib

@@ -8,7 +8,7 @@ SESSION_DIR/checkpoints/<env_steps>/games, acting, evaluation    further items, 
 SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
 SESSION_DIR/checkpoints/replaced_<env_steps> one in whose place a session has written other arrays
 
-A checkpoint to pass on (`save_parameters`) holds the parameters alone: it can be played, and not resumed.
+A published checkpoint (`save_parameters`) holds only the parameters: it can be played, but not resumed.
 
 Orbax writes a checkpoint under a temporary name and renames it when it is complete. So every checkpoint that is
 listed is complete, whenever the process is killed. Orbax does not notice flipped bits, most of which would
@@ -52,7 +52,7 @@ FORMAT_VERSION = 3
 PARAMETERS = "train_state/params/"
 """Beginning of the paths of a network's parameters among the arrays of a checkpoint."""
 PORTABLE_CHUNK_BYTES = 2**20
-"""Size of an array in a file of a checkpoint to pass on, before compression: repositories refuse large files."""
+"""Size of an array in a file of a published checkpoint, before compression: repositories refuse large files."""
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs internals there, and errors that it also raises
 
@@ -225,7 +225,7 @@ class Checkpoints:
     # --- Writing ---
 
     def save_parameters(self, params: Any, meta: dict[str, Any], rounded: bool = False) -> None:
-        """Writes a checkpoint to pass on, with the parameters alone: 6 MB of 20 for `nature`.
+        """Writes a published checkpoint, with only the parameters: 6 MB instead of 20 for `nature`.
 
         Args:
             params: parameters of a checkpoint.

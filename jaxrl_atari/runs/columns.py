@@ -1,7 +1,7 @@
 """The columns of metrics.csv: name, group of graphs, unit and definition. docs/metrics.md explains them at length.
 
-An algorithm may log more: what has no entry here is written all the same, after these columns, and drawn among
-"losses". An entry adds a unit, a definition and a place in the order.
+An algorithm may log other metrics. These are written after the columns listed here, and drawn among "losses". An
+entry here adds a unit, a definition and a place in the order.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Digests of all checkpoints that a session has written, by which `retrain.py` checks a part of its training.
+"""Digests of all checkpoints that a session has written. `retrain.py` checks a part of the training with them.
 
 SESSION_DIR/digests.jsonl   a line for each checkpoint: `Written` as JSON. It stays when the checkpoint is removed.
 """
@@ -25,7 +25,7 @@ class Written(NamedTuple):
 
 
 def read_digests(session_dir: Path) -> list[Written]:
-    """The checkpoints that a session has written, in ascending order; none if it is of an earlier version.
+    """The checkpoints that a session has written, in ascending order; none if there is no digests.jsonl.
 
     Raises:
         UserError: the file is damaged.

@@ -43,7 +43,7 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def not_saved(path: Path, values: dict[str, Any]) -> str:
-    """Writes a JSON file of figures that the user has been shown already, so that a failure loses nothing.
+    """Writes a JSON file of figures that have been printed already. A failure is returned, not raised.
 
     Returns:
         Why it could not be written, such as `PATH: Read-only file system`; empty if it was.

@@ -14,7 +14,7 @@ POINT_ENV_STEPS = 10_000
 
 
 def due(interval: int, before: int, now: int) -> bool:
-    """Whether a multiple of `interval` env steps lies after `before`, up to `now`. Never with an interval of 0."""
+    """Whether a multiple of `interval` lies in (before, now], all in env steps. False with an interval of 0."""
     return interval > 0 and now // interval > before // interval
 
 
@@ -108,7 +108,13 @@ class Progress:
             self.statistics.load(meta["statistics"], self.env_steps)
 
     def count(self, env_steps: int, games: Iterable[FinishedGame], steps: int) -> None:
-        """Adds a rollout of so many steps of each environment, with the games that ended in it, and its update."""
+        """Counts a rollout and its update.
+
+        Args:
+            env_steps: its env steps.
+            games: the games that ended in it.
+            steps: its steps of each environment.
+        """
         self.env_steps += env_steps
         self.updates += 1
         self.steps += steps

@@ -162,7 +162,7 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
 
 
 def keep_code(run_dir: Path) -> list[str]:
-    """Copies the user's own files that the run imports (`imports.py`) to `code/`, for those who load it later.
+    """Copies the user's own files that the run imports (`imports.py`) to `code/`, from where they can be loaded.
 
     A file that was edited since an earlier start is kept beside the earlier copy, as NAME_2.py: the newest copy
     has the highest number.
@@ -225,7 +225,7 @@ def removed_if_unused(run_dir: Path, is_new: bool, was_there: bool = False) -> I
 
 
 def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
-    """Reads the config of a run directory, or that in another file, of a suite or a search.
+    """Reads the config of a run from config.json, or that of a suite, sweep or search from another file.
 
     Raises:
         UserError: it is not such a directory, or its file cannot be used.

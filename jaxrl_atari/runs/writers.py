@@ -127,14 +127,14 @@ def make_writers(
 
 
 def set_aside_logs(session_dir: Path, say: Callable[[str], object]) -> None:
-    """Renames what a session without a checkpoint has logged, because it starts anew."""
+    """Renames the logs of a session that has no checkpoint, because it starts again at 0."""
     files = [session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, "wandb_id", "actions")]
     if kept := [path.rename(unused(path)).name for path in files if path.exists()]:
         say(f"there is no checkpoint: the session starts at 0; what was logged before is in {', '.join(kept)}")
 
 
 def finite(row: Row) -> dict[str, int | float]:
-    """The values of a log point that are known: those of `COLUMNS` in their order, then all others."""
+    """The known values of a log point: those of `COLUMNS` in their order, then all others."""
     names = dict.fromkeys([*COLUMNS, *row])
     return {name: row[name] for name in names if row.get(name) is not None and math.isfinite(row[name])}
 

@@ -19,7 +19,7 @@ POLL_SECONDS = 0.1
 """How often launchers look for stop requests, output, and sessions that have ended."""
 
 STOPPING = "stopping: each session that has trained writes a last checkpoint (Ctrl-C again: stop at once)"
-"""Answer of a launcher to the first stop request."""
+"""The line with which a launcher answers the first stop request."""
 
 
 class Failure(NamedTuple):

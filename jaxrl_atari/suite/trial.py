@@ -38,7 +38,7 @@ from jaxrl_atari.suite.slots import choose_launcher, plan_slots
 
 
 class TrainingResult(NamedTuple):
-    """What `run_training` leaves."""
+    """The result of `run_training`."""
 
     run_dir: Path
     """The run directory."""
@@ -186,7 +186,7 @@ def _train(
 
 
 def _begin(config: Config, before: Config | None, run_dir: Path) -> list[Item]:
-    """Writes config.json, and says what has changed and which sessions are finished.
+    """Writes config.json, and prints which options have changed and which sessions are finished.
 
     Args:
         before: config of the run that is resumed; None for a new run.
@@ -229,7 +229,7 @@ def _summarise(config: Config, run_dir: Path, failed: bool) -> dict[str, Any]:
 
 
 def _save_summary(run_dir: Path, summary: dict[str, Any]) -> None:
-    """Writes trial.json, or says why it could not be written: the metrics, from which it is made, are there."""
+    """Writes trial.json, or prints why it could not be written. A resume makes it again from the metrics."""
     try:
         write_json(run_dir / "trial.json", summary)
     except OSError as error:
