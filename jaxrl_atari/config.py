@@ -194,9 +194,9 @@ class PPOConfig:
     minibatch_size: Annotated[int, Limits(1, 2**31 - 1)] = 256
     """Samples per gradient step, over all devices."""
     learning_rate: Annotated[float, Limits(0.0, 1.0), TRACED] = 2.5e-4
-    """Adam's initial step size; falls linearly to zero at total_env_steps, changing once per update."""
+    """Adam's step size; with anneal_learning_rate, that of the first update."""
     anneal_learning_rate: bool = True
-    """False keeps the learning rate constant."""
+    """The learning rate falls linearly to zero at total_env_steps, changing once per update."""
     adam_epsilon: Annotated[float, Limits(1e-12, 1.0)] = 1e-5
     """Adam's epsilon."""
     weight_decay: Annotated[float, Limits(0.0, 10.0)] = 0.01

@@ -8,9 +8,9 @@ A repository has the layout of a run directory: config, metrics, evaluations, gr
 checkpoint of the best session. With `--checkpoint latest`, it has the whole latest checkpoint of every session
 instead. It also has a model card (README.md) and the newest video of these sessions (replay.mp4).
 
-`pull` makes a run directory of it, for `evaluate`, `verify`, `plots` and, with the latest checkpoints,
-`train --resume`. `pack` writes the files of a push to a folder, without the Hub. HF_TOKEN and HF_ENDPOINT are
-respected.
+`pull` downloads a repository into a run directory, for `evaluate`, `verify`, `plots` and, with the latest
+checkpoints, `train --resume`. `pack` writes the files of a push to a folder, without the Hub. The commands use
+HF_TOKEN and HF_ENDPOINT. A run with a network of the user's own needs `--import FILE`, as in every command.
 """
 
 import contextlib
@@ -30,9 +30,11 @@ from jaxrl_atari.cli.options import parse_command
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware.gpus import forbid_gpu
-from jaxrl_atari.output import counted
+from jaxrl_atari.imports import Names, import_named
+from jaxrl_atari.output import counted, say
 from jaxrl_atari.report import summary
 from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.digests import DIGESTS_FILE
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.run_dir import checkpoint_steps
 
@@ -46,9 +48,13 @@ FILES = (
     "verified.json",
     "graphs/*",
     "actions/*",
+    "code/*",
     "replay.mp4",
 )
 """Files of a run and of its sessions that are pushed beside the checkpoints."""
+
+LATEST_FILES = (DIGESTS_FILE,)
+"""Files of the sessions that are pushed beside the latest checkpoints, for `verify --retrain`."""
 
 CHECKPOINT_FILES = "session_*/checkpoints/*/*"
 """A repository without such a file holds no run."""
@@ -70,7 +76,7 @@ VARIABLES = (
 """Environment variables that affect the connection to the Hub. Those of proxies may be in lower case."""
 
 CARD = str(Path(summary.__file__).parent / "templates" / "card.md")
-"""Jinja template of the model card. Its `text` is `report.summary`."""
+"""Jinja template of the model card."""
 
 
 def _require_library() -> None:
@@ -98,14 +104,11 @@ def _client(repo_id: str) -> Iterator[Any]:
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def left_out(checkpoint: Checkpoint) -> str:
-    """One line on the parts of a checkpoint that a push leaves out; empty if it is complete."""
-    if checkpoint == "latest":
-        return ""
-    return (
-        "left out: the optimiser state, the random key and the games in progress, "
-        "so a copy can be played and verified but not resumed; --checkpoint latest pushes everything"
-    )
+LEFT_OUT = (
+    "left out: the optimiser state, the random key and the games in progress, "
+    "so a copy can be played and verified but not resumed"
+)
+"""What a push leaves out of a checkpoint, unless it pushes the latest ones."""
 
 
 def parameter_files(policy: Policy, rounded: bool = False) -> dict[str, bytes]:
@@ -142,7 +145,8 @@ def repository_files(
         folders = list(filter(checkpoint_steps, run.tables)) or folders
     policies = [load_policy(folder, checkpoint) for folder in folders]  # checks their parameters
     checkpoints = {policy.session_dir: policy.env_steps for policy in policies}
-    paths = [path for folder in (run_dir, *run.tables) for pattern in FILES for path in folder.glob(pattern)]
+    patterns = FILES + LATEST_FILES if checkpoint == "latest" else FILES
+    paths = [path for folder in (run_dir, *run.tables) for pattern in patterns for path in folder.glob(pattern)]
     files: dict[str, Path | bytes] = {}
     for policy in policies:
         session_dir = policy.session_dir
@@ -176,19 +180,23 @@ def model_card(run: summary.Run, repo_id: str, checkpoint: Checkpoint, checkpoin
     protocol = trial["protocol"]
     score = " +/- ".join(f"{trial[name]:.2f}" for name in ("score", "score_std") if trial[name] is not None)
     named = {"v5": f"ALE/{game}-v5", "classic": f"{game}NoFrameskip-v4"}
+    is_atari = run.config.env.atari_game is not None
     environment = named.get(protocol, f"{game} ({protocol})")
     task = "reinforcement-learning"
+    tags = [task, "deep-reinforcement-learning", run.config.algorithm, "jax", environment]
+    if is_atari:
+        tags.insert(3, "atari")
     result = EvalResult(task, environment, environment, "mean_reward", score, metric_name="return_ma")
     metadata = ModelCardData(
         library_name="jaxrl_atari",
         pipeline_tag=task,
-        tags=[task, "deep-reinforcement-learning", "ppo", "atari", "jax", environment],
+        tags=tags,
         model_name=Path(repo_id).name,
         eval_results=[result] if score else None,
     )
     card = ModelCard.from_template(
         metadata, template_path=CARD, run=run, summary=trial, score=score, text=summary, counted=counted,
-        repo_id=repo_id, checkpoint=checkpoint, checkpoints=checkpoints,
+        is_atari=is_atari, repo_id=repo_id, checkpoint=checkpoint, checkpoints=checkpoints,
     )  # fmt: skip
     return str(card)
 
@@ -198,6 +206,7 @@ def push(
     repo_id: Positional[str],
     private: bool = False,
     checkpoint: Checkpoint = "best",
+    imports: Names = (),
 ) -> None:
     """Pushes a run to a model repository, which is created if it does not exist.
 
@@ -208,7 +217,9 @@ def push(
         repo_id: model repository, USER/REPO
         private: create a private repository, and refuse an existing public one
         checkpoint: best, or an env step, of the best session; latest, of every session
+        imports: module, or path of a Python file, that registers the run's network
     """
+    import_named(imports)
     _require_library()
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -232,10 +243,9 @@ def push(
             [*added, *map(CommitOperationDelete, others - files.keys())],
             commit_message=f"{run_dir.resolve().name}, checkpoint {checkpoint}",
         )
-    note = left_out(checkpoint)
-    if note:
-        cli.say(note)
-    cli.say(f"pushed: {url}")
+    if checkpoint != "latest":
+        say(f"{LEFT_OUT}; --checkpoint latest pushes everything")
+    say(f"pushed: {url}")
 
 
 def pack(
@@ -243,6 +253,7 @@ def pack(
     directory: Positional[Path],
     checkpoint: Literal["best"] | int = "best",
     rounded: bool = False,
+    imports: Names = (),
 ) -> None:
     """Writes the files of a push, without a model card, to a new folder, to share a run without the Hub.
 
@@ -250,9 +261,11 @@ def pack(
         run_dir: directory of a run, such as data/NAME_TIMESTAMP
         directory: new or empty directory
         checkpoint: best, or an env step, of the best session
-        rounded: halve the size of the parameters, for a run that computed in bfloat16: the largest kernel is
-            rounded to bfloat16, with which any other arithmetic then computes, too
+        rounded: halve the size of the parameters, for a run that computed in bfloat16: round the largest kernel
+            to bfloat16; a machine that computes in float32 then uses the rounded kernel
+        imports: module, or path of a Python file, that registers the run's network
     """
+    import_named(imports)
     if directory.is_file() or any(directory.glob("*")):
         raise UserError(f"{directory}: exists already; choose another directory, or remove it")
     files = repository_files(run_dir, "", checkpoint, rounded, card=False)
@@ -261,7 +274,7 @@ def pack(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content if isinstance(content, bytes) else content.read_bytes())
     size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-    cli.say(f"{left_out(checkpoint).partition(';')[0]}\npacked: {directory} ({size / 1e6:.1f} MB)")
+    say(f"{LEFT_OUT}\npacked: {directory} ({size / 1e6:.1f} MB)")
 
 
 def pull(repo_id: Positional[str], directory: Positional[Path | None] = None) -> None:
@@ -281,9 +294,9 @@ def pull(repo_id: Positional[str], directory: Positional[Path | None] = None) ->
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".pull_", dir=directory.parent) as folder:
             path = Path(api.snapshot_download(repo_id, local_dir=Path(folder, "run")))
-            shutil.rmtree(path / ".cache")  # notes of huggingface_hub
+            shutil.rmtree(path / ".cache", ignore_errors=True)  # notes of huggingface_hub
             path.rename(directory)
-    cli.say(f"pulled: {directory}\nnext: python -m jaxrl_atari.evaluate {directory}")
+    say(f"pulled: {directory}\nnext: python -m jaxrl_atari.evaluate {directory}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -104,6 +104,14 @@ def test_a_damaged_file_is_named_and_stays(run_dir, name, damage):
     assert files(run_dir) == before
 
 
+@pytest.mark.parametrize("values", [{"returns": "x"}, {"truncated": [None]}, {"session_means": {}}])
+def test_returns_that_are_no_numbers_are_named(run_dir, values):
+    path = run_dir / FILES[1]
+    path.write_bytes(replaced(**values)(path.read_bytes()))
+    with pytest.raises(UserError, match=rf"{FILES[1]}: {next(iter(values))} is not a list of numbers"):
+        write_report(run_dir)
+
+
 @pytest.mark.parametrize(
     "damage", [*DAMAGED.values(), replaced(games="Pong"), replaced(games=[1])], ids=[*DAMAGED, "a text", "numbers"]
 )

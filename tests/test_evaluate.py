@@ -10,6 +10,7 @@ import resource
 import shutil
 import subprocess
 from collections import Counter
+from concurrent.futures import CancelledError
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -27,7 +28,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from jaxrl_atari import load_policy, make_env, record_video, run_evaluation, run_training
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
-from jaxrl_atari.envs import env_seeds, make_pool
+from jaxrl_atari.envs import EnvPool, env_seeds, make_pool
 from jaxrl_atari.envs.ale import AlePool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import UserError
@@ -141,7 +142,7 @@ def test_a_checkpoint_is_loaded_whatever_the_default_kind_of_keys(run_dir):
 
 
 def test_a_game_that_waits_for_fire(policy, monkeypatch):
-    monkeypatch.setattr(play, "SECONDS_BETWEEN_NEWS", 0)
+    monkeypatch.setattr(play, "SECONDS_BETWEEN_LINES", 0)
     lines = []
     waiting = always(policy, 0, game="Breakout", max_frames=800)
     result = run_evaluation(waiting, episodes=2, num_envs=2, greedy=True, say=lines.append)
@@ -353,6 +354,17 @@ def test_gymnasiums_checker_passes(options, render_mode):
     env.close()
 
 
+def test_a_seed_out_of_range_leaves_the_environment_usable():
+    env = make_env(Config(env=EnvConfig(game="Breakout")))
+    env.reset(seed=1)
+    with pytest.raises(UserError, match="seed = 1099511627776: expected a whole number from 0 to 4294967295"):
+        env.reset(seed=2**40)
+    env.step(0)
+    env.reset(seed=2)
+    env.close()
+    env.close()
+
+
 def test_stacks_and_seeds_of_the_environment():
     """Stacks hold the last four frames of the pool; the first frame of a game fills them."""
     config = Config(env=EnvConfig(game="Breakout", max_frames=80))
@@ -420,11 +432,31 @@ def test_an_interrupted_recording_leaves_no_video(policy, tmp_path, monkeypatch)
         if len(lines) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(play, "SECONDS_BETWEEN_VIDEO_NEWS", 0)
+    monkeypatch.setattr(play, "SECONDS_BETWEEN_VIDEO_LINES", 0)
     with pytest.raises(KeyboardInterrupt):
         record_video(policy, tmp_path / "video.mp4", say=say)
     assert re.fullmatch(r"recording: 2 env steps, return [\d.]+", lines[2])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.long
+def test_pools_are_closed(policy, tmp_path, monkeypatch):
+    """Some have processes, which would stay until the garbage collector came."""
+    open_pools = []
+    make, close = play.make_evaluation_pool, EnvPool.close
+    monkeypatch.setattr(play, "make_evaluation_pool", lambda *args, **named: opened(make(*args, **named)))
+    monkeypatch.setattr(EnvPool, "close", lambda pool: (open_pools.remove(pool), close(pool)))
+
+    def opened(pool):
+        open_pools.append(pool)
+        return pool
+
+    quick = always(policy, 1, game="Breakout", max_frames=40)
+    run_evaluation(quick, 2, num_envs=2)
+    record_video(quick, tmp_path / "video.mp4")
+    with pytest.raises(CancelledError):
+        run_evaluation(quick, 2, num_envs=2, cancelled=lambda: True)
+    assert open_pools == []
 
 
 # --- The command -------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from jaxrl_atari.evaluate.play import play as evaluated
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.export import play
-from jaxrl_atari.export.__main__ import main, run_jax, run_onnx
+from jaxrl_atari.export.__main__ import main, run_jax, run_onnx, start_of_game
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.networks import Observation, apply_module, init_params, initial_carry, make_module
@@ -140,13 +140,27 @@ def test_the_readme_has_what_a_score_needs(tmp_path):
     main([str(run_dir), "--to", str(tmp_path / "out")])
     text = " ".join((tmp_path / "out" / "README.md").read_text().split())
     for words in (
-        "Pong", "session_0 of run after 200 env steps", "evaluated in float32: mean return 12.50 over 7 full "
-        "games",
-        "std 3.25", "sampled actions, seed 4", "Protocol: v5", "score is 1.50",
-        "sticky actions 0.25", "up to 30 no-ops", "at most 108,000", "NOOP, FIRE, RIGHT, LEFT, RIGHTFIRE, "
-        "LEFTFIRE",
+        "Pong: a policy trained with ppo", "session_0 of run after 200 env steps",
+        "evaluated in float32: mean return 12.50 over 7 full games", "std 3.25", "sampled actions, seed 4",
+        "Protocol: v5", "score is 1.50", "sticky actions 0.25", "at most 108,000",
+        "Start of a game: FIRE, then 0 to 28 no-ops.", "NOOP, FIRE, RIGHT, LEFT, RIGHTFIRE, LEFTFIRE",
     ):  # fmt: skip
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("actions", "fire_on_reset", "noop_max", "start"),
+    [
+        (["NOOP", "FIRE"], True, 30, "FIRE, then 0 to 28 no-ops"),
+        (["NOOP", "FIRE"], False, 30, "0 to 29 no-ops"),
+        (["NOOP", "UP"], True, 30, "0 to 29 no-ops"),  # as Freeway
+        (["NOOP", "FIRE"], True, 1, "FIRE"),
+        (["NOOP", "FIRE"], False, 0, "no no-ops and no FIRE"),
+    ],
+)
+def test_the_start_of_a_game_in_words(actions, fire_on_reset, noop_max, start):
+    """The numbers are those of docs/parity.md, which has ALE's lines."""
+    assert start_of_game({"actions": actions, "fire_on_reset": fire_on_reset, "noop_max": noop_max}) == start
 
 
 def test_what_cannot_be_exported_is_one_line_and_writes_nothing(tmp_path, monkeypatch):

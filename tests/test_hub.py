@@ -1,16 +1,19 @@
 """Push and pull with the real huggingface_hub and a stand-in for the Hub on loopback."""
 
+import dataclasses
 import shutil
 
 import jax
 import pytest
+from small_training import edit_meta
 
 from jaxrl_atari import hub
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig, config_from_dict
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.imports import IMPORTS
 from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.runs.run_dir import describe
+from jaxrl_atari.runs.run_dir import checkpoint_steps, describe
 from jaxrl_atari.session import run_session
 
 library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
@@ -115,6 +118,34 @@ def test_a_push_of_the_latest_checkpoints_can_be_resumed_everywhere(server, run_
         }
 
 
+IDEA = """
+from jaxrl_atari.networks import NatureActorCritic, register
+register("network_of_test_hub", NatureActorCritic)
+"""
+
+
+@pytest.mark.long
+def test_a_run_of_ones_own_is_shared_with_its_code(server, run_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv(IMPORTS, "[]")
+    own = dataclasses.replace(CONFIG, network=dataclasses.replace(CONFIG.network, name="network_of_test_hub"))
+    write_json(run_dir / "config.json", read_json(run_dir / "config.json") | {"config": own.to_dict()})
+    for session_dir in (run_dir / "session_0", run_dir / "session_1"):
+        for step in checkpoint_steps(session_dir):
+            edit_meta(session_dir, step, config=own.to_dict())
+    (run_dir / "code").mkdir()
+    code = run_dir / "code" / "idea_of_test_hub.py"
+    code.write_text(IDEA)
+    fails("name the file that registers it: --import FILE", push, run_dir, "user/idea")
+    push(run_dir, "user/idea", "--import", code)
+    files = server.repos["user/idea"]
+    assert files["code/idea_of_test_hub.py"].decode() == IDEA
+    assert "session_0/digests.jsonl" not in files
+    push(run_dir, "user/idea", "--checkpoint", "latest", "--import", code)
+    assert "session_0/digests.jsonl" in server.repos["user/idea"]
+    hub.main(["pack", str(run_dir), str(tmp_path / "packed"), "--import", str(code)])
+    assert (tmp_path / "packed" / "code" / code.name).read_text() == IDEA
+
+
 def test_a_damaged_checkpoint_is_not_pushed(run_dir):
     policy = load_policy(run_dir)
     arrays = policy.session_dir / "checkpoints" / str(policy.env_steps) / "arrays"
@@ -172,6 +203,20 @@ def test_the_card_of_another_protocol_compares_nothing(run_dir):
     assert metadata["model-index"][0]["results"][0]["dataset"]["type"] == f"Breakout ({protocol})"
     assert f"Protocol: **{protocol}** (sticky actions 0.25" in text
     assert "to compare with" not in text
+
+
+def test_the_card_names_the_algorithm_and_claims_no_atari_rules_elsewhere(run_dir):
+    described = read_json(run_dir / "config.json")
+    described["config"] |= {"algorithm": "vtrace"}
+    described["config"]["env"] |= {"game": "CartPole-v1", "backend": "gymnasium"}
+    write_json(run_dir / "config.json", described)
+    metadata, text = card(run_dir)
+    assert {"vtrace", "jax"} <= set(metadata["tags"])
+    assert {"ppo", "atari"}.isdisjoint(metadata["tags"])
+    assert "# CartPole-v1, trained with vtrace" in text
+    assert "Protocol: **gymnasium**. Budget: 1,024 env steps per session. " in text
+    for words in ("frame skip", "lives", "emulator frames", "PPO"):
+        assert words not in text, words
 
 
 def test_a_second_push_replaces_the_first(server, run_dir):

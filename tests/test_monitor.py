@@ -8,7 +8,7 @@ import jax
 import pytest
 from fake_cuda import _machine  # noqa: F401
 
-from jaxrl_atari.hardware.monitor import GPU_COLUMNS, monitor
+from jaxrl_atari.hardware.monitor import GPU_COLUMNS, mean_of_known, monitor
 from jaxrl_atari.runs.columns import COLUMNS
 
 
@@ -49,6 +49,29 @@ def test_a_reading_is_the_mean_of_the_samples_since_the_last_one(machine, monkey
         time.sleep(0.1)
         assert 50 < read_now()["gpu_busy_percent"] <= 65
         assert read_now()["gpu_busy_percent"] == 50
+
+
+def test_a_reading_that_fails_is_left_out_of_the_mean(machine, monkeypatch):
+    samples = [[20.0, math.nan], [math.nan, math.nan], [40.0, math.nan]]
+    means = [mean_of_known(values) for values in zip(*samples, strict=True)]
+    assert means[0] == 30
+    assert math.isnan(means[1])
+    busy = [20, None, 30]
+
+    def read_busy(handle):
+        value = busy.pop(0) if busy else 40
+        if value is None:
+            raise machine.NVMLError
+        return SimpleNamespace(gpu=value)
+
+    monkeypatch.setattr(machine, "nvmlDeviceGetUtilizationRates", read_busy)
+    with monitor([gpu(1)]) as read_now:
+        assert read_now()["gpu_busy_percent"] == 20
+        deadline = time.monotonic() + 60
+        while busy and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert 30 <= read_now()["gpu_busy_percent"] <= 40
 
 
 def test_a_driver_that_breaks_stops_nothing(machine, monkeypatch):

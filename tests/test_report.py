@@ -16,6 +16,7 @@ from sample_runs import FEW_COLUMNS, describe, learning_table, table, write_run
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig, flat
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.report import page
 from jaxrl_atari.report.__main__ import main
 from jaxrl_atari.report.page import try_report, write_report
 from jaxrl_atari.report.searches import distribution_text
@@ -293,6 +294,22 @@ def test_a_damaged_suite_is_one_line(tmp_path, file):
     (suite_dir / file).write_text("{")
     with pytest.raises(UserError, match=f"{file}: cannot be used"):
         write_report(suite_dir)
+
+
+@pytest.mark.parametrize("resumed", [5, ["x"], [{"date": 1}], [{"changed": 7}], [{"changed": {"seed": 2}}]])
+def test_other_content_of_a_config_is_no_error(tmp_path, resumed):
+    run_dir = describe(write_run(tmp_path / "run", [short(1.0)]), resumed=resumed)
+    assert "Software" in Page(write_report(run_dir)).text
+
+
+def test_an_error_of_the_package_is_not_blamed_on_the_files(tmp_path, monkeypatch, caplog):
+    run_dir = write_run(tmp_path / "run", [short(1.0)])
+    monkeypatch.setattr(page, "trial_summary", lambda run: {}["score"])
+    with pytest.raises(KeyError):
+        write_report(run_dir)
+    with caplog.at_level("INFO"):
+        try_report(run_dir)  # the command that ends with it goes on
+    assert "KeyError: 'score'" in caplog.text
 
 
 # The command.

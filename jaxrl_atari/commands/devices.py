@@ -44,12 +44,15 @@ class Options(FromConfig):
     """
 
 
-def print_report(config: Config, with_memory: bool) -> None:
-    """Prints the report. Exits with status 1 if the driver or a device fails.
+def print_report(config: Config, with_memory: bool) -> list[str]:
+    """Prints the report.
 
     Args:
         config: its `devices` are those whose memory is reported.
         with_memory: without a fault, also report the memory that training with the config needs.
+
+    Returns:
+        What fails: the driver or a device.
     """
     shown = visible()
     print_versions()
@@ -77,8 +80,7 @@ def print_report(config: Config, with_memory: bool) -> None:
         say(f"problem: {problem}")
     if not problems:
         say("no problem found")
-    if faults:
-        sys.exit(1)
+    return faults
 
 
 def print_versions() -> None:
@@ -217,7 +219,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     start = read_start(arguments)
     options = parse(Options, arguments, "devices", Options(full_config=load_config(start.config)))
     choose_devices(options.full_config.devices)
-    print_report(options.full_config, with_memory=options != Options())
+    chosen = start.config is not None or options.full_config != Config()
+    if print_report(options.full_config, with_memory=chosen):
+        sys.exit(1)
 
 
 def run() -> None:

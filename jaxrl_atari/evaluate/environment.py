@@ -8,8 +8,8 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.envs import EnvPool, make_pool
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAMES_PER_SECOND, STACK
+from jaxrl_atari.evaluate.pools import make_evaluation_pool
 
 
 def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np.ndarray, np.int64]:
@@ -43,22 +43,13 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
             raise ValueError(f"render_mode: expected None or 'rgb_array', got {render_mode!r}")
         self.render_mode = render_mode
         self._env = env
-        self._pool = self._make_pool(seed=0)
+        self._pool = make_evaluation_pool(env, 1, seed=0, screens=render_mode is not None)
         self._closed = False
         self._over = False
         self._frames = deque[np.ndarray](maxlen=STACK)
         self.metadata = {**self.metadata, "render_fps": self._pool.fps}
         self.action_space = spaces.Discrete(self._pool.num_actions)
         self.observation_space = spaces.Box(0, 255, (FRAME_SIZE, FRAME_SIZE, STACK), np.uint8)
-
-    def _make_pool(self, seed: int) -> EnvPool:
-        env = self._env
-        filmed = self.render_mode is not None
-        backend = "ale" if filmed and env.backend == "envpool" else env.backend  # envpool has no colour screens
-        return make_pool(
-            backend, env.game_name, 1, seed=seed,
-            num_threads=env.num_threads, rules=env.rules, gymnasium=env.gymnasium, screens=filmed,
-        )  # fmt: skip
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         """Starts a game.
@@ -69,14 +60,20 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
 
         Returns:
             The frame stack, uint8 [84, 84, 4], and a dictionary with the `lives`.
+
+        Raises:
+            ConfigError: the seed is out of range. The environment stays as it was.
         """
         super().reset(seed=seed)
         if seed is None and self._over:
             step = self._pool.step(np.zeros(1, np.int32))  # an auto-reset step, which ignores its action
         else:
+            if seed is None:
+                seed = int(self.np_random.integers(2**31))
+            pool = make_evaluation_pool(self._env, 1, seed, screens=self.render_mode is not None)
             self.close()
+            self._pool = pool
             self._closed = False
-            self._pool = self._make_pool(int(self.np_random.integers(2**31)) if seed is None else seed)
             step = self._pool.reset()
         self._over = False
         self._frames.extend([step.frame[0]] * STACK)

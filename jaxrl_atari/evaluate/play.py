@@ -16,17 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari.config import EvaluationConfig
-from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, make_pool
+from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
 from jaxrl_atari.envs.pool import FRAME_SKIP
 from jaxrl_atari.errors import UserError, check_fields
 from jaxrl_atari.evaluate.game_page import WatchedGame, write_game_page
 from jaxrl_atari.evaluate.policy import Policy
+from jaxrl_atari.evaluate.pools import make_evaluation_pool
 from jaxrl_atari.frames import PLAIN, STACK, gather_stacks, next_age
 from jaxrl_atari.keys import EVALUATION, new_key
 from jaxrl_atari.networks import Outputs
 
-SECONDS_BETWEEN_NEWS = 30
-SECONDS_BETWEEN_VIDEO_NEWS = 10
+SECONDS_BETWEEN_LINES = 30
+SECONDS_BETWEEN_VIDEO_LINES = 10
+"""Seconds between two lines on the progress of an evaluation or a recording."""
+
 VIDEO_HEIGHT = 630
 """Approximate height of videos in pixels. Screens are enlarged by a whole number: 3 for ALE's 160x210 pixels."""
 
@@ -34,7 +37,10 @@ WAIT_FOR_FIRE = {
     "BasicMath", "Bowling", "Breakout", "Casino", "Crossbow", "DonkeyKong", "DoubleDunk", "Gopher", "Hangman",
     "HumanCannonball", "Kaboom", "Pitfall", "SirLancelot", "Tennis", "TicTacToe3D", "VideoPinball", "YarsRevenge",
 }  # fmt: skip
-"""Games that need FIRE to start a game or a life: random play ends them within 4,500 env steps only with FIRE."""
+"""Games in which a game or a life starts only with FIRE.
+
+Without FIRE, random play does not end them within 4,500 env steps.
+"""
 
 
 class EvaluationResult(NamedTuple):
@@ -115,8 +121,8 @@ def run_evaluation(
 ) -> EvaluationResult:
     """Plays full games under the protocol of the policy's training, and scores them by their raw rewards.
 
-    The number of games of each environment is fixed beforehand. The first `episodes` games to end, from whichever
-    environment, would be a biased sample: short games are mostly bad ones.
+    Each environment plays a number of games that is fixed beforehand. Taking the first `episodes` games that end
+    would favour short games, which are mostly bad ones.
 
     Args:
         policy: chooses the actions.
@@ -137,49 +143,72 @@ def run_evaluation(
         note = "greedy play can stand still: %s may wait for FIRE, as after a lost life"
         logging.getLogger(__name__).warning(note, env.game_name)
     quota = np.bincount(np.arange(episodes) % num_envs)  # games of each environment
-    pool = make_pool(
-        env.backend, env.game_name, len(quota), seed=seed,
-        num_threads=env.num_threads, rules=env.rules, gymnasium=env.gymnasium,
-    )  # fmt: skip
     longest = f" of {env.rules.max_frames // FRAME_SKIP:,}" if env.rules.max_frames else ""
     counter = EpisodeCounter(len(quota))
     games = []
-    news_at = time.monotonic() + SECONDS_BETWEEN_NEWS
-    for number, (step, _) in enumerate(play(policy, pool, seed, greedy)):
-        if cancelled():
-            raise CancelledError
-        for game in counter.count(step, number):
-            if quota[game.env]:
-                quota[game.env] -= 1
-                games.append(game)
-                line = f"{len(games):>6} {game.episode_return:>12,.1f} {game.length:>10,}"
-                say(f"{line}  cut off at {env.time_limit}" if game.truncated else line)
-        if len(games) == episodes:
-            break
-        if time.monotonic() > news_at:
-            news_at += SECONDS_BETWEEN_NEWS
-            most = counter.in_progress[quota > 0, 1].max()
-            say(f"{np.sum(quota > 0)} games in progress, longest {most:,.0f}{longest} env steps")
+    next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
+    with contextlib.closing(make_evaluation_pool(env, len(quota), seed)) as pool:
+        for number, (step, _) in enumerate(play(policy, pool, seed, greedy)):
+            if cancelled():
+                raise CancelledError
+            for game in counter.count(step, number):
+                if quota[game.env]:
+                    quota[game.env] -= 1
+                    games.append(game)
+                    line = f"{len(games):>6} {game.episode_return:>12,.1f} {game.length:>10,}"
+                    say(f"{line}  cut off at {env.time_limit}" if game.truncated else line)
+            if len(games) == episodes:
+                break
+            if time.monotonic() > next_line_at:
+                next_line_at += SECONDS_BETWEEN_LINES
+                most = counter.in_progress[quota > 0, 1].max()
+                say(f"{np.sum(quota > 0)} games in progress, longest {most:,.0f}{longest} env steps")
     returns = np.array([game.episode_return for game in games])
     std = float(np.std(returns, ddof=1)) if len(returns) > 1 else 0.0
     cut_off = sum(game.truncated for game in games)
     return EvaluationResult(tuple(games), returns, float(np.mean(returns)), std, cut_off)
 
 
-def _ffmpeg_command(shape: tuple[int, ...], fps: int, path: Path) -> list[str | Path]:
-    """The command that reads RGB screens `[height, width, 3]` from stdin and writes an mp4 file.
+@contextlib.contextmanager
+def _video_writer(path: Path, shape: tuple[int, ...], fps: int) -> Iterator[Callable[[np.ndarray], object]]:
+    """Writes an mp4 file with ffmpeg. The file gets its name at the end of the block, when it is complete.
 
     Browsers need 4:2:0 colours (yuv420p), which need even sizes. `+faststart` lets a video start while it loads.
+
+    Args:
+        path: an absolute path; in a relative one, ffmpeg would take `a:b` for a protocol.
+        shape: height and width of the screens, and 3 colours.
+        fps: screens per second.
+
+    Yields:
+        A function that adds an RGB screen, uint8 [height, width, 3].
+
+    Raises:
+        UserError: the file cannot be written.
     """
     import imageio_ffmpeg
 
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     height, width, _ = shape
     scale = max(1, round(VIDEO_HEIGHT / height))
     filters = f"pad=ceil(iw/2)*2:ceil(ih/2)*2,scale={scale}*iw:{scale}*ih:flags=neighbor"
     source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps} -i -"
     target = f"-vf {filters} -an -c:v libx264 -pix_fmt yuv420p -movflags +faststart -f mp4"
-    options = f"-y -loglevel error {source} {target}".split()
-    return [imageio_ffmpeg.get_ffmpeg_exe(), *options, path]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), *f"-y -loglevel error {source} {target}".split(), partial]
+    try:
+        # `imageio_ffmpeg.write_frames` forks in a way that can deadlock a process that runs JAX.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
+            assert ffmpeg.stdin
+            stdin = ffmpeg.stdin
+            with contextlib.suppress(BrokenPipeError):  # ffmpeg has failed, and its stderr has the reason
+                yield lambda screen: stdin.write(screen.tobytes())
+            complaint = ffmpeg.communicate()[1].decode(errors="replace")
+        if ffmpeg.returncode:
+            complaint = complaint.replace(partial.name, path.name)
+            raise UserError(f"{path}: the video could not be written ({complaint[-200:]})")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def record_video(
@@ -208,43 +237,26 @@ def record_video(
     Raises:
         UserError: the seed is out of range, or the file cannot be written.
     """
-    path = Path(path).expanduser().absolute()  # to ffmpeg, a relative a:b is a protocol
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    env = policy.config.env
-    pool = make_pool(
-        "ale" if env.backend == "envpool" else env.backend, env.game_name, 1, seed=seed,
-        num_threads=env.num_threads, rules=env.rules, gymnasium=env.gymnasium, screens=True,
-    )  # fmt: skip
+    path = Path(path).expanduser().absolute()
     counter = EpisodeCounter(1)
-    games = []
-    record = WatchedGame(pool.action_names, pool.fps)
-    steps = play(policy, pool, seed, greedy, record.decided)
-    step, _ = next(steps)
-    command = _ffmpeg_command(pool.screen().shape, pool.fps, partial)
-    news_at = time.monotonic() + SECONDS_BETWEEN_VIDEO_NEWS
-    try:
-        # `imageio_ffmpeg.write_frames` forks in a way that can deadlock a process that runs JAX.
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
-            assert ffmpeg.stdin
-            with contextlib.suppress(BrokenPipeError):  # ffmpeg has failed, and its stderr has the reason
-                while True:
-                    ffmpeg.stdin.write(pool.screen().tobytes())
-                    record.rewards.append(float(step.reward[0]))
-                    games = counter.count(step)
-                    if games:
-                        break
-                    if time.monotonic() > news_at:
-                        news_at += SECONDS_BETWEEN_VIDEO_NEWS
-                        score, length = counter.in_progress[0]
-                        say(f"recording: {length:,.0f} env steps, return {score:,.1f}")
-                    step, _ = next(steps)
-            complaint = ffmpeg.communicate()[1].decode(errors="replace")
-        if ffmpeg.returncode:
-            complaint = complaint.replace(partial.name, path.name)
-            raise UserError(f"{path}: the video could not be written ({complaint[-200:]})")
-        partial.replace(path)
-        if page is not None:
-            write_game_page(Path(page), path, record, policy, seed, greedy)
-    finally:
-        partial.unlink(missing_ok=True)
+    games: list[FinishedGame] = []
+    next_line_at = time.monotonic() + SECONDS_BETWEEN_VIDEO_LINES
+    with contextlib.closing(make_evaluation_pool(policy.config.env, 1, seed, screens=True)) as pool:
+        record = WatchedGame(pool.action_names, pool.fps)
+        steps = play(policy, pool, seed, greedy, record.decided)
+        step, _ = next(steps)
+        with _video_writer(path, pool.screen().shape, pool.fps) as write:
+            while True:
+                write(pool.screen())
+                record.rewards.append(float(step.reward[0]))
+                games = counter.count(step)
+                if games:
+                    break
+                if time.monotonic() > next_line_at:
+                    next_line_at += SECONDS_BETWEEN_VIDEO_LINES
+                    score, length = counter.in_progress[0]
+                    say(f"recording: {length:,.0f} env steps, return {score:,.1f}")
+                step, _ = next(steps)
+    if page is not None:
+        write_game_page(Path(page), path, record, policy, seed, greedy)
     return games[0]

@@ -34,6 +34,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.export import play
 from jaxrl_atari.hardware.gpus import forbid_gpu
+from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.networks import Observation, apply_module, initial_carry, make_module
 from jaxrl_atari.report import summary
 from jaxrl_atari.runs.files import unused, write_file
@@ -48,7 +49,7 @@ README = Path(__file__).with_name("readme.md")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(WithImports):
     """Exports a policy to a folder that does not need this package."""
 
     run_dir: tyro.conf.Positional[Path]
@@ -184,6 +185,18 @@ def score_lines(policy: Policy, run: summary.Run) -> list[str]:
     ]
 
 
+def start_of_game(about: dict[str, Any]) -> str:
+    """How `play.py` starts a game, in the back end `ale` (see `envs/__init__.py`): `FIRE, then 0 to 28 no-ops`.
+
+    Args:
+        about: the result of `describe`.
+    """
+    presses_fire = about["fire_on_reset"] and "FIRE" in about["actions"]
+    most = max(0, about["noop_max"] - (2 if presses_fire else 1))
+    no_ops = f"0 to {most} no-ops" if most else ""
+    return ", then ".join(filter(None, ["FIRE" if presses_fire else "", no_ops])) or "no no-ops and no FIRE"
+
+
 def readme(policy: Policy, about: dict[str, Any], run: summary.Run, difference: float) -> str:
     """The README of an export, made from readme.md.
 
@@ -214,6 +227,7 @@ def readme(policy: Policy, about: dict[str, Any], run: summary.Run, difference: 
         )
     return string.Template(README.read_text(encoding="utf-8")).substitute(
         game=about["game"],
+        algorithm=policy.config.algorithm,
         network=about["network"],
         session=policy.session_dir.name,
         run=run.path.absolute().name,
@@ -222,8 +236,7 @@ def readme(policy: Policy, about: dict[str, Any], run: summary.Run, difference: 
         score="\n".join(score_lines(policy, run)),
         protocol=about["protocol"],
         sticky_actions=about["sticky_actions"],
-        noop_max=about["noop_max"],
-        fire="FIRE" if about["fire_on_reset"] else "no FIRE",
+        start=start_of_game(about),
         max_frames=f"{about['max_frames']:,}",
         memory=memory,
         num_actions=len(about["actions"]),
@@ -301,6 +314,7 @@ def export_policy(policy: Policy, run: summary.Run, directory: Path) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = parse(Options, arguments, "export")
+    import_named(options.imports)
     for package in ("onnx", "onnxruntime"):
         if find_spec(package) is None:
             raise UserError(f"{package} is not installed; pip install 'jaxrl_atari[export]'")

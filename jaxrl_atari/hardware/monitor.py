@@ -32,13 +32,19 @@ def read_gpus(names: Sequence[str]) -> list[float]:
     return values
 
 
+def mean_of_known(values: Sequence[float]) -> float:
+    """The mean of the values that are not NaN; NaN if there is none."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan
+
+
 @contextlib.contextmanager
 def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, float]]]:
     """Samples the GPUs once a second, in a thread, until the end of the `with` block.
 
     The block gets a function. Each call of it returns the means of `GPU_COLUMNS` since the last call,
     `cpu_percent`, the CPU use since then (100 is one core), and `rss_gib`, the memory now; runs/columns.py defines
-    the columns. A value that cannot be read is NaN, so that no failure stops training.
+    the columns. Readings that fail are left out of a mean, and without any it is NaN: no failure stops training.
 
     Args:
         devices: the JAX devices in use, whose back end has started.
@@ -60,9 +66,11 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
     def read() -> dict[str, float]:
         if not samples:
             sample()
-        values = np.mean(samples, axis=0).tolist()
+        gpus = {
+            name: mean_of_known(values)
+            for name, values in zip(GPU_COLUMNS, zip(*samples, strict=True), strict=True)
+        }
         samples.clear()
-        gpus = dict(zip(GPU_COLUMNS, values, strict=True))
         return gpus | {"cpu_percent": process.cpu_percent(), "rss_gib": process.memory_info().rss / GIB}
 
     thread = threading.Thread(target=run, name="monitor", daemon=True)

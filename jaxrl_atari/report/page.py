@@ -8,6 +8,7 @@ the game page, which this package ships.
 import base64
 import contextlib
 import hashlib
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 from jaxrl_atari import __version__
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import NoLogPoint, UserError, reason
+from jaxrl_atari.errors import NoLogPoint, reason
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report import summary
 from jaxrl_atari.report.graphs import (
@@ -35,6 +36,8 @@ from jaxrl_atari.report.suites import aggregate_rows, missing_intervals, read_su
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.files import read_json, read_result, write_file
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_run, is_search, is_suite, latest_meta, read_config
+
+_log = logging.getLogger(__name__)
 
 REPORT_FILE = "report.html"
 GAME_TEMPLATE = Path(__file__).parents[1] / "evaluate" / "game.html"
@@ -56,41 +59,38 @@ def write_report(directory: Path) -> Path:
     Raises:
         UserError: the directory is not of these kinds, has no log point yet, or has a damaged file.
     """
-    from jinja2 import Environment, PackageLoader, TemplateError
+    from jinja2 import Environment, PackageLoader
 
-    kind = "run"
-    describe = _describe_run
     if is_suite(directory):
         kind = "suite"
-        describe = _describe_suite
+        values = _prepare_suite(directory)
     elif is_search(directory):
         kind = "search"
-        describe = _describe_search
+        values = _prepare_search(directory)
+    else:
+        kind = "run"
+        values = _prepare_run(directory)
     environment = Environment(
         loader=PackageLoader("jaxrl_atari.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["base64"] = lambda file: base64.b64encode(file.read_bytes()).decode()
     environment.globals |= {"text": summary, "counted": counted, "version": __version__}
     page = environment.get_template(f"{kind}.html")
-    values = {"name": directory.absolute().name, "written": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
-    try:
-        content = page.render(values | describe(directory))
-    except UserError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, TemplateError) as error:  # a file is damaged
-        raise UserError(
-            f"{directory}: its files cannot be used ({reason(error)}); restore them from a copy"
-        ) from error
+    written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     path = directory / REPORT_FILE
-    write_file(path, content)
+    write_file(path, page.render(values | {"name": directory.absolute().name, "written": written}))
     return path
 
 
 def try_report(directory: Path) -> None:
-    """Writes a report at the end of a command. Prints its path or, if that fails, the reason."""
+    """Writes a report at the end of a command. Prints its path or, if that fails, the reason.
+
+    The command goes on after any error. The log has the traceback (level INFO).
+    """
     try:
         say(str(write_report(directory)))
     except Exception as error:
+        _log.info("no report of %s", directory, exc_info=True)
         say(f"no report: {reason(error)}; python -m jaxrl_atari.report {directory} tries again")
 
 
@@ -103,12 +103,23 @@ def _settings(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:
         "comparison_note": comparison_note(config.env.resolved_protocol),
         "options": [(name, value, usual.get(name)) for name, value in flat(config.to_dict()).items()],
         "software": flat(software),
-        "resumed": description.get("resumed", ()),
+        "changes": _changes(description.get("resumed")),
     }
 
 
-def _describe_run(run_dir: Path) -> dict[str, Any]:
-    """The values of run.html. Draws outdated graphs."""
+def _changes(resumed: Any) -> list[tuple[str, str]]:
+    """The changed options of each start in the `resumed` of a config.json; other content is left out."""
+    rows = []
+    for start in resumed if isinstance(resumed, list) else []:
+        changed = start.get("changed") if isinstance(start, dict) else None
+        for name, values in changed.items() if isinstance(changed, dict) else ():
+            if isinstance(values, list):
+                rows.append((f"resumed {start.get('date')}", f"{name}: {' -> '.join(map(str, values))}"))
+    return rows
+
+
+def _prepare_run(run_dir: Path) -> dict[str, Any]:
+    """Draws outdated graphs, and returns the values of run.html."""
     run = read_run(run_dir)
     graphs = [run_dir / "graphs" / "trial.svg", *(path / "graphs" / "session.svg" for path in run.tables)]
     source = digest_of_run(run)
@@ -159,8 +170,8 @@ def game_file(video: Path) -> Path:
     return video.with_name(video.stem.replace("video", "game") + ".html")
 
 
-def _describe_suite(suite_dir: Path) -> dict[str, Any]:
-    """The values of suite.html. Draws outdated graphs and writes the reports of the runs."""
+def _prepare_suite(suite_dir: Path) -> dict[str, Any]:
+    """Draws outdated graphs, writes the reports of the runs, and returns the values of suite.html."""
     suite = read_suite(suite_dir)
     links = _write_runs(suite_dir, suite.runs)
     directory = suite_dir / "graphs"
@@ -184,8 +195,8 @@ def _describe_suite(suite_dir: Path) -> dict[str, Any]:
     }
 
 
-def _describe_search(search_dir: Path) -> dict[str, Any]:
-    """The values of search.html. Draws outdated graphs and writes the reports of the trials."""
+def _prepare_search(search_dir: Path) -> dict[str, Any]:
+    """Draws outdated graphs, writes the reports of the trials, and returns the values of search.html."""
     config = read_config(search_dir, SEARCH_FILE)
     description = read_json(search_dir / SEARCH_FILE)
     trials = trial_rows(search_dir)
@@ -197,7 +208,7 @@ def _describe_search(search_dir: Path) -> dict[str, Any]:
         "trials": trials,
         "links": _write_runs(search_dir, [f"trial_{number}" for number, *_ in trials[1:]]),
         "graphs": sorted(directory.glob("*.svg")),
-        "search": search_facts(description["search"]),
+        "search": search_facts(description.get("search")),
     }
 
 

@@ -95,7 +95,7 @@ def trial_rows(search_dir: Path) -> list[list[str]]:
     return [header, *([text(name, cell) for name, cell in zip(header, row, strict=False)] for row in rows)]
 
 
-def search_facts(search: Mapping[str, Any]) -> dict[str, Any]:
+def search_facts(search: Any) -> dict[str, Any]:
     """The search space and the options in a search.json as text: name -> value.
 
     The value of a searched field is its range, such as `0.0001 to 0.0005, logarithmic`, or its choices.
@@ -231,7 +231,7 @@ def draw_graphs(study: "optuna.Study", directory: Path) -> list[Path]:
     - curves: return_ma against env steps, with a line for each trial
     - fields: score against each searched field
     - parallel: fields and score, with a line for each trial
-    - importances: the share of the score's variance that each field explains (Optuna's fANOVA)
+    - importances: how important each field is for a good score (PED-ANOVA, arXiv:2304.10255); the sum is 1
 
     The last two need two trials with a score. Before a game has ended, nothing is drawn.
     """
@@ -330,7 +330,7 @@ def _draw_importances(trials: Sequence[Trial]) -> "Figure | None":
     """Draws Optuna's importances of the fields; None if Optuna has none, as for trials of equal score."""
     import optuna
     from matplotlib.ticker import PercentFormatter
-    from optuna.importance import get_param_importances
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
     # Copies, because Optuna leaves out pruned trials. With ASHA, most trials are pruned.
     copies = [
@@ -340,7 +340,7 @@ def _draw_importances(trials: Sequence[Trial]) -> "Figure | None":
     complete = optuna.create_study(direction="maximize")
     complete.add_trials(copies)
     try:
-        importances = get_param_importances(complete)
+        importances = get_param_importances(complete, evaluator=PedAnovaImportanceEvaluator())
     except (ValueError, RuntimeError):  # no field differs
         return None
     names = list(importances)[::-1]
@@ -351,7 +351,7 @@ def _draw_importances(trials: Sequence[Trial]) -> "Figure | None":
     axes.bar_label(bars, [f"{share:.0%}" for share in shares], padding=3)
     axes.set_xlim(0, 1.08)  # with room for the last label
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_xlabel("share of the variance of the score that the field explains")
+    axes.set_xlabel("importance for a good score (PED-ANOVA; all fields: 100%)")
     return figure
 
 

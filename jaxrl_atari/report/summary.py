@@ -11,6 +11,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.dialects import dialect_text
 from jaxrl_atari.envs.games import Game, comparable
 from jaxrl_atari.envs.protocols import comparison_note
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import (
     SESSION_FIGURES,
@@ -198,11 +199,16 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
     `session_means`.
 
     Raises:
-        UserError: as `read_result`.
+        UserError: as `read_result`, or the returns of a result are no numbers.
     """
-    found = [
-        read_result(path, mean=float, episodes=int) | {"file": path} for path in directory.glob("evaluation*.json")
-    ]
+    found = []
+    for path in directory.glob("evaluation*.json"):
+        result = read_result(path, mean=float, episodes=int)
+        for name in ("session_means", "returns", "truncated"):
+            values = result.get(name, [])
+            if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
+                raise UserError(f"{path}: {name} is not a list of numbers; restore it from a copy")
+        found.append(result | {"file": path})
     return sorted(found, key=lambda each: (written_at(each["file"]), each["file"].name))
 
 
