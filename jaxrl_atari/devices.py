@@ -1,6 +1,6 @@
 """Devices of a session: their placement, data parallelism, and the check of where arrays lie.
 
-The command `python -m jaxrl_atari.devices` is in `commands/devices.py`.
+The command `python -m jaxrl_atari.devices` is in `device_report.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -186,6 +186,6 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
 
 
 if __name__ == "__main__":
-    from jaxrl_atari.commands import devices
+    from jaxrl_atari import device_report
 
-    devices.run()
+    device_report.run()

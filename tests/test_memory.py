@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_atari.commands.devices import memory_report
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware.memory import out_of_memory_advice
+from jaxrl_atari.update_memory import memory_report
 
 SMALL = Config(
     env=EnvConfig(num_envs=8),
