@@ -35,12 +35,16 @@ class ConfigError(UserError, ValueError):
         super().__init__(f"{field} = {value!r}: expected {expected}" + (f"; {hint}" if hint else ""))
 
 
-class NoLogPoint(UserError):
+class MetricsError(UserError):
+    """A run has no log point that can be used."""
+
+
+class NoLogPoint(MetricsError):
     """A run has no log point yet."""
 
 
-class NotUnderstood(NoLogPoint):
-    """A run has log points that cannot be read: its metrics.csv is damaged. They are not to be taken as absent."""
+class DamagedMetrics(MetricsError):
+    """A run has log points that cannot be read: its metrics.csv is damaged."""
 
 
 class Differs(UserError):

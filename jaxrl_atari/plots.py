@@ -25,7 +25,8 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import parse
-from jaxrl_atari.errors import NoLogPoint, UserError, require
+from jaxrl_atari.errors import MetricsError, NoLogPoint, UserError, require
+from jaxrl_atari.output import say
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run
 from jaxrl_atari.report.searches import draw_graphs, read_study
 from jaxrl_atari.report.suites import compare_suites, read_suite
@@ -54,10 +55,10 @@ class Options:
 def say_paths(paths: Iterable[Path]) -> None:
     """Prints paths, one per line."""
     for path in paths:
-        cli.say(str(path))
+        say(str(path))
 
 
-Kind = TypeVar("Kind", Run, list[Path])
+Result = TypeVar("Result", Run, list[Path])
 
 
 def draw_search(search_dir: Path) -> list[Path]:
@@ -87,13 +88,15 @@ def draw_sweep(sweep_dir: Path) -> list[Path]:
     return plot_comparison(curves, sweep_dir / "graphs")
 
 
-def without_empty(work: Callable[[Path], Kind], directories: Mapping[str, Path], alone: bool) -> dict[str, Kind]:
+def each_with_log_point(
+    work: Callable[[Path], Result], directories: Mapping[str, Path], is_only_one: bool
+) -> dict[str, Result]:
     """Reads or draws directories of one kind. A directory without a log point is named on stderr and left out.
 
     Args:
         work: reads or draws a directory.
         directories: name -> directory.
-        alone: the command has a single directory, whose error ends it.
+        is_only_one: the command has a single directory, whose error ends it.
 
     Returns:
         Name -> result of `work`.
@@ -105,10 +108,10 @@ def without_empty(work: Callable[[Path], Kind], directories: Mapping[str, Path],
     for name, directory in directories.items():
         try:
             found[name] = work(directory)
-        except NoLogPoint as error:
-            if alone:
+        except MetricsError as error:
+            if is_only_one:
                 raise
-            cli.say(f"not drawn: {error}", sys.stderr)
+            say(f"not drawn: {error}", sys.stderr)
     return found
 
 
@@ -124,21 +127,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if count > 1:  # data/* has files of logs, too
         for name, path in list(named.items()):
             if path.exists() and not any(is_kind(path) for is_kind in (is_run, is_search, is_suite, is_sweep)):
-                cli.say(f"not drawn: {path}: holds no run, suite, sweep or search", sys.stderr)
+                say(f"not drawn: {path}: holds no run, suite, sweep or search", sys.stderr)
                 del named[name]
     searches = {name: path for name, path in named.items() if is_search(path)}
     sweeps = {name: path for name, path in named.items() if is_sweep(path)}
-    suites = {name: path for name, path in named.items() if is_suite(path)}
-    run_dirs = {name: path for name, path in named.items() if name not in searches | sweeps | suites}
+    suite_dirs = {name: path for name, path in named.items() if is_suite(path)}
+    run_dirs = {name: path for name, path in named.items() if name not in searches | sweeps | suite_dirs}
 
-    # Runs and suites are read before anything is drawn, so that a directory of another kind is an error at once.
-    runs = without_empty(read_run, run_dirs, count == 1)
-    opened = {name: read_suite(path) for name, path in suites.items()}
-    for suite in opened.values():
+    # Runs and suites are read before anything is drawn, so that one that cannot be read is an error at once.
+    runs = each_with_log_point(read_run, run_dirs, count == 1)
+    suites = {name: read_suite(path) for name, path in suite_dirs.items()}
+    for suite in suites.values():
         for why in suite.damaged.values():
-            cli.say(f"not drawn: {why}", sys.stderr)
-    drawn = without_empty(draw_search, searches, count == 1) | without_empty(draw_sweep, sweeps, count == 1)
-    if not (runs or opened or drawn):
+            say(f"not drawn: {why}", sys.stderr)
+    drawn = each_with_log_point(draw_search, searches, count == 1)
+    drawn |= each_with_log_point(draw_sweep, sweeps, count == 1)
+    if not (runs or suites or drawn):
+        if not named:
+            raise UserError("nothing is drawn: the lines above say why")
         raise UserError("nothing is drawn: no directory holds a log point; wait for the first one")
     for files in drawn.values():
         say_paths(files)
@@ -146,17 +152,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say_paths(plot_run(run, options.title if len(runs) == 1 else ""))
     if len(runs) > 1:
         say_paths(plot_comparison([*runs.items()], output, options.title, x=options.x))
-    if opened:
-        curves = [(name, run) for name, suite in opened.items() for run in suite.runs.values()]
+    if suites:
+        curves = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
         if curves:
             file = "comparison_of_suites" if len(runs) > 1 else "comparison"  # the runs have a comparison too
             say_paths(plot_comparison(curves, output, options.title, file, options.x))
         try:
-            cli.say(f"\n{compare_suites(opened, output)}")
+            say(f"\n{compare_suites(suites, output)}")
         except UserError as error:
             if not (runs or drawn):
                 raise
-            cli.say(f"not compared: {error}", sys.stderr)
+            say(f"not compared: {error}", sys.stderr)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import shutil
 import pytest
 from sample_runs import FEW_COLUMNS, read_csv, table, write_checkpoint, write_run
 
-from jaxrl_atari.errors import NotUnderstood, UserError
+from jaxrl_atari.errors import DamagedMetrics, UserError
 from jaxrl_atari.plots import main as plots
 from jaxrl_atari.report.page import write_report
 from jaxrl_atari.report.searches import check_journal
@@ -135,13 +135,15 @@ def test_log_points_that_cannot_be_read_are_not_absent(suite_dir, content, capsy
     meta = session_dir / "checkpoints" / "400" / "meta" / "metadata"
     write_json(meta, read_json(meta) | {"logged_env_steps": 400})
     (session_dir / "metrics.csv").write_bytes(content)
-    with pytest.raises(NotUnderstood, match=r"metrics\.csv: .*; restore it from a copy"):
+    with pytest.raises(DamagedMetrics, match=r"metrics\.csv: .*; restore it from a copy"):
         read_metrics(session_dir)
     save_results(suite_results(suite_dir, {}))
     pong, breakout = read_csv(suite_dir / "results.csv")
     assert re.match(r"damaged: .*session_0/metrics\.csv: .*; restore it from a copy", pong["status"])
     assert breakout["status"] == "waiting"
     assert (session_dir / "metrics.csv").read_bytes() == content
+    write_report(suite_dir)
+    assert "no report: " in capsys.readouterr().out  # it names the run
     with pytest.raises(UserError):  # nothing to draw
         plots([str(suite_dir)])
     assert "not drawn: " in capsys.readouterr().err

@@ -279,6 +279,8 @@ def test_directories_of_all_kinds_are_drawn_and_an_empty_one_is_named(tmp_path, 
         plots.main(["a", "nowhere"])
     with pytest.raises(UserError, match=r"empty/session_0/metrics\.csv: holds no log point"):
         plots.main(["empty"])
+    with pytest.raises(UserError, match="nothing is drawn: the lines above say why"):
+        plots.main(["train.log", "sweep/ppo.gamma=0.9/suite.json"])
     (tmp_path / "search" / "journal.log").unlink()
     with pytest.raises(UserError, match="search: holds no trial with a score; wait for the first finished game"):
         plots.main(["search"])
@@ -333,6 +335,8 @@ def test_the_graphs_of_a_search_show_each_trial_in_our_style(tmp_path, figures):
     assert heights == [[0, 0], [1, 0.5], [pytest.approx(np.log(3) / np.log(10)), 1]]
     importances = by_title["importance of each field for the score"].axes[0]
     assert [bar.get_width() for bar in importances.patches] == [pytest.approx(1)]
+    # Optuna's default is no fANOVA from version 5 on, so these are no shares of variance.
+    assert importances.get_xlabel() == "importance for a good score (PED-ANOVA; all fields: 100%)"
 
 
 def test_the_graphs_of_a_search_are_drawn_again_when_its_trials_are_others(tmp_path):

@@ -6,7 +6,6 @@ the game page, which this package ships.
 """
 
 import base64
-import contextlib
 import hashlib
 import logging
 import time
@@ -19,7 +18,7 @@ import numpy as np
 from jaxrl_atari import __version__
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import NoLogPoint, reason
+from jaxrl_atari.errors import DamagedMetrics, NoLogPoint, reason
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report import summary
 from jaxrl_atari.report.graphs import (
@@ -213,10 +212,17 @@ def _prepare_search(search_dir: Path) -> dict[str, Any]:
 
 
 def _write_runs(directory: Path, names: Iterable[str]) -> set[str]:
-    """Writes the reports of the runs in a directory that have a log point; returns the names of these runs."""
+    """Writes the reports of the runs in a directory that have a log point; returns the names of these runs.
+
+    A run whose metrics are damaged is named in a line.
+    """
     written = set()
     for name in filter(lambda name: is_run(directory / name), names):
-        with contextlib.suppress(NoLogPoint):
+        try:
             write_report(directory / name)
             written.add(name)
+        except NoLogPoint:
+            continue
+        except DamagedMetrics as error:
+            say(f"no report: {error}")
     return written

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, comparable
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import NoLogPoint, NotUnderstood, UserError
+from jaxrl_atari.errors import DamagedMetrics, NoLogPoint, UserError
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.graphs import plot_profiles
 from jaxrl_atari.report.metrics import human_normalised, reference_normalised
@@ -96,7 +96,7 @@ def read_suite(suite_dir: Path) -> Suite:
     for game in filter(lambda game: is_run(suite_dir / game), games):
         try:
             runs[game] = read_run(suite_dir / game, config.sessions)
-        except NotUnderstood as error:
+        except DamagedMetrics as error:
             damaged[game] = str(error)
         except NoLogPoint:
             continue

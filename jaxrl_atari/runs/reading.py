@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import NoLogPoint, NotUnderstood
+from jaxrl_atari.errors import DamagedMetrics, MetricsError, NoLogPoint
 from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
 from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.run_dir import checkpoint_steps, latest_meta, session_dirs, session_number
@@ -44,17 +44,17 @@ def read_metrics(session_dir: Path) -> Table:
     Empty cells, and cells that are no number, are NaN. Lines that are not understood are named in a warning.
 
     Raises:
-        NotUnderstood: the file has no row that is understood, and either content or, by the session's checkpoint,
+        DamagedMetrics: the file has no row that is understood, and either content or, by the session's checkpoint,
             had rows.
         NoLogPoint: the session has no log point yet.
     """
     path = session_dir / METRICS_FILE
     table = read_table(path)
     if not table.rows and table.problems:
-        raise NotUnderstood(f"{path}: is not understood ({table.problems[0].text}); restore it from a copy")
+        raise DamagedMetrics(f"{path}: is not understood ({table.problems[0].text}); restore it from a copy")
     logged = latest_meta(session_dir).get("logged_env_steps", 0)
     if not table.rows and logged:
-        raise NotUnderstood(
+        raise DamagedMetrics(
             f"{path}: holds no log point, and had those up to {logged} env steps; restore it from a copy"
         )
     if not table.rows:
@@ -107,17 +107,17 @@ def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:
     Sessions without readable metrics are left out with a warning.
 
     Raises:
-        NoLogPoint, NotUnderstood: no session has readable metrics.
+        NoLogPoint, DamagedMetrics: no session has readable metrics.
     """
     tables = {}
-    problems: list[NoLogPoint] = []
+    problems: list[MetricsError] = []
     for session_dir in filter(lambda path: session_number(path) < count, session_dirs(run_dir)):
         try:
             tables[session_dir] = read_metrics(session_dir)
-        except NoLogPoint as error:
+        except MetricsError as error:
             problems.append(error)
     if not tables:
-        damaged = [each for each in problems if isinstance(each, NotUnderstood)]
+        damaged = [each for each in problems if isinstance(each, DamagedMetrics)]
         absent = NoLogPoint(f"{run_dir}: holds no session_0; expected a run directory")
         raise [*damaged, *problems, absent][0]
     for problem in problems:

@@ -15,7 +15,7 @@ from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import FromDirectory, parse, read_start
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs import describe_environment
-from jaxrl_atari.errors import NotUnderstood, SessionsFailed, reason, require
+from jaxrl_atari.errors import DamagedMetrics, SessionsFailed, reason, require
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.searches import check_journal, draw_graphs
 from jaxrl_atari.report.summary import score_text
@@ -138,7 +138,7 @@ def run_waiting_trials(config: Config, search: SearchConfig, search_dir: Path) -
         directory = trial_dir(search_dir, number)
         try:
             score, env_steps = reached(directory)
-        except NotUnderstood as error:
+        except DamagedMetrics as error:
             return str(error)
         return f"{directory.name} at {env_steps:,} env steps, return_ma {score_text(score)}"
 

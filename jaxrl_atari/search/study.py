@@ -30,7 +30,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from jaxrl_atari.config import Config, set_fields
-from jaxrl_atari.errors import NotUnderstood, UserError
+from jaxrl_atari.errors import DamagedMetrics, UserError
 from jaxrl_atari.output import say
 from jaxrl_atari.report.searches import JOURNAL_FILE, STUDY_NAME
 from jaxrl_atari.report.summary import markdown_table, number_text, read_run, trial_summary
@@ -120,11 +120,11 @@ def reached(run_dir: Path) -> tuple[float | None, int]:
         Its score, which is None before its first finished game, and its env steps.
 
     Raises:
-        NotUnderstood: its log points cannot be read.
+        DamagedMetrics: its log points cannot be read.
     """
     try:
         summary = trial_summary(read_run(run_dir))
-    except NotUnderstood:
+    except DamagedMetrics:
         raise
     except UserError:  # the trial has not started, or has no log point
         return None, 0
@@ -223,7 +223,7 @@ def search_results(search_dir: Path) -> SearchResults:
         end = status(trial)
         try:
             score, env_steps = reached(search_dir / f"trial_{trial.number}")
-        except NotUnderstood as error:  # the study has the score of a trial that has ended
+        except DamagedMetrics as error:  # the study has the score of a trial that has ended
             score = trial.value
             env_steps = trial.last_step or 0
             end += f"; {error}"
