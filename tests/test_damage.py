@@ -142,8 +142,6 @@ def test_log_points_that_cannot_be_read_are_not_absent(suite_dir, content, capsy
     assert re.match(r"damaged: .*session_0/metrics\.csv: .*; restore it from a copy", pong["status"])
     assert breakout["status"] == "waiting"
     assert (session_dir / "metrics.csv").read_bytes() == content
-    write_report(suite_dir)
-    assert "no report: " in capsys.readouterr().out  # it names the run
     with pytest.raises(UserError):  # nothing to draw
         plots([str(suite_dir)])
     assert "not drawn: " in capsys.readouterr().err
@@ -200,6 +198,13 @@ def test_a_search_whose_journal_is_gone_does_not_begin_anew(tmp_path):
             check_journal(tmp_path, mend=True)
     shutil.rmtree(tmp_path / "trial_0")
     check_journal(tmp_path, mend=True)  # it had not begun
+
+
+def test_a_trial_whose_metrics_are_damaged_is_named(run_dir, search_dir, capsys):
+    shutil.copytree(run_dir, search_dir / "trial_0")
+    (search_dir / "trial_0" / "session_0" / "metrics.csv").write_bytes(bytes(300))
+    assert "trial_0/report.html" not in write_report(search_dir).read_text()
+    assert "no report: " in capsys.readouterr().out
 
 
 TRIALS = "trial,ppo.gamma,score,env_steps,status\n0,0.9,12.5,400,finished\n"
