@@ -202,7 +202,11 @@ def test_a_search_whose_journal_is_gone_does_not_begin_anew(tmp_path):
 
 def test_a_trial_whose_metrics_are_damaged_is_named(run_dir, search_dir, capsys):
     shutil.copytree(run_dir, search_dir / "trial_0")
-    (search_dir / "trial_0" / "session_0" / "metrics.csv").write_bytes(bytes(300))
+    session_dir = search_dir / "trial_0" / "session_0"
+    write_checkpoint(session_dir, 400)
+    meta = session_dir / "checkpoints" / "400" / "meta" / "metadata"
+    write_json(meta, read_json(meta) | {"logged_env_steps": 400})
+    (session_dir / "metrics.csv").write_bytes(GONE["empty"])
     assert "trial_0/report.html" not in write_report(search_dir).read_text()
     assert "no report: " in capsys.readouterr().out
 
