@@ -6,6 +6,7 @@ import sys
 
 from jaxrl_atari import cli
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.output import say
 
 COMMANDS = {
     "train": "train one or several sessions of a game",
@@ -29,9 +30,9 @@ def list_commands() -> None:
         close = difflib.get_close_matches(words[0], COMMANDS, 1)
         meant = f"did you mean {close[0]}? " if close else ""
         raise UserError(f"{words[0]}: no such command; {meant}expected one of {', '.join(COMMANDS)}")
-    cli.say("usage: python -m jaxrl_atari.COMMAND [--help]\n")
+    say("usage: python -m jaxrl_atari.COMMAND [--help]\n")
     for name, purpose in COMMANDS.items():
-        cli.say(f"  {name:11}{purpose}")
+        say(f"  {name:11}{purpose}")
 
 
 def main() -> None:

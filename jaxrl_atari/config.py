@@ -358,8 +358,8 @@ class Config:
         self.env.check()
         is_named = Path(self.name).name == self.name and self.name not in ("", "..")
         require(is_named, "name", self.name, "a plain file name")
-        last_seed = self.seed + self.sessions
-        require(last_seed <= 2**31, "seed", self.seed, "at most 2,147,483,648 - sessions", "lower the seed")
+        fits = self.seed + self.sessions <= 2**31
+        require(fits, "seed", self.seed, "at most 2,147,483,648 - sessions", "lower the seed")
         if self.devices.distributed:
             # Processes sum their env steps while acting; with overlap, each would at another point of the update.
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
@@ -374,6 +374,10 @@ class Config:
         samples = self.rollout_size
         expected = f"at least one rollout of {samples} env steps"
         require(self.total_env_steps >= samples, "total_env_steps", self.total_env_steps, expected)
+        has_spread = self.ppo.minibatch_size > 1 or not self.ppo.normalize_advantages
+        expected = "at least 2 with ppo.normalize_advantages"
+        hint = "normalised, the advantage of a single sample is always 0"
+        require(has_spread, "ppo.minibatch_size", self.ppo.minibatch_size, expected, hint)
         self.check_split(1 if self.devices.data_parallel == "all" else self.devices.data_parallel)
 
     def _check_types(self) -> None:
@@ -402,9 +406,6 @@ class Config:
         whole = devices == 1 or self.ppo.minibatches == "stratified"
         hint = "several devices draw what one would only if each has its share of every minibatch"
         require(whole, "ppo.minibatches", self.ppo.minibatches, f"stratified on {devices} devices", hint)
-        alone = minibatch > 1 or not self.ppo.normalize_advantages
-        hint = "normalised, the advantage of a single sample is always 0"
-        require(alone, "ppo.minibatch_size", minibatch, "at least 2 with ppo.normalize_advantages", hint)
 
     @property
     def rollout_size(self) -> int:

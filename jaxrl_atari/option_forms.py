@@ -52,6 +52,12 @@ JSON_WORD = PrimitiveConstructorSpec(
 GpuOption = bool | int | Literal["auto"]
 """`auto`, `true`, `false` or the index of a GPU; see `devices.pick_device`."""
 
+
+def index_of(option: bool | int | str) -> int | None:
+    """The index that a `GpuOption` names; None for `auto`, True and False (which are ints in Python)."""
+    return option if isinstance(option, int) and not isinstance(option, bool) else None
+
+
 GpuWord = Annotated[GpuOption, one_word("auto|true|false|INDEX"), Limits(0, 4_095)]
 """The type of an option that is a `GpuOption`."""
 

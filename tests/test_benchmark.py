@@ -151,6 +151,9 @@ def test_the_sides_of_a_comparison():
     [
         (("--parts", "env,actin"), "--parts = 'env,actin': expected some of end_to_end,env,acting,update"),
         (("--repeats", "0"), "--repeats = 0: expected a whole number"),
+        (("--compare", "overlap=none,update", "--trace", "x"), "--trace = 'x': expected nothing with --compare"),
+        (("--compare", "overlap=none,update", "--parts", "env,acting"), "expected one part with --compare"),
+        (("--trace", "x", "--parts", "env"), "--parts = 'env': expected nothing with --trace"),
         (("--compare", "env.num_envs=8"), "expected cpu,gpu or FIELD=VALUE,VALUE,..."),
     ],
 )

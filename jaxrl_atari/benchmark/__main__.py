@@ -25,6 +25,7 @@ from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_start
 from jaxrl_atari.errors import Limits, UserError, require
 from jaxrl_atari.hardware import runtime
+from jaxrl_atari.output import say
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import not_saved
 from jaxrl_atari.runs.run_dir import describe
@@ -50,7 +51,7 @@ class Options(FromConfig):
     seconds: Annotated[float, Limits(0.001, 86_400.0)] = 3.0
     """Minimum seconds per part and repeat."""
     compare: str | None = None
-    """FIELD=V1,V2,... compares values of a config field; cpu,gpu stands for devices.gpu=true,false."""
+    """FIELD=V1,V2,... compares values of a config field. `cpu,gpu` compares a GPU with the CPU."""
     trace: Path | None = None
     """Write a jax.profiler trace to this folder instead."""
     json: Path | None = None
@@ -59,15 +60,13 @@ class Options(FromConfig):
 
 def print_report(result: dict[str, Any]) -> None:
     """Prints the result of `measure` as a table."""
-    cli.say(f"\non {result['devices']}")
-    cli.say(f"{'':<28}{'median':>11}{'min':>11}{'max':>11}")
+    say(f"\non {result['devices']}")
+    say(f"{'':<28}{'median':>11}{'min':>11}{'max':>11}")
     for name in filter(result["figures"].__contains__, NOTES):
         values = [result["figures"][name][key] for key in ("median", "min", "max")]
         cells = "".join(f"{f'{value:,.0f}' if value >= 100 else f'{value:.3g}':>11}" for value in values)
-        cli.say(f"{name:<28}{cells}   {NOTES[name]}")
-    cli.say(
-        f"peak memory {result['peak_rss_gib']:.2f} GiB; start, with compilation, {result['start_seconds']:.1f} s"
-    )
+        say(f"{name:<28}{cells}   {NOTES[name]}")
+    say(f"peak memory {result['peak_rss_gib']:.2f} GiB; start, with compilation, {result['start_seconds']:.1f} s")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -78,6 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts = options.parts.split(",")
     known = f"some of {Options.parts}, with commas between them"
     require({*parts} <= PARTS.keys(), "--parts", options.parts, known)
+    require(not (options.compare and options.trace), "--trace", str(options.trace), "nothing with --compare")
+    is_default = options.parts == Options.parts
+    if options.compare:
+        require(is_default or len(parts) == 1, "--parts", options.parts, "one part with --compare")
+    if options.trace:
+        require(is_default, "--parts", options.parts, "nothing with --trace, which traces whole iterations")
     if options.json:
         require(not options.json.is_dir(), "--json", str(options.json), "the path of a file")
         try:
@@ -85,10 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except OSError as error:
             raise UserError(f"--json {options.json}: {error.strerror}; choose another folder") from error
     for line in runtime.configure():
-        cli.say(line)
+        say(line)
     about = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
     load = psutil.getloadavg()[0]
-    cli.say(
+    say(
         f"{config.env.game_name} ({config.env.resolved_protocol}), {config.env.num_envs} envs x"
         f" {config.ppo.rollout_length} steps, {config.ppo.epochs} epochs x {config.num_minibatches} minibatches of"
         f" {config.ppo.minibatch_size}, overlap {config.overlap}\n"
@@ -107,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         result = measure(config, parts, options.repeats, options.seconds)
         print_report(result)
-    cli.say("\n" + json.dumps(result | about, allow_nan=False))
+    say("\n" + json.dumps(result | about, allow_nan=False))
     if options.json and (problem := not_saved(options.json, result | about)):
         raise UserError(f"shown above, and not saved: {problem}")
 

@@ -88,7 +88,7 @@ def compare(sides: Sides, pairs: Sequence[tuple[str, str]], repeats: int) -> dic
             found = sides[name]()
             runs[name].append(found)
             say(f"round {turn + 1} of {repeats}: {name} {found['rate']:,.0f}")
-    say(f"\n{'a second':<36}{'median':>10}{'min':>10}{'max':>10}{'RSS GiB':>10}")
+    say(f"\n{'per second':<36}{'median':>10}{'min':>10}{'max':>10}{'RSS GiB':>10}")
     rates = {name: summary([run["rate"] for run in side_runs]) for name, side_runs in runs.items()}
     for name, rate in rates.items():
         rss = statistics.median(run["peak_rss_gib"] for run in runs[name])  # the first run may have compiled

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_atari import cli
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EnvPool, make_pool
+from jaxrl_atari.output import say, write
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.session import Session, current_options, place_session, prepare, train
@@ -53,7 +53,7 @@ def open_training(config: Config) -> Iterator[Training]:
 
     The block starts after two iterations, when everything is compiled.
     """
-    cli.say("compiling")
+    say("compiling")
     log = dataclasses.replace(config.log, every_env_steps=1, wandb=False)
     config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # never ends by itself
     with (
@@ -185,14 +185,14 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 2**10)
         for repeat in range(repeats):
             found: dict[str, float] = {}
-            cli.write(f"repeat {repeat + 1} of {repeats}")
+            write(f"repeat {repeat + 1} of {repeats}")
             for part in PARTS:
                 if part not in parts:
                     continue
                 rates = PARTS[part](training, seconds)
                 found |= rates
-                cli.write(f"  {part} {next(iter(rates.values())):,.0f}")
-            cli.say("")
+                write(f"  {part} {next(iter(rates.values())):,.0f}")
+            say("")
             if {"env", "end_to_end"} <= {*parts}:
                 found["share_of_limit"] = found["end_to_end_sps"] / found["env_sps"]
             for name, value in found.items():

@@ -1,15 +1,13 @@
 """Command lines: where a command starts, its options, and its errors, which are one line each."""
 
 import argparse
-import contextlib
 import dataclasses
 import difflib
 import functools
-import io
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -17,10 +15,11 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from jaxrl_atari.cli.option_names import option_types, unknown_option
+from jaxrl_atari.cli.tyro_errors import one_line_errors
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import UserError, check_fields
 from jaxrl_atari.imports import WithImports, import_first, import_module_of
-from jaxrl_atari.output import SafeStream, say, write
+from jaxrl_atari.output import say
 
 AllOptions = Annotated[Config, tyro.conf.arg(name="")]
 """A field of this type gives every field of the config as an option: `--ppo.gae-lambda 0.9`."""
@@ -74,7 +73,7 @@ class Start(NamedTuple):
         return None
 
     def say_kept(self, wanted: Config, kept: Config) -> None:
-        """Prints where the config file differs from the directory that goes on and keeps its own values.
+        """Prints the fields in which the config file differs from the resumed directory, whose values are used.
 
         Args:
             wanted: the config of the file.
@@ -189,38 +188,6 @@ def parse_command(
             later, prog=f"python -m jaxrl_atari.{command}", args=words, registry=NUMBERS
         )
     return chosen
-
-
-@contextlib.contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Turns the error that tyro prints in a box, before it exits, into a `UserError`."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(SafeStream(sys.stdout)):
-            yield
-    except SystemExit as end:
-        if not end.code:  # --help
-            raise
-        raise UserError(_text_of_box(printed.getvalue())) from None
-    write(printed.getvalue(), sys.stderr)  # such as a warning
-
-
-def _text_of_box(box: str) -> str:
-    """The message in one of tyro's boxes, without the title above it and the hints below it.
-
-    Where standard output is not UTF-8, the box is drawn with spaces and hyphens, and its title is underlined.
-    """
-    lines = [line.strip("│ ") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
-    boxed = bool(lines) and lines[0].startswith("╭")
-    parts: list[list[str]] = [[]]
-    for line in lines:
-        if re.fullmatch("[─-]{8,}", line):
-            parts.append([])
-        elif not line.startswith(("╭", "╰")):
-            parts[-1].append(line)
-    message = parts[0] if boxed or len(parts) == 1 else parts[1]
-    text = " ".join(" ".join(message).split())
-    return re.sub(r"^Error parsing [A-Z]\w*: ", "", text)  # the name of a class, which says nothing to the user
 
 
 NUMBERS = ConstructorRegistry()

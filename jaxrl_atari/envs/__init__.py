@@ -1,8 +1,8 @@
 """Pools of games: NumPy in, NumPy out. Only this package imports emulators.
 
 The back ends `ale` and `envpool` play ALE's games; `gymnasium` plays any Gymnasium environment (`gymnasium.py`).
-In ALE's games, an env step is 4 emulator frames. The observation is the pixel-wise maximum of the last two frames,
-in luminance, reduced to 84x84 by area averaging. Pools do not stack frames. `protocols.py` has the rules that
+In ALE's games, an env step is 4 emulator frames. The observation is the grey, area-averaged 84x84 image of the
+pixel-wise maximum of the last two frames. Pools do not stack frames. `protocols.py` has the rules that
 differ between protocols.
 
 `ale` is ale-py's `AtariVectorEnv` (ALE 0.12.1), `envpool` is envpool's Atari (ALE 0.7.5). With the same start and
@@ -13,7 +13,7 @@ actions, both give the same frames and rewards in the games that the tests repla
   only `ale` can start a game with neither.
 - Cut-off. In the step that reaches `max_frames`, `ale` leaves out the last emulator frame: the observation is the
   maximum of the third frame and the previous observation. `envpool` takes the last two frames as usual.
-- Screens. `envpool` sees only the upper 210 lines of the 13 games whose screen has another height: Adventure,
+- Screens. In 13 games the screen is not 210 lines high, and `envpool` sees only its upper 210 lines: Adventure,
   AirRaid, Carnival, JourneyEscape, KeystoneKapers, KingKong, Klax, LaserGates, MrDo, Pacman, Pooyan, SirLancelot
   and SpaceWar.
 """

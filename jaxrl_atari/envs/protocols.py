@@ -5,8 +5,8 @@
 - `machado`: the recommendation of Machado et al. 2018 (arXiv:1709.06009, section 5): sticky actions, all 18
   actions, the end of a game as the only terminal, no no-ops, no FIRE, 18,000 frames (5 minutes) a game. Dopamine
   (arXiv:1812.06110) differs from it in two rules: `max_frames=108_000` and the minimal action set.
-- `gymnasium`: a Gymnasium environment as it is registered. It holds for every environment that is no game of ALE
-  and cannot be chosen.
+- `gymnasium`: a Gymnasium environment as it is registered. Every environment that is not an ALE game has it; it
+  cannot be chosen.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Records of games in progress, from which they can be played again exactly.
 
-The state of an emulator cannot be saved. But a game that starts from a seed is a function of the seed and of the
-actions, and so are the games that follow it by ordinary auto-resets. The start of a game from a seed is an anchor.
+The state of an emulator cannot be saved. A game that starts from a seed, and every later game reached by
+auto-resets, depends only on that seed and the actions. The start of a game from a seed is an anchor.
 Seeding an emulator takes 0.1 s, so anchors are rare: each environment gets one at the first end of a game in every
 interval of `anchor_steps` steps. The intervals count from the start of the session, also after a resume.
 """

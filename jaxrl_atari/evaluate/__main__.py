@@ -194,7 +194,10 @@ SHARED = (
     "compute_dtype",
     "episodes",
 )
-"""The figures that the sessions of one evaluation have in common. The last session gives the date."""
+"""The figures that the sessions of one evaluation have in common.
+
+Their values are those of the last session; only the date differs.
+"""
 
 
 def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options, unsaved: list[str]) -> None:

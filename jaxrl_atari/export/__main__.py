@@ -36,6 +36,7 @@ from jaxrl_atari.export import play
 from jaxrl_atari.hardware.gpus import forbid_gpu
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.networks import Observation, apply_module, initial_carry, make_module
+from jaxrl_atari.output import counted, say
 from jaxrl_atari.report import summary
 from jaxrl_atari.runs.files import unused, write_file
 from jaxrl_atari.runs.run_dir import session_number
@@ -164,18 +165,20 @@ def score_lines(policy: Policy, run: summary.Run) -> list[str]:
     """Lines of the README: the score of the run, and the newest evaluation of the policy's checkpoint."""
     trial = summary.trial_summary(run)
     number = summary.score_text
-    sessions = cli.counted(len(trial["sessions"]), "session")
-    lines = [
-        f"The run's score is {number(trial['score'])}, the mean of `return_ma` over {sessions} (`return_ma`:",
-        f"{trial['return_ma']} of the mean return of the last 100 full games, while it trained).",
-        summary.interval_text(trial["session_scores"]),
-        "",
-    ]
+    sessions = counted(len(trial["sessions"]), "session")
+    lines = ["No game of the run has ended yet.", ""]
+    if trial["score"] is not None:
+        lines = [
+            f"The run's score is {number(trial['score'])}, the mean of `return_ma` over {sessions} (`return_ma`:",
+            f"{trial['return_ma']} of the mean return of the last 100 full games, while it trained).",
+            summary.interval_text(trial["session_scores"]),
+            "",
+        ]
     evaluated = [each for each in summary.evaluations(policy.session_dir) if each["env_steps"] == policy.env_steps]
     if not evaluated:
         return [*lines, "This checkpoint has not been evaluated by itself (`python -m jaxrl_atari.evaluate`)."]
     newest = evaluated[-1]
-    games = cli.counted(newest["episodes"], "full game")
+    games = counted(newest["episodes"], "full game")
     actions = "greedy" if newest["greedy"] else "sampled"
     score = f"{number(newest['mean'])} over {games} (std {number(newest['std'])} over games)"
     return [
@@ -325,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     policy = load_policy(options.run_dir, options.checkpoint, session=options.session)
     directory = options.to or unused(policy.session_dir / f"export_{policy.env_steps}")
     difference = export_policy(policy, run, directory)
-    cli.say(
+    say(
         f"{run.config.env.game_name}, session {session_number(policy.session_dir)}, env step {policy.env_steps:,}:"
         f" NumPy, onnxruntime and JAX differ by {difference:.1e} at most\nexported: {directory}"
     )

@@ -13,6 +13,7 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import parse
+from jaxrl_atari.output import say
 from jaxrl_atari.report.page import write_report
 
 
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = parse(Options, arguments, "report")
     for directory in (options.run_dir, *options.others):
-        cli.say(str(write_report(directory)))
+        say(str(write_report(directory)))
 
 
 if __name__ == "__main__":

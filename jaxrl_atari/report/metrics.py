@@ -11,8 +11,8 @@ i = 1..N. The columns that the figures need:
 
 Strength, efficiency, stability and consistency are SLM Lab's trial metrics (Keng & Graesser, `slm_lab/lib`), with
 str_i = R_i - (mean return of random play). They measure how much better than random play the agent is, how early,
-how steadily, and how similarly over sessions. They are ratios of sums of str_i. A session whose sum is not
-positive, because it is no better than random play, has none of these figures.
+how steadily, and how similarly over sessions. All but strength are ratios of sums of str_i. A session whose sum is
+not positive, because it is no better than random play, has none of them.
 """
 
 from collections.abc import Sequence

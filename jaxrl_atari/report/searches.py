@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_atari.cli import say
 from jaxrl_atari.config import flat
 from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.output import say
 from jaxrl_atari.report.graphs import (
     COLOURS,
     GREY,
@@ -135,7 +135,7 @@ def _number(value: Any) -> str:
 
 
 def check_journal(search_dir: Path, mend: bool = False) -> None:
-    """Refuses a study whose journal.log is damaged: Optuna would end with an error of its own, or begin anew.
+    """Refuses a study whose journal.log is damaged. Optuna would raise an error of its own or start a new study.
 
     Optuna ignores a last line that a killed process has left unfinished, until another one is appended to it.
 

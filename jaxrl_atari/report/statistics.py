@@ -14,10 +14,11 @@ aggregated.
   variance; without it, the spread would be too small by 29% with two sessions.
 - spread is the root mean square distance of the resampled figures from the figure.
 - t is Student's quantile. Its degrees of freedom are those of Welch and Satterthwaite for all games together,
-  (sum_m v_m)² / sum_m v_m² / (N_m - 1), where v_m is the variance of game m's part of the figure.
+  (sum_m v_m)² / sum_m (v_m² / f_m). Here v_m is the variance of game m's part of the figure, and f_m is N_m - 1,
+  summed over the suites.
 
 Where such an interval would not hold, there is none, and the estimate says why. benchmarks/coverage.py measures
-how often the intervals contain the true figure; docs/paper.md has the table. `bootstrap_interval` is rliable's
+how often the intervals cover the true value; docs/paper.md has the table. `bootstrap_interval` is rliable's
 interval, which is only exported.
 """
 
@@ -43,7 +44,7 @@ UPPER = (1 + CONFIDENCE) / 2
 
 INTERVALS = (
     f"In parentheses: {CONFIDENCE:.0%} intervals over sessions, from a bootstrap of the residuals and Student's t "
-    "(docs/paper.md says how often they hold the true figure); (-) where there is none. "
+    "(docs/paper.md says how often they cover the true value); (-) where there is none. "
     "The narrower percentile intervals of rliable are in the JSON file."
 )
 """Explanation below tables of aggregates."""

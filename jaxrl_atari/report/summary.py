@@ -97,7 +97,7 @@ def write_trial_summary(run_dir: Path) -> dict[str, Any]:
 
 
 class Members(NamedTuple):
-    """The sessions of a trial that count. Its score, interval, curve, legend and table are of these sessions."""
+    """The sessions of a trial that count. Its score, curve and table use these sessions only."""
 
     tables: dict[Path, Table]  # session directory -> its log points that count
     left_out: dict[Path, str]  # session directory -> why the session does not count
@@ -109,7 +109,7 @@ def members(run: Run) -> Members:
 
     - Once a session has finished, the finished sessions count: those that have spent their budget, and those ended
       by `stop` of `run_training`. The curve of a stopped session keeps its last value.
-    - Before that, the sessions count that have come at least half as far as the furthest one. Their log points are
+    - Before that, sessions that have come at least half as far as the furthest one count. Their log points are
       cut at the env steps that all of them have reached.
 
     A session without a finished game has no score and is left out, unless no session has one.

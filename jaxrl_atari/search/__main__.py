@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli import resume_command, say
+from jaxrl_atari.cli import resume_command
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import FromDirectory, parse, read_start
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs import describe_environment
 from jaxrl_atari.errors import DamagedMetrics, SessionsFailed, reason, require
+from jaxrl_atari.output import say
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.searches import check_journal, draw_graphs
 from jaxrl_atari.report.summary import score_text

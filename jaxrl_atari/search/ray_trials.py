@@ -14,9 +14,10 @@ from typing import Any
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 
-from jaxrl_atari.cli import StopRequest, say
+from jaxrl_atari.cli import StopRequest
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.imports import Code, code_to_send, import_sent
+from jaxrl_atari.output import say
 from jaxrl_atari.suite.launch import POLL_SECONDS, STOPPING, Failure
 from jaxrl_atari.suite.ray_cluster import (
     KILLED,

@@ -69,8 +69,8 @@ def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optun
 def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     """Marks a trial as running and returns it. A new trial samples its fields; one that continues keeps them.
 
-    The command calls this for a trial whose process died, too. The trial then has fields, even if the process had
-    not sampled them.
+    The command also calls this for a trial whose process has died. The trial then has fields, even if the process
+    had not sampled them.
     """
     journal = _open_journal(search_dir)
     trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(STUDY_NAME), number)
