@@ -17,7 +17,10 @@ TRACED_OPTIONS = tuple(name for name, hint in _HINTS.items() if TRACED in getatt
 """The leaves of a `PPOConfig`, such as `learning_rate`."""
 
 STATIC_OPTIONS = tuple(name for name in _HINTS if name not in TRACED_OPTIONS)
-"""The other options, such as `epochs`: each value has a compiled update of its own."""
+"""The other options, such as `epochs`: each value has a compiled update of its own.
+
+Those of the optimiser are static, except for its rate: an optimiser may branch on them when it is made.
+"""
 
 jax.tree_util.register_dataclass(PPOConfig, TRACED_OPTIONS, STATIC_OPTIONS)
 

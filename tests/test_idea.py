@@ -14,7 +14,7 @@ from small_networks import FeedForward, make
 from user_commands import ROOT, user_environment
 
 from jaxrl_atari.config import Config, PPOConfig
-from jaxrl_atari.minibatches import Mean, Minibatch
+from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import Observation
 from jaxrl_atari.ppo import Samples
 from jaxrl_atari.registry import ALGORITHMS
@@ -29,6 +29,10 @@ SMALL = (
 """Options that make a training one of moments."""
 
 
+IDEA = "import jax\nimport jax.numpy as jnp\n\nfrom jaxrl_atari import PPO"
+"""The first lines of `my_idea.py`."""
+
+
 def block(beginning):
     """The block of Python on the page that begins with these words."""
     (found,) = [text for text in re.findall(r"```python\n(.*?)```", PAGE, re.S) if text.startswith(beginning)]
@@ -38,8 +42,8 @@ def block(beginning):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("idea")
-    (folder / "my_idea.py").write_text(block("import jax\n"))
-    (folder / "my_network.py").write_text(block("import flax"))
+    (folder / "my_idea.py").write_text(block(IDEA))
+    (folder / "my_network.py").write_text(block("from typing"))
     return folder
 
 
@@ -82,9 +86,9 @@ def test_an_idea_is_trained_beside_the_baseline_evaluated_and_resumed(folder):
 
 def test_coefficients_of_an_idea():
     """One name for each choice, in place of the one loss; `--vary` takes the names."""
-    page = block("import jax\n")
+    page = block(IDEA)
     start, end = page.index("def loss("), page.index("def get_config")
-    exec(page[:start] + block("def z_loss(") + page[end:], {})
+    exec(page[:start] + block("def with_z_loss(") + page[end:], {})
     (vary,) = re.findall(r"--vary (algorithm=[\w,]+)", PAGE)
     baseline, *names = parse_vary([vary], Config())["algorithm"]
 
@@ -101,6 +105,35 @@ def test_coefficients_of_an_idea():
     added = [float(losses[name] - losses[baseline]) / z_loss for name in names]
     np.testing.assert_allclose(added, [1e-3, 1e-2], rtol=1e-3)
     np.testing.assert_allclose(metrics["z_loss"], z_loss, rtol=1e-5)
+
+
+def test_a_reward_of_the_users():
+    exec(block("import jax.numpy"), {})
+    steps = jnp.zeros((3, 2))
+    reward = jnp.array([[0.0, 0.2], [-3.0, 0.0], [1.0, 7.0]])
+    rollout = Rollout(
+        steps, steps, steps, steps, steps, reward, steps > 0, steps > 0, jnp.ones((3, 2)), jnp.zeros(2)
+    )
+    mean, config = Mean.over(rollout.weight), PPOConfig(gae_lambda=0.5, gamma=0.5)
+    _, samples, _ = ALGORITHMS.get("sign").prepare(None, None, rollout, mean, config, None)
+    np.testing.assert_allclose(samples.target[:, 0], [-0.25 + 1 / 16, -1 + 0.25, 1])
+    np.testing.assert_allclose(samples.target[:, 1], [1 + 1 / 16, 0.25, 1])
+
+
+def test_an_optimiser_of_the_users():
+    """Lion's first step has the size of the rate in every direction, after the decay of the weights."""
+    exec(block("import optax"), {})
+    config = PPOConfig(learning_rate=0.1, weight_decay=0.5)
+    optimizer = ALGORITHMS.get("lion").optimizer(config)
+    params = jnp.array([2.0, -2.0])
+    updates, _ = optimizer.update(jnp.array([100.0, -1.0]), optimizer.init(params), params)
+    np.testing.assert_allclose(updates, [-0.1 - 0.1, 0.1 + 0.1], rtol=1e-6)
+
+
+def test_a_look_at_one_update(folder, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(folder)
+    exec(block("import jax\nimport jax.numpy as jnp\n\nimport my_idea"), {})
+    assert "z_loss" in capsys.readouterr().out
 
 
 @pytest.mark.long
