@@ -131,8 +131,10 @@ class Policy:
             if not greedy:
                 raise ValueError("key: expected a JAX key, such as jax.random.key(0), or greedy=True")
             key = jax.random.key(0)
-        observation, key = jax.device_put((Observation(frames, first, carry), key), self.device)
-        actions, outputs = choose_actions(self.network, self.params, observation, key, greedy)
+        inputs = jax.device_put((frames, first, carry), self.device)
+        actions, outputs = choose_actions(
+            self.network, self.params, Observation(*inputs), jax.device_put(key, self.device), greedy
+        )
         return jax.device_get(actions), outputs
 
 

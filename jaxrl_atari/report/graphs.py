@@ -86,7 +86,7 @@ def save_figure(figure: "Figure", directory: Path, name: str, source: str | None
     """
     paths = [directory / f"{name}.png", directory / f"{name}.svg"]
     directory.mkdir(parents=True, exist_ok=True)
-    metadata = {"Date": None}
+    metadata: dict[str, str | None] = {"Date": None}
     if source is not None:
         metadata["Source"] = source
     for path in paths:
