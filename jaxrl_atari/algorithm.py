@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -56,17 +57,19 @@ class Algorithm(NamedTuple):
             Once per rollout, before its gradient steps. `mean` is the mean over the rollout, of x [T, B]. Returns
             the state, with another `extra` where one is kept; the samples, any pytree of arrays [T, B, ...];
             metrics. `extra` must be equal on all devices: compute it from `state`, `key`, `mean(x)` and
-            `mean.moments(x)`. `minibatches.apply_to_rollout` gives the outputs of the network for all steps.
+            `mean.moments(x)`. What is drawn for each step is the same on each device, as `key` is.
+            `minibatches.apply_to_rollout` gives the outputs of the network for all steps.
 
         loss(params, apply, batch, config) -> loss, metrics
             In every gradient step, and differentiated by `params`. `batch` is a `Minibatch`; its samples are those
             of `prepare`, [N, ...]. The loss is float32 [].
 
         optimizer(config) -> optax.GradientTransformation
-            Any optimiser of optax. `config.learning_rate` is the rate of this update, a traced number.
+            In every update, and for the first state. Any optimiser of optax. `config.learning_rate` is the rate
+            of this update, a traced number; an optimiser that keeps its rate in its state would not follow it.
 
     `apply` is the network (`networks.Apply`). `config` is a `PPOConfig`, `key` a random key, the same on all
-    devices. Metrics are `Metrics`; all of them are logged.
+    devices. Metrics are `Metrics`, and are logged.
     """
 
     init: Callable[[Any, jax.Array], tuple[Any, Any]]
@@ -139,7 +142,7 @@ def update(
 
     On several devices each one holds its environments and its part of each minibatch. Every `Mean` is that of the
     whole minibatch or rollout. So a loss is written as for one device, and the result does not depend on the
-    split, except for what a loss draws.
+    split, except for what an algorithm draws.
 
     Args:
         config: its learning rate is that of this update.
@@ -162,6 +165,7 @@ def update(
     optimizer = algorithm.optimizer(config)
     mean = Mean.over(rollout.weight, shard)
     state, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
+    chex.assert_tree_shape_prefix(samples, rollout.action.shape)
     # [T, B, ...] -> [T * B, ...]
     flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
 
@@ -178,7 +182,7 @@ def update(
         value_and_gradient = jax.value_and_grad(algorithm.loss, has_aux=True)
         (loss, metrics), gradients = value_and_gradient(state.params, apply, batch, config)
         check_metrics(metrics, OWN_METRICS)
-        metrics = metrics | {"loss": loss}
+        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics) | {"loss": loss}
         if shard.count > 1:
             # Each device's loss is already that of all devices. The gradient of a sum over devices is again a sum,
             # so what each device has is `count` times its own summand, and the gradient is the mean over devices.

@@ -74,9 +74,9 @@ class Registry:
 
 def _calling_file() -> str:
     """The file of the code outside this package that is running."""
-    package = str(Path(__file__).parent)
+    package = Path(__file__).parent
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
-    return next(file for file in files if not file.startswith(package))
+    return next(file for file in files if not Path(file).is_relative_to(package))
 
 
 NETWORKS = Registry(

@@ -318,7 +318,7 @@ class EnvGroup:
     def finish(self) -> tuple[ActorState, Outcome]:
         """Ends the rollout, which is full, and returns it. The group keeps what the next one starts from."""
         state = self._state
-        del self._state  # its memory is free once the learner has read it
+        del self._state  # its memory is free once `finish_rollout` has made a `Rollout` of it
         self._past = past_of(state)
         return state, jax.device_put(self._outcome, self.device)
 

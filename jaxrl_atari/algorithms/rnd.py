@@ -14,7 +14,8 @@ Differences from the paper:
 
 - One value function, of the sum of both rewards, with one gamma. It ends with the game, or with a life where
   `env.life_loss_terminal` is true. The paper's intrinsic reward has a value function of its own, which never ends.
-- The sums S run over one rollout instead of all the past, but also from game to game.
+- The sums S run over one rollout instead of all the past, but also from game to game. Their deviation also comes
+  from where in the rollout a sum starts, so the reward is smaller than the paper's.
 - Dense networks on frames of 21x21 pixels in place of convolutions, and a predictor no larger than the target.
 - All samples train the predictor, and no random play comes first to estimate the statistics of the pixels.
 
