@@ -1,30 +1,22 @@
 """PPO with random network distillation (Burda et al. 2018, arXiv:1810.12894): a reward for what is new.
 
 A predictor learns the features that a fixed random network, the target, gives each frame. Where frames are new its
-error is large, and the error is added to the reward. As in the paper, it is divided by a running standard
-deviation of its discounted sums:
+error is large, and the error is added to the reward:
 
-    reward_t + coefficient * error_t / std(S),    S_t = error_t + gamma S_{t+1}
+    reward_t + coefficient * error_t / sqrt(running mean of error^2)
 
 The file replaces three parts of PPO. `init` adds the predictor to the parameters and draws the target; `prepare`
 adds the reward; `loss` trains the predictor with the policy, by the same optimiser, which clips both gradients
-together and decays the weights of both.
+together.
 
-Differences from the paper:
-
-- One value function, of the sum of both rewards, with one gamma. It ends with the game, or with a life where
-  `env.life_loss_terminal` is true. The paper's intrinsic reward has a value function of its own, which never ends.
-- The sums S run over one rollout instead of all the past, but also from game to game. Their deviation also comes
-  from where in the rollout a sum starts, so the reward is smaller than the paper's.
-- Dense networks on frames of 21x21 pixels in place of convolutions, and a predictor no larger than the target.
-- All samples train the predictor, and no random play comes first to estimate the statistics of the pixels.
-
-An example of the interface: tested on a small environment, not tuned, and not compared with PPO on a game.
+Differences from the paper: one value function, of the sum of both rewards, which ends with the game; dense
+networks on frames of 21x21 pixels in place of convolutions; the error is divided by its running root mean square
+instead of the standard deviation of its discounted sums.
 """
 
 import dataclasses
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -32,17 +24,16 @@ import jax.numpy as jnp
 
 from jaxrl_atari.algorithm import Algorithm, Metrics, TrainState
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.errors import require
 from jaxrl_atari.frames import STACK, images
 from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import Apply
-from jaxrl_atari.ppo import PPO, Samples, discounted_sum, ppo_loss, ppo_samples
+from jaxrl_atari.ppo import PPO, Samples, ppo_loss, ppo_samples
 
 PIXELS = 21 * 21
 """Pixels of a frame as the target sees it."""
 
 FEATURES = 64
-"""Size of the embedding of a frame."""
+"""What target and predictor say of a frame."""
 
 
 class Embedding(nn.Module):
@@ -60,8 +51,7 @@ class Statistics(NamedTuple):
     updates: jax.Array  # int32 []: rollouts so far
     pixel: jax.Array  # [PIXELS]: mean of each pixel
     pixel_square: jax.Array  # [PIXELS]: and of its square
-    error_sum: jax.Array  # []: mean of the discounted sums of the prediction error
-    error_sum_square: jax.Array  # []: and of their squares
+    error_square: jax.Array  # []: mean of the squared prediction error
 
 
 class Extra(NamedTuple):
@@ -72,7 +62,7 @@ class Extra(NamedTuple):
 
 
 class RNDSamples(NamedTuple):
-    """Samples of the loss, [T, B, ...], in a minibatch [N, ...]."""
+    """Samples of the loss, [T, B, ...]."""
 
     ppo: Samples
     pixels: jax.Array  # [T, B, PIXELS]: what a step led to, standardised
@@ -80,22 +70,12 @@ class RNDSamples(NamedTuple):
 
 
 def init(params: Any, key: jax.Array) -> tuple[Any, Extra]:
-    """`Algorithm.init`: adds the predictor to the parameters as `rnd`, and draws the target.
-
-    Raises:
-        ConfigError: the network has parameters of that name itself.
-    """
-    require("rnd" not in params, "algorithm", "rnd", "a network without parameters of the name `rnd`")
+    """`Algorithm.init`: adds the predictor to the parameters as `rnd`, and draws the target."""
+    assert "rnd" not in params, "the network has parameters of that name itself"
     pixels = jnp.zeros((1, PIXELS))
     target, predictor = (Embedding().init(each, pixels)["params"] for each in jax.random.split(key))
-    empty = Statistics(
-        updates=jnp.zeros((), jnp.int32),
-        pixel=jnp.zeros(PIXELS),
-        pixel_square=jnp.zeros(PIXELS),
-        error_sum=jnp.zeros(()),
-        error_sum_square=jnp.zeros(()),
-    )
-    return {**params, "rnd": predictor}, Extra(target, empty)
+    nothing = Statistics(jnp.zeros((), jnp.int32), jnp.zeros(PIXELS), jnp.zeros(PIXELS), jnp.zeros(()))
+    return {**params, "rnd": predictor}, Extra(target, nothing)
 
 
 def prepare(
@@ -114,27 +94,26 @@ def prepare(
     The options are those of `rnd`.
     """
     target, old = state.extra
-    weight_of_new = jnp.maximum(1.0 - decay, 1.0 / (old.updates + 1))
+    share = jnp.maximum(1.0 - decay, 1.0 / (old.updates + 1))  # of this rollout in the running means
 
     def running(before: jax.Array, now: jax.Array) -> jax.Array:
-        return (1.0 - weight_of_new) * before + weight_of_new * now
+        return (1.0 - share) * before + share * now
 
     # What each step led to: the newest frame of step t + 1, standardised pixel by pixel.
-    pixels = downscaled(images(rollout.frames[STACK:]))
+    pixels = small(images(rollout.frames[STACK:]))
     mean_of_each = jax.vmap(mean, in_axes=-1)
     pixel = running(old.pixel, mean_of_each(pixels))
     pixel_square = running(old.pixel_square, mean_of_each(jnp.square(pixels)))
-    pixels = jnp.clip((pixels - pixel) / deviation(pixel, pixel_square, 1e-2), -5.0, 5.0)
+    deviation = jnp.sqrt(jnp.maximum(pixel_square - jnp.square(pixel), 1e-4))
+    pixels = jnp.clip((pixels - pixel) / deviation, -5.0, 5.0)
 
     # The reward.
     feature = embed(target, pixels)
     error = prediction_error(state.params, pixels, feature)
-    sums = discounted_sum(error, jnp.full_like(error, config.gamma))
-    error_sum = running(old.error_sum, mean(sums))
-    error_sum_square = running(old.error_sum_square, mean(jnp.square(sums)))
-    intrinsic = coefficient * error / deviation(error_sum, error_sum_square, 1e-8)
+    error_square = running(old.error_square, mean(jnp.square(error)))
+    intrinsic = coefficient * error / jnp.sqrt(error_square + 1e-8)
 
-    statistics = Statistics(old.updates + 1, pixel, pixel_square, error_sum, error_sum_square)
+    statistics = Statistics(old.updates + 1, pixel, pixel_square, error_square)
     state = dataclasses.replace(state, extra=Extra(target, statistics))
     rollout = rollout._replace(reward=rollout.reward + intrinsic)
     state, samples, metrics = ppo_samples(state, apply, rollout, mean, config, key)
@@ -144,17 +123,12 @@ def prepare(
 def loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
     """`Algorithm.loss`: PPO's, and the prediction error."""
     samples = batch.samples
-    loss_of_ppo, metrics = ppo_loss(params, apply, batch._replace(samples=samples.ppo), config)
+    policy_loss, metrics = ppo_loss(params, apply, batch._replace(samples=samples.ppo), config)
     rnd_loss = batch.mean(prediction_error(params, samples.pixels, samples.feature))
-    return loss_of_ppo + rnd_loss, metrics | {"rnd_loss": rnd_loss}
+    return policy_loss + rnd_loss, metrics | {"rnd_loss": rnd_loss}
 
 
-def deviation(mean: jax.Array, mean_square: jax.Array, least: float) -> jax.Array:
-    """The standard deviation of numbers with this mean and mean square, and at least `least`."""
-    return jnp.sqrt(jnp.maximum(mean_square - jnp.square(mean), least**2))
-
-
-def downscaled(frames: jax.Array) -> jax.Array:
+def small(frames: jax.Array) -> jax.Array:
     """Frames as means over 4x4 pixels: uint8 `[T, B, 84, 84]` -> float32 `[T, B, PIXELS]`, from 0 to 1."""
     return nn.avg_pool(frames[..., None] / 255.0, (4, 4), (4, 4)).reshape(*frames.shape[:2], PIXELS)
 
@@ -166,14 +140,15 @@ def prediction_error(params: Any, pixels: jax.Array, feature: jax.Array) -> jax.
 
 def embed(params: Any, pixels: jax.Array) -> jax.Array:
     """The features of an `Embedding` with these parameters."""
-    return cast(jax.Array, Embedding().apply({"params": params}, pixels))
+    features: Any = Embedding().apply({"params": params}, pixels)
+    return features
 
 
-def rnd(coefficient: float = 1.0, decay: float = 0.99) -> Algorithm:
+def rnd(coefficient: float = 0.5, decay: float = 0.99) -> Algorithm:
     """PPO with random network distillation.
 
     Args:
-        coefficient: weight of the intrinsic reward, whose discounted sums have a standard deviation of 1.
+        coefficient: weight of the intrinsic reward, whose root mean square is 1 without it.
         decay: weight of the past in the running means, per update. Until an update's share of a plain mean is
             smaller than 1 - decay, which takes 1 / (1 - decay) updates, they are plain means.
     """
