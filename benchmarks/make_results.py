@@ -26,7 +26,7 @@ from jaxrl_atari.report.graphs import COLOURS, default_style, finish_returns, ne
 from jaxrl_atari.report.metrics import session_figures
 from jaxrl_atari.report.summary import interval_text, markdown_table, read_run, score_text
 from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.run_dir import latest_text, session_number
+from jaxrl_atari.runs.run_dir import latest_meta, session_number
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS: tuple[str, ...] = (
@@ -86,7 +86,7 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
             "return_mean": f"{table['return_mean'][np.isfinite(table['return_mean'])][-1]:.6g}",
             "hours": f"{figures['wall_hours']:.2f}",
             "sps": f"{figures['sps']:.0f}",
-            "compute_dtype": latest_text(session_dir, "compute_dtype") or run.config.network.compute_dtype,
+            "compute_dtype": latest_meta(session_dir).get("compute_dtype") or run.config.network.compute_dtype,
             "hardware": hardware,
             "commit": commit,
             "protocol": run.protocol,

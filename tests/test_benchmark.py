@@ -86,7 +86,7 @@ def test_rates(clock, monkeypatch):
 
     def collect(*_):
         clock.now += 1
-        return Collected([], 30, [], (0.0, 0.0))
+        return Collected([], 30, [], waiting_seconds=0.0, policy_seconds=0.0)
 
     def iterations():
         for number in itertools.count():

@@ -117,7 +117,8 @@ def test_the_three_programs_compute_what_the_package_does(name, tmp_path, capsys
         for step, at in enumerate(range(0, 3 * size, size)):
             part = stacks[at : at + size]
             first = np.arange(size) == step - 1
-            logits, value, carry, _ = trained_outputs(policy, part, first, carry)
+            outputs = trained_outputs(policy, part, first, carry)
+            logits, value, carry = outputs.logits, outputs.value, outputs.carry
             assert np.ptp(logits) > 0.5
             numpy = play.NETWORKS[name](play.NumPy, params, part, first, memories[0])
             others = run_onnx(model, part, first, memories[1]), run_jax(program, part, first, memories[2])

@@ -212,7 +212,7 @@ def ours(name, as_torch=True, steps=None, draw=None, **flipped):
     """
     with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
         order = minibatches(name) if draw is None else shuffled(name, draw)
-        patch.setattr(ppo, "draw_minibatches", lambda *_: jnp.asarray(order[:steps]))
+        patch.setattr(algorithm, "draw_minibatches", lambda *_: jnp.asarray(order[:steps]))
         if as_torch and ORIGINALS[name].adds_to_the_norm:
             patch.setattr(optax, "clip_by_global_norm", clip_as_torch)
         config = options(name, **flipped)

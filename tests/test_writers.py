@@ -32,8 +32,8 @@ from jaxrl_atari.runs.writers import (
     CsvWriter,
     TensorBoardWriter,
     TerminalWriter,
+    cut_and_open_logs,
     make_writers,
-    open_logs,
     set_aside_logs,
 )
 
@@ -264,7 +264,7 @@ def test_missing_evaluations_are_named(left, evaluates, line, tmp_path):
     progress.logged, progress.evaluated = 400, 395
     config = Config(evaluation=EvaluationConfig(every_env_steps=100), log=LogConfig(tensorboard=False))
     said = []
-    for writer in open_logs(config, tmp_path, progress, evaluates, said.append):
+    for writer in cut_and_open_logs(config, tmp_path, progress, evaluates, said.append):
         writer.close()
     assert said == ([line] if line else [])
 
