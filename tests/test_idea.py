@@ -61,8 +61,8 @@ def rows(run_dir, session=0):
 @pytest.mark.long
 def test_an_idea_is_trained_beside_the_baseline_evaluated_and_resumed(folder):
     commands = re.findall(r"python -m jaxrl_atari\.train --config (.*)", PAGE)
-    assert len(commands) == 2
-    for command in commands:
+    assert len(commands) == 3  # the third one is the try of a minute
+    for command in commands[:2]:
         options = command.replace("--sessions 4", "--sessions 2 --trial.parallel 2").split()
         ended = run(folder, "train", "--config", *options, *SMALL)
         assert ended.returncode == 0, ended.stderr
