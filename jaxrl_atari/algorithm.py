@@ -182,7 +182,7 @@ def update(
         value_and_gradient = jax.value_and_grad(algorithm.loss, has_aux=True)
         (loss, metrics), gradients = value_and_gradient(state.params, apply, batch, config)
         check_metrics(metrics, OWN_METRICS)
-        metrics = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics) | {"loss": loss}
+        metrics = jax.tree.map(as_float, metrics) | {"loss": loss}
         if shard.count > 1:
             # Each device's loss is already that of all devices. The gradient of a sum over devices is again a sum,
             # so what each device has is `count` times its own summand, and the gradient is the mean over devices.
@@ -240,6 +240,11 @@ class Epochs(NamedTuple):
     state: TrainState
     total: Metrics  # sum of the epochs' metrics
     approx_kl: jax.Array  # float32 []: mean of the newest epoch
+
+
+def as_float(metric: jax.Array) -> jax.Array:
+    """A number or truth value as float32; floats stay as they are."""
+    return metric if jnp.issubdtype(jnp.result_type(metric), jnp.floating) else jnp.asarray(metric, jnp.float32)
 
 
 def scan_epochs(
