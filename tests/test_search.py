@@ -564,7 +564,7 @@ MY_NETWORK = """
 import flax.linen as nn
 import jax.numpy as jnp
 from beside_it import FEATURES
-from jaxrl_atari.networks import register
+from jaxrl_atari import register_network
 
 class Tiny(nn.Module):
     num_actions: int
@@ -576,7 +576,7 @@ class Tiny(nn.Module):
         features = nn.relu(nn.Dense(FEATURES, dtype=self.dtype)(pixels)).astype(jnp.float32)
         return nn.Dense(self.num_actions)(features), nn.Dense(1)(features)[..., 0]
 
-register("tiny_of_the_cluster", Tiny)
+register_network("tiny_of_the_cluster", Tiny)
 """
 
 
