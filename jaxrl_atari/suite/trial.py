@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,8 +110,18 @@ def run_training(
     say(f"{'resuming' if before else 'run directory:'} {run_dir}")
     for note in filter(None, notes):
         say(note)
-    with only_writer(run_dir), removed_if_unused(run_dir, before is None, was_there):
-        failures = _train(config, before, run_dir, writers, stop)
+    failures: Failures = {}
+
+    def on_end(item: Item, failure: Failure | None) -> None:
+        if failure is not None:
+            item.say(f"failed: {failure.reason}")
+            failures[item.session] = failure
+
+    with only_writer(run_dir), removed_if_unused(run_dir, before is None, was_there), _summary_if_stopped(run_dir):
+        items = _begin(config, before, run_dir)
+        if items:
+            launch, train = choose_launcher(items, writers, stop)
+            launch(items, train, on_end)
     for failure in failures.values():
         alone = (
             config.sessions == 1 and failure.correctable
@@ -154,35 +164,15 @@ def _raise_failures(config: Config, run_dir: Path, failures: Failures) -> None:
     )
 
 
-def _train(
-    config: Config, before: Config | None, run_dir: Path, writers: Sequence[Writer], stop: Stop | None
-) -> Failures:
-    """Trains the unfinished sessions of a trial, and returns those that have failed.
-
-    Args:
-        before: config of the run that is resumed; None for a new run.
-        writers, stop: see `run_training`.
-
-    Raises:
-        KeyboardInterrupt: after a stop request; trial.json is written.
-    """
-    failures: Failures = {}
-
-    def on_end(item: Item, failure: Failure | None) -> None:
-        if failure is not None:
-            item.say(f"failed: {failure.reason}")
-            failures[item.session] = failure
-
+@contextlib.contextmanager
+def _summary_if_stopped(run_dir: Path) -> Iterator[None]:
+    """Writes trial.json after a stop request, and raises `KeyboardInterrupt` with the command that goes on."""
     try:
-        items = _begin(config, before, run_dir)
-        if items:
-            launch, train = choose_launcher(items, writers, stop)
-            launch(items, train, on_end)
+        yield
     except KeyboardInterrupt:
         with contextlib.suppress(UserError):  # no session has a log point
             _save_summary(run_dir, trial_summary(read_run(run_dir)))
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
-    return failures
 
 
 def _begin(config: Config, before: Config | None, run_dir: Path) -> list[Item]:
