@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
-import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ from jaxrl_atari.networks import Apply
 from jaxrl_atari.registry import ALGORITHMS
 
 Metrics = dict[str, jax.Array]
-"""Name -> float32 []. A new name needs no entry anywhere to be logged."""
+"""Name -> a number, []. A new name needs no entry anywhere to be logged."""
 
 ReadMetrics = Callable[[], dict[str, float]]
 """Waits for an update and returns its metrics."""
@@ -155,7 +154,8 @@ def update(
         `config.target_kl` also `skipped_steps`, the gradient steps of the epochs that were left out.
 
     Raises:
-        ConfigError: a metric is not a single number, or has the name of another one.
+        ConfigError: a metric is not a single number, or has the name of another one; a sample is no array
+            [T, B, ...].
     """
     # Streams of `key`: 0 to epochs - 1 give the minibatches of an epoch (`draw_minibatches`), `epochs` is for the
     # loss, and `epochs + 1` for `prepare`.
@@ -165,7 +165,7 @@ def update(
     optimizer = algorithm.optimizer(config)
     mean = Mean.over(rollout.weight, shard)
     state, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
-    chex.assert_tree_shape_prefix(samples, rollout.action.shape)
+    check_samples(samples, rollout)
     # [T, B, ...] -> [T * B, ...]
     flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
 
@@ -233,6 +233,20 @@ def check_metrics(metrics: Metrics, taken: frozenset[str]) -> None:
         require(name not in taken, "metric", name, "another name: the update has a metric of this one")
 
 
+def check_samples(samples: Any, rollout: Rollout) -> None:
+    """Raises `ConfigError` if a leaf of what `prepare` returned is no array [T, B, ...]."""
+    steps = rollout.action.shape
+    expected = f"arrays of shape [{steps[0]}, {steps[1]}, ...]"
+    for leaf in jax.tree.leaves(samples):
+        shape = jnp.shape(leaf)
+        require(shape[:2] == steps, "samples of prepare", list(shape), expected)
+
+
+def as_float(metric: jax.Array) -> jax.Array:
+    """A whole number or a truth value as float32; a float stays as it is."""
+    return metric if jnp.issubdtype(jnp.result_type(metric), jnp.floating) else jnp.asarray(metric, jnp.float32)
+
+
 class Epochs(NamedTuple):
     """The carry of `scan_epochs`."""
 
@@ -240,11 +254,6 @@ class Epochs(NamedTuple):
     state: TrainState
     total: Metrics  # sum of the epochs' metrics
     approx_kl: jax.Array  # float32 []: mean of the newest epoch
-
-
-def as_float(metric: jax.Array) -> jax.Array:
-    """A number or truth value as float32; floats stay as they are."""
-    return metric if jnp.issubdtype(jnp.result_type(metric), jnp.floating) else jnp.asarray(metric, jnp.float32)
 
 
 def scan_epochs(

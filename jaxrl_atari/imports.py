@@ -59,8 +59,8 @@ def import_named(names: Sequence[str]) -> None:
     for name in names:
         is_file = name.endswith(".py") or os.sep in name
         named = str(Path(name).expanduser().absolute()) if is_file else name
-        hand_on(named)
         _import(named)
+        hand_on(named)  # what cannot be imported here must not be asked of later processes
 
 
 def import_first(arguments: Sequence[str] | None) -> None:

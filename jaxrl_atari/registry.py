@@ -73,10 +73,10 @@ class Registry:
 
 
 def _calling_file() -> str:
-    """The file of the code outside this package that is running."""
+    """The absolute path of the file of the code outside this package that is running."""
     package = Path(__file__).parent
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
-    return next(file for file in files if not Path(file).is_relative_to(package))
+    return str(Path(next(file for file in files if not Path(file).is_relative_to(package))).absolute())
 
 
 NETWORKS = Registry(

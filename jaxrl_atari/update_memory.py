@@ -67,10 +67,10 @@ def update_memory(config: Config, devices: Sequence[jax.Device]) -> UpdateMemory
         params = init_params(make_module(config.network, ACTIONS, jnp.float32), key)
         return init_train_state(params, ppo, algorithm, key), rollout, ppo, key
 
-    with jax.default_device(home):
-        program = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
+    program = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
     shapes = jax.eval_shape(arguments, new_key(0))
-    analysis = program.lower(*shapes).compile().memory_analysis()
+    with jax.default_device(home):
+        analysis = program.lower(*shapes).compile().memory_analysis()
     assert analysis is not None
     return UpdateMemory(
         held=analysis.argument_size_in_bytes,

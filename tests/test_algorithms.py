@@ -1,7 +1,9 @@
 """The open core: algorithms, optimisers and losses that are not PPO's, on networks and games of milliseconds."""
 
 import dataclasses
+import runpy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -182,6 +184,58 @@ def test_a_metric_is_a_single_number(part):
 
     with pytest.raises(ConfigError, match=r"metric = 'advantages': expected a single number, .* shape is \(3,\)"):
         updated(PPO._replace(**{part: with_a_vector}))
+
+
+@pytest.mark.parametrize("name", ["loss", "gradient_norm", "skipped_steps", "explained_variance"])
+def test_a_metric_of_the_loss_has_a_name_of_its_own(name):
+    """The first three are those of the update, the fourth is one that `prepare` returns."""
+
+    def loss(*arguments):
+        value, metrics = ppo_loss(*arguments)
+        return value, metrics | {name: value}
+
+    with pytest.raises(ConfigError, match=f"metric = '{name}': expected another name"):
+        updated(PPO._replace(loss=loss))
+
+
+@pytest.mark.parametrize("target_kl", [None, 1.0])
+def test_a_metric_may_be_a_count_or_a_truth_value(target_kl):
+    def loss(*arguments):
+        value, metrics = ppo_loss(*arguments)
+        return value, metrics | {"samples": jnp.int32(3), "positive": jnp.square(value) >= 0}
+
+    config = dataclasses.replace(CONFIG, target_kl=target_kl)
+    _, _, metrics = updated(PPO._replace(loss=loss), config=config)
+    assert (metrics["samples"], metrics["positive"]) == (3.0, 1.0)
+
+
+def test_samples_of_another_shape_than_the_rollouts():
+    def prepare(*arguments):
+        state, samples, metrics = PPO.prepare(*arguments)
+        return state, (samples, jnp.zeros((LENGTH + 1, ENVS))), metrics
+
+    expected = (
+        rf"samples of prepare = \[{LENGTH + 1}, {ENVS}\]: expected arrays of shape \[{LENGTH}, {ENVS}, \.\.\.\]"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        updated(PPO._replace(prepare=prepare))
+
+
+def test_a_name_that_two_files_register_is_a_warning(tmp_path, monkeypatch, caplog):
+    """Not the same file twice, which a run does whose config file is also named by `--import`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("first.py", "second.py"):
+        Path(name).write_text(
+            "from jaxrl_atari import PPO, register_algorithm\nregister_algorithm('twice', PPO)\n"
+        )
+    runpy.run_path("first.py")
+    runpy.run_path(str(tmp_path / "first.py"))
+    assert not caplog.records
+    runpy.run_path("second.py")
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"algorithm twice: the one of {tmp_path / 'second.py'} replaces that of {tmp_path / 'first.py'}"
+    )
 
 
 # --- Losses ------------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def test_log_points_that_cannot_be_read_are_not_absent(suite_dir, content, capsy
     assert re.match(r"damaged: .*session_0/metrics\.csv: .*; restore it from a copy", pong["status"])
     assert breakout["status"] == "waiting"
     assert (session_dir / "metrics.csv").read_bytes() == content
-    with pytest.raises(UserError):  # nothing to draw
+    with pytest.raises(UserError, match="no game that is complete in every suite has a score"):
         plots([str(suite_dir)])
     assert "not drawn: " in capsys.readouterr().err
 

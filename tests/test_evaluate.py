@@ -442,21 +442,23 @@ def test_an_interrupted_recording_leaves_no_video(policy, tmp_path, monkeypatch)
 @pytest.mark.long
 def test_pools_are_closed(policy, tmp_path, monkeypatch):
     """Some have processes, which would stay until the garbage collector came."""
-    open_pools = []
+    opened, closed = [], []
     make, close = play.make_evaluation_pool, EnvPool.close
-    monkeypatch.setattr(play, "make_evaluation_pool", lambda *args, **named: opened(make(*args, **named)))
-    monkeypatch.setattr(EnvPool, "close", lambda pool: (open_pools.remove(pool), close(pool)))
 
-    def opened(pool):
-        open_pools.append(pool)
-        return pool
+    def make_and_note(*args, **named):
+        opened.append(make(*args, **named))
+        return opened[-1]
+
+    monkeypatch.setattr(play, "make_evaluation_pool", make_and_note)
+    monkeypatch.setattr(EnvPool, "close", lambda pool: (closed.append(pool), close(pool)))
 
     quick = always(policy, 1, game="Breakout", max_frames=40)
     run_evaluation(quick, 2, num_envs=2)
     record_video(quick, tmp_path / "video.mp4")
     with pytest.raises(CancelledError):
         run_evaluation(quick, 2, num_envs=2, cancelled=lambda: True)
-    assert open_pools == []
+    assert len(opened) == 3
+    assert {*map(id, opened)} <= {*map(id, closed)}
 
 
 # --- The command -------------------------------------------------------------------------------------------------

@@ -113,6 +113,17 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir, capsys)
     assert (began, row["updates"], row["sps"]) == ([1], "1", ""), "of one update, which compiles"
 
 
+@pytest.mark.parametrize("name", ["updates", "sps", "cpu_percent", "learning_percent"])
+def test_a_metric_that_has_the_name_of_a_column(name):
+    progress = Progress({})
+    log = SessionLog([Lines()], 1000, progress, dict)
+    log.after_update(lambda: {"loss": 1.0, name: 2.0}, 1e-3, (0.0, 0.0))
+    log.read_newest()
+    progress.count(300, [], 16)
+    with pytest.raises(UserError, match=f"metric {name}: a log point has a column of that name"):
+        log.last_point(1e-3)
+
+
 def test_sps_and_shares_of_the_time(monkeypatch):
     """On a clock of its own: acting takes 1 s, of which 0.75 s wait for the emulators, and the update 2 s."""
     clock, lines, progress, end = SimpleNamespace(now=0.0), Lines(), Progress({}), 0.0

@@ -197,7 +197,6 @@ def test_a_session_whose_budget_is_spent_did_not_end_early(tmp_path):
 
 
 def test_async_environments_where_the_only_session_has_a_process_of_its_own(simulate, tmp_path):
-    """What the message advises can be done."""
     simulate(2)
     options = {"game": "CartPole-v1", "backend": "gymnasium", "vectorization_mode": "async", "num_envs": 2}
     config = dataclasses.replace(TINY, sessions=1, env=EnvConfig(**options))

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from jaxrl_atari.algorithm import Algorithm, Metrics, TrainState
 from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.errors import require
 from jaxrl_atari.frames import STACK, images
 from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import Apply
@@ -71,7 +72,7 @@ class RNDSamples(NamedTuple):
 
 def init(params: Any, key: jax.Array) -> tuple[Any, Extra]:
     """`Algorithm.init`: adds the predictor to the parameters as `rnd`, and draws the target."""
-    assert "rnd" not in params, "the network has parameters of that name itself"
+    require("rnd" not in params, "parameters of the network", "rnd", "another name: this one is the predictor's")
     pixels = jnp.zeros((1, PIXELS))
     target, predictor = (Embedding().init(each, pixels)["params"] for each in jax.random.split(key))
     nothing = Statistics(jnp.zeros((), jnp.int32), jnp.zeros(PIXELS), jnp.zeros(PIXELS), jnp.zeros(()))

@@ -52,12 +52,11 @@ def read_metrics(session_dir: Path) -> Table:
     table = read_table(path)
     if not table.rows and table.problems:
         raise DamagedMetrics(f"{path}: is not understood ({table.problems[0].text}); restore it from a copy")
-    logged = latest_meta(session_dir).get("logged_env_steps", 0)
-    if not table.rows and logged:
-        raise DamagedMetrics(
-            f"{path}: holds no log point, and had those up to {logged} env steps; restore it from a copy"
-        )
     if not table.rows:
+        if logged := latest_meta(session_dir).get("logged_env_steps", 0):
+            raise DamagedMetrics(
+                f"{path}: holds no log point, and had those up to {logged} env steps; restore it from a copy"
+            )
         raise NoLogPoint(f"{path}: holds no log point; wait for the first one, or remove the session")
     if table.problems:
         lines = "1 line is" if len(table.problems) == 1 else f"{len(table.problems)} lines are"

@@ -9,9 +9,12 @@ import numpy as np
 
 from jaxrl_atari.algorithm import ReadMetrics
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.runs.columns import TIME_COLUMNS
+from jaxrl_atari.runs.columns import COLUMNS, TIME_COLUMNS
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.writers import Row, Writer
+
+MACHINE_COLUMNS = {"sps"} | {name for name, column in COLUMNS.items() if column.group in ("system", "time")}
+"""Columns that the log measures itself, besides what it counts."""
 
 
 class NonFiniteError(UserError):
@@ -142,7 +145,7 @@ class SessionLog:
         if self._newest is None:
             return
         values = self._newest()
-        self._optimizer_steps += self._newest_optimizer_steps()
+        self._optimizer_steps += self._steps_taken(values)
         self._newest = None
         self.require_finite(values)
         values.pop("skipped_steps", None)
@@ -170,7 +173,7 @@ class SessionLog:
             **progress.statistics.to_row(),
             "learning_rate": learning_rate,
         }
-        if taken := counted.keys() & names:
+        if taken := (counted.keys() | MACHINE_COLUMNS) & names.keys():
             raise UserError(f"metric {min(taken)}: a log point has a column of that name; rename the metric")
         self.row = {
             **counted,
@@ -190,8 +193,11 @@ class SessionLog:
         """Gradient steps of the newest update; 0 once it was read. Waits for an update that may leave out some."""
         if self._newest is None:
             return 0
-        skipped = self._newest()["skipped_steps"] if self._skips else 0
-        return self._steps_per_update - round(skipped)
+        return self._steps_taken(self._newest() if self._skips else {})
+
+    def _steps_taken(self, metrics: Mapping[str, float]) -> int:
+        """Gradient steps of an update with these metrics."""
+        return self._steps_per_update - round(metrics.get("skipped_steps", 0))
 
     def last_point(self, learning_rate: float) -> None:
         """Writes a log point for the steps since the last one. A resumed session drops it."""

@@ -5,10 +5,10 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from jaxrl_atari.cli import StopRequest
-from jaxrl_atari.config import TRACED, Config, PPOConfig
+from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.reading import STOPPED_FILE, is_finished, read_early_end
@@ -16,6 +16,7 @@ from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, keep_code, session_d
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
 from jaxrl_atari.suite.launch import Item, never, nothing
+from jaxrl_atari.traced_options import TRACED_OPTIONS
 
 Stop = Callable[[Row], object]
 """Called with each log point of a session. The session ends once the result is true; a text is the reason."""
@@ -45,9 +46,8 @@ def program_number(config: Config) -> int:
     values = config.to_dict()
     for name in ("name", "seed", "sessions", "total_env_steps", "output_dir", "trial", "evaluation", "log"):
         del values[name]
-    for name, annotation in get_type_hints(PPOConfig, include_extras=True).items():
-        if TRACED in getattr(annotation, "__metadata__", ()):
-            del values["ppo"][name]
+    for name in TRACED_OPTIONS:
+        del values["ppo"][name]
     return hash(json.dumps(values))
 
 
