@@ -169,8 +169,10 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
         seed: of the session.
         device: where the arrays are put.
     """
+    algorithm = find_algorithm(config.algorithm)
+    module = make_module(config.network, num_actions, jnp.float32)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        arrays = _first_arrays(*_module_and_algorithm(config, num_actions), config.ppo, new_key(seed))
+        arrays = _first_arrays(module, algorithm, config.ppo, new_key(seed))
     return jax.device_put(arrays, device)
 
 
@@ -180,8 +182,10 @@ def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dic
     Raises:
         ConfigError: the network or the algorithm is not registered.
     """
+    algorithm = find_algorithm(config.algorithm)
+    module = make_module(config.network, num_actions, jnp.float32)
     key = jax.eval_shape(lambda: new_key(0))
-    shapes = jax.eval_shape(partial(_first_arrays, *_module_and_algorithm(config, num_actions), config.ppo), key)
+    shapes = jax.eval_shape(partial(_first_arrays, module, algorithm, config.ppo), key)
     return _placed(shapes, device)
 
 
@@ -201,10 +205,6 @@ def abstract_params(config: NetworkConfig, num_actions: int, device: jax.Device)
 def _placed(shapes: Any, device: jax.Device) -> Any:
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
-
-
-def _module_and_algorithm(config: Config, num_actions: int) -> tuple[nn.Module, Algorithm]:
-    return make_module(config.network, num_actions, jnp.float32), find_algorithm(config.algorithm)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -58,7 +58,7 @@ def retrain(session_dir: Path, start: int) -> str:
         )
         quiet_config = replace(config, log=quiet, evaluation=replace(config.evaluation, every_env_steps=0))
         placement = place_session(quiet_config)
-        with prepare(quiet_config, placement, copy, session_number(session_dir), resume=True, quiet=True) as run:
+        with prepare(quiet_config, placement, copy, session_number(session_dir), resume=True) as run:
             _require_same_environment(name, target, run)
             for _ in train(run):
                 if run.progress.env_steps >= target.env_steps:

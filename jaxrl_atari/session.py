@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari.algorithm import ReadMetrics, find_algorithm
-from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement, make_networks, place
 from jaxrl_atari.errors import require
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.groups import make_groups
-from jaxrl_atari.hardware.cpu import xla_threads
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.hardware.memory import out_of_memory_advice
@@ -26,17 +25,19 @@ from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
 from jaxrl_atari.imports import import_inherited
 from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
-from jaxrl_atari.networks import initial_carry, is_recurrent, make_module
+from jaxrl_atari.networks import Networks, initial_carry, is_recurrent, make_module
+from jaxrl_atari.provenance import device_text, provenance
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints, resume_text
 from jaxrl_atari.runs.digests import Written, add_digests
+from jaxrl_atari.runs.logs import cut_and_open_logs, set_aside_logs
 from jaxrl_atari.runs.progress import Progress, due
-from jaxrl_atari.runs.run_dir import claim_session_dir, surroundings
+from jaxrl_atari.runs.run_dir import claim_session_dir
 from jaxrl_atari.runs.session_log import SessionLog
-from jaxrl_atari.runs.writers import Outputs, TerminalWriter, Writer, cut_and_open_logs, set_aside_logs
+from jaxrl_atari.runs.writers import TerminalWriter, Writer, Writers
+from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session_games import SessionGames, start_games
-from jaxrl_atari.traced_options import as_numbers
 
 
 def run_session(
@@ -68,16 +69,21 @@ def run_session(
             another process is training in `session_dir`, or it holds a session and `resume` is false.
         KeyboardInterrupt: stopped on request, after the last checkpoint was written.
     """
-    with prepare(
-        config,
-        place_session(config),
-        session_dir,
-        session,
-        resume=resume,
-        writers=writers,
-        stop_requested=stop_requested,
-        is_enough=is_enough,
-    ) as run:
+    terminal = TerminalWriter(config.total_env_steps, f"session {session}")
+    with (
+        contextlib.closing(terminal),
+        out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs),
+        prepare(
+            config,
+            place_session(config),
+            session_dir,
+            session,
+            resume=resume,
+            writers=[terminal, *writers],
+            stop_requested=stop_requested,
+            is_enough=is_enough,
+        ) as run,
+    ):
         for number, _ in enumerate(train(run)):
             if number == 0:
                 on_first_update()
@@ -113,34 +119,6 @@ def train(run: "Session") -> Iterator[ReadMetrics]:
         run.evaluate_if_due()
         run.checkpoint_if_due()
         yield metrics
-
-
-def annealed(value: float, config: Config, env_steps: int) -> float:
-    """A value that falls linearly in env steps, to 0 at total_env_steps."""
-    return value * max(0.0, 1.0 - env_steps / config.total_env_steps)
-
-
-def learning_rate(config: Config, env_steps: int) -> float:
-    """The rate of the next update."""
-    rate = config.ppo.learning_rate
-    return annealed(rate, config, env_steps) if config.ppo.anneal_learning_rate else rate
-
-
-def clip_epsilon(config: Config, env_steps: int) -> float:
-    """The clip range of the next update."""
-    epsilon = config.ppo.clip_epsilon
-    return annealed(epsilon, config, env_steps) if config.ppo.anneal_clip_epsilon else epsilon
-
-
-def current_options(config: Config, env_steps: int) -> PPOConfig:
-    """`config.ppo` with the scheduled values of the next update. To schedule a number, compute it here."""
-    options = replace(
-        config.ppo,
-        learning_rate=learning_rate(config, env_steps),
-        clip_epsilon=clip_epsilon(config, env_steps),
-        gae_lambda=config.resolved_gae_lambda,
-    )
-    return as_numbers(options)
 
 
 @jax.jit
@@ -240,24 +218,6 @@ class Session:
             items["evaluation"] = evaluated.params
         return items
 
-    @cached_property
-    def environment(self) -> dict[str, Any]:
-        """What the bits of a session depend on beside its config and seed, as JSON values."""
-        around = surroundings(self.config)
-        placement = self.placement
-        return {
-            "python": around["python"],
-            "versions": around["versions"],
-            "git_revision": around["git_revision"],
-            "numeric_settings": around["numeric_settings"],
-            "compute_dtype": self.learner.compute_dtype.name,
-            "learns_on": [device.device_kind for device in placement.learner],
-            "acts_on": [device.device_kind for device in placement.actors],
-            "cpu": around["hardware"]["cpu"],
-            "instruction_sets": around["hardware"]["instruction_sets"],
-            "threads": xla_threads(),
-        }
-
     def meta(self) -> dict[str, Any]:
         """Content of a checkpoint other than the arrays, as JSON values."""
         return {
@@ -272,15 +232,14 @@ class Session:
             **self.log.state(),
         }
 
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """What the bits of this session depend on besides its config and seed; see `provenance`."""
+        return provenance(self.config, self.placement, self.learner.compute_dtype.name)
+
     def device_text(self) -> str:
-        """The devices that learn, act and evaluate, why they were chosen, and the arithmetic."""
-        placement = self.placement
-        text = f"{', '.join(map(str, placement.learner))} ({placement.reason})"
-        if not {*placement.actors} <= {*placement.learner}:
-            text += f"; acts on {', '.join(map(str, dict.fromkeys(placement.actors)))}"
-        if self.evaluator:
-            text += f"; evaluates on {placement.evaluator}"
-        return f"{text}; computes in {self.learner.compute_dtype.name}"
+        """The session's devices and its arithmetic, in one line."""
+        return device_text(self.placement, self.learner.compute_dtype.name, self.evaluator is not None)
 
     def finish(self) -> None:
         """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations."""
@@ -306,7 +265,6 @@ def prepare(
     *,
     resume: bool = False,
     writers: Sequence[Writer] = (),
-    quiet: bool = False,
     stop_requested: Callable[[], bool] = lambda: False,
     is_enough: Callable[[], bool] | None = None,
 ) -> Iterator[Session]:
@@ -314,49 +272,47 @@ def prepare(
 
     Args:
         placement: what `place_session` returned.
-        quiet: print nothing.
-        session_dir, session, resume, writers, stop_requested, is_enough: see `run_session`.
+        writers: receive lines and log points besides the writers of `config.log`. They are not closed.
+        session_dir, session, resume, stop_requested, is_enough: see `run_session`.
     """
     seed = config.seed + session
     leader = is_leader()  # only the leader of several processes writes
     with contextlib.ExitStack() as exits:
         begin = exits.enter_context(claim_session_dir(session_dir, resume)) if leader else None
-        outputs = exits.enter_context(Outputs())
-        if leader and not quiet:
-            outputs.add([TerminalWriter(config.total_env_steps, f"session {session}")])
-        exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
-        say = outputs.message
-        say("starting the games and the network")
+        outputs = exits.enter_context(contextlib.closing(Writers(writers if leader else ())))
+        outputs.message("starting the games and the network")
 
-        checkpoints = Checkpoints(session_dir, say)
+        checkpoints = Checkpoints(session_dir, outputs.message)
         target = partial(abstract_arrays, config, device=placement.home)
         restored = checkpoints.resume(target) if resume else None
         meta = restored.meta if restored else {}
         progress = Progress(meta)
-        networks = partial(make_networks, config.network, placement=placement)
-        make = partial(make_groups, config, placement, networks)
-        games = start_games(make, config.env, seed, progress, checkpoints, restored, say)
-        exits.callback(games.close)
 
+        make = partial(make_networks, config.network, placement=placement)
+        groups = partial(make_groups, config, placement, make)
+        games = start_games(groups, config.env, seed, progress, checkpoints, restored, outputs.message)
+        exits.callback(games.close)
+        networks = make(games.num_actions)
         arrays = restored.arrays if restored else first_arrays(config, games.num_actions, seed, placement.home)
         key = arrays["key"]
         optimizer_steps = int(arrays["train_state"].optimizer_steps)
-        unfinished = arrays.get("evaluation")  # parameters whose evaluation was running at the checkpoint
-        make_learner = Learner if config.overlap == "none" else OverlappedLearner
-        own = networks(games.num_actions)
-        learner = make_learner(config, placement, own, arrays)
+        evaluated = arrays.get("evaluation")  # parameters whose evaluation was running at the checkpoint
+        learner = make_learner(config, placement, networks, arrays)
         exits.callback(learner.close)
         del restored, arrays  # the learner has copied them: 20 MB for `nature`
-        if own.learning.advice:
-            say(own.learning.advice)
+        if networks.learning.advice:
+            outputs.message(networks.learning.advice)
+        evaluator = None
+        if leader and config.evaluation.every_env_steps:
+            evaluator = make_evaluator(config, placement, seed, games.num_actions, session_dir, outputs)
+            exits.callback(evaluator.close)
 
         if leader:  # only now are the logs cut back to the checkpoint: whatever is missing has been reported
             if resume and not meta:
-                set_aside_logs(session_dir, say)
-            outputs.add(cut_and_open_logs(config, session_dir, progress, unfinished is not None, say))
-            outputs.lend(writers)
+                set_aside_logs(session_dir, outputs.message)
+            outputs.add(cut_and_open_logs(config, session_dir, progress, evaluated is not None, outputs.message))
         log = SessionLog(
-            outputs.writers,
+            outputs,
             config.log.every_env_steps,
             progress,
             monitor=exits.enter_context(monitor([*placement.learner, *placement.actors])),
@@ -366,17 +322,9 @@ def prepare(
             in_progress=games.in_progress,
             compiled=compile_clock(),
         )
-        evaluator = None
-        if leader and config.evaluation.every_env_steps:
-            device = placement.evaluator
-            network = make_network(config.network, games.num_actions, network_platform(device))
-            evaluator = Evaluator(
-                config, seed, network, games.num_actions, device, session_dir, say, log.evaluation
-            )
-            exits.callback(evaluator.close)
-            if unfinished is not None:
-                evaluator.start(unfinished, progress.evaluated)
-        del unfinished  # the evaluator has copied them
+        if evaluator is not None and evaluated is not None:
+            evaluator.start(evaluated, progress.evaluated)
+        del evaluated  # the evaluator has copied them
 
         run = Session(
             config=config,
@@ -392,12 +340,27 @@ def prepare(
             stop_requested=stop_requested,
             is_enough=is_enough,
         )
-        say(f"device: {run.device_text()}")
+        outputs.message(f"device: {run.device_text()}")
         if meta:
-            say(resume_text(meta, run.meta()))
+            outputs.message(resume_text(meta, run.meta()))
         if begin is not None:
             begin()
         yield run
+
+
+def make_learner(config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]) -> Learner:
+    """The learner that `config.overlap` selects; it copies the arrays."""
+    kind = Learner if config.overlap == "none" else OverlappedLearner
+    return kind(config, placement, networks, arrays)
+
+
+def make_evaluator(
+    config: Config, placement: Placement, seed: int, num_actions: int, session_dir: Path, outputs: Writer
+) -> Evaluator:
+    """The evaluator of a session, with the network in the form that suits its device. See `Evaluator`."""
+    device = placement.evaluator
+    network = make_network(config.network, num_actions, network_platform(device))
+    return Evaluator(config, seed, network, num_actions, device, session_dir, outputs.message, outputs.evaluation)
 
 
 def place_session(config: Config) -> Placement:

@@ -17,7 +17,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ORDER = [
     "__init__", "__main__", "train", "search", "suite", "hub", "export", "benchmark", "verify", "retrain",
     "device_report", "update_memory",
-    "session", "evaluate", "plots", "report", "session_games", "groups", "rollout", "learner", "runs", "devices",
+    "session", "schedules", "provenance", "evaluate", "plots", "report", "session_games", "groups", "rollout",
+    "learner", "runs", "devices",
     "algorithms", "ppo", "algorithm", "categorical", "minibatches", "fast", "networks", "frames", "layers",
     "hardware", "cli", "dialects", "traced_options", "config", "option_forms", "envs", "imports", "output",
     "registry", "keys", "errors",

@@ -10,7 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from small_training import TINY, change, edit_meta, latest_meta, read_table, stop_before
+from small_training import TINY, Lines, change, edit_meta, latest_meta, read_table, stop_before
 
 from jaxrl_atari import verify
 from jaxrl_atari.learner import abstract_arrays
@@ -187,13 +187,15 @@ def test_each_piece_of_a_checkpoint_is_needed(leave_out, said, stopped, tmp_path
         lambda games: {"more": games["lives"]},
     ],
 )
-def test_games_that_cannot_be_are_not_played(damage, stopped, tmp_path, capsys):
+def test_games_that_cannot_be_are_not_played(damage, stopped, tmp_path):
     """Of a checkpoint whose digests are right: whoever wrote it wanted that."""
     source, meta = Checkpoints(stopped[0]), latest_meta(stopped[0])
     arrays = source.restore(meta["env_steps"], abstract_arrays(OVERLAP, 4, jax.devices("cpu")[0]))
     games = source.restore(meta["env_steps"], item="games")
     items = {"arrays": arrays, "games": games | damage(games)}
     Checkpoints(tmp_path / "session_0").save(meta["env_steps"], items, meta, None)
-    with prepare(OVERLAP, place_session(OVERLAP), tmp_path / "session_0", resume=True) as run:
+    lines = Lines()
+    writers = [lines]
+    with prepare(OVERLAP, place_session(OVERLAP), tmp_path / "session_0", resume=True, writers=writers) as run:
         assert run.games.groups[0][0].take_games()[0].anchor_step.tolist() == [meta["steps"]] * 4
-    assert capsys.readouterr().out.count("new games are started (") == 1
+    assert "".join(lines.messages).count("new games are started (") == 1

@@ -66,7 +66,7 @@ def iterate(run, times):
 def test_everything_is_compiled_once(overlap, devices, tmp_path):
     config = dataclasses.replace(small(overlap=overlap), devices=DevicesConfig(gpu=False, data_parallel=devices))
     compiled_update.cache_clear()  # other sessions of this process may have compiled it already
-    with jax_events() as events, prepare(config, place_session(config), tmp_path / "session_0", quiet=True) as run:
+    with jax_events() as events, prepare(config, place_session(config), tmp_path / "session_0") as run:
         iterate(run, 2)
         assert events[COMPILED]
         before = run.learner.state.params["dense"]["kernel"]
@@ -79,7 +79,7 @@ def test_everything_is_compiled_once(overlap, devices, tmp_path):
     other = dataclasses.replace(config, ppo=jax.tree.map(lambda x: 0.9 * x, config.ppo))
     with (
         jax_events() as events,
-        prepare(other, place_session(other), tmp_path / "session_1", session=1, quiet=True) as run,
+        prepare(other, place_session(other), tmp_path / "session_1", session=1) as run,
     ):
         iterate(run, 2)
         run.finish()
@@ -106,7 +106,7 @@ def test_transfers_of_an_iteration(tmp_path, monkeypatch):
 
         monkeypatch.setattr(owner, name, counted)
 
-    with prepare(small(), place_session(small()), tmp_path / "session_0", quiet=True) as run:
+    with prepare(small(), place_session(small()), tmp_path / "session_0") as run:
         iterate(run, 2)
         count(rollout, "act", there, np.ndarray)
         count(rollout, "begin_rollout", there, np.ndarray)

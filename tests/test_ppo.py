@@ -28,7 +28,7 @@ from jaxrl_atari.minibatches import (
 )
 from jaxrl_atari.networks import Observation, Outputs
 from jaxrl_atari.ppo import PPO, Samples, gae, ppo_loss
-from jaxrl_atari.session import current_options
+from jaxrl_atari.schedules import current_options
 
 HYPER = {
     "learning_rate": 2.5e-4, "gamma": 0.99, "gae_lambda": 0.9,

@@ -81,7 +81,7 @@ def contents(folder):
 # --- Training ----------------------------------------------------------------------------------------------------
 
 
-def test_log_points_and_checkpoints_come_at_their_intervals(session_dir, capsys):
+def test_log_points_and_checkpoints_come_at_their_intervals(session_dir):
     """A log point has the means of the updates since the one before, without the newest, which may still run."""
     lines, began = Lines(), []
     config = change(TINY, env={"max_frames": 800}, log={"every_env_steps": 64, "tensorboard": True})
@@ -97,7 +97,7 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir, capsys)
     assert float(table[-1]["learning_rate"]) == 0
     assert sum(float(table[-1][name]) for name in TIME_COLUMNS) == pytest.approx(100)
     assert checkpoint_steps(session_dir) == [128, 192]
-    assert latest_meta(session_dir)["device"] in capsys.readouterr().out
+    assert f"device: {latest_meta(session_dir)['device']}" in lines.messages
     assert {path.name.split(".")[0] for path in session_dir.iterdir()} > {
         "events",
         "metrics",
@@ -116,7 +116,7 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir, capsys)
 @pytest.mark.parametrize("name", ["updates", "sps", "cpu_percent", "learning_percent"])
 def test_a_metric_that_has_the_name_of_a_column(name):
     progress = Progress({})
-    log = SessionLog([Lines()], 1000, progress, dict)
+    log = SessionLog(Lines(), 1000, progress, dict)
     log.after_update(lambda: {"loss": 1.0, name: 2.0}, 1e-3, (0.0, 0.0))
     log.read_newest()
     progress.count(300, [], 16)
@@ -128,7 +128,7 @@ def test_sps_and_shares_of_the_time(monkeypatch):
     """On a clock of its own: acting takes 1 s, of which 0.75 s wait for the emulators, and the update 2 s."""
     clock, lines, progress, end = SimpleNamespace(now=0.0), Lines(), Progress({}), 0.0
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
-    log = SessionLog([lines], 600, progress, dict)
+    log = SessionLog(lines, 600, progress, dict)
 
     def wait_until(end):
         clock.now = max(clock.now, end)
@@ -171,7 +171,7 @@ def test_a_session_has_the_seed_of_the_trial_plus_its_number(tmp_path):
     for seed, number in ((5, 2), (7, 0), (5, 0)):
         config = change(TINY, seed=seed)
         folder = tmp_path / f"{seed}" / f"session_{number}"
-        with prepare(config, place_session(config), folder, number, quiet=True) as run:
+        with prepare(config, place_session(config), folder, number) as run:
             keys, games = (
                 jax.tree.map(jax.random.key_data, run.keys(0)),
                 run.games.groups[0][0].take_games()[0].anchor_seed,
@@ -251,7 +251,7 @@ def test_what_is_not_finite_is_not_saved(overlap, session_dir, monkeypatch):
     ):
         run_session(change(TINY, overlap=overlap), session_dir)
     assert checkpoint_steps(session_dir)[-1] < 120
-    with prepare(TINY, place_session(TINY), session_dir, resume=True, quiet=True) as run:
+    with prepare(TINY, place_session(TINY), session_dir, resume=True) as run:
         state = run.learner.state
         run.learner._state = state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params))
         with pytest.raises(NonFiniteError, match="parameter_norm = "):  # the newest metrics do not show it
@@ -347,7 +347,7 @@ def test_the_arrays_of_a_checkpoint_are_freed_once_the_learner_has_copied_them(c
 
     before = live_bytes()
     config = change(TINY, total_env_steps=320)
-    with prepare(config, place_session(config), copied, resume=True, quiet=True) as run:
+    with prepare(config, place_session(config), copied, resume=True) as run:
         held = live_bytes() - before
         state = sum(array.nbytes for array in jax.tree.leaves(run.learner.state))
     assert state > 10e6
@@ -590,7 +590,7 @@ def test_hours_and_sps_of_a_resume_on_other_clocks(monkeypatch):
     meta, found = {}, []
     for _ in range(2):
         lines, progress = Lines(), Progress(meta)
-        log = SessionLog([lines], 100, progress, dict, unlogged=meta.get("unlogged_metrics", ()))
+        log = SessionLog(lines, 100, progress, dict, unlogged=meta.get("unlogged_metrics", ()))
         for _ in range(3):
             monotonic.now += 2
             date.now += 2

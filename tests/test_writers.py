@@ -25,17 +25,13 @@ from user_commands import ROOT, user_environment
 from jaxrl_atari.config import Config, EvaluationConfig, LogConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.csv_writer import CsvWriter
+from jaxrl_atari.runs.logs import cut_and_open_logs, make_writers, set_aside_logs
 from jaxrl_atari.runs.progress import Progress
 from jaxrl_atari.runs.reading import read_evaluations, read_metrics
 from jaxrl_atari.runs.tables import read_table
-from jaxrl_atari.runs.writers import (
-    CsvWriter,
-    TensorBoardWriter,
-    TerminalWriter,
-    cut_and_open_logs,
-    make_writers,
-    set_aside_logs,
-)
+from jaxrl_atari.runs.tracking import TensorBoardWriter
+from jaxrl_atari.runs.writers import TerminalWriter
 
 
 def row(env_steps, **values):

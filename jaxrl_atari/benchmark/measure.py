@@ -27,7 +27,8 @@ from jaxrl_atari.envs import EnvPool, make_pool
 from jaxrl_atari.output import say, write
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import COLUMNS
-from jaxrl_atari.session import Session, current_options, place_session, prepare, train
+from jaxrl_atari.schedules import current_options
+from jaxrl_atari.session import Session, place_session, prepare, train
 
 MACHINE_COLUMNS = [name for name, column in COLUMNS.items() if column.group in ("time", "system")]
 
@@ -58,7 +59,7 @@ def open_training(config: Config) -> Iterator[Training]:
     config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # never ends by itself
     with (
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
-        prepare(config, place_session(config), Path(folder, "session_0"), quiet=True) as run,
+        prepare(config, place_session(config), Path(folder, "session_0")) as run,
     ):
         training = Training(run, train(run))
         next(training.iterations)

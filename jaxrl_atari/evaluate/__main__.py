@@ -34,7 +34,7 @@ from jaxrl_atari.report.statistics import score_interval
 from jaxrl_atari.report.summary import interval_text
 from jaxrl_atari.runs.files import not_saved, unused
 from jaxrl_atari.runs.run_dir import read_config
-from jaxrl_atari.runs.writers import add_to_tensorboard
+from jaxrl_atari.runs.tracking import add_to_tensorboard
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,8 +87,8 @@ def require_unused(session_dir: Path) -> None:
 def claim_session_dir(session_dir: Path, resume: bool) -> Iterator[Callable[[], None]]:
     """Makes the directory of a session and locks it until the block ends.
 
-    A new directory is removed again if the session is refused: if the block ends with a `UserError` before the
-    function that it gives was called.
+    Yields a function that says that the session is prepared. If the block ends with an error before that
+    function was called, a new directory is removed again, because nothing was trained in it.
 
     Raises:
         UserError: another process trains there; the directory holds a session, and `resume` is false.
@@ -106,7 +106,7 @@ def claim_session_dir(session_dir: Path, resume: bool) -> Iterator[Callable[[], 
             if not resume:
                 require_unused(session_dir)
             yield begin
-    except UserError:
+    except Exception:
         if is_new and not began:
             shutil.rmtree(session_dir, ignore_errors=True)
         raise

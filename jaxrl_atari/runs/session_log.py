@@ -28,6 +28,7 @@ class SessionLog:
     may still be running, counts in the next one. So log points do not depend on stops and resumes.
 
     Args:
+        writer: receives all of these, such as a `Writers`.
         monitor: the machine's figures for a log point.
         unlogged: metrics of the updates since the newest log point, where a checkpoint has them.
         optimizer_steps: the train state's counter of gradient steps.
@@ -38,7 +39,7 @@ class SessionLog:
 
     def __init__(
         self,
-        writers: Sequence[Writer],
+        writer: Writer,
         every_env_steps: int,
         progress: Progress,
         monitor: Callable[[], Mapping[str, float]],
@@ -49,7 +50,7 @@ class SessionLog:
         in_progress: Callable[[], np.ndarray] = lambda: np.zeros((0, 2)),
         compiled: Callable[[], float] = lambda: 0.0,
     ):
-        self._writers = writers
+        self._writer = writer
         self._every = every_env_steps
         self._progress = progress
         self._monitor = monitor
@@ -70,8 +71,7 @@ class SessionLog:
 
     def evaluation(self, row: Row) -> None:
         """Writes an evaluation during training."""
-        for writer in self._writers:
-            writer.evaluation(row)
+        self._writer.evaluation(row)
 
     def wall_seconds(self) -> float:
         """Seconds of training, with those before a resume, without the first iteration's."""
@@ -99,8 +99,7 @@ class SessionLog:
                 f"{self._phase}: {seconds:.1f} s, {min(seconds, compiled - self._phase_start[1]):.1f} s compiling"
             )
             text += f"; {name} ..." if name else ""
-        for writer in self._writers:
-            writer.message(text)
+        self._writer.message(text)
         self._phase = name
         self._phase_start = now, compiled
 
@@ -118,15 +117,13 @@ class SessionLog:
             self._skips = "skipped_steps" in metrics()  # waits
             self.phase("")
             now = time.monotonic()
-            for writer in self._writers:
-                writer.message(
-                    f"the first rollout and update took {now - self._start:.1f} s, compilation included"
-                )
+            self._writer.message(
+                f"the first rollout and update took {now - self._start:.1f} s, compilation included"
+            )
             self._start = now
             self.compiling = False
         self._acting += acting
-        for writer in self._writers:
-            writer.progress(self._progress.env_steps, self._news())
+        self._writer.progress(self._progress.env_steps, self._news())
         if due(self._every, self._progress.logged, self._progress.env_steps):
             self._progress.logged = self._progress.env_steps
             self._write_row(learning_rate)
@@ -186,8 +183,7 @@ class SessionLog:
             self.row["sps"] = (progress.env_steps - before["env_steps"]) / seconds
             self.row |= zip(TIME_COLUMNS, (*shares.tolist(), 100.0 - shares.sum().item()), strict=True)
         self._acting = np.zeros(2)
-        for writer in self._writers:
-            writer.write(self.row)
+        self._writer.write(self.row)
 
     def _newest_optimizer_steps(self) -> int:
         """Gradient steps of the newest update; 0 once it was read. Waits for an update that may leave out some."""

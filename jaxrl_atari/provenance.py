@@ -1,0 +1,39 @@
+"""Provenance of a session's numbers: devices, arithmetic, software and machine."""
+
+from typing import Any
+
+from jaxrl_atari.config import Config
+from jaxrl_atari.devices import Placement
+from jaxrl_atari.hardware.cpu import xla_threads
+from jaxrl_atari.runs.run_dir import surroundings
+
+
+def provenance(config: Config, placement: Placement, compute_dtype: str) -> dict[str, Any]:
+    """What the bits of a session depend on besides its config and seed, as JSON values.
+
+    Args:
+        compute_dtype: the type in which the network computes, such as `float32`.
+    """
+    around = surroundings(config)
+    return {
+        "python": around["python"],
+        "versions": around["versions"],
+        "git_revision": around["git_revision"],
+        "numeric_settings": around["numeric_settings"],
+        "compute_dtype": compute_dtype,
+        "learns_on": [device.device_kind for device in placement.learner],
+        "acts_on": [device.device_kind for device in placement.actors],
+        "cpu": around["hardware"]["cpu"],
+        "instruction_sets": around["hardware"]["instruction_sets"],
+        "threads": xla_threads(),
+    }
+
+
+def device_text(placement: Placement, compute_dtype: str, evaluates: bool) -> str:
+    """The devices that learn, act and evaluate, why they were chosen, and the arithmetic, in one line."""
+    text = f"{', '.join(map(str, placement.learner))} ({placement.reason})"
+    if not {*placement.actors} <= {*placement.learner}:
+        text += f"; acts on {', '.join(map(str, dict.fromkeys(placement.actors)))}"
+    if evaluates:
+        text += f"; evaluates on {placement.evaluator}"
+    return f"{text}; computes in {compute_dtype}"

@@ -1,0 +1,91 @@
+"""Writer of a session's tables, metrics.csv and evaluations.csv."""
+
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs.columns import COLUMNS, EVALUATION_COLUMNS
+from jaxrl_atari.runs.files import unused, write_file
+from jaxrl_atari.runs.reading import EVALUATIONS_FILE, METRICS_FILE, read_rows
+from jaxrl_atari.runs.tables import read_table, table_text
+from jaxrl_atari.runs.writers import Row, Writer, finite
+
+
+class CsvWriter(Writer):
+    """metrics.csv and evaluations.csv: a header, then a row for each log point or evaluation, flushed at once.
+
+    An unknown value is an empty cell. A value whose name has no column becomes a further column. A resumed session
+    keeps the rows up to its checkpoint. A table that another program has saved, before a resume or while the
+    session trains, is written anew in this package's form; one with lines that are not understood is set aside
+    first.
+
+    Args:
+        logged, evaluated: see `make_writers`.
+        say: receives lines for the user.
+
+    Raises:
+        UserError: a table has no header that is understood. It is left as it is.
+    """
+
+    def __init__(self, session_dir: Path, logged: int, evaluated: int, say: Callable[[str], object]):
+        self._dir = session_dir
+        self._say = say
+        self._columns = {METRICS_FILE: list(COLUMNS), EVALUATIONS_FILE: list(EVALUATION_COLUMNS)}
+        self._left: dict[str, tuple[int, int]] = {}  # size and time of each table, as this writer left it
+        for name in self._columns:
+            table = read_table(session_dir / name)
+            if table.problems and not table.columns:
+                raise UserError(
+                    f"{session_dir / name}: {table.problems[0].text}; restore it from a copy, or move it away to"
+                    " go on without its rows"
+                )
+        for name, last in ((METRICS_FILE, logged), (EVALUATIONS_FILE, evaluated)):
+            self._take_over(name, last)
+        last_row = max((float(row["env_steps"]) for row in read_rows(session_dir / METRICS_FILE)), default=0)
+        if last_row < logged:
+            say(f"{METRICS_FILE} ends at {last_row:,.0f} env steps: the rows up to {logged:,} are not there")
+
+    def _take_over(self, name: str, last: float = math.inf) -> None:
+        """Writes a table anew, with the rows up to `last` env steps; first copies one that has unknown lines."""
+        path = self._dir / name
+        if not path.is_file():
+            return
+        table = read_table(path)
+        if lost := table.lost_before(last):
+            copy = unused(path)
+            shutil.copy2(path, copy)
+            count = "1 line is" if len(lost) == 1 else f"{len(lost)} lines are"
+            self._say(f"{name}: {count} not understood ({lost[0]}); the file as it was is now {copy.name}")
+        self._columns[name] += [column for column in table.columns if column not in self._columns[name]]
+        rows = [row for row in table.rows if float(row["env_steps"]) <= last]
+        write_file(path, table_text(self._columns[name], rows))  # at no moment are the rows lost
+        self._left[name] = _state(path)
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        path = self._dir / name
+        exists = path.is_file() and path.stat().st_size > 0
+        if name in self._left and not exists:
+            self._say(f"{name} was moved away or emptied while the session trains; it goes on as a new file")
+        further = [column for column in row if column not in self._columns[name]]
+        self._columns[name] += further
+        if exists and (further or _state(path) != self._left.get(name)):  # or another program has saved it
+            self._take_over(name)
+        with path.open("a", encoding="utf-8", newline="") as file:
+            file.write(table_text(self._columns[name], [row], header=not exists))
+        self._left[name] = _state(path)
+
+    def write(self, row: Row) -> None:
+        # 9 digits identify every float32 number.
+        self._append(METRICS_FILE, {n: f"{x:.9g}" if isinstance(x, float) else x for n, x in finite(row).items()})
+
+    def evaluation(self, row: Row) -> None:
+        self._append(EVALUATIONS_FILE, row)
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """The size of a file and the time of its last change, by which a change of another program is noticed."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns

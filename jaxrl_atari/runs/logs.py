@@ -1,0 +1,92 @@
+"""The logs of a session when it starts: set aside or cut back to its checkpoint, then opened."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxrl_atari.config import Config
+from jaxrl_atari.runs.actions import cut_segments
+from jaxrl_atari.runs.csv_writer import CsvWriter
+from jaxrl_atari.runs.digests import cut_digests
+from jaxrl_atari.runs.files import unused
+from jaxrl_atari.runs.progress import Progress
+from jaxrl_atari.runs.reading import EVALUATIONS_FILE, METRICS_FILE
+from jaxrl_atari.runs.tables import read_table
+from jaxrl_atari.runs.tracking import TensorBoardWriter, WandbWriter
+from jaxrl_atari.runs.writers import Writer
+
+
+def set_aside_logs(session_dir: Path, say: Callable[[str], object]) -> None:
+    """Renames the logs of a session that has no checkpoint, because it starts again at 0."""
+    files = [session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, "wandb_id", "actions")]
+    if kept := [path.rename(unused(path)).name for path in files if path.exists()]:
+        say(f"there is no checkpoint: the session starts at 0; what was logged before is in {', '.join(kept)}")
+
+
+def cut_and_open_logs(
+    config: Config,
+    session_dir: Path,
+    progress: Progress,
+    evaluates: bool,
+    say: Callable[[str], object],
+) -> list[Writer]:
+    """Cuts a session's files back to the checkpoint that it resumes from, then makes their writers.
+
+    Args:
+        progress: how far the session has come at that checkpoint.
+        evaluates: whether an evaluation was running then. It is played again, and its row is written anew.
+        say: receives lines for the user.
+
+    Raises:
+        UserError: as `make_writers`.
+    """
+    cut_segments(session_dir, progress.steps)
+    cut_digests(session_dir, progress.env_steps)
+    (session_dir / "verified.json").unlink(missing_ok=True)  # it describes what was there before
+    if config.evaluation.every_env_steps:
+        _name_missing_evaluations(session_dir / EVALUATIONS_FILE, progress.evaluated, evaluates, say)
+    evaluated = progress.evaluated - 1 if evaluates else progress.evaluated
+    return make_writers(config, session_dir, progress.logged, evaluated, say)
+
+
+def _name_missing_evaluations(path: Path, evaluated: int, evaluates: bool, say: Callable[[str], object]) -> None:
+    """Says that a table of evaluations lacks rows which the session had written.
+
+    Args:
+        evaluated: env steps of the newest evaluation.
+        evaluates: whether that one was still running, so that it has no row. The one before it is not known.
+    """
+    table = read_table(path)
+    if table.problems or table.unfinished:
+        return  # the file is refused or set aside, which has a line of its own
+    if evaluates:
+        if path.is_file() and not table.columns:
+            say(f"{path.name} is empty: the rows of earlier evaluations are not there")
+        return
+    last_row = max((float(row["env_steps"]) for row in table.rows), default=0)
+    if last_row < evaluated:
+        say(f"{path.name} ends at {last_row:,.0f} env steps: the rows up to {evaluated:,} are not there")
+
+
+def make_writers(
+    config: Config,
+    session_dir: Path,
+    logged: int,
+    evaluated: int,
+    say: Callable[[str], object] = lambda line: None,
+) -> list[Writer]:
+    """Creates the writers that `config.log` selects, and their files.
+
+    Args:
+        logged, evaluated: env steps of the newest log point and evaluation before a resume. Later ones are dropped
+            from the files, because the session will write them again.
+        say: receives lines for the user.
+
+    Raises:
+        UserError: Weights & Biases is selected and not usable, or a table of the session is not understood.
+    """
+    writers: list[Writer] = [CsvWriter(session_dir, logged, evaluated, say)]
+    if config.log.tensorboard:
+        writers.append(TensorBoardWriter(config, session_dir))
+    if config.log.wandb:
+        writers.append(WandbWriter(config, session_dir))
+    return writers

@@ -1,0 +1,142 @@
+"""Writers of TensorBoard's event files and of Weights & Biases runs."""
+
+import itertools
+import math
+import secrets
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl_atari.config import Config, flat
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs.columns import AXES, group_of
+from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.reading import EVALUATIONS_FILE, METRICS_FILE, number, read_rows
+from jaxrl_atari.runs.writers import Row, Writer, finite
+
+
+def charts(row: Row) -> dict[str, int | float]:
+    """The charts that TensorBoard and Weights & Biases draw of a log point: "charts/return_ma" -> value."""
+    return {f"{group_of(name)}/{name}": value for name, value in finite(row).items() if name not in AXES}
+
+
+def evaluation_charts(row: Row) -> dict[str, float]:
+    """The charts that TensorBoard and Weights & Biases draw of an evaluation."""
+    return {f"evaluation/return_{name}": row[name] for name in ("mean", "std")}
+
+
+class TensorBoardWriter(Writer):
+    """TensorBoard events. A resumed session writes them anew from its tables: all readers see the same points.
+
+    tensorboardX needs neither TensorFlow nor PyTorch. Its `SummaryWriter` writes in a thread, which dies on a full
+    disk with a traceback of its own; `EventsWriter` raises the error here.
+    """
+
+    def __init__(self, config: Config, session_dir: Path):
+        from tensorboardX import summary
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
+
+        for path in session_dir.glob("events.out.tfevents.*"):
+            path.unlink()
+        self._scalar = summary.scalar
+        self._event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
+        self._events = EventsWriter(str(session_dir / "events"))
+        options = "\n".join(f"| {name} | {value} |" for name, value in flat(config.to_dict()).items())
+        self._add(0, summary.text("config", f"| option | value |\n|---|---|\n{options}"))
+        self._now = time.time()
+        metrics = [
+            {name: number(cell) for name, cell in row.items()} for row in read_rows(session_dir / METRICS_FILE)
+        ]
+        for row in metrics:
+            # A row of an older version has no time. Its distance from the last row is known.
+            ago = metrics[-1].get("wall_seconds", math.nan) - row.get("wall_seconds", math.nan)
+            self._add_row(row, charts(row), self._now - ago)
+        for row in read_rows(session_dir / EVALUATIONS_FILE):
+            self.evaluation({name: number(cell) for name, cell in row.items()})
+
+    def _add(self, env_steps: float, *summaries: Any, wall_time: float | None = None) -> None:
+        for each in summaries:
+            event = self._event(wall_time=wall_time or time.time(), step=int(env_steps), summary=each)
+            self._events.write_event(event)
+        self._events.flush()
+
+    def _add_row(self, row: Row, values: Mapping[str, float], otherwise: float) -> None:
+        """Adds points at the time that a row has, or otherwise at another one."""
+        times = [row.get("unix_time", math.nan), otherwise, self._now]
+        wall_time = next(each for each in times if math.isfinite(each))
+        self._add(row["env_steps"], *itertools.starmap(self._scalar, values.items()), wall_time=wall_time)
+
+    def write(self, row: Row) -> None:
+        self._add_row(row, charts(row), time.time())
+
+    def evaluation(self, row: Row) -> None:
+        self._add_row(row, evaluation_charts(row), time.time())
+
+    def close(self) -> None:
+        self._events.close()
+
+
+def add_to_tensorboard(video: Path, env_steps: int) -> None:
+    """Shows a video in TensorBoard as a small animated GIF, as a run beside that of its session."""
+    import imageio_ffmpeg
+    from tensorboardX import SummaryWriter
+    from tensorboardX.summary import Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", video, "-vf", "scale=160:-1", "-f", "gif", "-"]
+    gif = subprocess.run(command, capture_output=True, check=True).stdout
+    image = Summary.Image(encoded_image_string=gif)
+    with SummaryWriter(str(video.parent / "video")) as writer:
+        summary = Summary(value=[Summary.Value(tag="game", image=image)])
+        writer.file_writer.add_summary(summary, env_steps)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+class WandbWriter(Writer):
+    """A Weights & Biases run, grouped by trial. A resumed session continues its run, whose id is in wandb_id.
+
+    wandb reads its own environment variables, such as WANDB_MODE and WANDB_ENTITY.
+    """
+
+    def __init__(self, config: Config, session_dir: Path):
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise UserError(
+                "log.wandb = true: the package wandb is not installed; pip install 'jaxrl_atari[wandb]'"
+                " or leave log.wandb out"
+            ) from error
+        session_dir = session_dir.resolve()
+        # With the folder above it: the runs of suites have the names of games, and those of searches are numbered.
+        trial = "-".join(session_dir.parts[-3:-1])
+        id_file = session_dir / "wandb_id"
+        if not id_file.is_file():
+            write_file(id_file, secrets.token_hex(4))
+        try:
+            self._run = wandb.init(
+                project=config.log.wandb_project,
+                group=trial,
+                name=f"{trial}-{session_dir.name}",
+                id=id_file.read_text(),
+                resume="allow",
+                dir=session_dir,
+                config=config.to_dict(),
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+        except wandb.Error as error:
+            raise UserError(
+                f"log.wandb = true: {error}; run `wandb login`, set WANDB_MODE=offline, or leave log.wandb out"
+            ) from error
+        # A log point with more env steps may have been logged by the time that an evaluation ends.
+        self._run.define_metric("evaluation/*", step_metric="evaluation/env_steps")
+
+    def write(self, row: Row) -> None:
+        # wandb ignores steps that the run has already: after a resume it keeps the earlier log points.
+        self._run.log(charts(row), step=row["env_steps"])
+
+    def evaluation(self, row: Row) -> None:
+        self._run.log(evaluation_charts(row) | {"evaluation/env_steps": row["env_steps"]})
+
+    def close(self) -> None:
+        self._run.finish()

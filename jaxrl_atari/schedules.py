@@ -1,0 +1,37 @@
+"""Schedules: the options of an update that change while a session trains. A new schedule belongs here."""
+
+from dataclasses import replace
+
+from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.traced_options import as_numbers
+
+
+def annealed(value: float, config: Config, env_steps: int) -> float:
+    """A value that falls linearly in env steps, to 0 at total_env_steps."""
+    return value * max(0.0, 1.0 - env_steps / config.total_env_steps)
+
+
+def learning_rate(config: Config, env_steps: int) -> float:
+    """The learning rate of the update after `env_steps`."""
+    rate = config.ppo.learning_rate
+    return annealed(rate, config, env_steps) if config.ppo.anneal_learning_rate else rate
+
+
+def clip_epsilon(config: Config, env_steps: int) -> float:
+    """The clip range of the update after `env_steps`."""
+    epsilon = config.ppo.clip_epsilon
+    return annealed(epsilon, config, env_steps) if config.ppo.anneal_clip_epsilon else epsilon
+
+
+def current_options(config: Config, env_steps: int) -> PPOConfig:
+    """`config.ppo` with the scheduled values of the update after `env_steps`, as float32 scalars.
+
+    The compiled update takes these as data, so that a new value compiles nothing.
+    """
+    options = replace(
+        config.ppo,
+        learning_rate=learning_rate(config, env_steps),
+        clip_epsilon=clip_epsilon(config, env_steps),
+        gae_lambda=config.resolved_gae_lambda,
+    )
+    return as_numbers(options)
