@@ -24,6 +24,7 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.errors import SessionsFailed, require
+from jaxrl_atari.output import say
 
 OPTIONS = (
     "--config", "configs/pong.py", "--name", "soak", "--env.num-envs", "4", "--ppo.rollout-length", "32",
@@ -94,10 +95,10 @@ def report(rows: Sequence[Sequence[float]]) -> None:
         per_hour = float(np.polyfit(seconds / 3600, values, 1)[0])  # the least-squares line
         growth = float(values[half:].max() / values[:half].max())
         found[name] = {"min": values.min(), "max": values.max(), "per_hour": per_hour, "growth": growth}
-        cli.say(f"{name:<12}" + "".join(f"{key} {value:>10,.2f}   " for key, value in found[name].items()))
+        say(f"{name:<12}" + "".join(f"{key} {value:>10,.2f}   " for key, value in found[name].items()))
         if per_hour > MAX_MIB_PER_HOUR if name == "memory_mib" else growth > MAX_GROWTH:
             growing.append(name)
-    cli.say(json.dumps({"hours": seconds[-1] / 3600, **found}))
+    say(json.dumps({"hours": seconds[-1] / 3600, **found}))
     if growing:
         raise SessionsFailed(f"after the warm-up these grew: {', '.join(growing)}")
 

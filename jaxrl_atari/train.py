@@ -12,6 +12,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromDirectory, parse, read_start
 from jaxrl_atari.hardware import runtime
+from jaxrl_atari.output import say
 from jaxrl_atari.runs.run_dir import is_run, read_config
 
 
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Trains a new trial, or resumes one, as the command line says."""
     options = parse_options(arguments)
     for line in runtime.configure():
-        cli.say(line)
+        say(line)
     from jaxrl_atari.suite.trial import run_training  # after the settings, which must come before JAX starts
 
     run_training(options.full_config, options.directory)

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 from user_commands import ROOT, run_here, skip_without_extra
 
-from jaxrl_atari import cli, train
+from jaxrl_atari import cli, output, train
 from jaxrl_atari.cli.config_files import load_config
+from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import EnvConfig, PPOConfig
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.output import tracked
+from jaxrl_atari.output import say, tracked
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.run_dir import describe, make_run_dir
 from jaxrl_atari.runs.writers import TerminalWriter
@@ -74,16 +75,17 @@ def shell(script, *arguments, **variables):
         ('raise UserError("no such file")', "2>/dev/full", 2, ""),
         ("raise KeyboardInterrupt", "2>/dev/full", 130, ""),
         ("os.kill(os.getpid(), 15)", "2>/dev/full", 130, ""),
-        ('cli.say("a line"); cli.say("another")', ">/dev/full", 0, ""),
-        ('cli.say("a line")', ">&-", 0, ""),
-        ('cli.say("a line")', "2>&-", 0, "a line\n"),
-        ('cli.say("±")', "", 0, "?\n"),
-        ('[cli.say("a line") for _ in range(10_000)]', "| true", 0, ""),
+        ('say("a line"); say("another")', ">/dev/full", 0, ""),
+        ('say("a line")', ">&-", 0, ""),
+        ('say("a line")', "2>&-", 0, "a line\n"),
+        ('say("±")', "", 0, "?\n"),
+        ('[say("a line") for _ in range(10_000)]', "| true", 0, ""),
     ],
 )
 def test_the_exit_status_does_not_depend_on_the_output(body, redirect, status, printed):
     code = (
         f"import os; from jaxrl_atari import cli; from jaxrl_atari.errors import UserError\n"
+        f"from jaxrl_atari.output import say\n"
         f"def main():\n    {body}\ncli.run(main)"
     )
     ended = shell(f'"$0" -c "$1" {redirect}', code, PYTHONIOENCODING="ascii")
@@ -94,8 +96,8 @@ def test_a_terminal_that_takes_no_more_for_now_ends_nothing():
     read, write = os.pipe()
     os.set_blocking(write, False)
     stream = open(write, "w")  # noqa: SIM115
-    cli.write("x" * 200_000, stream)  # more than a pipe holds
-    cli.write("and more", stream)
+    output.write("x" * 200_000, stream)  # more than a pipe holds
+    output.write("and more", stream)
     assert os.read(read, 10) == b"x" * 10
     with contextlib.suppress(BlockingIOError):
         stream.close()
@@ -126,11 +128,11 @@ def closed():
 
 def test_printing_needs_no_more_than_write(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Silent())
-    cli.say("λ ± a line")
+    say("λ ± a line")
     assert sys.stdout.text == "λ ± a line\n"
     latin = io.TextIOWrapper(io.BytesIO(), "latin-1")
     monkeypatch.setattr(sys, "stdout", latin)
-    cli.say("λ ± a line")
+    say("λ ± a line")
     assert latin.buffer.getvalue() == "? ± a line\n".encode("latin-1")
 
 
@@ -149,7 +151,7 @@ def streams():
 def test_no_stream_ends_what_prints_to_it(name, monkeypatch):
     """The lines of a run, rich's bars and live lines, help, and the answer to a signal."""
     monkeypatch.setattr(sys, "stdout", streams()[name])
-    cli.say("λ")
+    say("λ")
     assert list(tracked([1, 2], "λ")) == [1, 2]
     writer = TerminalWriter(100, "λ")
     writer.write({"env_steps": 50, "return_ma": 1.0})
@@ -158,7 +160,7 @@ def test_no_stream_ends_what_prints_to_it(name, monkeypatch):
     with pytest.raises(SystemExit) as end:
         train.main(["--help"])
     assert not end.value.code
-    with cli.StopRequest(quick=False) as stop:
+    with StopRequest(quick=False) as stop:
         signal.raise_signal(signal.SIGTERM)
         assert stop.requested
 

@@ -449,6 +449,20 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
+def test_a_search_whose_trials_are_all_refused_leaves_no_directory(tmp_path):
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules/wandb.py").write_text("raise ImportError")
+    (tmp_path / "tiny.py").write_text(TINY)
+    line = ["-m", "jaxrl_atari.search", "--config", tmp_path / "tiny.py", "--run-dir", tmp_path / "search"]
+    process = start(*line, "--log.wandb", PYTHONPATH=f"{tmp_path / 'modules'}{os.pathsep}{ROOT}")
+    output, _ = process.communicate(timeout=250)
+    assert process.returncode == 2, output
+    assert re.search("^error: no trial could begin: log.wandb = true: [^;]* not installed", output, re.M), output
+    assert not (tmp_path / "search").exists()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_search_in_which_all_trials_fail_has_status_1(tmp_path):
     """Files take the places of their directories."""
     (tmp_path / "tiny.py").write_text(TINY)
@@ -480,6 +494,7 @@ def test_why_ray_did_not_start_is_one_true_line(tmp_path):
         output, _ = process.communicate(timeout=100)
         assert process.returncode == 2
         assert re.search(words, one_error_line(output))
+        assert not (tmp_path / "search").exists()
 
 
 CLUSTER = """

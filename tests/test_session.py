@@ -22,7 +22,7 @@ from small_training import TINY, Lines, change, edit_meta, flip_bit, latest_meta
 from user_commands import user_environment
 
 from jaxrl_atari import run_training, session
-from jaxrl_atari.cli import StopRequest
+from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate.play import run_evaluation

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from jaxrl_atari.cli import StopRequest
+from jaxrl_atari.cli.signals import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
@@ -37,7 +37,7 @@ def test_a_signal_that_the_parent_ignores_stays_ignored():
 COMPILING = """
 import hashlib, time
 from jaxrl_atari import cli
-from jaxrl_atari.cli import StopRequest
+from jaxrl_atari.cli.signals import StopRequest
 
 def main():
     with StopRequest("session 0") as stop:
@@ -75,8 +75,8 @@ def test_a_signal_is_answered_after_a_compiled_function(training, output, error)
 
 CLOSED = """
 import os, signal, sys
-from jaxrl_atari import cli
-from jaxrl_atari.cli import StopRequest
+from jaxrl_atari.cli.signals import StopRequest
+from jaxrl_atari.output import say
 
 how, read = sys.argv[1], int(sys.argv[2])
 # Whoever started the tests may have been under nohup.
@@ -86,7 +86,7 @@ with StopRequest(quick=False) as stop:
     signal.raise_signal(signal.SIGHUP)
     signal.raise_signal(signal.SIGHUP)  # shell and kernel may both send it
     if how == "closed":
-        cli.say("nobody reads this")
+        say("nobody reads this")
     sys.exit(10 if stop.requested else 11)
 """
 
@@ -106,7 +106,7 @@ def test_a_closed_terminal_is_a_stop_request_but_not_under_nohup(how, status):
 IMPORTING = """
 import signal
 from jaxrl_atari import cli
-from jaxrl_atari.cli import StopRequest
+from jaxrl_atari.cli.signals import StopRequest
 
 class Ignored:
     # Python ignores what it raises, as in the callbacks of imports and of the garbage collector.

@@ -228,6 +228,32 @@ def test_games_train_in_processes_and_one_that_fails_does_not_stop_the_others(tm
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("vary", [[], ["--vary", "ppo.gamma=0.9,0.99"]])
+def test_a_suite_whose_sessions_are_all_refused_leaves_the_folder_as_it_was(tmp_path, monkeypatch, vary):
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules/wandb.py").write_text("raise ImportError")
+    monkeypatch.syspath_prepend(tmp_path / "modules")  # the processes of the sessions have the same path
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/.notes").write_text("mine")
+    options = [
+        "--games",
+        "Pong",
+        "--run-dir",
+        str(tmp_path / "mine"),
+        "--log.wandb",
+        "--devices.gpu",
+        "false",
+        *vary,
+    ]
+    with pytest.raises(
+        UserError, match=r"^no session could begin: log.wandb = true: [^;]* not installed; pip"
+    ) as error:
+        suite_command.main(options)
+    assert str(error.value).count("not installed") == 1, "one reason, however many sessions had it"
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [".notes"]
+
+
+@pytest.mark.long
 def test_a_stopped_suite_says_how_to_go_on_and_how_far_it_came(tmp_path):
     suite_dir = make_suite(tmp_path / "suite", dataclasses.replace(TINY, total_env_steps=1_000_000), ["Pong"])
     command = [sys.executable, "-m", "jaxrl_atari.suite", "--resume", str(suite_dir)]

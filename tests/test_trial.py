@@ -22,9 +22,9 @@ from jaxrl_atari.errors import SessionsFailed
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
-from jaxrl_atari.suite.launch import Failure, Item, Slot
+from jaxrl_atari.suite.launch import Failure, Job, Slot
 from jaxrl_atari.suite.processes import run_processes
-from jaxrl_atari.suite.sessions import program_number, train_item, unfinished
+from jaxrl_atari.suite.sessions import program_number, train_job, unfinished_jobs
 from jaxrl_atari.suite.slots import plan_slots
 
 TINY = Config(
@@ -178,9 +178,9 @@ def test_an_early_end_holds_where_the_last_evaluation_was_interrupted(tmp_path):
             ended.set()
         return ended.is_set()
 
-    (item,) = unfinished(config, tmp_path)
+    (job,) = unfinished_jobs(config, tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        train_item(item, stop=stop, stop_requested=ended.is_set)
+        train_job(job, stop=stop, stop_requested=ended.is_set)
     summary = run_training(config, tmp_path).summary
     expected = {"env_steps": 32, "reason": "stop(row) was true at this log point"}
     assert summary["stopped"] == {"session_0": expected}
@@ -390,9 +390,7 @@ def test_sessions_take_the_gpus_in_turn(fields, parallel, environments, simulate
     config = dataclasses.replace(TINY, **fields)
     slots, at_a_time = plan_slots(config, config.sessions, config.sessions)
     assert at_a_time == parallel
-    shown = [
-        {name: slot.environment[name] for name in slot.environment if "THREADS" not in name} for slot in slots
-    ]
+    shown = [{name: slot.variables[name] for name in slot.variables if "THREADS" not in name} for slot in slots]
     assert shown == environments
 
 
@@ -416,15 +414,15 @@ def test_sessions_share_programs_where_numbers_alone_differ(field, value, shared
 def run(folder, function, sessions, slots=1, parallel=2, programs=None):
     """The failures of sessions that call a function of `small_sessions`, in the order in which they end."""
     programs = programs or [0] * sessions
-    items = [
-        Item(None, folder, number, {}, number, game="Pong", program=programs[number]) for number in range(sessions)
+    jobs = [
+        Job(None, folder, number, {}, number, game="Pong", program=programs[number]) for number in range(sessions)
     ]
     places = [Slot(f"on {name}", {"SLOT": name}) for name in "AB"[:slots]]
     ended = {}
     run_processes(
-        items,
+        jobs,
         function,
-        lambda item, failure: ended.update({item.session: failure}),
+        lambda job, failure: ended.update({job.session: failure}),
         slots=places,
         parallel=parallel,
     )

@@ -1,6 +1,13 @@
-"""What all commands share: one-line errors on stderr, exit statuses, and stop requests."""
+"""Running a command: exit statuses, and errors as one line on stderr.
 
-import contextlib
+cli.run(main)       calls the function of a command; every command ends with it
+signals.py          what a signal does: it interrupts a command, or requests a session to stop
+options.py          from the words of a command line to a dataclass of options
+  config_files.py   --config: runs the Python file that it names
+  option_names.py   which option was meant by one that does not exist
+  tyro_errors.py    tyro's errors, which it prints in boxes, as one line
+"""
+
 import errno
 import io
 import logging
@@ -8,31 +15,16 @@ import os
 import shlex
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from jaxrl_atari.cli.signals import INTERRUPTED, interrupt, received
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.output import counted, is_terminal, say, write
-
-__all__ = ["StopRequest", "correctable", "counted", "resume_command", "run", "say", "write"]
-
-INTERRUPTED = 130
-"""Exit status after any signal that asks for a stop: 128 + SIGINT, as in shells."""
-
-CLEAR_LINE = "\r\x1b[K"
-"""Erases the live line of a terminal."""
-
-REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals of a `StopRequest`."""
+from jaxrl_atari.output import say, write
 
 OUTSIDE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPIPE}
 """Operating system errors that the user can correct. EPIPE comes of `--help | head`."""
-
-_interrupted: list[int] = []
-"""Signals that the running command has received outside a `StopRequest`."""
 
 
 def run(main: Callable[[], object]) -> NoReturn:
@@ -45,21 +37,21 @@ def run(main: Callable[[], object]) -> NoReturn:
     """
     _open_streams()
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    _interrupted.clear()
+    received.clear()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) != signal.SIG_IGN:  # as SIGINT is in the background of a script
-            signal.signal(number, _interrupt)
+            signal.signal(number, interrupt)
     status = 0
     try:
         main()
-        if _interrupted:
+        if received:
             raise KeyboardInterrupt
     except KeyboardInterrupt as stop:
         say(str(stop) or "interrupted", sys.stderr)
         status = INTERRUPTED
     except Exception as error:
         known = correctable(error)
-        if _interrupted:  # an extension module whose import is interrupted raises an error of its own
+        if received:  # an extension module whose import is interrupted raises an error of its own
             say("interrupted", sys.stderr)
             status = INTERRUPTED
         elif known is None:
@@ -86,14 +78,6 @@ def _open_streams() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Signal handler: interrupts the command; at a second signal, ends the process."""
-    if _interrupted:
-        os._exit(INTERRUPTED)
-    _interrupted.append(number)
-    raise KeyboardInterrupt  # Python swallows it in callbacks, such as those of the garbage collector
-
-
 def correctable(error: Exception) -> UserError | None:
     """The error as a `UserError`, if the user can correct it; None for a bug.
 
@@ -107,63 +91,3 @@ def correctable(error: Exception) -> UserError | None:
 def resume_command(command: str, directory: Path) -> str:
     """The command line that continues what a directory holds: `python -m jaxrl_atari.train --resume DIR`."""
     return f"python -m jaxrl_atari.{command} --resume {shlex.quote(str(directory))}"
-
-
-# --- Stop requests -----------------------------------------------------------------------------------------------
-
-
-class StopRequest:
-    """Turns SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 into a request to stop after the current update.
-
-    The first signal is answered with a line. It raises KeyboardInterrupt before the first update, when there is
-    nothing to save. Ctrl-C (SIGINT) after an earlier signal raises KeyboardInterrupt too. The other signals may
-    come any number of times, because clusters and parent processes send them to every process of a job. Signals
-    that the parent process ignores stay ignored: SIGHUP under `nohup`, SIGINT in the background of a script (`&`).
-
-    Args:
-        label: precedes the line, such as `session 0`.
-        quick: False for a process that others would wait for; it goes on until its first update.
-        answer: the line that answers the first signal.
-    """
-
-    def __init__(
-        self,
-        label: str = "",
-        quick: bool = True,
-        answer: str = "stopping after this update, with a last checkpoint",
-    ):
-        self._label = f"{label}  " if label else ""
-        self._quick = quick
-        self._answer = answer
-        self.requested = False
-        """Whether a signal has asked for a stop."""
-        self.training = False
-        """The session sets this to True after its first update."""
-        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
-
-    def __enter__(self):
-        if _interrupted:  # a signal that came during a callback; see `_interrupt`
-            raise KeyboardInterrupt
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
-            for number in REQUESTS:
-                if signal.getsignal(number) != signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.requested:
-            raise KeyboardInterrupt
-        if self.requested:
-            return
-        self.requested = True
-        ends = self._quick and not self.training
-        answer = "interrupted before the first update: there is nothing to save" if ends else self._answer
-        with contextlib.suppress(OSError):  # a closed terminal; and `print` fails within another `print`
-            start = CLEAR_LINE if is_terminal(sys.stdout) else ""
-            os.write(1, f"{start}{self._label}{answer}\n".encode())
-        if ends:
-            raise KeyboardInterrupt
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

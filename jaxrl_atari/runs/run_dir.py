@@ -35,6 +35,10 @@ CONFIG_FILE = "config.json"
 SUITE_FILE = "suite.json"
 SEARCH_FILE = "search.json"
 SWEEP_FILE = "sweep.json"
+OUTPUT_FILE = "output.txt"
+"""Has the output of a session, or of the trial of a search, on a Ray cluster."""
+SESSION_FILES = ("checkpoints", "metrics.csv", "evaluations.csv", "actions")
+"""What a session writes as it trains."""
 
 
 def is_run(directory: Path) -> bool:
@@ -73,14 +77,18 @@ def session_number(session_dir: Path) -> int:
     return int(session_dir.name.removeprefix("session_"))
 
 
+def session_files(session_dir: Path) -> list[str]:
+    """The names of what a session has written as it trained; empty if it has not begun."""
+    return [name for name in SESSION_FILES if (session_dir / name).exists()]
+
+
 def require_unused(session_dir: Path) -> None:
     """Raises `UserError` if a directory holds what a session has written: a new one would mix with it."""
-    for name in ("checkpoints", "metrics.csv", "evaluations.csv", "actions"):
-        if (session_dir / name).exists():
-            raise UserError(
-                f"{session_dir}: holds a session already (its {name}); resume it (`resume=True`, or --resume), or"
-                " train in another folder"
-            )
+    for name in session_files(session_dir):
+        raise UserError(
+            f"{session_dir}: holds a session already (its {name}); resume it (`resume=True`, or --resume), or"
+            " train in another folder"
+        )
 
 
 @contextlib.contextmanager
@@ -190,35 +198,49 @@ def keep_code(run_dir: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def removed_if_unused(run_dir: Path, is_new: bool, was_there: bool = False) -> Iterator[None]:
-    """Removes a new run directory at the end of the block if no session has begun in it: all were refused.
+def removed_if_refused(directory: Path, is_new: bool, was_there: bool = False) -> Iterator[None]:
+    """Removes the new directory of a run, suite or search at the end of the block if no session has begun in it.
+
+    After a stop request it stays, because it may be resumed.
 
     Args:
-        was_there: the directory is the user's own, as with `--run-dir` and an empty folder. It stays, with what
-            else is in it; only what this package has written there is removed.
+        is_new: whether the directory is that of a new run, suite or search. Otherwise it stays.
+        was_there: it is the user's own, as with `--run-dir` and an empty folder. It stays, with its hidden files;
+            what was written there is removed.
     """
-
-    def remove() -> None:
-        if session_dirs(run_dir):
-            return
-        if not was_there:
-            shutil.rmtree(run_dir, ignore_errors=True)
-            return
-        shutil.rmtree(run_dir / "code", ignore_errors=True)
-        for name in (CONFIG_FILE, ".lock"):
-            with contextlib.suppress(OSError):
-                (run_dir / name).unlink()
-
     try:
         yield
-    except KeyboardInterrupt:  # it may be resumed
+    except KeyboardInterrupt:
         raise
     except BaseException:
-        if is_new:
-            remove()
+        if is_new and not has_begun(directory):
+            _remove(directory, was_there)
         raise
-    if is_new:
-        remove()
+    if is_new and not has_begun(directory):
+        _remove(directory, was_there)
+
+
+def _remove(directory: Path, was_there: bool) -> None:
+    if not was_there:
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    for path in directory.iterdir():
+        if path.name.startswith(".") and path.name != ".lock":
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def has_begun(directory: Path) -> bool:
+    """Whether a session has begun in a run directory, or in that of a suite or search; not if all were refused.
+
+    A session that is refused removes its new directory. One that a bug has ended on a Ray cluster has left its
+    output there.
+    """
+    return any(directory.rglob("session_*/")) or any(directory.rglob(OUTPUT_FILE))
 
 
 # --- config.json -------------------------------------------------------------------------------------------------

@@ -15,13 +15,20 @@ from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import FromDirectory, parse, read_start
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs import describe_environment
-from jaxrl_atari.errors import DamagedMetrics, SessionsFailed, reason, require
+from jaxrl_atari.errors import DamagedMetrics, SessionsFailed, UserError, reason, require
 from jaxrl_atari.output import say
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.searches import check_journal, draw_graphs
 from jaxrl_atari.report.summary import score_text
 from jaxrl_atari.runs.files import only_writer, write_json
-from jaxrl_atari.runs.run_dir import SEARCH_FILE, describe, is_search, make_run_dir
+from jaxrl_atari.runs.run_dir import (
+    SEARCH_FILE,
+    describe,
+    has_begun,
+    is_search,
+    make_run_dir,
+    removed_if_refused,
+)
 from jaxrl_atari.search import SearchConfig
 from jaxrl_atari.search.options import check_search, read_search, to_dict
 from jaxrl_atari.search.study import (
@@ -93,20 +100,24 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
         search_dir: the directory of the search; a search in it is continued. None: a new directory.
 
     Raises:
-        UserError: the search cannot be run.
+        UserError: the search cannot be run, or each trial was refused; then a new directory is removed again.
         SessionsFailed: every trial failed; the results are written.
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
     set_up_ray(search.address, config.devices)  # its errors come before anything is created
     env = config.env
     describe_environment(env.backend, env.game_name, env.rules, env.gymnasium)
-    if search_dir is None or not is_search(search_dir):
+    is_new = search_dir is None or not is_search(search_dir)
+    was_there = search_dir is not None and search_dir.is_dir()
+    if is_new or search_dir is None:
         search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"), search_dir)
-    with only_writer(search_dir):
+    with only_writer(search_dir), removed_if_refused(search_dir, is_new, was_there):
         check_journal(search_dir, mend=True)
         write_json(search_dir / SEARCH_FILE, describe(config, search_dir, SEARCH_FILE) | to_dict(config, search))
         say(f"search directory: {search_dir}")
         failures = run_waiting_trials(config, search, search_dir)
+        if is_new and failures and not has_begun(search_dir):
+            raise UserError(f"no trial could begin: {'; '.join(dict.fromkeys(failures))}")
         results = search_results(search_dir)
         say(f"\n{results.text}")
         try_to_save(search_dir, results)

@@ -14,14 +14,14 @@ from typing import Any
 from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 
-from jaxrl_atari.cli import StopRequest
+from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.imports import Code, code_to_send, import_sent
 from jaxrl_atari.output import say
+from jaxrl_atari.runs.run_dir import OUTPUT_FILE
 from jaxrl_atari.suite.launch import POLL_SECONDS, STOPPING, Failure
 from jaxrl_atari.suite.ray_cluster import (
     KILLED,
-    OUTPUT_FILE,
     SECONDS_BETWEEN_NEWS,
     MachineShare,
     ResourcesConfig,

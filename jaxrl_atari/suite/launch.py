@@ -1,6 +1,6 @@
-"""Launchers: they train sessions on slots, and report each session that has ended.
+"""Launchers: a launcher trains jobs, each of which is a session, and reports each job that ends.
 
-There are three, with one interface (`Launcher`): `run_here` trains one session after the other in this process,
+There are three, with one interface (`Launcher`): `run_here` trains one job after the other in this process,
 `processes.run_processes` several at a time in processes of their own, and `ray_tasks.run_on_ray` on a Ray cluster.
 """
 
@@ -16,28 +16,14 @@ from jaxrl_atari.errors import reason
 from jaxrl_atari.output import say
 
 POLL_SECONDS = 0.1
-"""How often launchers look for stop requests, output, and sessions that have ended."""
+"""How often launchers look for stop requests, output, and jobs that have ended."""
 
 STOPPING = "stopping: each session that has trained writes a last checkpoint (Ctrl-C again: stop at once)"
 """The line with which a launcher answers the first stop request."""
 
 
-class Failure(NamedTuple):
-    """Why a session failed, in one line, and whether that is a `UserError`."""
-
-    reason: str
-    correctable: bool = False
-
-
-class Slot(NamedTuple):
-    """Devices for one session, or for several that share them."""
-
-    text: str
-    environment: Mapping[str, str]  # variables of its processes, besides those of this one
-
-
-class Item(NamedTuple):
-    """A session to be trained. It can be sent to another process or machine."""
+class Job(NamedTuple):
+    """A session that is to be trained. It can be sent to another process or machine."""
 
     config: Config
     run_dir: Path
@@ -46,7 +32,7 @@ class Item(NamedTuple):
     number: int  # among all sessions of the trial, suite or sweep: chooses the slot
     game: str = ""  # game of a suite
     setting: str = ""  # setting of a sweep, such as `ppo.gamma=0.9`
-    program: int = 0  # sessions with the same number run the same compiled programs; see `sessions.program_number`
+    program: int = 0  # jobs with the same number run the same compiled programs; see `sessions.program_number`
 
     @property
     def name(self) -> str:
@@ -55,8 +41,22 @@ class Item(NamedTuple):
         return "  ".join(filter(None, (game, self.setting, f"session {self.session}")))
 
     def say(self, line: str) -> None:
-        """Prints a line after the item's name. The session's own lines begin with its number already."""
+        """Prints a line after the job's name. The session's own lines begin with its number already."""
         say(f"{self.name}  {line.removeprefix(f'session {self.session}  ')}")
+
+
+class Failure(NamedTuple):
+    """Why a job failed, in one line, and whether that is a `UserError`."""
+
+    reason: str
+    correctable: bool = False
+
+
+class Slot(NamedTuple):
+    """Devices of this machine for one job, or for several that share them."""
+
+    text: str
+    variables: Mapping[str, str]  # environment variables of its processes, besides those of this one
 
 
 def never() -> bool:
@@ -69,40 +69,40 @@ def nothing() -> None:
 
 
 class Train(Protocol):
-    """Trains a session to its end, as `sessions.train_item` does.
+    """Trains a job to the end of its session, as `sessions.train_job` does.
 
     Args:
-        item: the session.
+        job: the session.
         stop_requested: asked besides signals, as by `run_session`; if true, the session saves and ends.
         on_first_update: called after the first update, when all programs are compiled.
     """
 
     def __call__(
         self,
-        item: Item,
+        job: Job,
         *,
         stop_requested: Callable[[], bool] = never,
         on_first_update: Callable[[], object] = nothing,
     ) -> object: ...
 
 
-OnEnd = Callable[[Item, Failure | None], object]
-"""Called for each session that has ended by itself, with the reason if it failed."""
+OnEnd = Callable[[Job, Failure | None], object]
+"""Called for each job that has ended by itself, with the reason if it failed."""
 
 
 class Launcher(Protocol):
-    """Trains sessions, and returns once all have ended.
+    """Trains jobs, and returns once all have ended.
 
     Args:
-        items: the sessions, in the order in which they are started.
+        jobs: the sessions, in the order in which they are started.
         train: trains one of them.
-        on_end: called in this process for each session that has ended by itself.
+        on_end: called in this process for each job that has ended by itself.
 
     Raises:
         KeyboardInterrupt: a stop was requested, and every session that had begun has ended.
     """
 
-    def __call__(self, items: Sequence[Item], train: Train, on_end: OnEnd) -> None: ...
+    def __call__(self, jobs: Sequence[Job], train: Train, on_end: OnEnd) -> None: ...
 
 
 def attempt(function: Callable[..., object], *arguments: Any, **options: Any) -> Failure | None:
@@ -117,16 +117,16 @@ def attempt(function: Callable[..., object], *arguments: Any, **options: Any) ->
     return None
 
 
-def run_here(items: Sequence[Item], train: Train, on_end: OnEnd, *, raises: bool = False) -> None:
+def run_here(jobs: Sequence[Job], train: Train, on_end: OnEnd, *, raises: bool = False) -> None:
     """Trains sessions one after the other in this process; see `Launcher`.
 
     Args:
         raises: the error of a session is raised instead of passed to `on_end`.
     """
-    for item in items:
+    for job in jobs:
         failure = None
         if raises:
-            train(item)
+            train(job)
         else:
-            failure = attempt(train, item)
-        on_end(item, failure)
+            failure = attempt(train, job)
+        on_end(job, failure)

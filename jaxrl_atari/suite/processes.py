@@ -1,8 +1,8 @@
-"""Sessions in processes of their own, several at a time, each on its share of the machine.
+"""The launcher of processes: each job has one of its own, several run at a time, each on a slot of the machine.
 
-`multiprocessing` starts a fresh interpreter for each session ("spawn") and passes the session and its config on by
-pickle. Sessions ignore Ctrl-C; the parent passes each stop request on once, as SIGTERM. When the parent ends for
-any other reason than a second Ctrl-C, its sessions write their last checkpoints and end.
+`multiprocessing` starts a fresh interpreter for each job ("spawn") and passes the job on by pickle. Sessions
+ignore Ctrl-C; the parent passes each stop request on once, as SIGTERM. When the parent ends for any other reason
+than a second Ctrl-C, its sessions write their last checkpoints and end.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli import StopRequest
+from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.output import counted
-from jaxrl_atari.suite.launch import POLL_SECONDS, STOPPING, Failure, Item, OnEnd, Slot, Train, attempt
+from jaxrl_atari.suite.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Slot, Train, attempt
 
 KILLED = " (killed; does the machine have too little memory?)"
 COMPILED = "compiled"
@@ -72,16 +72,16 @@ def check_processes(train: Train) -> None:
 
 
 def run_processes(
-    items: Sequence[Item], train: Train, on_end: OnEnd, *, slots: Sequence[Slot], parallel: int
+    jobs: Sequence[Job], train: Train, on_end: OnEnd, *, slots: Sequence[Slot], parallel: int
 ) -> None:
-    """Trains each session in a process of its own, on the least busy slot; of equals, on the item's own.
+    """Trains each job in a process of its own, on the least busy slot; of several, on slot `number % len(slots)`.
 
     Where several sessions run the same compiled programs, the first one compiles them while the others wait; these
     read them from the cache of compiled programs. Output is printed line by line after the session's name; a
     process that is alone has the terminal.
 
     Args:
-        items, train, on_end: see `Launcher`. `train` must be picklable.
+        jobs, train, on_end: see `Launcher`. `train` must be picklable.
         slots: the devices.
         parallel: processes at a time. At most `ceil(parallel / len(slots))` share a slot.
 
@@ -90,71 +90,96 @@ def run_processes(
         KeyboardInterrupt: a stop was requested and passed on, and all processes have ended. A second Ctrl-C kills
             them.
     """
-    waiting = list(items)
+    processes = _Processes(jobs, train, slots, parallel)
     stopping = False
-    running: list[_Child] = []
-    compiled: set[int] = set()  # programs
     with StopRequest(quick=False, answer=STOPPING) as stop:
         try:
-            while running or waiting:
+            while processes.waiting or processes.running:
                 if stop.requested and not stopping:
                     stopping = True
-                    waiting.clear()
-                    for child in running:
-                        child.process.terminate()
-                item = _next_item(waiting, running, compiled) if len(running) < parallel else None
-                if item is not None:
-                    waiting.remove(item)
-                    slot = _least_busy(item, running, len(slots))
-                    item.say(slots[slot].text)
-                    followers = sum(item.program == other.program for other in waiting)
-                    if parallel > 1 and followers and item.program not in compiled:
-                        same = counted(followers, "session")
-                        item.say(f"compiles first; {same} with the same programs will read them")
-                    running.append(_Child(item, slot, train, slots[slot].environment, parallel > 1))
+                    processes.stop()
+                if processes.start_next():
                     continue
                 time.sleep(POLL_SECONDS)
-                for child in list(running):
-                    has_ended = child.read()
-                    if child.has_compiled:
-                        compiled.add(child.item.program)
-                    if has_ended:
-                        running.remove(child)
-                        failure = child.failure_at_end(stopping)
-                        if failure or child.process.exitcode == 0:
-                            on_end(child.item, failure)
+                for child in processes.read():
+                    failure = child.failure_at_end(stopping)
+                    if failure or child.process.exitcode == 0:
+                        on_end(child.job, failure)
         except KeyboardInterrupt:
-            for child in running:
-                child.process.kill()
+            processes.kill()
             raise
     if stopping:
         raise KeyboardInterrupt
 
 
-def _next_item(waiting: Sequence[Item], running: Sequence["_Child"], compiled: set[int]) -> Item | None:
-    """The first session whose programs no other session is compiling."""
-    compiling = {child.item.program for child in running} - compiled
-    return next((item for item in waiting if item.program not in compiling), None)
+class _Processes:
+    """The jobs of `run_processes`: those that wait for a process, and those that have one."""
 
+    def __init__(self, jobs: Sequence[Job], train: Train, slots: Sequence[Slot], parallel: int):
+        self.waiting = list(jobs)
+        self.running: list[_Child] = []
+        self._train = train
+        self._slots = slots
+        self._parallel = parallel
+        self._compiled: set[int] = set()  # programs that a session has compiled
 
-def _least_busy(item: Item, running: Sequence["_Child"], slots: int) -> int:
-    """The slot on which the fewest sessions train; of several, the item's own."""
-    busy = Counter(child.slot for child in running)
-    own = item.number % slots
-    return min(range(slots), key=lambda slot: (busy[slot], slot != own))
+    def start_next(self) -> bool:
+        """Starts the first job whose programs no other session is compiling, if there is room for a process.
+
+        Returns:
+            Whether one was started.
+        """
+        compiling = {child.job.program for child in self.running} - self._compiled
+        job = next((job for job in self.waiting if job.program not in compiling), None)
+        if job is None or len(self.running) == self._parallel:
+            return False
+        self.waiting.remove(job)
+        number = self._least_busy_slot(job)
+        slot = self._slots[number]
+        job.say(slot.text)
+        followers = sum(job.program == other.program for other in self.waiting)
+        if self._parallel > 1 and followers and job.program not in self._compiled:
+            same = counted(followers, "session")
+            job.say(f"compiles first; {same} with the same programs will read them")
+        self.running.append(_Child(job, number, self._train, slot.variables, captured=self._parallel > 1))
+        return True
+
+    def _least_busy_slot(self, job: Job) -> int:
+        """The number of the slot on which the fewest sessions train; of several, the job's own."""
+        busy = Counter(child.slot for child in self.running)
+        own = job.number % len(self._slots)
+        return min(range(len(self._slots)), key=lambda number: (busy[number], number != own))
+
+    def read(self) -> list["_Child"]:
+        """Reads what all processes have said, and returns those that have ended, which run no longer."""
+        ended = [child for child in self.running if child.read()]
+        self._compiled |= {child.job.program for child in self.running if child.has_compiled}
+        self.running = [child for child in self.running if child not in ended]
+        return ended
+
+    def stop(self) -> None:
+        """Asks each process to stop, and starts no other."""
+        self.waiting.clear()
+        for child in self.running:
+            child.process.terminate()
+
+    def kill(self) -> None:
+        """Ends all processes at once."""
+        for child in self.running:
+            child.process.kill()
 
 
 class _Child:
     """The process of a session, with what it has printed and sent.
 
     Args:
-        slot: index of its slot.
-        environment: variables of its slot.
+        slot: number of its slot.
+        variables: environment variables of its slot.
         captured: its output is read here, not printed by itself.
     """
 
-    def __init__(self, item: Item, slot: int, train: Train, environment: Mapping[str, str], captured: bool):
-        self.item = item
+    def __init__(self, job: Job, slot: int, train: Train, variables: Mapping[str, str], captured: bool):
+        self.job = job
         self.slot = slot
         self.failure: Failure | None = None
         self.has_compiled = False
@@ -163,8 +188,8 @@ class _Child:
         self._output, write_output = _SPAWN.Pipe(duplex=False) if captured else (None, None)
         # Kept open here, too: without a writer, `poll` would announce an end of file.
         self._kept_open = write_messages, write_output
-        arguments = (train, item, environment, write_messages, write_output)
-        self.process = _SPAWN.Process(target=_run, args=arguments, name=f"session {item.session}", daemon=True)
+        arguments = (train, job, variables, write_messages, write_output)
+        self.process = _SPAWN.Process(target=_run, args=arguments, name=f"session {job.session}", daemon=True)
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the process inherits it
         try:
             self.process.start()
@@ -184,9 +209,9 @@ class _Child:
         while output is not None and output.poll():
             *lines, self.line = (self.line + os.read(output.fileno(), 1 << 16)).split(b"\n")
             for line in lines:
-                self.item.say(line.decode(errors="replace"))
+                self.job.say(line.decode(errors="replace"))
         if has_ended and self.line:  # cut short by the end of the process
-            self.item.say(self.line.decode(errors="replace"))
+            self.job.say(self.line.decode(errors="replace"))
         return has_ended
 
     def failure_at_end(self, stopping: bool) -> Failure | None:
@@ -202,10 +227,10 @@ class _Child:
 
 
 def _run(
-    train: Train, item: Item, environment: Mapping[str, str], messages: Connection, output: Connection | None
+    train: Train, job: Job, variables: Mapping[str, str], messages: Connection, output: Connection | None
 ) -> None:
     """What the process of a session does. JAX has been imported, but has not started."""
-    os.environ.update(environment)
+    os.environ.update(variables)
     if output is not None:
         for number in (1, 2):
             os.dup2(output.fileno(), number)
@@ -224,7 +249,7 @@ def _run(
 
     def main() -> None:
         runtime.configure()
-        failure = attempt(train, item, on_first_update=lambda: send(COMPILED))
+        failure = attempt(train, job, on_first_update=lambda: send(COMPILED))
         if failure is not None:
             send(failure)
             sys.exit(1)

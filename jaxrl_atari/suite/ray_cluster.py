@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,27 +20,25 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from jaxrl_atari.cli import counted, say
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import Limits, UserError, check_fields, reason, require
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.choice import choose_devices
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import memory_fraction
+from jaxrl_atari.output import counted, say
+from jaxrl_atari.runs.run_dir import OUTPUT_FILE, session_dirs, session_files
 from jaxrl_atari.suite.launch import Failure, attempt
 
-SETTINGS = {
+RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
     "RAY_AIR_NEW_OUTPUT": "0",  # no tables
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run`, items use this environment and build no second one
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run directories hold the metrics
 }
-"""Ray's environment; it reads some of it at import."""
+"""Ray's environment variables; it reads some of them at import."""
 
 OBJECT_STORE_BYTES = 100 * 2**20  # nothing large passes through it
-
-OUTPUT_FILE = "output.txt"
-"""Has the output of an item, in its folder."""
 
 SECONDS_BETWEEN_NEWS = 30
 """How often the command says how far the running items are."""
@@ -123,7 +122,7 @@ def set_up_ray(address: str, devices: DevicesConfig) -> None:
     """
     if importlib.util.find_spec("ray") is None:
         raise UserError("Ray is not installed: pip install 'jaxrl_atari[search]'")
-    os.environ.update(SETTINGS)
+    os.environ.update(RAY_VARIABLES)
     require(not devices.distributed, "devices.distributed", True, "false on a Ray cluster")
     hint = "choose among the GPUs with CUDA_VISIBLE_DEVICES"
     assigned = isinstance(devices.gpu, bool | str)
@@ -213,13 +212,16 @@ def run_in_worker(
     """Runs an item in its process on the cluster. Its output goes to output.txt in its folder.
 
     Args:
-        folder: is made if it does not exist.
+        folder: is made if it does not exist. A new one is removed again if no session could begin, for a reason
+            that the user can correct: the command prints that reason.
         stop_requested: whether a stop has been requested; then it does not begin.
         run: runs the item, and raises KeyboardInterrupt if it was stopped.
     """
+    is_new = not folder.exists()
     failure = attempt(folder.mkdir, parents=True, exist_ok=True)
     if failure is not None:
         return Ended(True, failure)
+    ended = Ended(False)
     with (
         (folder / OUTPUT_FILE).open("a", buffering=1, encoding="utf-8") as output,
         contextlib.redirect_stdout(output),
@@ -230,8 +232,11 @@ def run_in_worker(
             os.environ.setdefault("NPROC", str(share.cpu))  # number of XLA's threads, read when JAX starts
         runtime.configure()
         if not stop_requested():
-            return Ended(True, attempt(run))
-    return Ended(False)
+            ended = Ended(True, attempt(run))
+    was_refused = ended.failure is not None and ended.failure.correctable
+    if is_new and was_refused and not session_files(folder) and not session_dirs(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+    return ended
 
 
 def main() -> None:

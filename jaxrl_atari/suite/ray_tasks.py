@@ -16,15 +16,14 @@ from typing import NamedTuple
 import ray
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
-from jaxrl_atari.cli import StopRequest
+from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import reason
 from jaxrl_atari.imports import Code, code_to_send, import_sent
-from jaxrl_atari.runs.run_dir import checkpoint_steps, session_dir
-from jaxrl_atari.suite.launch import POLL_SECONDS, STOPPING, Failure, Item, OnEnd, Train
+from jaxrl_atari.runs.run_dir import OUTPUT_FILE, checkpoint_steps, session_dir
+from jaxrl_atari.suite.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train
 from jaxrl_atari.suite.ray_cluster import (
     KILLED,
-    OUTPUT_FILE,
     SECONDS_BETWEEN_NEWS,
     Ended,
     MachineShare,
@@ -35,7 +34,7 @@ from jaxrl_atari.suite.ray_cluster import (
 
 
 def run_on_ray(
-    items: Sequence[Item],
+    jobs: Sequence[Job],
     train: Train,
     on_end: OnEnd,
     *,
@@ -49,7 +48,7 @@ def run_on_ray(
     The output of a session goes to output.txt in its directory.
 
     Args:
-        items, train, on_end: see `Launcher`. `train` can be imported, or is a `functools.partial` of what can.
+        jobs, train, on_end: see `Launcher`. `train` can be imported, or is a `functools.partial` of what can.
         directory: directory of the suite, which the machines share.
         address: address of the cluster.
         devices: devices of the config.
@@ -60,67 +59,91 @@ def run_on_ray(
         KeyboardInterrupt: a stop was requested and passed on, and every running session has ended. A second Ctrl-C
             kills them.
     """
-    code = code_to_send()
     notes = directory.absolute() / "ray"
     shutil.rmtree(notes, ignore_errors=True)  # left by a process that was killed
     notes.mkdir()
     try:
         with connected(address, devices, resources) as share, StopRequest(quick=False, answer=STOPPING) as stop:
-            task = ray.remote(num_gpus=share.gpu, num_cpus=share.cpu, max_calls=1, max_retries=0)(_train_in_task)
-            waiting = {task.remote(code, _packed(train, item), share, notes): item for item in items}
-            running: dict[ray.ObjectRef, Item] = {}
+            tasks = _Tasks(jobs, train, share, notes)
             stopping = False
             said = time.monotonic()
-            while waiting or running:
+            while tasks.waiting or tasks.running:
                 if stop.requested and not stopping:
                     stopping = True
-                    (notes / "stop").touch()
-                    for reference in waiting:
-                        ray.cancel(reference)
-                ended, _ = ray.wait(
-                    [*running, *waiting], num_returns=len(running) + len(waiting), timeout=POLL_SECONDS
-                )
-                begun = {path.name for path in notes.iterdir()}
-                for reference, item in list(waiting.items()):
-                    if str(item.number) in begun or reference in ended:
-                        running[reference] = waiting.pop(reference)
-                        if str(item.number) in begun:
-                            output = session_dir(item.run_dir, item.session) / OUTPUT_FILE
-                            item.say(f"starts; its output is in {output}")
+                    tasks.stop()
+                ended = tasks.wait()
                 if time.monotonic() > said + SECONDS_BETWEEN_NEWS:
                     said = time.monotonic()
-                    for item in running.values():
-                        steps = checkpoint_steps(session_dir(item.run_dir, item.session))
-                        item.say(f"at {max(steps, default=0):,} env steps")
-                for reference in ended:
-                    item = running.pop(reference)
-                    result = _result(reference)
+                    tasks.say_progress()
+                for job, end in ended:
                     # After a stop request, a failure may be the signal's, which a cluster sends to every process.
-                    if result.by_itself and not (stopping and result.failure):
-                        on_end(item, result.failure)
+                    if end.by_itself and not (stopping and end.failure):
+                        on_end(job, end.failure)
     finally:
         shutil.rmtree(notes, ignore_errors=True)
     if stopping:
         raise KeyboardInterrupt
 
 
+class _Tasks:
+    """The jobs of `run_on_ray` as tasks of Ray: those that wait for room on the cluster, and those that train.
+
+    Args:
+        share: the share of a machine that each gets.
+        notes: the folder SUITE_DIR/ray.
+    """
+
+    def __init__(self, jobs: Sequence[Job], train: Train, share: MachineShare, notes: Path):
+        code = code_to_send()
+        task = ray.remote(num_gpus=share.gpu, num_cpus=share.cpu, max_calls=1, max_retries=0)(_train_in_task)
+        self.waiting = {task.remote(code, _packed(train, job), share, notes): job for job in jobs}
+        self.running: dict[ray.ObjectRef, Job] = {}
+        self._notes = notes
+
+    def wait(self) -> list[tuple[Job, Ended]]:
+        """Waits `POLL_SECONDS`, says which jobs have begun, and returns those that have ended, and how."""
+        tasks = [*self.running, *self.waiting]
+        ended, _ = ray.wait(tasks, num_returns=len(tasks), timeout=POLL_SECONDS)
+        begun = {path.name for path in self._notes.iterdir()}
+        for task, job in list(self.waiting.items()):
+            has_begun = str(job.number) in begun
+            if has_begun:
+                output = session_dir(job.run_dir, job.session) / OUTPUT_FILE
+                job.say(f"starts; its output is in {output}")
+            if has_begun or task in ended:
+                self.running[task] = self.waiting.pop(task)
+        return [(self.running.pop(task), _end_of(task)) for task in ended]
+
+    def say_progress(self) -> None:
+        """Says how far each running session has come."""
+        for job in self.running.values():
+            steps = checkpoint_steps(session_dir(job.run_dir, job.session))
+            job.say(f"at {max(steps, default=0):,} env steps")
+
+    def stop(self) -> None:
+        """Asks each running session to stop, and starts no other."""
+        (self._notes / "stop").touch()
+        for task in self.waiting:
+            ray.cancel(task)
+
+
 class Packed(NamedTuple):
     """A session as it is sent to its process."""
 
-    number: int  # see `Item`
+    number: int  # see `Job`
     folder: Path  # absolute: the process has another working directory
-    pickled: bytes  # `train` and the item, which may be of classes that the user's own code defines
+    pickled: bytes  # `train` and the job, which may be of classes that the user's own code defines
 
 
-def _packed(train: Train, item: Item) -> Packed:
-    absolute = item._replace(run_dir=item.run_dir.absolute())
-    return Packed(item.number, session_dir(absolute.run_dir, item.session), pickle.dumps((train, absolute)))
+def _packed(train: Train, job: Job) -> Packed:
+    absolute = job._replace(run_dir=job.run_dir.absolute())
+    return Packed(job.number, session_dir(absolute.run_dir, job.session), pickle.dumps((train, absolute)))
 
 
-def _result(reference: ray.ObjectRef) -> Ended:
+def _end_of(task: ray.ObjectRef) -> Ended:
     """How a task has ended."""
     try:
-        return ray.get(reference)
+        return ray.get(task)
     except TaskCancelledError:
         return Ended(False)
     except RayTaskError as error:  # before it trained: its folder cannot be made
@@ -140,8 +163,8 @@ def _train_in_task(code: Sequence[Code], packed: Packed, share: MachineShare, no
 
     def run() -> None:
         import_sent(code)
-        train, item = pickle.loads(packed.pickled)
-        train(item._replace(config=share.configure(item.config)), stop_requested=stop_requested)
+        train, job = pickle.loads(packed.pickled)
+        train(job._replace(config=share.configure(job.config)), stop_requested=stop_requested)
 
     with ThreadPool(1) as thread:
         return thread.apply(run_in_worker, (packed.folder, share, stop_requested, run))

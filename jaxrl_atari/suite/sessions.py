@@ -1,4 +1,4 @@
-"""The sessions of a trial: which of them are unfinished, and how one is trained."""
+"""The sessions of a trial: a `Job` for each one that is left to train, and how a job is trained."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.cli import StopRequest
+from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.runs.files import write_json
@@ -15,15 +15,15 @@ from jaxrl_atari.runs.reading import STOPPED_FILE, is_finished, read_early_end
 from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, keep_code, session_dir
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
-from jaxrl_atari.suite.launch import Item, never, nothing
+from jaxrl_atari.suite.launch import Job, never, nothing
 from jaxrl_atari.traced_options import TRACED_OPTIONS
 
 Stop = Callable[[Row], object]
 """Called with each log point of a session. The session ends once the result is true; a text is the reason."""
 
 
-def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "", setting: str = "") -> list[Item]:
-    """Lists the sessions of a trial that have not trained to their end.
+def unfinished_jobs(config: Config, run_dir: Path, first: int = 0, game: str = "", setting: str = "") -> list[Job]:
+    """The sessions of a trial that have not trained to their end.
 
     Args:
         config: config of the trial.
@@ -35,7 +35,7 @@ def unfinished(config: Config, run_dir: Path, first: int = 0, game: str = "", se
     description = describe(config, run_dir)
     program = program_number(config)
     return [
-        Item(config, run_dir, session, description, first + session, game, setting, program)
+        Job(config, run_dir, session, description, first + session, game, setting, program)
         for session in range(config.sessions)
         if not is_finished(config, session_dir(run_dir, session))
     ]
@@ -51,8 +51,8 @@ def program_number(config: Config) -> int:
     return hash(json.dumps(values))
 
 
-def train_item(
-    item: Item,
+def train_job(
+    job: Job,
     *,
     writers: Sequence[Writer] = (),
     close_writers: bool = False,
@@ -60,7 +60,7 @@ def train_item(
     stop_requested: Callable[[], bool] = never,
     on_first_update: Callable[[], object] = nothing,
 ) -> None:
-    """Trains a session from its newest checkpoint, if it has one.
+    """Trains the session of a job, from its newest checkpoint if it has one.
 
     config.json of the run is written after the first update.
 
@@ -74,8 +74,8 @@ def train_item(
     Raises:
         UserError, KeyboardInterrupt: as `run_session`.
     """
-    config = item.config
-    directory = session_dir(item.run_dir, item.session)
+    config = job.config
+    directory = session_dir(job.run_dir, job.session)
     before = read_early_end(config, directory)  # it ended, and its last evaluation did not
     rule = StopRule(stop, before)
     with contextlib.ExitStack() as exits:
@@ -83,36 +83,35 @@ def train_item(
             for writer in writers:
                 exits.callback(writer.close)
         quick = not config.devices.distributed
-        requested = exits.enter_context(StopRequest(f"session {item.session}", quick))
+        requested = exits.enter_context(StopRequest(f"session {job.session}", quick))
 
         def began() -> None:
             requested.training = True
             if distributed.is_leader():
-                write_json(item.run_dir / CONFIG_FILE, item.description)
-                for line in keep_code(item.run_dir):
-                    item.say(line)
+                write_json(job.run_dir / CONFIG_FILE, job.description)
+                for line in keep_code(job.run_dir):
+                    job.say(line)
             on_first_update()
+
+        is_written = before is not None
 
         def ends_early() -> bool:
             # stopped.json is written before the last checkpoint, without which it does not count, and before the
             # last evaluation, during which the session may be stopped or killed.
-            if rule.is_met() and distributed.is_leader():
-                write_json(
-                    directory / STOPPED_FILE,
-                    {
-                        "env_steps": rule.env_steps,
-                        "total_env_steps": config.total_env_steps,
-                        "reason": rule.reason,
-                    },
-                )
+            nonlocal is_written
+            if rule.is_met() and not is_written and distributed.is_leader():
+                budget = config.total_env_steps
+                ended = {"env_steps": rule.env_steps, "total_env_steps": budget, "reason": rule.reason}
+                write_json(directory / STOPPED_FILE, ended)
+                is_written = True
             return rule.is_met()
 
         run_session(
             config,
             directory,
-            item.session,
+            job.session,
             resume=True,
-            writers=[SessionWriter(each, item.session, config.seed + item.session) for each in (*writers, rule)],
+            writers=[SessionWriter(each, job.session, config.seed + job.session) for each in (*writers, rule)],
             on_first_update=began,
             stop_requested=lambda: requested.requested or stop_requested(),
             is_enough=ends_early if stop or before else None,

@@ -13,9 +13,9 @@ from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
 from jaxrl_atari.option_forms import index_of
 from jaxrl_atari.runs.writers import Writer
-from jaxrl_atari.suite.launch import Item, Launcher, Slot, Train, run_here
+from jaxrl_atari.suite.launch import Job, Launcher, Slot, Train, run_here
 from jaxrl_atari.suite.processes import run_processes
-from jaxrl_atari.suite.sessions import Stop, train_item
+from jaxrl_atari.suite.sessions import Stop, train_job
 
 
 class SlotPlan(NamedTuple):
@@ -27,7 +27,7 @@ class SlotPlan(NamedTuple):
     @property
     def needs_processes(self) -> bool:
         """Whether sessions run side by side, or see one of several GPUs: then each has a process of its own."""
-        return self.parallel > 1 or bool(self.slots[0].environment)
+        return self.parallel > 1 or bool(self.slots[0].variables)
 
 
 def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> SlotPlan:
@@ -52,7 +52,7 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
     slots = [_slot(config.devices, indices, why, sharing) for indices, why in blocks]
     if parallel > 1:
         threads = {THREADS: str(max(1, emulator_cores() // parallel))}
-        slots = [slot._replace(environment={**slot.environment, **threads}) for slot in slots]
+        slots = [slot._replace(variables={**slot.variables, **threads}) for slot in slots]
     return SlotPlan(slots, parallel)
 
 
@@ -69,21 +69,21 @@ def _slot(devices: DevicesConfig, indices: Sequence[int], why: str, sharing: int
     found = visible().gpus
     gpus = [found[index] for index in indices]
     where = f"GPU {','.join(map(str, indices))}"
-    environment = {}
+    variables = {}
     counts_all = index_of(devices.gpu) is not None  # an index counts all visible GPUs
     if not counts_all and len(gpus) < len(found):
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.name for gpu in gpus)
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.name for gpu in gpus)
     fraction = None
     if sharing > 1:
         fraction = memory_fraction(devices, sharing, min(gpu.memory for gpu in gpus))
     if fraction is not None:
         where += f", {fraction:.0%} of its memory"
-        environment[FRACTION] = str(fraction)
-    return Slot(f"on {where} ({why})", environment)
+        variables[FRACTION] = str(fraction)
+    return Slot(f"on {where} ({why})", variables)
 
 
 def choose_launcher(
-    items: Sequence[Item], writers: Sequence[Writer] = (), stop: Stop | None = None
+    jobs: Sequence[Job], writers: Sequence[Writer] = (), stop: Stop | None = None
 ) -> tuple[Launcher, Train]:
     """Chooses the launcher of sessions on this machine, and the function that trains each of them.
 
@@ -92,13 +92,13 @@ def choose_launcher(
     failed, and would wait for it.
 
     Args:
-        items: at least one.
+        jobs: at least one.
         writers, stop: see `trial.run_training`.
     """
-    config = items[0].config
-    plan = plan_slots(config, 1 + max(item.number for item in items), len(items))
-    if items[0].game or plan.needs_processes:
+    config = jobs[0].config
+    plan = plan_slots(config, 1 + max(job.number for job in jobs), len(jobs))
+    if jobs[0].game or plan.needs_processes:
         launch = partial(run_processes, slots=plan.slots, parallel=plan.parallel)
-        return launch, partial(train_item, writers=writers, close_writers=True, stop=stop)
+        return launch, partial(train_job, writers=writers, close_writers=True, stop=stop)
     alone = config.sessions == 1 or config.devices.distributed
-    return partial(run_here, raises=alone), partial(train_item, writers=writers, stop=stop)
+    return partial(run_here, raises=alone), partial(train_job, writers=writers, stop=stop)

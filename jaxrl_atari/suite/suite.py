@@ -15,8 +15,8 @@ from jaxrl_atari.envs.games import GAMES, comparable, parse_game
 from jaxrl_atari.errors import require
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.run_dir import SUITE_FILE, describe, is_run, read_config, read_games, require_same_run
-from jaxrl_atari.suite.launch import Item
-from jaxrl_atari.suite.sessions import unfinished
+from jaxrl_atari.suite.launch import Job
+from jaxrl_atari.suite.sessions import unfinished_jobs
 
 
 class SuitePlan(NamedTuple):
@@ -79,8 +79,8 @@ def read_suite_file(suite_dir: Path) -> SuitePlan:
     return SuitePlan(config, games)
 
 
-def unfinished_sessions(suite_dir: Path, suite: SuitePlan, first: int = 0, setting: str = "") -> list[Item]:
-    """Lists the sessions of all games that have not trained to their end, game by game.
+def unfinished_of_suite(suite_dir: Path, suite: SuitePlan, first: int = 0, setting: str = "") -> list[Job]:
+    """The sessions of all games that have not trained to their end, game by game.
 
     Args:
         suite_dir: directory of the suite.
@@ -91,10 +91,10 @@ def unfinished_sessions(suite_dir: Path, suite: SuitePlan, first: int = 0, setti
     Raises:
         UserError: a game's directory holds another run, see `require_same_run`, or its config.json is damaged.
     """
-    items = []
+    jobs = []
     for index, (name, config) in enumerate(game_configs(suite.config, suite.games).items()):
         run_dir = suite_dir / name
         if is_run(run_dir):
             require_same_run(config, read_config(run_dir), run_dir)
-        items += unfinished(config, run_dir, first + index * config.sessions, name, setting)
-    return items
+        jobs += unfinished_jobs(config, run_dir, first + index * config.sessions, name, setting)
+    return jobs

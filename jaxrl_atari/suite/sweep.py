@@ -8,11 +8,9 @@ SWEEP_DIR/graphs/                the learning curves of all settings, a panel fo
 Several fields that vary make a grid: a setting for each combination of their values.
 """
 
-import csv
 import dataclasses
-import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,23 +18,10 @@ from typing import Any, NamedTuple
 from jaxrl_atari.config import Config, flat, set_fields
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.option_forms import parse_word
-from jaxrl_atari.output import counted
-from jaxrl_atari.report.graphs import plot_comparison
-from jaxrl_atari.report.statistics import INTERVALS
-from jaxrl_atari.report.suites import (
-    GAME_COLUMNS,
-    SuiteResults,
-    aggregate_rows,
-    aggregates,
-    missing_intervals,
-    normalised,
-    suite_results,
-)
-from jaxrl_atari.report.summary import markdown_table, score_text
-from jaxrl_atari.runs.files import read_result, write_file, write_json
+from jaxrl_atari.runs.files import read_result, write_json
 from jaxrl_atari.runs.run_dir import SWEEP_FILE, describe, read_config, read_games
-from jaxrl_atari.suite.launch import Item
-from jaxrl_atari.suite.suite import SuitePlan, game_configs, unfinished_sessions, write_suite_file
+from jaxrl_atari.suite.launch import Job
+from jaxrl_atari.suite.suite import SuitePlan, game_configs, unfinished_of_suite, write_suite_file
 
 SAME_IN_ALL_SETTINGS = (
     "name", "seed", "sessions", "total_env_steps", "output_dir", "env.game", "env.protocol",
@@ -44,19 +29,6 @@ SAME_IN_ALL_SETTINGS = (
     "devices.", "trial.", "evaluation.", "log.",
 )  # fmt: skip
 """Fields and groups that neither a sweep nor a search can vary, as the beginnings of their dotted names."""
-
-TABLE_COLUMNS = (
-    "sessions", "env_steps", "score", "score_std", "score_low", "score_high", "human_normalised_score", "hours",
-    "status",
-)  # fmt: skip
-"""Columns of the table of a sweep, after the game and the fields that vary: some of `GAME_COLUMNS`."""
-
-EXPLANATION = (
-    "score: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
-    "interval of the mean (from 3 sessions on). Where intervals overlap, the table does not rank the settings. "
-    "The best of several owes a part of its score to chance: train it again with other seeds (--seed) before you "
-    "quote it."
-)
 
 
 class Setting(NamedTuple):
@@ -179,109 +151,11 @@ def read_sweep_file(sweep_dir: Path) -> Sweep:
     return sweep
 
 
-def unfinished_of_sweep(sweep_dir: Path, sweep: Sweep) -> list[Item]:
-    """Lists the sessions of all settings that have not trained to their end. Errors as `unfinished_sessions`."""
-    items = []
+def unfinished_of_sweep(sweep_dir: Path, sweep: Sweep) -> list[Job]:
+    """The sessions of all settings that have not trained to their end. Raises as `unfinished_of_suite`."""
+    jobs = []
     first = 0
     for setting in sweep.settings:
-        items += unfinished_sessions(sweep_dir / setting.label, setting.suite, first, setting.label)
+        jobs += unfinished_of_suite(sweep_dir / setting.label, setting.suite, first, setting.label)
         first += setting.suite.config.sessions * len(sweep.games)
-    return items
-
-
-# --- Results -----------------------------------------------------------------------------------------------------
-
-
-class SweepResults(NamedTuple):
-    """The results of a sweep."""
-
-    path: Path
-    vary: dict[str, list[Any]]
-    suites: Mapping[str, SuiteResults]  # label of a setting -> the results of its suite
-    rows: list[dict[str, Any]]  # of the table: game, the fields that vary, `TABLE_COLUMNS`
-    text: str  # the content of results.md
-
-
-def read_suites(
-    sweep_dir: Path, sweep: Sweep, failures: Mapping[str, Mapping[str, str]]
-) -> dict[str, SuiteResults]:
-    """Reads the results of each setting's suite, by its label.
-
-    Args:
-        failures: label of a setting -> game -> why it failed.
-    """
-    return {
-        setting.label: suite_results(sweep_dir / setting.label, failures.get(setting.label, {}))
-        for setting in sweep.settings
-    }
-
-
-def sweep_results(sweep_dir: Path, sweep: Sweep, suites: Mapping[str, SuiteResults]) -> SweepResults:
-    """The results of a sweep, from those of its suites; reads and writes nothing."""
-    rows = []
-    for setting in sweep.settings:
-        for row in suites[setting.label].values["games"]:
-            figures = {name: row[name] for name in TABLE_COLUMNS}
-            rows.append({"game": row["game"], **setting.fields, **figures})
-    rows.sort(key=lambda row: sweep.games.index(row["game"]))  # the settings of a game below each other
-    header = ["game", *sweep.vary, *(GAME_COLUMNS[name] for name in TABLE_COLUMNS)]
-    header[header.index(GAME_COLUMNS["score"])] = "score"
-    cells = [
-        [
-            row["game"],
-            *(value_text(row[name]) for name in sweep.vary),
-            *(row[name] if isinstance(row[name], str) else score_text(row[name]) for name in TABLE_COLUMNS),
-        ]
-        for row in rows
-    ]
-    count = f"{counted(len(suites), 'setting')} of {', '.join(sweep.vary)}, {counted(len(sweep.games), 'game')}"
-    sessions = counted(sweep.config.sessions, "session")
-    parts = [
-        f"# {sweep_dir.absolute().name}: {count}, {sessions} of {sweep.config.total_env_steps:,} env steps each",
-        markdown_table([header, *cells]),
-        EXPLANATION,
-    ]
-    if len(sweep.games) > 1:
-        parts += _aggregate_parts(suites)
-    return SweepResults(sweep_dir, sweep.vary, suites, rows, "\n\n".join(parts) + "\n")
-
-
-def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
-    """The table of human-normalised figures over the games that are complete in every setting, if any are."""
-    protocols = {found.values["protocol"] for found in suites.values()}
-    scores = {label: found.values["scores"] for label, found in suites.items()}
-    shared = sorted(set.intersection(*(set(games) for games in scores.values())))
-    if len(protocols) > 1 or not shared:
-        return []
-    (protocol,) = protocols
-    kinds = {
-        label: normalised({game: games[game] for game in shared}, protocol)["human-normalised"]
-        for label, games in scores.items()
-    }
-    found = aggregates(kinds)
-    if not found:
-        return []
-    table = markdown_table(aggregate_rows(found, "human-normalised, over the complete games"))
-    return [table, *missing_intervals(found), INTERVALS]
-
-
-def save_sweep_results(found: SweepResults) -> None:
-    """Writes results.md, results.csv and results.json of a sweep."""
-    values = {
-        "vary": found.vary,
-        "games": found.rows,
-        "settings": {label: suite.values for label, suite in found.suites.items()},
-    }
-    write_json(found.path / "results.json", values)
-    file = io.StringIO()
-    writer = csv.DictWriter(file, ["game", *found.vary, *TABLE_COLUMNS], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found.rows)
-    write_file(found.path / "results.csv", file.getvalue())
-    write_file(found.path / "results.md", found.text)
-
-
-def draw_sweep(found: SweepResults) -> list[Path]:
-    """Draws the learning curves of all settings, a panel for each game; returns the files. None without a run."""
-    runs = [(label, run) for label, suite in found.suites.items() for run in suite.suite.runs.values()]
-    return plot_comparison(runs, found.path / "graphs") if runs else []
+    return jobs

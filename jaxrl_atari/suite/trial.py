@@ -20,20 +20,20 @@ from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.run_dir import (
     CONFIG_FILE,
     describe,
+    has_begun,
     is_run,
     keep_code,
     make_run_dir,
     read_config,
-    removed_if_unused,
+    removed_if_refused,
     require_resumable,
     require_same_run,
-    session_dirs,
 )
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.session import check_names_and_minibatches
-from jaxrl_atari.suite.launch import Failure, Item
+from jaxrl_atari.suite.launch import Failure, Job
 from jaxrl_atari.suite.processes import check_processes, in_session_process
-from jaxrl_atari.suite.sessions import Stop, train_item, unfinished
+from jaxrl_atari.suite.sessions import Stop, train_job, unfinished_jobs
 from jaxrl_atari.suite.slots import choose_launcher, plan_slots
 
 
@@ -112,21 +112,23 @@ def run_training(
         say(note)
     failures: Failures = {}
 
-    def on_end(item: Item, failure: Failure | None) -> None:
+    def on_end(job: Job, failure: Failure | None) -> None:
         if failure is not None:
-            item.say(f"failed: {failure.reason}")
-            failures[item.session] = failure
+            job.say(f"failed: {failure.reason}")
+            failures[job.session] = failure
 
-    with only_writer(run_dir), removed_if_unused(run_dir, before is None, was_there), _summary_if_stopped(run_dir):
-        items = _begin(config, before, run_dir)
-        if items:
-            launch, train = choose_launcher(items, writers, stop)
-            launch(items, train, on_end)
+    with (
+        only_writer(run_dir),
+        removed_if_refused(run_dir, before is None, was_there),
+        _summary_if_stopped(run_dir),
+    ):
+        jobs = _begin(config, before, run_dir)
+        if jobs:
+            launch, train = choose_launcher(jobs, writers, stop)
+            launch(jobs, train, on_end)
+    was_refused = not has_begun(run_dir)  # and so was every other session
     for failure in failures.values():
-        alone = (
-            config.sessions == 1 and failure.correctable
-        )  # its error is raised as if it had run in this process
-        if alone or not session_dirs(run_dir):  # all were refused
+        if was_refused or (config.sessions == 1 and failure.correctable):
             raise UserError(failure.reason)
     summary = _summarise(config, run_dir, bool(failures))
     _raise_failures(config, run_dir, failures)
@@ -139,7 +141,7 @@ def _check(config: Config, writers: Sequence[Writer], stop: Stop | None) -> None
     check_names_and_minibatches(config)
     if not plan_slots(config, config.sessions).needs_processes:
         return
-    check_processes(partial(train_item, writers=writers, close_writers=True, stop=stop))
+    check_processes(partial(train_job, writers=writers, close_writers=True, stop=stop))
     mode = config.env.vectorization_mode
     expected = "sync where sessions have processes of their own, which can start none"
     hint = "or set trial.parallel = 1 and devices.gpu to the number of a GPU (or false)"
@@ -148,8 +150,8 @@ def _check(config: Config, writers: Sequence[Writer], stop: Stop | None) -> None
 
 def _follow(config: Config, run_dir: Path, stop: Stop | None) -> None:
     """Trains in a follower of `devices.distributed`: with the leader, and without writing."""
-    for item in unfinished(config, run_dir):
-        train_item(item, stop=stop)
+    for job in unfinished_jobs(config, run_dir):
+        train_job(job, stop=stop)
     distributed.wait_for_all()
 
 
@@ -175,7 +177,7 @@ def _summary_if_stopped(run_dir: Path) -> Iterator[None]:
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
 
 
-def _begin(config: Config, before: Config | None, run_dir: Path) -> list[Item]:
+def _begin(config: Config, before: Config | None, run_dir: Path) -> list[Job]:
     """Writes config.json, and prints which options have changed and which sessions are finished.
 
     Args:
@@ -184,19 +186,19 @@ def _begin(config: Config, before: Config | None, run_dir: Path) -> list[Item]:
     Returns:
         The sessions that are not finished.
     """
-    items = unfinished(config, run_dir)
-    if before and not items:  # keep the config it was trained with
+    jobs = unfinished_jobs(config, run_dir)
+    if before and not jobs:  # keep the config it was trained with
         kept = {"sessions": config.sessions, "total_env_steps": config.total_env_steps, "log": config.log}
         wanted = config
         config = dataclasses.replace(before, **kept)
         say_changes("the run has finished, and keeps its own values", wanted, config)
-    if before is None or (not items and config != before):
+    if before is None or (not jobs and config != before):
         write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
         keep_code(run_dir)
     say_changes("changed", before or config, config)
-    for session in {*range(config.sessions)} - {item.session for item in items}:
+    for session in {*range(config.sessions)} - {job.session for job in jobs}:
         say(f"session {session}  finished already")
-    return items
+    return jobs
 
 
 def _summarise(config: Config, run_dir: Path, failed: bool) -> dict[str, Any]:

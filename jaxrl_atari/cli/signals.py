@@ -1,0 +1,89 @@
+"""Signals: they interrupt a command, or request a session to stop after its current update."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn, Self
+
+from jaxrl_atari.output import is_terminal
+
+INTERRUPTED = 130
+"""Exit status after any signal that asks for a stop: 128 + SIGINT, as in shells."""
+
+CLEAR_LINE = "\r\x1b[K"
+"""Erases the live line of a terminal."""
+
+REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals of a `StopRequest`."""
+
+received: list[int] = []
+"""Signals that the running command has received outside a `StopRequest`."""
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Signal handler: interrupts the command; at a second signal, ends the process."""
+    if received:
+        os._exit(INTERRUPTED)
+    received.append(number)
+    raise KeyboardInterrupt  # Python swallows it in callbacks, such as those of the garbage collector
+
+
+class StopRequest:
+    """Turns SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 into a request to stop after the current update.
+
+    The first signal is answered with a line. It raises KeyboardInterrupt before the first update, when there is
+    nothing to save. Ctrl-C (SIGINT) after an earlier signal raises KeyboardInterrupt too. The other signals may
+    come any number of times, because clusters and parent processes send them to every process of a job. Signals
+    that the parent process ignores stay ignored: SIGHUP under `nohup`, SIGINT in the background of a script (`&`).
+
+    Args:
+        label: precedes the line, such as `session 0`.
+        quick: False for a process that others would wait for; it goes on until its first update.
+        answer: the line that answers the first signal.
+    """
+
+    def __init__(
+        self,
+        label: str = "",
+        quick: bool = True,
+        answer: str = "stopping after this update, with a last checkpoint",
+    ):
+        self._label = f"{label}  " if label else ""
+        self._quick = quick
+        self._answer = answer
+        self.requested = False
+        """Whether a signal has asked for a stop."""
+        self.training = False
+        """The session sets this to True after its first update."""
+        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+
+    def __enter__(self) -> Self:
+        if received:  # a signal that came during a callback; see `interrupt`
+            raise KeyboardInterrupt
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
+            for number in REQUESTS:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.requested:
+            raise KeyboardInterrupt
+        if self.requested:
+            return
+        self.requested = True
+        ends = self._quick and not self.training
+        answer = "interrupted before the first update: there is nothing to save" if ends else self._answer
+        with contextlib.suppress(OSError):  # a closed terminal; and `print` fails within another `print`
+            start = CLEAR_LINE if is_terminal(sys.stdout) else ""
+            os.write(1, f"{start}{self._label}{answer}\n".encode())
+        if ends:
+            raise KeyboardInterrupt
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,120 @@
+"""The results of a suite or a sweep while it trains and at its end: saved, shown, drawn, and its failures."""
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from jaxrl_atari.cli import resume_command
+from jaxrl_atari.errors import SessionsFailed, reason
+from jaxrl_atari.output import counted, say
+from jaxrl_atari.report.page import try_report
+from jaxrl_atari.report.suites import SuiteResults, save_results, suite_results
+from jaxrl_atari.suite.launch import Failure, Job
+from jaxrl_atari.suite.sweep import Sweep
+from jaxrl_atari.suite.sweep_results import draw_sweep, save_sweep_results, sweep_results
+
+
+class Results:
+    """The results of a suite, or of a sweep, which has a suite for each of its settings.
+
+    They are made from the metrics of the sessions. What could not be saved is tried again when the next session
+    ends, and by a resume.
+
+    Args:
+        directory: directory of the suite or sweep.
+        sweep: what is trained; a suite is a sweep in which nothing varies.
+    """
+
+    def __init__(self, directory: Path, sweep: Sweep):
+        self._directory = directory
+        self._sweep = sweep
+        self._suites: dict[str, SuiteResults] = {}  # label of a setting -> its results, as last read
+        self._failures: list[tuple[Job, Failure]] = []
+        self._resume = resume_command("suite", directory)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Why jobs failed, in the order in which they ended."""
+        return [failure for _, failure in self._failures]
+
+    def on_end(self, job: Job, failure: Failure | None) -> None:
+        """Takes note of a job that has ended, and saves the results; see `launch.OnEnd`."""
+        if failure is not None:
+            job.say(f"failed: {failure.reason}")
+            self._failures.append((job, failure))
+        if self._suites:
+            self._read(job.setting)  # the other settings are as they were
+        else:
+            self._read_all()
+        self._save([job.setting])
+
+    def save_all(self) -> None:
+        """Reads the results of all settings again, and saves them."""
+        self._read_all()
+        self._save(self._suites)
+
+    def show_and_save_all(self) -> None:
+        """Reads the results of all settings, prints their table, saves them, and draws them."""
+        self._read_all()
+        text = self._of_sweep().text if self._sweep.vary else self._suites[""].text
+        say(f"\n{text}")  # before anything is saved, which may fail
+        self._save(self._suites)
+        if self._sweep.config.log.graphs:
+            self._draw()
+
+    def raise_failures(self) -> None:
+        """Raises `SessionsFailed` if a job has failed."""
+        if not self._failures:
+            return
+        texts = [
+            f"{'  '.join(filter(None, (game, setting.label)))}: {why}"
+            for setting in self._sweep.settings
+            for game, why in self._reasons(setting.label).items()
+        ]
+        count = len(self._sweep.games) * len(self._sweep.settings)
+        number = counted(count, "trial" if self._sweep.vary else "game")
+        raise SessionsFailed(
+            f"{len(texts)} of {number} failed ({'; '.join(texts)}); {self._resume} runs what is missing"
+        )
+
+    def _reasons(self, label: str) -> dict[str, str]:
+        """Game -> why its sessions failed under a setting."""
+        reasons: dict[str, str] = {}
+        for job, failure in self._failures:
+            if job.setting == label:
+                why = f"session {job.session}: {failure.reason}"
+                reasons[job.game] = f"{reasons[job.game]}; {why}" if job.game in reasons else why
+        return reasons
+
+    def _read(self, label: str) -> None:
+        self._suites[label] = suite_results(self._directory / label, self._reasons(label))
+
+    def _read_all(self) -> None:
+        for setting in self._sweep.settings:
+            self._read(setting.label)
+
+    def _of_sweep(self):
+        return sweep_results(self._directory, self._sweep, self._suites)
+
+    def _save(self, labels: Iterable[str]) -> None:
+        """Saves the results of some settings, and those of the sweep, or says why they could not be saved."""
+        saves = [partial(save_results, self._suites[label]) for label in labels]
+        if self._sweep.vary:
+            saves.append(partial(save_sweep_results, self._of_sweep()))
+        for save in saves:
+            try:
+                save()
+            except OSError as error:
+                say(f"results are not saved: {reason(error)}; {self._resume} tries again")
+
+    def _draw(self) -> None:
+        """Writes the report of each setting, and draws the graph of a sweep, or says why not."""
+        for label in self._suites:
+            try_report(self._directory / label)
+        if not self._sweep.vary:
+            return
+        try:
+            for path in draw_sweep(self._of_sweep()):
+                say(str(path))
+        except OSError as error:
+            say(f"the graph is not saved: {reason(error)}; {self._resume} tries again")

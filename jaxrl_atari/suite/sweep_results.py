@@ -1,0 +1,116 @@
+"""The results of a sweep: one table of all scores, and the learning curves of all settings in one graph."""
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_atari.output import counted
+from jaxrl_atari.report.graphs import plot_comparison
+from jaxrl_atari.report.statistics import INTERVALS
+from jaxrl_atari.report.suites import (
+    GAME_COLUMNS,
+    SuiteResults,
+    aggregate_rows,
+    aggregates,
+    missing_intervals,
+    normalised,
+)
+from jaxrl_atari.report.summary import markdown_table, score_text
+from jaxrl_atari.runs.files import write_file, write_json
+from jaxrl_atari.suite.sweep import Sweep, value_text
+
+TABLE_COLUMNS = (
+    "sessions", "env_steps", "score", "score_std", "score_low", "score_high", "human_normalised_score", "hours",
+    "status",
+)  # fmt: skip
+"""Columns of the table of a sweep, after the game and the fields that vary: some of `GAME_COLUMNS`."""
+
+EXPLANATION = (
+    "score: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
+    "interval of the mean (from 3 sessions on). Where intervals overlap, the table does not rank the settings. "
+    "The best of several owes a part of its score to chance: train it again with other seeds (--seed) before you "
+    "quote it."
+)
+
+
+class SweepResults(NamedTuple):
+    """The results of a sweep."""
+
+    path: Path
+    vary: dict[str, list[Any]]
+    suites: Mapping[str, SuiteResults]  # label of a setting -> the results of its suite
+    rows: list[dict[str, Any]]  # of the table: game, the fields that vary, `TABLE_COLUMNS`
+    text: str  # the content of results.md
+
+
+def sweep_results(sweep_dir: Path, sweep: Sweep, suites: Mapping[str, SuiteResults]) -> SweepResults:
+    """The results of a sweep, from those of its suites; reads and writes nothing."""
+    rows = []
+    for setting in sweep.settings:
+        for row in suites[setting.label].values["games"]:
+            figures = {name: row[name] for name in TABLE_COLUMNS}
+            rows.append({"game": row["game"], **setting.fields, **figures})
+    rows.sort(key=lambda row: sweep.games.index(row["game"]))  # the settings of a game below each other
+    header = ["game", *sweep.vary, *(GAME_COLUMNS[name] for name in TABLE_COLUMNS)]
+    header[header.index(GAME_COLUMNS["score"])] = "score"
+    cells = [
+        [
+            row["game"],
+            *(value_text(row[name]) for name in sweep.vary),
+            *(row[name] if isinstance(row[name], str) else score_text(row[name]) for name in TABLE_COLUMNS),
+        ]
+        for row in rows
+    ]
+    count = f"{counted(len(suites), 'setting')} of {', '.join(sweep.vary)}, {counted(len(sweep.games), 'game')}"
+    sessions = counted(sweep.config.sessions, "session")
+    parts = [
+        f"# {sweep_dir.absolute().name}: {count}, {sessions} of {sweep.config.total_env_steps:,} env steps each",
+        markdown_table([header, *cells]),
+        EXPLANATION,
+    ]
+    if len(sweep.games) > 1:
+        parts += _aggregate_parts(suites)
+    return SweepResults(sweep_dir, sweep.vary, suites, rows, "\n\n".join(parts) + "\n")
+
+
+def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
+    """The table of human-normalised figures over the games that are complete in every setting, if any are."""
+    protocols = {found.values["protocol"] for found in suites.values()}
+    scores = {label: found.values["scores"] for label, found in suites.items()}
+    shared = sorted(set.intersection(*(set(games) for games in scores.values())))
+    if len(protocols) > 1 or not shared:
+        return []
+    (protocol,) = protocols
+    kinds = {
+        label: normalised({game: games[game] for game in shared}, protocol)["human-normalised"]
+        for label, games in scores.items()
+    }
+    found = aggregates(kinds)
+    if not found:
+        return []
+    table = markdown_table(aggregate_rows(found, "human-normalised, over the complete games"))
+    return [table, *missing_intervals(found), INTERVALS]
+
+
+def save_sweep_results(found: SweepResults) -> None:
+    """Writes results.md, results.csv and results.json of a sweep."""
+    values = {
+        "vary": found.vary,
+        "games": found.rows,
+        "settings": {label: suite.values for label, suite in found.suites.items()},
+    }
+    write_json(found.path / "results.json", values)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, ["game", *found.vary, *TABLE_COLUMNS], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found.rows)
+    write_file(found.path / "results.csv", file.getvalue())
+    write_file(found.path / "results.md", found.text)
+
+
+def draw_sweep(found: SweepResults) -> list[Path]:
+    """Draws the learning curves of all settings, a panel for each game; returns the files. None without a run."""
+    runs = [(label, run) for label, suite in found.suites.items() for run in suite.suite.runs.values()]
+    return plot_comparison(runs, found.path / "graphs") if runs else []
