@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jaxrl_atari.evaluate.policy import Policy, load_policy
     from jaxrl_atari.networks import register_network
     from jaxrl_atari.ppo import PPO
-    from jaxrl_atari.suite.trial import TrainingResult, run_training
+    from jaxrl_atari.trials.trial import TrainingResult, run_training
 
 _HOMES = (
     "config",
@@ -38,7 +38,7 @@ _HOMES = (
     "evaluate.policy",
     "evaluate.play",
     "evaluate.environment",
-    "suite.trial",
+    "trials.trial",
 )  # light ones first
 __all__ = [
     "PPO",

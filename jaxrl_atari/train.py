@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_options(arguments)
     for line in runtime.configure():
         say(line)
-    from jaxrl_atari.suite.trial import run_training  # after the settings, which must come before JAX starts
+    from jaxrl_atari.trials.trial import run_training  # after the settings, which must come before JAX starts
 
     run_training(options.full_config, options.directory)
 

@@ -85,8 +85,8 @@ def main():
     import sys
 
     from jaxrl_atari import cli
-    from jaxrl_atari.suite.launch import Job, Slot
-    from jaxrl_atari.suite.processes import run_processes
+    from jaxrl_atari.trials.launch import Job, Slot
+    from jaxrl_atari.trials.processes import run_processes
 
     folder = Path(sys.argv[1])
     full = (folder / "full").exists()

@@ -15,8 +15,8 @@ PACKAGE = Path(__file__).parents[1] / "jaxrl_atari"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = [
-    "__init__", "__main__", "train", "search", "suite", "hub", "export", "benchmark", "verify", "retrain",
-    "device_report", "update_memory",
+    "__init__", "__main__", "train", "search", "suite", "trials", "hub", "export", "benchmark", "verify",
+    "retrain", "device_report", "update_memory",
     "session", "schedules", "provenance", "evaluate", "plots", "report", "session_games", "groups", "rollout",
     "learner", "runs", "devices",
     "algorithms", "ppo", "algorithm", "categorical", "minibatches", "fast", "networks", "frames", "layers",
@@ -109,7 +109,7 @@ def test_imports_point_one_way():
         ("optuna", {"search", "report"}),
         ("onnx", {"export"}),
         ("onnxruntime", {"export"}),
-        ("ray", {"suite", "search"}),
+        ("ray", {"trials", "search"}),
         ("jinja2", {"report"}),
         ("jaxrl_atari.train", set()),
     ],

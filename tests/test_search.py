@@ -47,7 +47,7 @@ from jaxrl_atari.search.study import (
     save_results,
     search_results,
 )
-from jaxrl_atari.suite.ray_cluster import MachineShare, allot
+from jaxrl_atari.trials.ray_cluster import MachineShare, allot
 
 # Ray forks to start its processes, and these run other programs at once: JAX's warning is not for them.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")

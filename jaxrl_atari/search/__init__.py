@@ -14,6 +14,6 @@ except ModuleNotFoundError as error:
     raise SystemExit(2) from error  # `python -m` imports this file before the command can report an error
 
 from jaxrl_atari.search.options import SearchConfig
-from jaxrl_atari.suite.ray_cluster import ResourcesConfig
+from jaxrl_atari.trials.ray_cluster import ResourcesConfig
 
 __all__ = ["CategoricalDistribution", "FloatDistribution", "IntDistribution", "ResourcesConfig", "SearchConfig"]

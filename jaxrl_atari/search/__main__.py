@@ -43,8 +43,8 @@ from jaxrl_atari.search.study import (
     search_results,
     status,
 )
-from jaxrl_atari.suite.launch import Failure
-from jaxrl_atari.suite.ray_cluster import set_up_ray
+from jaxrl_atari.trials.launch import Failure
+from jaxrl_atari.trials.ray_cluster import set_up_ray
 
 CHANGED_BY_RESUME = ("search.trials", "search.address", "search.resources")
 """Prefixes of the options that may change when a search continues."""

@@ -25,8 +25,8 @@ from jaxrl_atari.config import Config, flat, set_fields
 from jaxrl_atari.errors import Limits, UserError, check_fields, require
 from jaxrl_atari.runs.files import read_result
 from jaxrl_atari.runs.run_dir import SEARCH_FILE, read_config
-from jaxrl_atari.suite.ray_cluster import ResourcesConfig
 from jaxrl_atari.suite.sweep import SAME_IN_ALL_SETTINGS
+from jaxrl_atari.trials.ray_cluster import ResourcesConfig
 
 Distribution = FloatDistribution | IntDistribution | CategoricalDistribution
 

@@ -19,8 +19,8 @@ from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.imports import Code, code_to_send, import_sent
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.run_dir import OUTPUT_FILE
-from jaxrl_atari.suite.launch import POLL_SECONDS, STOPPING, Failure
-from jaxrl_atari.suite.ray_cluster import (
+from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure
+from jaxrl_atari.trials.ray_cluster import (
     KILLED,
     SECONDS_BETWEEN_NEWS,
     MachineShare,

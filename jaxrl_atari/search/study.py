@@ -39,7 +39,7 @@ from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, session_dir
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.options import SearchConfig, read_search, space_dict
-from jaxrl_atari.suite.ray_cluster import MachineShare
+from jaxrl_atari.trials.ray_cluster import MachineShare
 
 FAILURE = "failure"
 """Attribute of a trial in the study: why it failed; empty if it has not failed."""

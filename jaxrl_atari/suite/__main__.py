@@ -22,13 +22,13 @@ from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.run_dir import has_begun, is_suite, is_sweep, make_run_dir, removed_if_refused
-from jaxrl_atari.suite.launch import Job, Launcher, Train
-from jaxrl_atari.suite.ray_cluster import ResourcesConfig, set_up_ray
 from jaxrl_atari.suite.results import Results
-from jaxrl_atari.suite.sessions import train_job
-from jaxrl_atari.suite.slots import choose_launcher, plan_slots
 from jaxrl_atari.suite.suite import game_configs, read_suite_file
 from jaxrl_atari.suite.sweep import Sweep, parse_vary, read_sweep_file, unfinished_of_sweep, write_sweep_files
+from jaxrl_atari.trials.launch import Job, Launcher, Train
+from jaxrl_atari.trials.ray_cluster import ResourcesConfig, set_up_ray
+from jaxrl_atari.trials.sessions import train_job
+from jaxrl_atari.trials.slots import choose_launcher, plan_slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +151,7 @@ def choose_suite_launcher(jobs: Sequence[Job], options: Options, directory: Path
     """The launcher of the jobs, on a Ray cluster or on this machine, and the function that trains each of them."""
     if not options.address:
         return choose_launcher(jobs)
-    from jaxrl_atari.suite.ray_tasks import run_on_ray  # which imports Ray
+    from jaxrl_atari.trials.ray_tasks import run_on_ray  # which imports Ray
 
     launch = partial(
         run_on_ray,

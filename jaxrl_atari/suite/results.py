@@ -9,9 +9,9 @@ from jaxrl_atari.errors import SessionsFailed, reason
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.suites import SuiteResults, save_results, suite_results
-from jaxrl_atari.suite.launch import Failure, Job
 from jaxrl_atari.suite.sweep import Sweep
 from jaxrl_atari.suite.sweep_results import draw_sweep, save_sweep_results, sweep_results
+from jaxrl_atari.trials.launch import Failure, Job
 
 
 class Results:

@@ -15,8 +15,8 @@ from jaxrl_atari.envs.games import GAMES, comparable, parse_game
 from jaxrl_atari.errors import require
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.run_dir import SUITE_FILE, describe, is_run, read_config, read_games, require_same_run
-from jaxrl_atari.suite.launch import Job
-from jaxrl_atari.suite.sessions import unfinished_jobs
+from jaxrl_atari.trials.launch import Job
+from jaxrl_atari.trials.sessions import unfinished_jobs
 
 
 class SuitePlan(NamedTuple):

@@ -31,10 +31,10 @@ from jaxrl_atari.runs.run_dir import (
 )
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.session import check_names_and_minibatches
-from jaxrl_atari.suite.launch import Failure, Job
-from jaxrl_atari.suite.processes import check_processes, in_session_process
-from jaxrl_atari.suite.sessions import Stop, train_job, unfinished_jobs
-from jaxrl_atari.suite.slots import choose_launcher, plan_slots
+from jaxrl_atari.trials.launch import Failure, Job
+from jaxrl_atari.trials.processes import check_processes, in_session_process
+from jaxrl_atari.trials.sessions import Stop, train_job, unfinished_jobs
+from jaxrl_atari.trials.slots import choose_launcher, plan_slots
 
 
 class TrainingResult(NamedTuple):

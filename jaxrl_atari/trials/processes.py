@@ -24,7 +24,7 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.output import counted
-from jaxrl_atari.suite.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Slot, Train, attempt
+from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Slot, Train, attempt
 
 KILLED = " (killed; does the machine have too little memory?)"
 COMPILED = "compiled"

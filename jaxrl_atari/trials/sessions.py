@@ -15,8 +15,8 @@ from jaxrl_atari.runs.reading import STOPPED_FILE, is_finished, read_early_end
 from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, keep_code, session_dir
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
-from jaxrl_atari.suite.launch import Job, never, nothing
 from jaxrl_atari.traced_options import TRACED_OPTIONS
+from jaxrl_atari.trials.launch import Job, never, nothing
 
 Stop = Callable[[Row], object]
 """Called with each log point of a session. The session ends once the result is true; a text is the reason."""

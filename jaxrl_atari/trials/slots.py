@@ -13,9 +13,9 @@ from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
 from jaxrl_atari.option_forms import index_of
 from jaxrl_atari.runs.writers import Writer
-from jaxrl_atari.suite.launch import Job, Launcher, Slot, Train, run_here
-from jaxrl_atari.suite.processes import run_processes
-from jaxrl_atari.suite.sessions import Stop, train_job
+from jaxrl_atari.trials.launch import Job, Launcher, Slot, Train, run_here
+from jaxrl_atari.trials.processes import run_processes
+from jaxrl_atari.trials.sessions import Stop, train_job
 
 
 class SlotPlan(NamedTuple):

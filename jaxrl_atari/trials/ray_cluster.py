@@ -1,7 +1,7 @@
 """A Ray cluster, of this machine alone or of several, and what its processes have in common.
 
 The sessions of a suite (`ray_tasks.py`) and the trials of a search (`search/ray_trials.py`) are its items of work:
-each has a process of its own, and a share of a machine. `python -m jaxrl_atari.suite.ray_cluster` is the process
+each has a process of its own, and a share of a machine. `python -m jaxrl_atari.trials.ray_cluster` is the process
 that starts Ray on this machine.
 """
 
@@ -28,7 +28,7 @@ from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import memory_fraction
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.runs.run_dir import OUTPUT_FILE, session_dirs, session_files
-from jaxrl_atari.suite.launch import Failure, attempt
+from jaxrl_atari.trials.launch import Failure, attempt
 
 RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
@@ -159,7 +159,7 @@ def cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
         yield address
         return
     gpus = choose_devices(devices).gpus
-    command = [sys.executable, "-m", "jaxrl_atari.suite.ray_cluster", str(len(gpus))]
+    command = [sys.executable, "-m", "jaxrl_atari.trials.ray_cluster", str(len(gpus))]
     pipe = subprocess.PIPE
     head = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
