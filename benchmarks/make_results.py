@@ -26,7 +26,8 @@ from jaxrl_atari.report.graphs import COLOURS, default_style, finish_returns, ne
 from jaxrl_atari.report.metrics import session_figures
 from jaxrl_atari.report.summary import interval_text, markdown_table, read_run, score_text
 from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.run_dir import latest_meta, session_number
+from jaxrl_atari.runs.layout import session_number
+from jaxrl_atari.runs.run_dir import latest_meta
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS: tuple[str, ...] = (

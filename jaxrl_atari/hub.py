@@ -34,9 +34,8 @@ from jaxrl_atari.imports import Names, import_named
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report import summary
 from jaxrl_atari.runs.checkpoints import Checkpoints
-from jaxrl_atari.runs.digests import DIGESTS_FILE
 from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.run_dir import checkpoint_steps
+from jaxrl_atari.runs.layout import DIGESTS_FILE, checkpoint_steps
 
 Checkpoint = Literal["best", "latest"] | int
 

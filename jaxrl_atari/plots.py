@@ -31,7 +31,7 @@ from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run
 from jaxrl_atari.report.searches import draw_graphs, read_study
 from jaxrl_atari.report.suites import compare_suites, read_suite
 from jaxrl_atari.report.summary import Run, read_run
-from jaxrl_atari.runs.run_dir import SUITE_FILE, is_run, is_search, is_suite, is_sweep
+from jaxrl_atari.runs.layout import SUITE_FILE, is_run, is_search, is_suite, is_sweep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from jaxrl_atari.config import changed_fields, config_from_dict
 from jaxrl_atari.errors import Differs, UserError
 from jaxrl_atari.runs.checkpoints import Checkpoints, games_problem
 from jaxrl_atari.runs.digests import Written, read_digests
-from jaxrl_atari.runs.run_dir import session_number
+from jaxrl_atari.runs.layout import DIGESTS_FILE, session_number
 from jaxrl_atari.session import Session, place_session, prepare, train
 
 
@@ -35,7 +35,7 @@ def retrain(session_dir: Path, start: int) -> str:
     meta = checkpoints.read_meta(start)
     if meta.get("parameters_only"):
         raise UserError(f"{name}: the checkpoint holds the parameters alone; ask its owner for the whole run")
-    if not (session_dir / "digests.jsonl").is_file():
+    if not (session_dir / DIGESTS_FILE).is_file():
         raise UserError(f"{name}: the session has no digests.jsonl, because an earlier version trained it")
     later = [written for written in read_digests(session_dir) if written.env_steps > start]
     if not later:

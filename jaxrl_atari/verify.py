@@ -31,11 +31,11 @@ from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.output import counted, say, tracked
 from jaxrl_atari.runs.actions import games_of_rows, segments
 from jaxrl_atari.runs.files import not_saved
+from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, checkpoint_steps, session_dirs, session_number
 from jaxrl_atari.runs.progress import EpisodeStatistics
-from jaxrl_atari.runs.reading import METRICS_FILE, number, read_rows
-from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dirs, session_number
+from jaxrl_atari.runs.reading import number, read_rows
+from jaxrl_atari.runs.run_dir import read_config
 
-VERIFIED_FILE = "verified.json"
 SLOTS = 32
 """Games played at once."""
 GAME = "a game that ends at step {:.0f} of environment {:.0f} with return {:g} after {:.0f} env steps"

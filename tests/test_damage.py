@@ -17,8 +17,8 @@ from jaxrl_atari.report.page import write_report
 from jaxrl_atari.report.searches import check_journal
 from jaxrl_atari.report.suites import save_results, suite_results
 from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.layout import SUITE_FILE
 from jaxrl_atari.runs.reading import read_metrics
-from jaxrl_atari.runs.run_dir import SUITE_FILE
 from jaxrl_atari.suite.__main__ import read_plan
 
 pytestmark = pytest.mark.long

@@ -17,7 +17,7 @@ from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.run_dir import checkpoint_steps
+from jaxrl_atari.runs.layout import checkpoint_steps
 from jaxrl_atari.session import place_session, prepare, run_session
 
 CONFIG = change(

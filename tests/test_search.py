@@ -29,7 +29,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOC
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report.searches import draw_graphs
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.run_dir import checkpoint_steps
+from jaxrl_atari.runs.layout import checkpoint_steps
 from jaxrl_atari.search import (
     CategoricalDistribution,
     FloatDistribution,

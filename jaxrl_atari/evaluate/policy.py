@@ -19,7 +19,8 @@ from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_params
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
-from jaxrl_atari.runs.run_dir import checkpoint_steps, read_config, session_dir
+from jaxrl_atari.runs.layout import checkpoint_steps, session_dir
+from jaxrl_atari.runs.run_dir import read_config
 
 _log = logging.getLogger(__name__)
 

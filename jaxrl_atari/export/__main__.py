@@ -39,7 +39,7 @@ from jaxrl_atari.networks import Observation, apply_module, initial_carry, make_
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report import summary
 from jaxrl_atari.runs.files import unused, write_file
-from jaxrl_atari.runs.run_dir import session_number
+from jaxrl_atari.runs.layout import session_number
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 """Platforms of the program for JAX."""

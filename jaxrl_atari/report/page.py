@@ -34,7 +34,8 @@ from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import aggregate_rows, missing_intervals, read_suite, results, text_rows
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.files import read_json, read_result, write_file
-from jaxrl_atari.runs.run_dir import SEARCH_FILE, is_run, is_search, is_suite, latest_meta, read_config
+from jaxrl_atari.runs.layout import SEARCH_FILE, VERIFIED_FILE, is_run, is_search, is_suite
+from jaxrl_atari.runs.run_dir import latest_meta, read_config
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ def _prepare_run(run_dir: Path) -> dict[str, Any]:
     video = max(videos, key=summary.written_at, default=None)
     verified = {}
     for session_dir in run.tables:
-        file = session_dir / "verified.json"
+        file = session_dir / VERIFIED_FILE
         if file.is_file():
             verified[session_dir] = read_result(file, rows=int, games=int, date=str, version=str)
     return _settings(run.config, run.description) | {

@@ -30,7 +30,7 @@ from jaxrl_atari.report.graphs import (
 )
 from jaxrl_atari.report.summary import number_text, score_text
 from jaxrl_atari.runs.files import unused, write_file
-from jaxrl_atari.runs.run_dir import session_dirs
+from jaxrl_atari.runs.layout import session_dirs
 from jaxrl_atari.runs.tables import DELIMITERS
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from jaxrl_atari.report.summary import (
     write_trial_summary,
 )
 from jaxrl_atari.runs.files import read_json, write_file, write_json
-from jaxrl_atari.runs.run_dir import SUITE_FILE, is_run, read_config, read_games
+from jaxrl_atari.runs.layout import SUITE_FILE, VERIFIED_FILE, is_run
+from jaxrl_atari.runs.run_dir import read_config, read_games
 
 NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
 """Name of a normalisation -> its function of scores and a game."""
@@ -170,7 +171,7 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
             left_out = left_out_text(summary)
             if left_out:
                 row["status"] += f"; {left_out}"
-            if all((session_dir / "verified.json").is_file() for session_dir in run.tables):
+            if all((session_dir / VERIFIED_FILE).is_file() for session_dir in run.tables):
                 row["status"] += ", verified"
         if game in suite.damaged:
             row["status"] = f"damaged: {suite.damaged[game]}"

@@ -27,8 +27,9 @@ from jaxrl_atari.report.metrics import (
 )
 from jaxrl_atari.report.statistics import CONFIDENCE, score_interval
 from jaxrl_atari.runs.files import read_json, read_result, write_json
+from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, session_number
 from jaxrl_atari.runs.reading import Table, read_early_end, read_sessions
-from jaxrl_atari.runs.run_dir import CONFIG_FILE, read_config, session_number
+from jaxrl_atari.runs.run_dir import read_config
 
 
 class Run(NamedTuple):
@@ -92,7 +93,7 @@ def read_run(run_dir: Path, sessions: int | None = None) -> Run:
 def write_trial_summary(run_dir: Path) -> dict[str, Any]:
     """Writes the summary of a run to RUN_DIR/trial.json and returns it. Raises `UserError` as `read_run`."""
     summary = trial_summary(read_run(run_dir))
-    write_json(run_dir / "trial.json", summary)
+    write_json(run_dir / TRIAL_FILE, summary)
     return summary
 
 

@@ -17,11 +17,12 @@ import numpy as np
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import Segment
 from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.layout import ACTIONS_FOLDER
 
 
 def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
     """First step, end and file of each segment, in their order."""
-    found = ((path.stem.split("_"), path) for path in session_dir.glob("actions/*_*.npz"))
+    found = ((path.stem.split("_"), path) for path in (session_dir / ACTIONS_FOLDER).glob("*_*.npz"))
     return sorted((int(first), int(last), path) for (first, last), path in found)
 
 
@@ -47,8 +48,8 @@ def write_segment(
         games=game_rows(games),
         rollout_length=rollout_length,
     )
-    (session_dir / "actions").mkdir(exist_ok=True)
-    write_file(session_dir / "actions" / f"{first:010}_{first + steps:010}.npz", content.getvalue())
+    (session_dir / ACTIONS_FOLDER).mkdir(exist_ok=True)
+    write_file(session_dir / ACTIONS_FOLDER / f"{first:010}_{first + steps:010}.npz", content.getvalue())
 
 
 def game_rows(games: Sequence[FinishedGame]) -> np.ndarray:

@@ -44,7 +44,7 @@ from jaxrl_atari.runs.arrays import (
     to_host,
 )
 from jaxrl_atari.runs.files import read_json, unused
-from jaxrl_atari.runs.run_dir import checkpoint_steps, meta_file
+from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_steps, meta_file
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Checkpoints:
 
     def __init__(self, session_dir: Path, say: Callable[[str], object] = _log.warning):
         self.session_dir = session_dir
-        self.directory = session_dir / "checkpoints"
+        self.directory = session_dir / CHECKPOINTS_FOLDER
         self._say = say
 
     def steps(self) -> list[int]:

@@ -9,7 +9,8 @@ from typing import Any
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS, EVALUATION_COLUMNS
 from jaxrl_atari.runs.files import unused, write_file
-from jaxrl_atari.runs.reading import EVALUATIONS_FILE, METRICS_FILE, read_rows
+from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE
+from jaxrl_atari.runs.reading import read_rows
 from jaxrl_atari.runs.tables import read_table, table_text
 from jaxrl_atari.runs.writers import Row, Writer, finite
 

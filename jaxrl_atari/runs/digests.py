@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.runs.files import write_file
-
-DIGESTS_FILE = "digests.jsonl"
+from jaxrl_atari.runs.layout import DIGESTS_FILE
 
 
 class Written(NamedTuple):

@@ -8,8 +8,8 @@ from jaxrl_atari.runs.actions import cut_segments
 from jaxrl_atari.runs.csv_writer import CsvWriter
 from jaxrl_atari.runs.digests import cut_digests
 from jaxrl_atari.runs.files import unused
+from jaxrl_atari.runs.layout import ACTIONS_FOLDER, EVALUATIONS_FILE, METRICS_FILE, VERIFIED_FILE, WANDB_FILE
 from jaxrl_atari.runs.progress import Progress
-from jaxrl_atari.runs.reading import EVALUATIONS_FILE, METRICS_FILE
 from jaxrl_atari.runs.tables import read_table
 from jaxrl_atari.runs.tracking import TensorBoardWriter, WandbWriter
 from jaxrl_atari.runs.writers import Writer
@@ -17,7 +17,7 @@ from jaxrl_atari.runs.writers import Writer
 
 def set_aside_logs(session_dir: Path, say: Callable[[str], object]) -> None:
     """Renames the logs of a session that has no checkpoint, because it starts again at 0."""
-    files = [session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, "wandb_id", "actions")]
+    files = [session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, WANDB_FILE, ACTIONS_FOLDER)]
     if kept := [path.rename(unused(path)).name for path in files if path.exists()]:
         say(f"there is no checkpoint: the session starts at 0; what was logged before is in {', '.join(kept)}")
 
@@ -41,7 +41,7 @@ def cut_and_open_logs(
     """
     cut_segments(session_dir, progress.steps)
     cut_digests(session_dir, progress.env_steps)
-    (session_dir / "verified.json").unlink(missing_ok=True)  # it describes what was there before
+    (session_dir / VERIFIED_FILE).unlink(missing_ok=True)  # it describes what was there before
     if config.evaluation.every_env_steps:
         _name_missing_evaluations(session_dir / EVALUATIONS_FILE, progress.evaluated, evaluates, say)
     evaluated = progress.evaluated - 1 if evaluates else progress.evaluated

@@ -11,18 +11,22 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import DamagedMetrics, MetricsError, NoLogPoint
 from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
 from jaxrl_atari.runs.files import read_json
-from jaxrl_atari.runs.run_dir import checkpoint_steps, latest_meta, session_dirs, session_number
+from jaxrl_atari.runs.layout import (
+    CHECKPOINTS_FOLDER,
+    EVALUATIONS_FILE,
+    METRICS_FILE,
+    STOPPED_FILE,
+    checkpoint_steps,
+    session_dirs,
+    session_number,
+)
+from jaxrl_atari.runs.run_dir import latest_meta
 from jaxrl_atari.runs.tables import read_table
 
 _log = logging.getLogger(__name__)
 
 Table = Mapping[str, np.ndarray]
 """A session's log points: column name -> float64 `[N]`."""
-
-METRICS_FILE = "metrics.csv"
-EVALUATIONS_FILE = "evaluations.csv"
-STOPPED_FILE = "stopped.json"
-"""What ended a session before its budget was spent, other than a stop request: `stop` of `run_training`."""
 
 
 def read_rows(path: Path) -> Sequence[Mapping[str, str]]:
@@ -76,7 +80,7 @@ def is_finished(config: Config, session_dir: Path) -> bool:
     The end is that of its budget, or an early one; see `read_early_end`.
     """
     latest = max(checkpoint_steps(session_dir), default=0)
-    if (session_dir / "checkpoints" / str(latest) / "evaluation").is_dir():  # it was running then
+    if (session_dir / CHECKPOINTS_FOLDER / str(latest) / "evaluation").is_dir():  # it was running then
         evaluated = latest_meta(session_dir).get("evaluated_env_steps", "")
         if str(evaluated) not in [row["env_steps"] for row in read_rows(session_dir / EVALUATIONS_FILE)]:
             return False

@@ -1,8 +1,7 @@
-"""Run directories: how one is made, what is in it, and config.json, from which a run can be repeated.
+"""Run directories: making, locking and removing one, and config.json, from which a run can be repeated.
 
-RUN_DIR/config.json    the config, versions, git revision, machine, and every resume
-RUN_DIR/code/          copies of the files of the user's own that the run imported
-RUN_DIR/session_<i>/   session i of the trial: metrics.csv, evaluations.csv, checkpoints/, graphs/, actions/
+`layout.py` has the names of what is in a run directory. config.json has the config, versions, git revision,
+machine, and every resume.
 """
 
 import contextlib
@@ -28,58 +27,21 @@ from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.runtime import numeric_settings
 from jaxrl_atari.imports import imported_files
 from jaxrl_atari.runs.files import only_writer, read_json, read_result, unused
+from jaxrl_atari.runs.layout import (
+    CODE_FOLDER,
+    CONFIG_FILE,
+    SEARCH_FILE,
+    SUITE_FILE,
+    SWEEP_FILE,
+    checkpoint_steps,
+    has_begun,
+    meta_file,
+    session_dirs,
+    session_files,
+)
 from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
-CONFIG_FILE = "config.json"
-SUITE_FILE = "suite.json"
-SEARCH_FILE = "search.json"
-SWEEP_FILE = "sweep.json"
-OUTPUT_FILE = "output.txt"
-"""Has the output of a session, or of the trial of a search, on a Ray cluster."""
-SESSION_FILES = ("checkpoints", "metrics.csv", "evaluations.csv", "actions")
-"""What a session writes as it trains."""
-
-
-def is_run(directory: Path) -> bool:
-    """Whether a directory holds a run, even one that has not begun to train."""
-    return (directory / CONFIG_FILE).is_file()
-
-
-def is_suite(directory: Path) -> bool:
-    """Whether a directory is that of a suite."""
-    return (directory / SUITE_FILE).is_file()
-
-
-def is_sweep(directory: Path) -> bool:
-    """Whether a directory is that of a sweep."""
-    return (directory / SWEEP_FILE).is_file()
-
-
-def is_search(directory: Path) -> bool:
-    """Whether a directory is that of a search."""
-    return (directory / SEARCH_FILE).is_file()
-
-
-def session_dir(run_dir: Path, session: int) -> Path:
-    """The directory of session `session` of a trial."""
-    return run_dir / f"session_{session}"
-
-
-def session_dirs(run_dir: Path) -> list[Path]:
-    """The directories `session_<i>` of a run, ordered by i."""
-    found = (path for path in run_dir.glob("session_*/") if path.name.removeprefix("session_").isdecimal())
-    return sorted(found, key=session_number)
-
-
-def session_number(session_dir: Path) -> int:
-    """The i of a directory `session_<i>`."""
-    return int(session_dir.name.removeprefix("session_"))
-
-
-def session_files(session_dir: Path) -> list[str]:
-    """The names of what a session has written as it trained; empty if it has not begun."""
-    return [name for name in SESSION_FILES if (session_dir / name).exists()]
 
 
 def require_unused(session_dir: Path) -> None:
@@ -118,16 +80,6 @@ def claim_session_dir(session_dir: Path, resume: bool) -> Iterator[Callable[[], 
         if is_new and not began:
             shutil.rmtree(session_dir, ignore_errors=True)
         raise
-
-
-def checkpoint_steps(session_dir: Path) -> list[int]:
-    """Env steps of a session's complete checkpoints, in ascending order; none before its first one."""
-    return sorted(int(path.name) for path in session_dir.glob("checkpoints/*") if path.name.isdecimal())
-
-
-def meta_file(session_dir: Path, env_steps: int) -> Path:
-    """The file in which orbax keeps the meta of a checkpoint."""
-    return session_dir / "checkpoints" / str(env_steps) / "meta" / "metadata"
 
 
 def latest_meta(session_dir: Path) -> dict[str, Any]:
@@ -179,7 +131,7 @@ def keep_code(run_dir: Path) -> list[str]:
         A line for each file that was edited, or cannot be read any more.
     """
     lines = []
-    folder = run_dir / "code"
+    folder = run_dir / CODE_FOLDER
     for path in imported_files():
         try:
             content = path.read_bytes()
@@ -232,15 +184,6 @@ def _remove(directory: Path, was_there: bool) -> None:
         else:
             with contextlib.suppress(OSError):
                 path.unlink()
-
-
-def has_begun(directory: Path) -> bool:
-    """Whether a session has begun in a run directory, or in that of a suite or search; not if all were refused.
-
-    A session that is refused removes its new directory. One that a bug has ended on a Ray cluster has left its
-    output there.
-    """
-    return any(directory.rglob("session_*/")) or any(directory.rglob(OUTPUT_FILE))
 
 
 # --- config.json -------------------------------------------------------------------------------------------------

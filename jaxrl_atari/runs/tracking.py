@@ -13,7 +13,8 @@ from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import AXES, group_of
 from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.reading import EVALUATIONS_FILE, METRICS_FILE, number, read_rows
+from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE, WANDB_FILE
+from jaxrl_atari.runs.reading import number, read_rows
 from jaxrl_atari.runs.writers import Row, Writer, finite
 
 
@@ -110,7 +111,7 @@ class WandbWriter(Writer):
         session_dir = session_dir.resolve()
         # With the folder above it: the runs of suites have the names of games, and those of searches are numbered.
         trial = "-".join(session_dir.parts[-3:-1])
-        id_file = session_dir / "wandb_id"
+        id_file = session_dir / WANDB_FILE
         if not id_file.is_file():
             write_file(id_file, secrets.token_hex(4))
         try:

@@ -21,14 +21,8 @@ from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.searches import check_journal, draw_graphs
 from jaxrl_atari.report.summary import score_text
 from jaxrl_atari.runs.files import only_writer, write_json
-from jaxrl_atari.runs.run_dir import (
-    SEARCH_FILE,
-    describe,
-    has_begun,
-    is_search,
-    make_run_dir,
-    removed_if_refused,
-)
+from jaxrl_atari.runs.layout import SEARCH_FILE, has_begun, is_search
+from jaxrl_atari.runs.run_dir import describe, make_run_dir, removed_if_refused
 from jaxrl_atari.search import SearchConfig
 from jaxrl_atari.search.options import check_search, read_search, to_dict
 from jaxrl_atari.search.study import (

@@ -24,7 +24,8 @@ from optuna.distributions import (
 from jaxrl_atari.config import Config, flat, set_fields
 from jaxrl_atari.errors import Limits, UserError, check_fields, require
 from jaxrl_atari.runs.files import read_result
-from jaxrl_atari.runs.run_dir import SEARCH_FILE, read_config
+from jaxrl_atari.runs.layout import SEARCH_FILE
+from jaxrl_atari.runs.run_dir import read_config
 from jaxrl_atari.suite.sweep import SAME_IN_ALL_SETTINGS
 from jaxrl_atari.trials.ray_cluster import ResourcesConfig
 

@@ -35,8 +35,9 @@ from jaxrl_atari.output import say
 from jaxrl_atari.report.searches import JOURNAL_FILE, STUDY_NAME
 from jaxrl_atari.report.summary import markdown_table, number_text, read_run, trial_summary
 from jaxrl_atari.runs.files import write_file, write_json
+from jaxrl_atari.runs.layout import CONFIG_FILE, session_dir
 from jaxrl_atari.runs.reading import is_finished
-from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, session_dir
+from jaxrl_atari.runs.run_dir import describe
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.options import SearchConfig, read_search, space_dict
 from jaxrl_atari.trials.ray_cluster import MachineShare

@@ -21,7 +21,8 @@ from jaxrl_atari.cli.options import FromDirectory, parse, read_start, say_change
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.runs.files import only_writer
-from jaxrl_atari.runs.run_dir import has_begun, is_suite, is_sweep, make_run_dir, removed_if_refused
+from jaxrl_atari.runs.layout import has_begun, is_suite, is_sweep
+from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
 from jaxrl_atari.suite.results import Results
 from jaxrl_atari.suite.suite import game_configs, read_suite_file
 from jaxrl_atari.suite.sweep import Sweep, parse_vary, read_sweep_file, unfinished_of_sweep, write_sweep_files

@@ -14,7 +14,8 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, comparable, parse_game
 from jaxrl_atari.errors import require
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.run_dir import SUITE_FILE, describe, is_run, read_config, read_games, require_same_run
+from jaxrl_atari.runs.layout import SUITE_FILE, is_run
+from jaxrl_atari.runs.run_dir import describe, read_config, read_games, require_same_run
 from jaxrl_atari.trials.launch import Job
 from jaxrl_atari.trials.sessions import unfinished_jobs
 

@@ -19,7 +19,8 @@ from jaxrl_atari.config import Config, flat, set_fields
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.option_forms import parse_word
 from jaxrl_atari.runs.files import read_result, write_json
-from jaxrl_atari.runs.run_dir import SWEEP_FILE, describe, read_config, read_games
+from jaxrl_atari.runs.layout import SWEEP_FILE
+from jaxrl_atari.runs.run_dir import describe, read_config, read_games
 from jaxrl_atari.suite.suite import SuitePlan, game_configs, unfinished_of_suite, write_suite_file
 from jaxrl_atari.trials.launch import Job
 

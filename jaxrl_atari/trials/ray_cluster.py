@@ -27,7 +27,7 @@ from jaxrl_atari.hardware.choice import choose_devices
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import memory_fraction
 from jaxrl_atari.output import counted, say
-from jaxrl_atari.runs.run_dir import OUTPUT_FILE, session_dirs, session_files
+from jaxrl_atari.runs.layout import OUTPUT_FILE, session_dirs, session_files
 from jaxrl_atari.trials.launch import Failure, attempt
 
 RAY_VARIABLES = {

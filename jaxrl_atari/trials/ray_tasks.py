@@ -20,7 +20,7 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import reason
 from jaxrl_atari.imports import Code, code_to_send, import_sent
-from jaxrl_atari.runs.run_dir import OUTPUT_FILE, checkpoint_steps, session_dir
+from jaxrl_atari.runs.layout import OUTPUT_FILE, checkpoint_steps, session_dir
 from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train
 from jaxrl_atari.trials.ray_cluster import (
     KILLED,

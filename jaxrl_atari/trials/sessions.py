@@ -11,8 +11,9 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.reading import STOPPED_FILE, is_finished, read_early_end
-from jaxrl_atari.runs.run_dir import CONFIG_FILE, describe, keep_code, session_dir
+from jaxrl_atari.runs.layout import CONFIG_FILE, STOPPED_FILE, session_dir
+from jaxrl_atari.runs.reading import is_finished, read_early_end
+from jaxrl_atari.runs.run_dir import describe, keep_code
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
 from jaxrl_atari.traced_options import TRACED_OPTIONS

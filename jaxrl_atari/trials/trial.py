@@ -17,11 +17,9 @@ from jaxrl_atari.output import say
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import read_run, summary_table, trial_summary
 from jaxrl_atari.runs.files import only_writer, write_json
+from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, has_begun, is_run
 from jaxrl_atari.runs.run_dir import (
-    CONFIG_FILE,
     describe,
-    has_begun,
-    is_run,
     keep_code,
     make_run_dir,
     read_config,
@@ -223,6 +221,6 @@ def _summarise(config: Config, run_dir: Path, failed: bool) -> dict[str, Any]:
 def _save_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     """Writes trial.json, or prints why it could not be written. A resume makes it again from the metrics."""
     try:
-        write_json(run_dir / "trial.json", summary)
+        write_json(run_dir / TRIAL_FILE, summary)
     except OSError as error:
         say(f"trial.json is not saved: {reason(error)}; {resume_command('train', run_dir)} tries again")

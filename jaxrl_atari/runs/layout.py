@@ -1,0 +1,95 @@
+"""The layout of run directories: the names of their files and folders, and what those that exist say.
+
+RUN_DIR/config.json     what the run is; see `run_dir.py`
+RUN_DIR/trial.json      the summary of its sessions
+RUN_DIR/code/           copies of the files of the user's own that the run imported
+RUN_DIR/session_<i>/    session i of the trial:
+    metrics.csv, evaluations.csv   log points, evaluations during training
+    checkpoints/<env_steps>/       see `checkpoints.py`
+    digests.jsonl, actions/        of all checkpoints and all actions, to verify them
+    stopped.json, verified.json    why it ended early; what `verify` found
+"""
+
+from pathlib import Path
+
+CONFIG_FILE = "config.json"
+SUITE_FILE = "suite.json"
+SEARCH_FILE = "search.json"
+SWEEP_FILE = "sweep.json"
+TRIAL_FILE = "trial.json"
+CODE_FOLDER = "code"
+OUTPUT_FILE = "output.txt"
+"""Has the output of a session, or of the trial of a search, on a Ray cluster."""
+
+METRICS_FILE = "metrics.csv"
+EVALUATIONS_FILE = "evaluations.csv"
+CHECKPOINTS_FOLDER = "checkpoints"
+ACTIONS_FOLDER = "actions"
+DIGESTS_FILE = "digests.jsonl"
+WANDB_FILE = "wandb_id"
+STOPPED_FILE = "stopped.json"
+"""What ended a session before its budget was spent, other than a stop request: `stop` of `run_training`."""
+VERIFIED_FILE = "verified.json"
+
+SESSION_FILES = (CHECKPOINTS_FOLDER, METRICS_FILE, EVALUATIONS_FILE, ACTIONS_FOLDER)
+"""What a session writes as it trains."""
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a directory holds a run, even one that has not begun to train."""
+    return (directory / CONFIG_FILE).is_file()
+
+
+def is_suite(directory: Path) -> bool:
+    """Whether a directory is that of a suite."""
+    return (directory / SUITE_FILE).is_file()
+
+
+def is_sweep(directory: Path) -> bool:
+    """Whether a directory is that of a sweep."""
+    return (directory / SWEEP_FILE).is_file()
+
+
+def is_search(directory: Path) -> bool:
+    """Whether a directory is that of a search."""
+    return (directory / SEARCH_FILE).is_file()
+
+
+def session_dir(run_dir: Path, session: int) -> Path:
+    """The directory of session `session` of a trial."""
+    return run_dir / f"session_{session}"
+
+
+def session_dirs(run_dir: Path) -> list[Path]:
+    """The directories `session_<i>` of a run, ordered by i."""
+    found = (path for path in run_dir.glob("session_*/") if path.name.removeprefix("session_").isdecimal())
+    return sorted(found, key=session_number)
+
+
+def session_number(session_dir: Path) -> int:
+    """The i of a directory `session_<i>`."""
+    return int(session_dir.name.removeprefix("session_"))
+
+
+def session_files(session_dir: Path) -> list[str]:
+    """The names of what a session has written as it trained; empty if it has not begun."""
+    return [name for name in SESSION_FILES if (session_dir / name).exists()]
+
+
+def checkpoint_steps(session_dir: Path) -> list[int]:
+    """Env steps of a session's complete checkpoints, in ascending order; none before its first one."""
+    return sorted(int(path.name) for path in (session_dir / CHECKPOINTS_FOLDER).glob("*") if path.name.isdecimal())
+
+
+def meta_file(session_dir: Path, env_steps: int) -> Path:
+    """The file in which orbax keeps the meta of a checkpoint."""
+    return session_dir / CHECKPOINTS_FOLDER / str(env_steps) / "meta" / "metadata"
+
+
+def has_begun(directory: Path) -> bool:
+    """Whether a session has begun in a run directory, or in that of a suite or search; not if all were refused.
+
+    A session that is refused removes its new directory. One that a bug has ended on a Ray cluster has left its
+    output there.
+    """
+    return any(directory.rglob("session_*/")) or any(directory.rglob(OUTPUT_FILE))
