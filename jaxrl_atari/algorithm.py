@@ -5,18 +5,19 @@ replaces: those of PPO are in `ppo.py`, others in `algorithms/`. `register_algor
 config may choose. Axes are [T, B]: T steps of B environments.
 """
 
-import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from flax.core import FrozenDict
 from jax import lax
 
 from jaxrl_atari import traced_options  # noqa: F401  a PPOConfig becomes a pytree
-from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.config import Config, PPOConfig, check_coefficients
 from jaxrl_atari.errors import require
 from jaxrl_atari.minibatches import ONE_DEVICE, Mean, Minibatch, Rollout, Shard, draw_minibatches, observe
 from jaxrl_atari.networks import Apply
@@ -45,8 +46,7 @@ class TrainState:
 class Algorithm(NamedTuple):
     """The parts of an update that an idea replaces, as in `PPO._replace(loss=my_loss)`.
 
-    They are pure functions, which become part of the compiled update. The coefficients of an algorithm are
-    arguments of a function that makes it, as in `algorithms/rnd.py`.
+    They are pure functions, which become part of the compiled update.
 
         init(params, key) -> params, extra
             Once, before the first update. `params` are those of the network. Returns all parameters that the loss
@@ -57,7 +57,7 @@ class Algorithm(NamedTuple):
             the state, with another `extra` where one is kept; the samples, any pytree of arrays [T, B, ...];
             metrics. `extra` must be equal on all devices: compute it from `state`, `key`, `mean(x)` and
             `mean.moments(x)`. What is drawn for each step is the same on each device, as `key` is.
-            `minibatches.apply_to_rollout` gives the outputs of the network for all steps.
+            `minibatches.apply_to_rollout` gives the outputs of the network for steps 0 to T.
 
         loss(params, apply, batch, config) -> loss, metrics
             In every gradient step, and differentiated by `params`. `batch` is a `Minibatch`; its samples are those
@@ -67,14 +67,19 @@ class Algorithm(NamedTuple):
             In every update, and for the first state. Any optimiser of optax. `config.learning_rate` is the rate
             of this update, a traced number; an optimiser that keeps its rate in its state would not follow it.
 
-    `apply` is the network (`networks.Apply`). `config` is a `PPOConfig`, `key` a random key, the same on all
-    devices. Metrics are `Metrics`, and are logged.
+    `apply` is the network (`networks.Apply`). `config` is a `PPOConfig` as `resolved_options` returns it, `key` a
+    random key, the same on all devices. Metrics are `Metrics`, and are logged.
+
+    `coefficients` are further numbers of the algorithm, by their names, with their defaults. A run chooses others
+    with the option `ppo.coefficients`; the functions find the values in force in `config.coefficients`. As traced
+    numbers, they are data of the compiled update: another value compiles nothing.
     """
 
     init: Callable[[Any, jax.Array], tuple[Any, Any]]
     prepare: Callable[[TrainState, Apply, Rollout, Mean, PPOConfig, jax.Array], tuple[TrainState, Any, Metrics]]
     loss: Callable[[Any, Apply, Minibatch, PPOConfig], tuple[jax.Array, Metrics]]
     optimizer: Callable[[PPOConfig], optax.GradientTransformation]
+    coefficients: Mapping[str, float] = FrozenDict()
 
 
 def network_alone(params: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
@@ -93,15 +98,17 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
 
     Raises:
         ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package; or
-            `algorithm` is not an `Algorithm` of functions.
+            `algorithm` is not an `Algorithm` of functions, with numbers as coefficients.
     """
     expected = "an Algorithm, such as PPO._replace(loss=my_loss)"
     require(isinstance(algorithm, Algorithm), ALGORITHMS.field, name, expected, f"got {algorithm!r}")
-    for part, function in algorithm._asdict().items():
+    *functions, coefficients = algorithm
+    for part, function in zip(Algorithm._fields, functions, strict=False):
         # Compiled updates are kept by their functions, which must be hashable for that.
         usable = callable(function) and isinstance(function, Hashable)
         require(usable, f"{ALGORITHMS.field} {name}: {part}", function, "a function (hashable)")
-    ALGORITHMS.register(name, algorithm)
+    check_coefficients(coefficients, f"{ALGORITHMS.field} {name}: coefficients")
+    ALGORITHMS.register(name, algorithm._replace(coefficients=FrozenDict(coefficients)))
 
 
 def find_algorithm(name: str) -> Algorithm:
@@ -111,6 +118,21 @@ def find_algorithm(name: str) -> Algorithm:
         ConfigError: there is none.
     """
     return ALGORITHMS.get(name)
+
+
+def resolved_options(config: Config) -> PPOConfig:
+    """The options `ppo.*` as an algorithm gets them: with the lambda of the game, and all of its coefficients.
+
+    Raises:
+        ConfigError: no algorithm has the name, or it has no coefficient of a name that was chosen.
+    """
+    defaults = find_algorithm(config.algorithm).coefficients
+    chosen = config.ppo.coefficients
+    for name, value in chosen.items():
+        expected = f"a coefficient of algorithm = {config.algorithm}, which has {', '.join(defaults) or 'none'}"
+        require(name in defaults, f"ppo.coefficients.{name}", value, expected)
+    coefficients = {name: float(chosen.get(name, default)) for name, default in defaults.items()}
+    return replace(config.ppo, gae_lambda=config.resolved_gae_lambda, coefficients=coefficients)
 
 
 # --- The update --------------------------------------------------------------------------------------------------
@@ -151,7 +173,8 @@ def update(
 
     Returns:
         The new state and metrics: means over the gradient steps taken, and those of the rollout. With
-        `config.target_kl` also `skipped_steps`, the gradient steps of the epochs that were left out.
+        `config.target_kl` also `skipped_steps`, the gradient steps of the epochs that were left out. In the
+        log, `optimizer_steps` counts those taken.
 
     Raises:
         ConfigError: a metric is not a single number, or has the name of another one; a sample is no array
@@ -184,14 +207,14 @@ def update(
         check_metrics(metrics, OWN_METRICS)
         metrics = jax.tree.map(as_float, metrics) | {"loss": loss}
         if shard.count > 1:
-            # Each device's loss is already that of all devices. The gradient of a sum over devices is again a sum,
-            # so what each device has is `count` times its own summand, and the gradient is the mean over devices.
+            # Each device's loss is already that of all devices. JAX's transpose of a sum over devices is the same
+            # sum. So a device's gradient of a term with `mean(x)` is `count` times that of its samples, and a term
+            # without samples has its whole gradient on each device: the mean over devices is right for both. This
+            # holds under `pmap`; `shard_map` with `check_vma` transposes such a sum otherwise.
             gradients, metrics = jax.tree.map(lambda x: x / shard.count, shard.sum((gradients, metrics)))
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        state = dataclasses.replace(
-            state, params=params, opt_state=opt_state, optimizer_steps=state.optimizer_steps + 1
-        )
+        state = state.replace(params=params, opt_state=opt_state, optimizer_steps=state.optimizer_steps + 1)
         return state, metrics | {"gradient_norm": optax.tree.norm(gradients)}
 
     indices = draw_minibatches(key, rollout, config, shard)

@@ -7,6 +7,7 @@ are the published PPO-Atari spec: PPO (Schulman et al. 2017) with the lambda tha
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -232,6 +233,19 @@ class PPOConfig:
     needs a single device."""
     target_kl: Annotated[float | None, Limits(0.0, 100.0)] = None
     """An update ends after the first epoch whose mean approx_kl exceeds this. None: it runs all epochs."""
+    coefficients: Annotated[dict[str, float], JSON_WORD, TRACED] = field(default_factory=dict, hash=False)
+    """Coefficients of the algorithm, such as '{"intrinsic_reward": 0.1}' with `rnd`. Those left out have the
+    defaults of the algorithm (docs/idea.md)."""
+
+
+def check_coefficients(coefficients: Any, name: str) -> None:
+    """Raises `ConfigError` unless `coefficients`, called `name` in the error, maps names to finite numbers."""
+    require(isinstance(coefficients, Mapping), name, coefficients, "a dictionary: name -> number")
+    for each, value in coefficients.items():
+        is_name = isinstance(each, str) and each.isidentifier()
+        require(is_name, name, each, "names of letters, digits and _")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        require(is_number and math.isfinite(value), f"{name}.{each}", value, "a finite number")
 
 
 @dataclass(frozen=True)
@@ -356,6 +370,7 @@ class Config:
         self._check_types()
         check_fields(self)
         self.env.check()
+        check_coefficients(self.ppo.coefficients, "ppo.coefficients")
         is_named = Path(self.name).name == self.name and self.name not in ("", "..")
         require(is_named, "name", self.name, "a plain file name")
         fits = self.seed + self.sessions <= 2**31
@@ -460,15 +475,18 @@ def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
 
     Args:
         config: the config.
-        fields: dotted name -> value. All are replaced at once.
+        fields: dotted name -> value, with `ppo.coefficients.NAME` for a coefficient. All are replaced at once.
 
     Raises:
         ConfigError: a value, or a combination of values, that the config does not accept.
     """
     values = config.to_dict()
     for name, value in fields.items():
-        group, _, leaf = name.rpartition(".")
-        (values[group] if group else values)[leaf] = value
+        *groups, leaf = name.split(".")
+        group = values
+        for each in groups:
+            group = group[each]
+        group[leaf] = value
     return config_from_dict(values)
 
 

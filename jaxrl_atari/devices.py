@@ -87,7 +87,7 @@ def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
 def make_networks(config: NetworkConfig, num_actions: int, placement: Placement) -> Networks:
     """The networks of a session on its devices. Equal arguments give the same objects."""
     learner = network_platform(*placement.learner)
-    return forms.make_networks(config, num_actions, learner, network_platform(*placement.actors))
+    return forms.networks_for(config, num_actions, learner, network_platform(*placement.actors))
 
 
 # --- Data parallel -----------------------------------------------------------------------------------------------

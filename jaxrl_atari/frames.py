@@ -45,8 +45,18 @@ BLOCKED = FrameLayout((21, 21, 16), block_frames, unblock_frames)
 
 
 def layout_of(shape: tuple[int, ...]) -> FrameLayout:
-    """The layout of stored frames, by the shape `[..., H, W, C]` of one or more of them."""
-    return next(layout for layout in (PLAIN, BLOCKED) if layout.shape == tuple(shape[-3:]))
+    """The layout of stored frames, by the shape `[..., H, W, C]` of one or more of them.
+
+    Raises:
+        ValueError: no layout has this shape.
+    """
+    for layout in (PLAIN, BLOCKED):
+        if layout.shape == tuple(shape[-3:]):
+            return layout
+    raise ValueError(
+        f"shape of frames = {list(shape)}: expected [..., 84, 84, 1] or [..., 21, 21, 16]; the last axis of stacks"
+        f" is {STACK} times as long"
+    )
 
 
 def images(frames: jax.Array) -> jax.Array:

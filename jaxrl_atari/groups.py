@@ -4,6 +4,7 @@ Environments are numbered 0 .. B-1 in the session. A pool of emulators runs each
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import jax
 
@@ -31,7 +32,9 @@ def anchor_steps(env: EnvConfig) -> int:
 def make_groups(
     config: Config, placement: Placement, networks: Callable[[int], Networks], seed: int, first_step: int = 0
 ) -> list[list[EnvGroup]]:
-    """All environments of a session, as `rollout.collect` takes them. Whoever calls it closes their pools.
+    """All environments of a session, as `rollout.collect` takes them.
+
+    Whoever calls it closes their pools. If one cannot be made, those before it are closed here.
 
     Args:
         networks: number of actions -> the networks of the session.
@@ -46,7 +49,7 @@ def make_groups(
     per_device = num_groups(env, devices, placement.actors[0].platform)
     size = env.num_envs // (devices * per_device)
 
-    def make(learner: jax.Device, actor: jax.Device, number: int) -> EnvGroup:
+    def make(learner: jax.Device, actor: jax.Device, number: int, pools: ExitStack) -> EnvGroup:
         first_env = (placement.learner.index(learner) * per_device + number) * size
         pool = make_pool(
             env.backend, env.game_name, size,
@@ -58,13 +61,17 @@ def make_groups(
             first_step=first_step,
             gymnasium=env.gymnasium,
         )  # fmt: skip
+        pools.callback(pool.close)
         network = networks(pool.num_actions).acting
         return EnvGroup(
             pool, network, config.ppo.rollout_length, actor, env.rules, first_env, config.devices.check
         )
 
     local = [device for device in placement.learner if device.process_index == placement.home.process_index]
-    return [
-        [make(learner, actor, number) for number in range(per_device)]
-        for learner, actor in zip(local, placement.actors, strict=True)
-    ]
+    with ExitStack() as pools:
+        groups = [
+            [make(learner, actor, number, pools) for number in range(per_device)]
+            for learner, actor in zip(local, placement.actors, strict=True)
+        ]
+        pools.pop_all()  # none is closed
+    return groups

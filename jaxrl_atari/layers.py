@@ -2,7 +2,7 @@
 
 XLA's CPU backend compiles the gradients of a convolution inside `lax.scan`, where an update computes them, to
 naive loops (https://github.com/jax-ml/jax/issues/12868), 10 to 30 times slower than they need be. A forward
-convolution is fast there. So inside `cpu_gradients()`, `Conv` writes its gradients out (`jax.custom_vjp`):
+convolution is fast there. So a `Conv` with `for_cpu` writes its gradients out (`jax.custom_vjp`):
 
 - **Space-to-depth** (`space_to_depth`, `block_kernel`). Padding and cutting an image into blocks of stride x
   stride pixels makes any convolution one of stride 1, with zeros in the kernel where the stride does not divide
@@ -12,14 +12,13 @@ convolution is fast there. So inside `cpu_gradients()`, `Conv` writes its gradie
 - **The gradient for the kernel** (`kernel_gradient`) is a matrix product.
 
 Data that is only moved is moved as integers (`as_words`): XLA's CPU backend copies these faster than bfloat16, and
-four uint8 fastest as one uint32, a *word*. `fast/cpu_conv.py` lists what else this backend does badly.
+four uint8 fastest as one uint32, a *word*.
 
-Outside `cpu_gradients()`, as on a GPU, `Conv` is a plain convolution.
+Without `for_cpu`, as on a GPU, `Conv` is a plain convolution. A network has a field `for_cpu`, which it passes to
+its layers as it does `dtype`. `fast/forms.py` sets both.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -40,32 +39,12 @@ DIMENSION_NUMBERS = ("NHWC", "HWIO", "NHWC")
 
 Pads = tuple[tuple[int, int], tuple[int, int]]
 
-_for_cpu: ContextVar[bool] = ContextVar("for_cpu", default=False)
-
-
-@contextlib.contextmanager
-def cpu_gradients(wanted: bool = True) -> Iterator[None]:
-    """A context for tracing a network: in it `Conv` has its gradients for CPUs, and `in_chunks` makes chunks.
-
-    The numbers are the same inside and outside, up to rounding. A `nn.jit` within a network does not know of the
-    context: it goes on with what it traced first, which may be the slow form. A network needs none, because its
-    caller compiles it.
-
-    Args:
-        wanted: false, and the context changes nothing.
-    """
-    token = _for_cpu.set(wanted)
-    try:
-        yield
-    finally:
-        _for_cpu.reset(token)
-
 
 class Conv(nn.Module):
     """The part of `nn.Conv` that networks of images need: one stride, no dilation and no groups, always a bias.
 
     Its parameters are those of `nn.Conv`, in float32: `kernel` [height, width, C, features] and `bias` [features].
-    A torso of such layers is fastest on a CPU within `in_chunks`.
+    A torso of such layers is fastest on a CPU within `in_chunks`. `for_cpu` changes numbers by rounding alone.
     """
 
     features: int
@@ -75,6 +54,8 @@ class Conv(nn.Module):
     kernel_init: Callable = nn.initializers.lecun_normal()
     dtype: Any = jnp.float32
     """Type of the arithmetic; the bias is added in float32."""
+    for_cpu: bool = False
+    """Whether the gradients are those for CPUs."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -95,7 +76,7 @@ class Conv(nn.Module):
         strides = (self.stride, self.stride)
         top_bottom, left_right = lax.padtype_to_pads(x.shape[-3:-1], self.kernel_size, strides, self.padding)
         pads = (top_bottom, left_right)
-        if _for_cpu.get():
+        if self.for_cpu:
             scaled = kernel / 255 if pixels else kernel
             y: jax.Array = cpu_convolution(x, scaled, self.stride, pads, jnp.dtype(self.dtype))
             return y + bias
@@ -107,14 +88,14 @@ class Conv(nn.Module):
 
 
 def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax.Array) -> jax.Array:
-    """`torso(x)`, inside `cpu_gradients()` in chunks of at most `CHUNK` samples.
+    """`torso(x)`; where `module.for_cpu` is true, in chunks of at most `CHUNK` samples.
 
     Args:
         torso: a function of each sample alone, which uses layers of `module`. Its layers need names.
-        module: the module in whose `__call__` this is.
+        module: the module in whose `__call__` this is, with a field `for_cpu`.
         x: images `[N, H, W, C]`.
     """
-    count = -(-len(x) // CHUNK) if _for_cpu.get() else 1
+    count = -(-len(x) // CHUNK) if module.for_cpu else 1
     if count == 1:
         return torso(x)
     filled = jnp.pad(x, ((0, -len(x) % count), *[(0, 0)] * (x.ndim - 1)))
@@ -189,7 +170,7 @@ def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtyp
         That shape, in `sum_type(dtype)`.
     """
     height, width, channels, outputs = shape
-    # Transposed in two halves, and concatenated: rule 4 of `fast/cpu_conv.py`.
+    # XLA would fuse a transposition into each shift, and repeat it there. A concatenation, of halves, stops that.
     halves = [jnp.moveaxis(half, -1, 0) for half in jnp.array_split(as_words(g), 2)]
     channels_first = jnp.concatenate(halves, axis=1)
     shifts = [((0, 0), (0, 0), (i, height - 1 - i), (0, 0)) for i in range(height)]
@@ -199,7 +180,7 @@ def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtyp
         side_by_side(words, width).astype(dtype).reshape(-1, width * channels),
         preferred_element_type=sum_type(dtype),
     )
-    # Rule 1 of `fast/cpu_conv.py`: without the barrier, XLA would compute the transposed product.
+    # Without the barrier XLA would simplify this to the transposed product, which takes up to twice as long.
     return lax.optimization_barrier(dw).reshape(height, outputs, width, channels).transpose(0, 2, 3, 1)
 
 

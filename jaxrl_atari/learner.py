@@ -17,7 +17,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_atari.algorithm import Algorithm, ReadMetrics, TrainState, find_algorithm, init_train_state, update
+from jaxrl_atari.algorithm import (
+    Algorithm,
+    ReadMetrics,
+    TrainState,
+    find_algorithm,
+    init_train_state,
+    resolved_options,
+    update,
+)
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import DataParallel, Placement, check_placement
 from jaxrl_atari.keys import ALGORITHM, NETWORK, new_key
@@ -172,7 +180,7 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
     algorithm = find_algorithm(config.algorithm)
     module = make_module(config.network, num_actions, jnp.float32)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        arrays = _first_arrays(module, algorithm, config.ppo, new_key(seed))
+        arrays = _first_arrays(module, algorithm, resolved_options(config), new_key(seed))
     return jax.device_put(arrays, device)
 
 
@@ -185,7 +193,7 @@ def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dic
     algorithm = find_algorithm(config.algorithm)
     module = make_module(config.network, num_actions, jnp.float32)
     key = jax.eval_shape(lambda: new_key(0))
-    shapes = jax.eval_shape(partial(_first_arrays, module, algorithm, config.ppo), key)
+    shapes = jax.eval_shape(partial(_first_arrays, module, algorithm, resolved_options(config)), key)
     return _placed(shapes, device)
 
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.frames import gather_stacks
-from jaxrl_atari.networks import Apply, Observation, Outputs, is_recurrent
+from jaxrl_atari.frames import STACK, gather_stacks, next_age
+from jaxrl_atari.networks import Apply, Network, Observation, Outputs, is_recurrent
 
 
 class Rollout(NamedTuple):
@@ -27,7 +27,7 @@ class Rollout(NamedTuple):
     """
 
     frames: jax.Array  # uint8 [T + 4, B, *frame]: the last is the newest frame of step T, for the bootstrap value
-    age: jax.Array  # int32 [T, B]: earlier frames of the same game, at most 3
+    age: jax.Array  # int32 [T + 1, B]: earlier frames of the same game, at most 3; the last is that of step T
     action: jax.Array  # int32 [T, B]
     log_prob: jax.Array  # float32 [T, B]: log pi_old(action)
     value: jax.Array  # float32 [T, B]: V_old
@@ -37,6 +37,47 @@ class Rollout(NamedTuple):
     weight: jax.Array  # float32 [T, B]: 1, or 0 for an auto-reset step
     bootstrap_value: jax.Array  # float32 [B]: V_old of what step T would see
     carry: Any = ()  # [B, ...]: what a recurrent network remembered before step 0
+
+
+def random_rollout(key: jax.Array, network: Network, length: int, num_envs: int, num_actions: int) -> Rollout:
+    """A rollout of random frames, actions, values and rewards: to try an algorithm without playing.
+
+    Games are lost at random; the step after a lost game is an auto-reset step.
+
+    Args:
+        network: the network that shall learn from it.
+    """
+    frame_key, end_key, value_key, reward_key, action_key = jax.random.split(key, 5)
+    steps = (length, num_envs)
+    ends = jax.random.bernoulli(end_key, 0.05, steps)
+    terminated = ends & ~_one_later(ends)
+    auto_reset = _one_later(terminated)
+    first = jnp.concatenate([jnp.ones((1, num_envs), bool), auto_reset])  # steps 0 .. T that start a game
+
+    def count(age: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+        age = next_age(age, first)
+        return age, age
+
+    _, age = lax.scan(count, jnp.zeros(num_envs, jnp.int32), first)
+    value = jax.random.normal(value_key, (length + 1, num_envs))
+    return Rollout(
+        frames=jax.random.bits(frame_key, (length + STACK, num_envs, *network.layout.shape), jnp.uint8),
+        age=age,
+        action=jax.random.randint(action_key, steps, 0, num_actions),
+        log_prob=jnp.full(steps, -math.log(num_actions)),
+        value=value[:-1],
+        reward=jax.random.normal(reward_key, steps),
+        terminated=terminated,
+        truncated=jnp.zeros(steps, bool),
+        weight=1.0 - auto_reset,
+        bootstrap_value=value[-1],
+        carry=network.initial_carry(num_envs),
+    )
+
+
+def _one_later(mark: jax.Array) -> jax.Array:
+    """Marks [T, B] moved to the step after; step 0 has none."""
+    return jnp.pad(mark[:-1], ((1, 0), (0, 0)))
 
 
 # --- Means over devices ------------------------------------------------------------------------------------------
@@ -175,35 +216,42 @@ def whole_environments(envs: jax.Array, rollout_length: int, num_envs: int) -> j
 # --- What the network saw ----------------------------------------------------------------------------------------
 
 
-def observe(rollout: Rollout, index: jax.Array) -> Observation:
-    """What the network saw in the samples `index`, int32 [N]; with a carry, as `draw_minibatches` orders them."""
+def observe(rollout: Rollout, index: jax.Array, length: int | None = None) -> Observation:
+    """What the network saw in some samples.
+
+    Args:
+        index: int32 [N], samples as t * B + b; with a carry, in the order of `whole_environments`.
+        length: steps of each environment in `index`, where there is a carry; T by default.
+    """
     stacks = gather_stacks(rollout.frames, rollout.age, index)
     first = rollout.age.reshape(-1)[index] == 0
     if not is_recurrent(rollout.carry):
         return Observation(stacks, first)
-    envs = index[: len(index) // len(rollout.age)]  # step 0 of the environments comes first
+    envs = index[: len(index) // (length or len(rollout.action))]  # step 0 of the environments comes first
     return Observation(stacks, first, jax.tree.map(lambda x: x[envs], rollout.carry))
 
 
 def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, minibatch_size: int) -> Outputs:
-    """The outputs of the network for every step of a rollout, with parameters that need not have acted.
+    """The outputs of the network for every step of a rollout and for step T, the first one of the next rollout.
+
+    The parameters need not be those that acted.
 
     Args:
         minibatch_size: about how many samples to compute at a time. It bounds the memory and changes no result
             beyond rounding.
 
     Returns:
-        Outputs [T, B, ...] without a carry.
+        Outputs [T + 1, B, ...] without a carry.
     """
-    length, num_envs = rollout.action.shape
+    length, num_envs = rollout.age.shape
     width = math.gcd(num_envs, max(1, minibatch_size // length))
     envs = jnp.arange(num_envs).reshape(-1, width)
 
     def outputs_of(index: jax.Array) -> Outputs:
-        return apply(params, observe(rollout, index))._replace(carry=())
+        return apply(params, observe(rollout, index, length))._replace(carry=())
 
     def in_order(x: jax.Array) -> jax.Array:
-        """[B / width, T * width, ...] -> [T, B, ...]"""
+        """[B / width, (T + 1) * width, ...] -> [T + 1, B, ...]"""
         x = x.reshape(-1, length, width, *x.shape[2:]).swapaxes(0, 1)
         return x.reshape(length, num_envs, *x.shape[3:])
 

@@ -1,15 +1,21 @@
 """Networks: frame stacks in, policy logits and a value out.
 
-A network is a `flax.linen.Module` with the fields `num_actions` and `dtype`, here `NatureActorCritic`,
-`ImpalaActorCritic` and, with a memory, `NatureLSTM`. The rest of the package knows it as pure functions, a
-`Network`, which `fast/forms.py` makes of the module. `register_network` adds one of your own from a file of your
-own; `docs/idea.md` has an example.
+A network is a `flax.linen.Module`, here `NatureActorCritic`, `ImpalaActorCritic` and, with a memory, `NatureLSTM`.
+Its fields are
+
+    num_actions    of the game
+    dtype          type of the torso's arithmetic, float32 or bfloat16; parameters are float32
+    for_cpu        whether only CPUs compute it: what `layers.Conv` and `layers.in_chunks` are given
+
+The rest of the package knows it as pure functions, a `Network`, which `fast/forms.py` makes of the module.
+`register_network` adds one of your own from a file of your own; `docs/idea.md` has an example.
 """
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -70,8 +76,9 @@ class Networks(NamedTuple):
 def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
     """A dense layer that computes in `dtype`, with orthogonal initialisation of gain `scale`.
 
-    In float32 its products are those of float32 on a GPU too, not TF32: the policy that acts and the one that
-    learns agree.
+    In float32 its products are those of float32 on a GPU too, and not of TF32: they are few, and the ratio of the
+    policies that learn and act is computed from them. Convolutions, most of the arithmetic, stay in TF32 there, as
+    JAX has it.
     """
     return nn.Dense(
         features,
@@ -98,9 +105,10 @@ def heads(features: jax.Array, num_actions: int, carry: Any = ()) -> Outputs:
 # --- Feed-forward ------------------------------------------------------------------------------------------------
 
 
-def nature_torso(x: jax.Array, dtype: Any) -> jax.Array:
+def nature_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
     """The three convolutions of Mnih et al. 2015: uint8 `[N, 84, 84, 4]` -> float32 `[N, 7, 7, 64]`."""
-    conv = partial(Conv, padding="VALID", kernel_init=nn.initializers.orthogonal(2**0.5), dtype=dtype)
+    init = nn.initializers.orthogonal(2**0.5)
+    conv = partial(Conv, padding="VALID", kernel_init=init, dtype=dtype, for_cpu=for_cpu)
     x = nn.relu(conv(32, (8, 8), 4, name="conv1")(x))
     x = nn.relu(conv(64, (4, 4), 2, name="conv2")(x))
     return nn.relu(conv(64, (3, 3), 1, name="conv3")(x))
@@ -115,22 +123,24 @@ class NatureActorCritic(nn.Module):
 
     num_actions: int
     dtype: Any = jnp.float32
+    for_cpu: bool = False
 
     @nn.compact
     def __call__(self, stacks: jax.Array) -> Outputs:
         """uint8 `[N, 84, 84, 4]` -> logits float32 `[N, A]`, value float32 `[N]`."""
-        x = in_chunks(partial(nature_torso, dtype=self.dtype), self, stacks)
+        torso = partial(nature_torso, dtype=self.dtype, for_cpu=self.for_cpu)
+        x = in_chunks(torso, self, stacks)
         return heads(hidden_layer(x, 512, self.dtype), self.num_actions)
 
 
-def impala_torso(x: jax.Array, dtype: Any) -> jax.Array:
+def impala_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
     """The 15 convolutions of Espeholt et al. 2018: uint8 `[N, 84, 84, 4]` -> float32 `[N, 11, 11, 32]`."""
 
     def conv(number: int, x: jax.Array) -> jax.Array:
         """Convolution `number`, in the order in which they compute."""
         channels = (16, 32, 32)[number // 5]
         init = nn.initializers.orthogonal(2**0.5)
-        return Conv(channels, kernel_init=init, dtype=dtype, name=f"Conv_{number}")(x)
+        return Conv(channels, kernel_init=init, dtype=dtype, for_cpu=for_cpu, name=f"Conv_{number}")(x)
 
     for first in (0, 5, 10):  # of the five convolutions of a section
         x = nn.max_pool(conv(first, x), (3, 3), strides=(2, 2), padding="SAME")
@@ -152,11 +162,13 @@ class ImpalaActorCritic(nn.Module):
 
     num_actions: int
     dtype: Any = jnp.float32
+    for_cpu: bool = False
 
     @nn.compact
     def __call__(self, stacks: jax.Array) -> Outputs:
         """uint8 `[N, 84, 84, 4]` -> logits float32 `[N, A]`, value float32 `[N]`."""
-        x = in_chunks(partial(impala_torso, dtype=self.dtype), self, stacks)
+        torso = partial(impala_torso, dtype=self.dtype, for_cpu=self.for_cpu)
+        x = in_chunks(torso, self, stacks)
         return heads(hidden_layer(x, 256, self.dtype), self.num_actions)
 
 
@@ -206,6 +218,7 @@ class NatureLSTM(nn.Module):
 
     num_actions: int
     dtype: Any = jnp.float32
+    for_cpu: bool = False
 
     @staticmethod
     def initial_carry(num_envs: int) -> Any:
@@ -215,7 +228,8 @@ class NatureLSTM(nn.Module):
     @nn.compact
     def __call__(self, stacks: jax.Array, first: jax.Array, carry: Any) -> Outputs:
         """The fields of an `Observation` -> `Outputs`."""
-        x = in_chunks(partial(nature_torso, dtype=self.dtype), self, stacks)
+        torso = partial(nature_torso, dtype=self.dtype, for_cpu=self.for_cpu)
+        x = in_chunks(torso, self, stacks)
         features, carry = lstm(256, hidden_layer(x, 512, self.dtype), first, carry)
         return heads(features, self.num_actions, carry)
 
@@ -228,8 +242,8 @@ def register_network(name: str, network: Callable[..., nn.Module]) -> None:
 
     Args:
         name: a new name. A later network of the same name replaces the earlier one.
-        network: a class of modules with the fields `num_actions` and `dtype`, or a `functools.partial` of one that
-            sets fields of its own.
+        network: a class of modules with the fields `num_actions`, `dtype` and, for `layers.Conv`, `for_cpu`; or a
+            `functools.partial` of one that sets fields of its own.
 
     Raises:
         ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package; or
@@ -240,7 +254,7 @@ def register_network(name: str, network: Callable[..., nn.Module]) -> None:
     NETWORKS.register(name, network)
 
 
-def make_module(config: NetworkConfig, num_actions: int, dtype: Any) -> nn.Module:
+def make_module(config: NetworkConfig, num_actions: int, dtype: Any = jnp.float32) -> nn.Module:
     """The module of a config.
 
     Args:
@@ -269,25 +283,40 @@ def is_recurrent(carry: Any) -> bool:
     return bool(jax.tree.leaves(carry))
 
 
+_PARAMETERS_ALONE = "parameters alone (the collection `params`), and no random numbers"
+
+
 def apply_module(module: nn.Module, params: Any, observation: Observation) -> Outputs:
     """The `Apply` of a module. One that is not recurrent is called with the stacks alone, and may return a pair.
 
     Raises:
+        ConfigError: the network draws random numbers.
         ValueError: the network is recurrent, but the observation has no memory.
     """
-    outputs: Any = module.apply({"params": params}, *_inputs(module, observation))
+    try:
+        outputs: Any = module.apply({"params": params}, *_inputs(module, observation))
+    except flax.errors.InvalidRngError as error:
+        raise ConfigError("network", type(module).__name__, _PARAMETERS_ALONE, f"flax says: {error}") from error
     return Outputs(*outputs)
 
 
 def init_params(module: nn.Module, key: jax.Array) -> Any:
-    """The first parameters, float32; the same in every form of the network."""
-    return module.init(key, *_inputs(module, empty_observation(module)))["params"]
+    """The first parameters, float32; the same in every form of the network.
+
+    Raises:
+        ConfigError: the network has other variables than parameters.
+    """
+    variables = module.init(key, *_inputs(module, empty_observation(module)))
+    others = ", ".join(sorted(set(variables) - {"params"}))
+    hint = f"it also has the collection {others}, which no update would change"
+    require(not others, "network", type(module).__name__, _PARAMETERS_ALONE, hint)
+    return variables["params"]
 
 
-def empty_observation(module: nn.Module) -> Observation:
-    """A black stack at the start of a game."""
-    stacks = jnp.zeros((1, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
-    return Observation(stacks, jnp.ones(1, bool), initial_carry(module, 1))
+def empty_observation(module: nn.Module, samples: int = 1) -> Observation:
+    """Black stacks at the start of a game, each in an environment of its own."""
+    stacks = jnp.zeros((samples, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
+    return Observation(stacks, jnp.ones(samples, bool), initial_carry(module, samples))
 
 
 def _has_memory(module: nn.Module) -> bool:

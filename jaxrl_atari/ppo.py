@@ -18,6 +18,7 @@ from jax import lax
 from jaxrl_atari.algorithm import Algorithm, Metrics, TrainState, network_alone
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import Apply, Outputs
 
@@ -87,6 +88,18 @@ def gae(
     return discounted_sum(delta, jnp.where(terminated | truncated, 0.0, gamma * gae_lambda))
 
 
+def gae_lambda_of(config: PPOConfig) -> float:
+    """The lambda of an update.
+
+    Raises:
+        ConfigError: it is None, the lambda of the game, which an update does not know.
+    """
+    if config.gae_lambda is None:
+        hint = "give an update resolved_options(config) in place of config.ppo"
+        raise ConfigError("ppo.gae_lambda", None, "a number in an update", hint)
+    return config.gae_lambda
+
+
 def explained_variance(target: jax.Array, error: jax.Array, mean: Mean) -> jax.Array:
     """1 - Var(error) / Var(target): 1 is a perfect value function, 0 no better than a constant.
 
@@ -106,10 +119,9 @@ def ppo_samples(
     state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
 ) -> tuple[TrainState, Samples, Metrics]:
     """The samples of a rollout with the targets of GAE: `Algorithm.prepare` of PPO. It draws nothing."""
-    assert config.gae_lambda is not None, "pass the value of Config.resolved_gae_lambda"
     advantage = gae(
         rollout.reward, rollout.value, rollout.bootstrap_value, rollout.terminated, rollout.truncated,
-        config.gamma, config.gae_lambda,
+        config.gamma, gae_lambda_of(config),
     )  # fmt: skip
     target = advantage + rollout.value
     samples = Samples(rollout.action, rollout.log_prob, rollout.value, advantage, target)
@@ -135,6 +147,7 @@ def ppo_terms(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[ja
     Value clipping is not in the paper; it comes from OpenAI Baselines (`ppo2`), with the same eps.
 
     Args:
+        outputs: logits are finite. A logit of -1e9 rules an action out; -inf would make the entropy NaN.
         batch: its samples are `Samples`.
         config: without `clip_value_loss`, the value loss is mean((V - target)^2) / 2. With `normalize_advantages`,
             A is the advantage with mean 0 and standard deviation 1 over the minibatch.

@@ -51,7 +51,7 @@ class Past(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What the policy does in steps 0 .. T of a rollout; step T only gives the bootstrap value."""
+    """What the policy does in steps 0 .. T of a rollout. Of step T only age and value are used."""
 
     age: jax.Array  # int32 [T + 1, B]
     action: jax.Array  # int32 [T + 1, B]
@@ -69,8 +69,8 @@ class ActorState(NamedTuple):
     frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
     steps: Steps
     # The memory of a recurrent network, [B, ...]; empty for others.
-    rollout_carry: Any = ()  # before step 0: the learner starts from it
-    last_carry: Any = ()  # before the newest step: after step T, the next rollout starts from it
+    carry_at_start: Any = ()  # before step 0: the learner starts from it
+    carry_before: Any = ()  # before the newest step: after step T, the next rollout starts from it
     carry: Any = ()  # after the newest step
 
 
@@ -93,9 +93,10 @@ def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_leng
         key: the source of its actions.
         env_index: int32 [B], the environments' numbers in the session.
     """
-    # `act` consumes the arrays of a state, and none of them twice. So each is an array of its own.
-    past, env_index = jax.tree.map(jnp.copy, (past, env_index))
-    first, last, now = (jax.tree.map(jnp.copy, past.carry) for _ in range(3))
+    # `act` consumes the arrays of a state, and none of them twice. So each is a copy of its own: of `past` and
+    # `env_index`, which the group keeps, and of the key, which all groups of a device are given.
+    past, env_index, key = jax.tree.map(jnp.copy, (past, env_index, key))
+    at_start, before, carry = (jax.tree.map(jnp.copy, past.carry) for _ in range(3))
     per_step = (rollout_length + 1, len(past.age))
     frames = jnp.zeros((rollout_length + STACK, *past.frames.shape[1:]), jnp.uint8)
     return ActorState(
@@ -110,9 +111,9 @@ def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_leng
             log_prob=jnp.zeros(per_step, jnp.float32),
             value=jnp.zeros(per_step, jnp.float32),
         ),
-        rollout_carry=first,
-        last_carry=last,
-        carry=now,
+        carry_at_start=at_start,
+        carry_before=before,
+        carry=carry,
     )
 
 
@@ -121,7 +122,7 @@ def past_of(state: ActorState) -> Past:
     """What the next rollout starts from, after step T of this one."""
     length = len(state.steps.age) - 1
     frames = state.frames[length : length + STACK - 1]
-    return Past(frames, state.steps.age[length - 1], state.last_carry)
+    return Past(frames, state.steps.age[length - 1], state.carry_before)
 
 
 @partial(jax.jit, static_argnames="network", donate_argnames="state")
@@ -152,7 +153,7 @@ def act(
     action, log_prob = sample_action(keys, outputs.logits)
     steps = jax.tree.map(partial(write, index=t), state.steps, Steps(age, action, log_prob, outputs.value))
     state = state._replace(
-        step=t + 1, last_age=age, frames=frames, steps=steps, last_carry=state.carry, carry=outputs.carry
+        step=t + 1, last_age=age, frames=frames, steps=steps, carry_before=state.carry, carry=outputs.carry
     )
     return state, action
 
@@ -171,9 +172,17 @@ def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
     """The rollout over all groups of a device, from each group's full state and outcome (`EnvGroup.finish`)."""
     parts = [(state.frames, state.steps, outcome) for state, outcome in groups]
     frames, steps, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
-    taken = jax.tree.map(lambda array: array[:-1], steps)
-    carry = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *(state.rollout_carry for state, _ in groups))
-    return Rollout(frames, **taken._asdict(), **outcome._asdict(), bootstrap_value=steps.value[-1], carry=carry)
+    carry = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *(state.carry_at_start for state, _ in groups))
+    return Rollout(
+        frames=frames,
+        age=steps.age,
+        action=steps.action[:-1],
+        log_prob=steps.log_prob[:-1],
+        value=steps.value[:-1],
+        bootstrap_value=steps.value[-1],
+        **outcome._asdict(),
+        carry=carry,
+    )
 
 
 # --- The loop, on the host ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from jaxrl_atari.algorithm import resolved_options
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.traced_options import as_numbers
 
@@ -24,14 +25,13 @@ def clip_epsilon(config: Config, env_steps: int) -> float:
 
 
 def current_options(config: Config, env_steps: int) -> PPOConfig:
-    """`config.ppo` with the scheduled values of the update after `env_steps`, as float32 scalars.
+    """The options of the update after `env_steps` (`resolved_options`), scheduled ones too, as float32 scalars.
 
     The compiled update takes these as data, so that a new value compiles nothing.
     """
     options = replace(
-        config.ppo,
+        resolved_options(config),
         learning_rate=learning_rate(config, env_steps),
         clip_epsilon=clip_epsilon(config, env_steps),
-        gae_lambda=config.resolved_gae_lambda,
     )
     return as_numbers(options)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_atari.algorithm import ReadMetrics, find_algorithm
+from jaxrl_atari.algorithm import ReadMetrics, resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement, make_networks, place
 from jaxrl_atari.errors import require
@@ -376,7 +376,7 @@ def place_session(config: Config) -> Placement:
 
 
 def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
-    """Checks that the network and the algorithm of a config exist, and that minibatches suit a recurrent network.
+    """Checks that network, algorithm and coefficients of a config exist, and that minibatches suit the network.
 
     Imports first what the user has named with `--import`, in a process that a command started.
 
@@ -388,7 +388,7 @@ def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
         UserError: what `--import` names cannot be imported.
     """
     import_inherited()
-    find_algorithm(config.algorithm)
+    resolved_options(config)
     module = make_module(config.network, 1, jnp.float32)
     length = config.ppo.rollout_length
     fits = config.ppo.minibatch_size % (length * devices) == 0

@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxrl_atari.algorithm import TrainState, find_algorithm, init_train_state, update
+from jaxrl_atari.algorithm import TrainState, find_algorithm, init_train_state, resolved_options, update
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.frames import STACK
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.keys import new_key
-from jaxrl_atari.minibatches import Rollout
+from jaxrl_atari.minibatches import Rollout, random_rollout
 from jaxrl_atari.networks import init_params, make_module
 
 ACTIONS = 18
@@ -42,28 +41,13 @@ def update_memory(config: Config, devices: Sequence[jax.Device]) -> UpdateMemory
     home = devices[0]
     num_envs = config.env.num_envs // len(devices)
     minibatch_size = config.ppo.minibatch_size // len(devices)
-    ppo = replace(config.ppo, minibatch_size=minibatch_size, gae_lambda=config.resolved_gae_lambda)
+    ppo = replace(resolved_options(config), minibatch_size=minibatch_size)
     network = make_network(config.network, ACTIONS, network_platform(home))
     algorithm = find_algorithm(config.algorithm)
     frames = (ppo.rollout_length + STACK, num_envs, *network.layout.shape)
 
     def arguments(key: jax.Array) -> tuple[TrainState, Rollout, PPOConfig, jax.Array]:
-        numbers = jnp.zeros((ppo.rollout_length, num_envs))
-        integers = numbers.astype(int)
-        marks = numbers > 0
-        rollout = Rollout(
-            frames=jnp.zeros(frames, np.uint8),
-            age=integers,
-            action=integers,
-            log_prob=numbers,
-            value=numbers,
-            reward=numbers,
-            terminated=marks,
-            truncated=marks,
-            weight=numbers,
-            bootstrap_value=numbers[0],
-            carry=network.initial_carry(num_envs),
-        )
+        rollout = random_rollout(key, network, ppo.rollout_length, num_envs, ACTIONS)
         params = init_params(make_module(config.network, ACTIONS, jnp.float32), key)
         return init_train_state(params, ppo, algorithm, key), rollout, ppo, key
 

@@ -16,19 +16,29 @@ from fake_pools import Corridor, FakePool
 from small_networks import FeedForward, Recurrent, make
 
 from jaxrl_atari import networks, register_algorithm, register_network
-from jaxrl_atari.algorithm import init_train_state, update
-from jaxrl_atari.algorithms.rnd import rnd
+from jaxrl_atari.algorithm import find_algorithm, init_train_state, resolved_options, update
 from jaxrl_atari.categorical import log_prob_of
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.config import (
+    Config,
+    DevicesConfig,
+    EnvConfig,
+    NetworkConfig,
+    PPOConfig,
+    config_from_dict,
+    set_fields,
+)
 from jaxrl_atari.devices import DataParallel, make_networks, place
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import Learner, first_arrays
-from jaxrl_atari.minibatches import Mean, observe
+from jaxrl_atari.minibatches import Mean, observe, random_rollout
 from jaxrl_atari.networks import Observation
 from jaxrl_atari.ppo import PPO, ppo_loss, ppo_samples, ppo_terms
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.rollout import EnvGroup, collect
+from jaxrl_atari.suite.sweep import can_vary
+from jaxrl_atari.traced_options import as_numbers
+from jaxrl_atari.trials.sessions import program_number
 
 LENGTH, ENVS = 16, 8
 CONFIG = PPOConfig(rollout_length=LENGTH, minibatch_size=2 * LENGTH, epochs=2, gae_lambda=0.95)
@@ -42,8 +52,14 @@ def collected(network, params, envs=ENVS, seed=0):
     return rollout
 
 
+def options(algorithm, config=CONFIG, **chosen):
+    """`config` with the coefficients of an algorithm, and some that are chosen."""
+    return dataclasses.replace(config, coefficients={**algorithm.coefficients, **chosen})
+
+
 def updated(algorithm, network=FeedForward, config=CONFIG):
     """The states before and after an update, and the metrics."""
+    config = options(algorithm, config, **config.coefficients)
     params, made = make(network, Corridor.num_actions)
     before = init_train_state(params, config, algorithm, KEY)
     rollout = collected(made, params)
@@ -93,6 +109,12 @@ class Sized(nn.Module):
             "no_loss",
             PPO._replace(loss=None),
             "algorithm no_loss: loss = None: expected a function",
+        ),
+        (
+            register_algorithm,
+            "with_text",
+            PPO._replace(coefficients={"beta": "0.1"}),
+            "algorithm with_text: coefficients.beta = '0.1': expected a finite number",
         ),
         (register_network, "nature", Sized, "network.name = 'nature': expected a new name"),
         (register_network, "made", Sized(6), r"network.name = 'made': expected a class of modules, .*not Tiny\("),
@@ -154,13 +176,32 @@ def test_a_learner_leaves_the_arrays_that_it_is_given():
         assert np.any(np.asarray(given) != new)
 
 
+@pytest.mark.parametrize("network", [FeedForward, Recurrent])
+def test_a_rollout_of_random_numbers_is_like_one_that_was_played(network):
+    _, made = make(network, Corridor.num_actions)
+    rollout = random_rollout(KEY, made, LENGTH, ENVS, Corridor.num_actions)
+    played = collected(made, make(network, Corridor.num_actions)[0])
+    jax.tree.map(lambda x, y: np.testing.assert_equal((x.shape, x.dtype), (y.shape, y.dtype)), rollout, played)
+    terminated, weight, age = map(np.asarray, (rollout.terminated, rollout.weight, rollout.age))
+    assert terminated.any()
+    assert (weight[0] == 1).all()
+    np.testing.assert_array_equal(weight[1:] == 0, terminated[:-1])  # an auto-reset step follows each end
+    assert not terminated[weight == 0].any()
+    for b in range(ENVS):
+        expected = 0
+        for t in range(LENGTH + 1):
+            starts = t == 0 or weight[t - 1, b] == 0
+            expected = 0 if starts else min(expected + 1, 3)
+            assert age[t, b] == expected
+
+
 # --- What `prepare` is given -------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
 def test_prepare_draws_the_same_on_all_devices_and_another_number_in_each_update():
     def prepare(state, apply, rollout, mean, config, key):
-        state = dataclasses.replace(state, extra=jax.random.uniform(key))
+        state = state.replace(extra=jax.random.uniform(key))
         return ppo_samples(state, apply, rollout, mean, config, key)
 
     algorithm = PPO._replace(init=lambda params, key: (params, jnp.zeros(())), prepare=prepare)
@@ -236,6 +277,74 @@ def test_a_name_that_two_files_register_is_a_warning(tmp_path, monkeypatch, capl
     assert record.getMessage() == (
         f"algorithm twice: the one of {tmp_path / 'second.py'} replaces that of {tmp_path / 'first.py'}"
     )
+
+
+# --- Coefficients ------------------------------------------------------------------------------------------------
+
+
+def test_coefficients_are_those_of_the_algorithm_unless_others_are_chosen():
+    def resolved(algorithm, **chosen):
+        return resolved_options(Config(algorithm=algorithm, ppo=PPOConfig(coefficients=chosen))).coefficients
+
+    assert resolved("ppo") == {}
+    assert resolved("vtrace") == {"max_rho": 1.0, "max_c": 1.0}
+    assert resolved("vtrace", max_c=2) == {"max_rho": 1.0, "max_c": 2.0}
+    with pytest.raises(
+        ConfigError, match=r"ppo.coefficients.rho = 2: .* of algorithm = vtrace, which has max_rho, "
+    ):
+        resolved("vtrace", rho=2)
+    with pytest.raises(ConfigError, match=r"ppo.coefficients.rho = 2: .* of algorithm = ppo, which has none"):
+        resolved("ppo", rho=2)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"beta": "1"}, "ppo.coefficients.beta = '1': expected a finite number"),
+        ({"beta": float("nan")}, "ppo.coefficients.beta = nan: expected a finite number"),
+        ({"beta": True}, "ppo.coefficients.beta = True: expected a finite number"),
+        ({"a.b": 1.0}, "ppo.coefficients = 'a.b': expected names of letters, digits and _"),
+        ([1.0], "ppo.coefficients = "),
+    ],
+)
+def test_coefficients_that_a_config_refuses(chosen, message):
+    with pytest.raises(ConfigError, match=message):
+        Config(ppo=PPOConfig(coefficients=chosen))
+
+
+def test_a_coefficient_of_a_sweep_and_of_a_stored_run():
+    """`ppo.coefficients.NAME` is a field; a config of before there were coefficients is read as one without."""
+    config = set_fields(Config(algorithm="vtrace"), {"ppo.coefficients.max_c": 0.5, "ppo.gamma": 0.9})
+    assert config.ppo.coefficients == {"max_c": 0.5}
+    assert config_from_dict(config.to_dict()) == config
+    old = Config().to_dict()
+    del old["ppo"]["coefficients"]
+    assert config_from_dict(old) == Config()
+    assert can_vary("ppo.coefficients.max_c", Config())
+    assert not can_vary("ppo.coefficient.max_c", Config())
+    assert program_number(config) == program_number(set_fields(config, {"ppo.coefficients.max_c": 0.7}))
+
+
+def test_another_coefficient_is_another_loss_and_compiles_nothing():
+    def loss(params, apply, batch, config):
+        value, metrics = ppo_loss(params, apply, batch, config)
+        return value + config.coefficients["beta"], metrics
+
+    register_algorithm("shifted", PPO._replace(loss=loss, coefficients={"beta": 0.5}))
+    algorithm = find_algorithm("shifted")
+    params, network = make(FeedForward, Corridor.num_actions)
+    rollout = collected(network, params)
+    traces = []
+
+    @jax.jit
+    def run(rollout, config):
+        traces.append(config)
+        state = init_train_state(params, config, algorithm, KEY)
+        return update(state, rollout, config, KEY, apply=network.apply, algorithm=algorithm)[1]["loss"]
+
+    losses = [run(rollout, as_numbers(options(algorithm, **chosen))) for chosen in ({}, {"beta": 3.5})]
+    np.testing.assert_allclose(losses[1] - losses[0], 3.0, rtol=1e-5)
+    assert len(traces) == 1
 
 
 # --- Losses ------------------------------------------------------------------------------------------------------
@@ -330,47 +439,56 @@ def test_any_optimiser_of_optax_steps_downhill(optimizer):
 # --- V-trace -----------------------------------------------------------------------------------------------------
 
 
-def naive_vtrace(rollout, value, log_prob, gamma, gae_lambda):
-    """Equation 1 of the paper as a double loop in float64: targets, and advantages without their weight."""
+def naive_vtrace(rollout, value, log_prob, gamma, gae_lambda, max_rho, max_c):
+    """Equation 1 of the paper as a double loop in float64: targets, and advantages without their weight.
+
+    `value` is that of steps 0 to T.
+    """
     rollout = jax.tree.map(np.asarray, rollout)
     length, envs = rollout.reward.shape
-    rho = np.minimum(np.exp(log_prob - rollout.log_prob), 1.0)
-    values = np.concatenate([value, rollout.bootstrap_value[None]])
+    ratio = np.exp(log_prob - rollout.log_prob)
+    rho, c = np.minimum(ratio, max_rho), gae_lambda * np.minimum(ratio, max_c)
     targets = np.zeros((length + 1, envs))
-    targets[length] = rollout.bootstrap_value
+    targets[length] = value[length]
     advantages = np.zeros((length, envs))
     for b in range(envs):
         for t in range(length):
             total, factor = 0.0, 1.0
             for k in range(t, length):
-                beyond = 0.0 if rollout.terminated[k, b] else values[k + 1, b]
-                total += factor * rho[k, b] * (rollout.reward[k, b] + gamma * beyond - values[k, b])
-                factor *= gamma * gae_lambda * rho[k, b]
+                beyond = 0.0 if rollout.terminated[k, b] else value[k + 1, b]
+                total += factor * rho[k, b] * (rollout.reward[k, b] + gamma * beyond - value[k, b])
+                factor *= gamma * c[k, b]
                 if rollout.terminated[k, b] or rollout.truncated[k, b]:
                     break
-            targets[t, b] = values[t, b] + total
+            targets[t, b] = value[t, b] + total
         for t in range(length):
             beyond = 0.0 if rollout.terminated[t, b] else targets[t + 1, b]
             if rollout.truncated[t, b]:
-                beyond = values[t + 1, b]
-            advantages[t, b] = rollout.reward[t, b] + gamma * beyond - values[t, b]
+                beyond = value[t + 1, b]
+            advantages[t, b] = rollout.reward[t, b] + gamma * beyond - value[t, b]
     return targets[:-1], advantages
 
 
-def test_vtrace_is_the_double_sum_for_a_policy_that_has_moved_on():
+@pytest.mark.parametrize("chosen", [{}, {"max_rho": 0.9, "max_c": 1.2}])
+def test_vtrace_is_the_double_sum_for_a_policy_that_has_moved_on(chosen):
     params, network = make(FeedForward, Corridor.num_actions)
     rollout = collected(network, params)
     assert rollout.terminated.any()
     rollout = rollout._replace(truncated=rollout.truncated.at[5, 2].set(True))
     rng = np.random.default_rng(1)
     params = jax.tree.map(lambda x: x + 0.1 * rng.standard_normal(x.shape, np.float32), params)
-    algorithm = ALGORITHMS.get("vtrace")
-    state = init_train_state(params, CONFIG, algorithm, KEY)
-    _, samples, metrics = algorithm.prepare(state, network.apply, rollout, Mean.over(rollout.weight), CONFIG, KEY)
-    outputs = network.apply(params, observe(rollout, jnp.arange(LENGTH * ENVS)))
-    log_prob = np.reshape(log_prob_of(outputs.logits, rollout.action.reshape(-1)), (LENGTH, ENVS))
-    value = np.reshape(outputs.value, (LENGTH, ENVS))
-    target, advantage = naive_vtrace(rollout, value, log_prob, CONFIG.gamma, CONFIG.gae_lambda)
+    algorithm = find_algorithm("vtrace")
+    config = options(algorithm, **chosen)
+    state = init_train_state(params, config, algorithm, KEY)
+    _, samples, metrics = algorithm.prepare(state, network.apply, rollout, Mean.over(rollout.weight), config, KEY)
+    outputs = network.apply(params, observe(rollout, jnp.arange((LENGTH + 1) * ENVS)))
+    logits = outputs.logits[: LENGTH * ENVS]
+    log_prob = np.reshape(log_prob_of(logits, rollout.action.reshape(-1)), (LENGTH, ENVS))
+    value = np.reshape(outputs.value, (LENGTH + 1, ENVS))
+    assert np.abs(value[-1] - rollout.bootstrap_value).max() > 1e-3  # it is that of the parameters that learn
+    target, advantage = naive_vtrace(
+        rollout, value, log_prob, config.gamma, config.gae_lambda, **config.coefficients
+    )
     assert 0.5 < metrics["mean_rho"] < 0.99
     np.testing.assert_allclose(samples.target, target, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(samples.advantage, advantage, rtol=1e-4, atol=1e-5)
@@ -379,9 +497,10 @@ def test_vtrace_is_the_double_sum_for_a_policy_that_has_moved_on():
 def test_vtrace_of_the_policy_that_acted_has_the_targets_of_gae():
     params, network = make(FeedForward, Corridor.num_actions)
     rollout = collected(network, params)
-    state, mean = init_train_state(params, CONFIG, PPO, KEY), Mean.over(rollout.weight)
-    _, samples, _ = ALGORITHMS.get("vtrace").prepare(state, network.apply, rollout, mean, CONFIG, KEY)
-    _, gae_samples, _ = PPO.prepare(state, network.apply, rollout, mean, CONFIG, KEY)
+    config = options(find_algorithm("vtrace"))
+    state, mean = init_train_state(params, config, PPO, KEY), Mean.over(rollout.weight)
+    _, samples, _ = find_algorithm("vtrace").prepare(state, network.apply, rollout, mean, config, KEY)
+    _, gae_samples, _ = PPO.prepare(state, network.apply, rollout, mean, config, KEY)
     np.testing.assert_allclose(samples.target, gae_samples.target, rtol=1e-4, atol=1e-5)
 
 
@@ -427,6 +546,7 @@ def games_won(name, seed, updates=80):
         rollout_length=64, minibatch_size=256, learning_rate=1e-3, gae_lambda=0.95, weight_decay=0.0
     )
     algorithm = ALGORITHMS.get(name)
+    config = options(algorithm, config)
     params, network = make(FeedForward, Chain.num_actions, seed)
     state = init_train_state(params, config, algorithm, jax.random.key(seed))
     step = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
@@ -444,11 +564,12 @@ def test_the_coefficient_of_rnd():
     params, network = make(FeedForward, Corridor.num_actions)
     rollout = collected(network, params)
     mean = Mean.over(rollout.weight)
+    algorithm = find_algorithm("rnd")
     found = []
-    for coefficient in (1.0, 3.0):
-        algorithm = rnd(coefficient)
-        state = init_train_state(params, CONFIG, algorithm, KEY)
-        _, _, metrics = algorithm.prepare(state, network.apply, rollout, mean, CONFIG, KEY)
+    for intrinsic_reward in (1.0, 3.0):
+        config = options(algorithm, intrinsic_reward=intrinsic_reward)
+        state = init_train_state(params, config, algorithm, KEY)
+        _, _, metrics = algorithm.prepare(state, network.apply, rollout, mean, config, KEY)
         found.append(metrics["intrinsic_reward"])
     np.testing.assert_allclose(found[1], 3 * found[0], rtol=1e-5)
     assert found[0] > 0.1

@@ -2,7 +2,9 @@
 user."""
 
 import csv
+import json
 import re
+import shlex
 import subprocess
 import sys
 
@@ -13,10 +15,11 @@ import pytest
 from small_networks import FeedForward, make
 from user_commands import ROOT, user_environment
 
-from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.algorithm import find_algorithm, resolved_options
+from jaxrl_atari.config import Config, PPOConfig, set_fields
 from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import Observation
-from jaxrl_atari.ppo import Samples
+from jaxrl_atari.ppo import PPO, Samples
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.suite.sweep import parse_vary
 
@@ -61,15 +64,25 @@ def rows(run_dir, session=0):
 @pytest.mark.long
 def test_an_idea_is_trained_beside_the_baseline_evaluated_and_resumed(folder):
     commands = re.findall(r"python -m jaxrl_atari\.train --config (.*)", PAGE)
-    assert len(commands) == 3  # the third one is the try of a minute
+    assert len(commands) == 4  # the third one is the try of a minute
     for command in commands[:2]:
-        options = command.replace("--sessions 4", "--sessions 2 --trial.parallel 2").split()
+        options = shlex.split(command.replace("--sessions 4", "--sessions 2 --trial.parallel 2"))
         ended = run(folder, "train", "--config", *options, *SMALL)
         assert ended.returncode == 0, ended.stderr
     idea, baseline = folder / "data" / "z_loss", folder / "data" / "baseline"
     assert all(float(row["z_loss"]) > 0 for session in (0, 1) for row in rows(idea, session)[1:])
     assert "z_loss" not in rows(baseline)[0]
     assert (idea / "code" / "my_idea.py").read_text() == (folder / "my_idea.py").read_text()
+
+    options = shlex.split(commands[3])
+    ended = run(folder, "train", "--config", *options, "--run-dir", "data/strong", *SMALL)
+    assert ended.returncode == 0, ended.stderr
+    saved = json.loads((folder / "data" / "strong" / "config.json").read_text())
+    assert saved["config"]["ppo"]["coefficients"] == {"z_loss": 0.01}
+    refused = run(folder, "train", "--config", "my_idea.py", "--ppo.coefficients", '{"z_los": 1}', *SMALL)
+    assert refused.returncode == 2
+    expected = "ppo.coefficients.z_los = 1: expected a coefficient of algorithm = z_loss, which has z_loss"
+    assert expected in refused.stderr
 
     ended = run(folder, "evaluate", "data/z_loss", "--episodes", "1")  # the policy needs no algorithm
     assert ended.returncode == 0, ended.stderr
@@ -85,25 +98,26 @@ def test_an_idea_is_trained_beside_the_baseline_evaluated_and_resumed(folder):
 
 
 def test_coefficients_of_an_idea():
-    """One name for each choice, in place of the one loss; `--vary` takes the names."""
-    page = block(IDEA)
-    start, end = page.index("def loss("), page.index("def get_config")
-    exec(page[:start] + block("def with_z_loss(") + page[end:], {})
-    (vary,) = re.findall(r"--vary (algorithm=[\w,]+)", PAGE)
-    baseline, *names = parse_vary([vary], Config())["algorithm"]
+    """The penalty that the loss adds, for the values that `--vary` gives it."""
+    exec(block(IDEA), {})
+    algorithm = find_algorithm("z_loss")
+    (texts,) = re.findall(r"--vary (ppo\.coefficients\S+)", PAGE)
+    base = Config(algorithm="z_loss")
+    varied = [set_fields(base, {name: x}) for name, values in parse_vary([texts], base).items() for x in values]
 
     params, network = make(FeedForward, num_actions=4)
     numbers = jnp.linspace(0.1, 0.4, 4)
     samples = Samples(jnp.arange(4), -numbers, numbers, numbers, numbers)
     observation = Observation(jnp.ones((4, 84, 84, 4), jnp.uint8))
     batch = Minibatch(observation, samples, Mean.over(jnp.ones(4)), jax.random.key(0))
-    losses = {}
-    for name in (baseline, *names):
-        losses[name], metrics = ALGORITHMS.get(name).loss(params, network.apply, batch, PPOConfig())
+    baseline, _ = PPO.loss(params, network.apply, batch, base.ppo)
+    losses = []
+    for config in (base, *varied):
+        loss, metrics = algorithm.loss(params, network.apply, batch, resolved_options(config))
+        losses.append(float(loss - baseline))
     logits = network.apply(params, observation).logits
     z_loss = np.mean(np.log(np.sum(np.exp(logits), axis=-1)) ** 2)
-    added = [float(losses[name] - losses[baseline]) / z_loss for name in names]
-    np.testing.assert_allclose(added, [1e-3, 1e-2], rtol=1e-3)
+    np.testing.assert_allclose(losses / z_loss, [1e-3, 1e-3, 1e-2, 1e-1], rtol=1e-3)
     np.testing.assert_allclose(metrics["z_loss"], z_loss, rtol=1e-5)
 
 
@@ -132,7 +146,7 @@ def test_an_optimiser_of_the_users():
 
 def test_a_look_at_one_update(folder, monkeypatch, capsys):
     monkeypatch.syspath_prepend(folder)
-    exec(block("import jax\nimport jax.numpy as jnp\n\nimport my_idea"), {})
+    exec(block("from functools import partial\n\nimport jax\n\nimport my_idea"), {})
     assert "z_loss" in capsys.readouterr().out
 
 

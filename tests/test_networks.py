@@ -13,17 +13,19 @@ from jax import lax
 from jaxrl_atari import networks
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import NetworkConfig, PPOConfig
+from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.fast import cpu_conv
-from jaxrl_atari.fast.forms import make_network, make_networks
+from jaxrl_atari.fast.forms import make_network, networks_for
 from jaxrl_atari.frames import (
     BLOCKED,
     PLAIN,
     arrange_stacks,
     block_frames,
     gather_stacks,
+    images,
     map_images,
 )
-from jaxrl_atari.layers import Conv, cpu_gradients, in_chunks
+from jaxrl_atari.layers import Conv, in_chunks
 from jaxrl_atari.minibatches import Mean, Minibatch
 from jaxrl_atari.networks import NatureActorCritic, NatureLSTM, Observation, apply_module, init_params, make_module
 from jaxrl_atari.ppo import Samples, ppo_loss
@@ -164,13 +166,8 @@ def nature(params, stacks):
 
 def shipped(name, dtype="float32", conv="plain"):
     """`name` as its module computes it; `matmul`: with gradients for CPUs."""
-    module = make_module(NetworkConfig(name=name), ACTIONS, jnp.dtype(dtype))
-
-    def apply(params, stacks):
-        with cpu_gradients(conv == "matmul"):
-            return apply_module(module, params, Observation(stacks))[:2]
-
-    return apply
+    module = make_module(NetworkConfig(name=name), ACTIONS, jnp.dtype(dtype)).clone(for_cpu=conv == "matmul")
+    return lambda params, stacks: apply_module(module, params, Observation(stacks))[:2]
 
 
 def products(chunk, dtype="float32"):
@@ -272,11 +269,17 @@ def narrow(self, stacks):
 @nn.compact
 def heads_in_bfloat16(self, stacks):
     """In float32 what it was, so that only a comparison in the arithmetic in force sees it."""
-    x = in_chunks(partial(networks.nature_torso, dtype=self.dtype), self, stacks)
+    x = networks.nature_torso(stacks, self.dtype, self.for_cpu)
     features = networks.hidden_layer(x, 512, self.dtype)
     logits = networks.dense(self.num_actions, 0.01, "policy", self.dtype)(features).astype(jnp.float32)
     value = networks.dense(1, 1.0, "value", self.dtype)(features).astype(jnp.float32)
     return networks.Outputs(logits, value[..., 0], (), features)
+
+
+def other_for_many(self, stacks):
+    """Another network for more than 32 samples."""
+    outputs = NatureActorCritic.__call__(self, stacks)
+    return outputs._replace(logits=1.1 * outputs.logits) if len(stacks) > 32 else outputs
 
 
 def with_memory(num_actions, dtype):
@@ -295,6 +298,7 @@ def by_hand(network):
         (edited(stopped), "cpu"),
         (edited(narrow), "cpu"),
         (edited(heads_in_bfloat16), "amx cpu"),
+        (edited(other_for_many), "cpu"),
         (with_memory, "cpu"),
     ],
 )
@@ -310,7 +314,7 @@ def test_an_edit_of_what_nature_computes_is_what_a_cpu_computes(edit, platform, 
     assert got == jax.eval_shape(partial(apply_module, module), params, seen)
     slow = edit is not with_memory and "conv1" in params and params["conv1"]["kernel"].shape[-1] == 16
     said = (
-        "conv1, flax's nn.Conv, are 10 to 30 times slower" if slow else "was edited: on a CPU its gradients take"
+        "the gradients of conv1 are 10 to 30 times slower" if slow else "was edited: on a CPU its gradients take"
     )
     assert said in network.advice
 
@@ -327,6 +331,77 @@ def test_an_edit_that_computes_the_same_costs_nothing(monkeypatch):
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_there_is_no_advice_on_a_shipped_network(name, platform):
     assert not make_network(NetworkConfig(name=name), ACTIONS, platform).advice
+
+
+def registered(name, network):
+    """The form of a user's network for CPUs."""
+    networks.register_network(name, network)
+    return make_network(NetworkConfig(name=name), ACTIONS, "cpu")
+
+
+def test_a_network_of_the_users_has_gradients_for_cpus():
+    """With the field `for_cpu`; without it, a line says what is missing."""
+
+    class Small(nn.Module):
+        num_actions: int
+        dtype: type = jnp.float32
+        for_cpu: bool = False
+
+        @nn.compact
+        def __call__(self, stacks):
+            x = Conv(4, (8, 8), 4, dtype=self.dtype, for_cpu=self.for_cpu)(stacks).reshape(len(stacks), -1)
+            return nn.Dense(self.num_actions)(x), nn.Dense(1)(x)[..., 0]
+
+    class Without(nn.Module):
+        num_actions: int
+        dtype: type = jnp.float32
+
+        @nn.compact
+        def __call__(self, stacks):
+            x = Conv(4, (8, 8), 4, dtype=self.dtype)(stacks).reshape(len(stacks), -1)
+            return nn.Dense(self.num_actions)(x), nn.Dense(1)(x)[..., 0]
+
+    params = jax.eval_shape(partial(init_params, Small(ACTIONS)), jax.random.key(0))
+
+    def program(network):
+        gradient = jax.grad(lambda params: network.apply(params, Observation(random_stacks(2))).value.sum())
+        return str(jax.make_jaxpr(gradient)(params))
+
+    fast, slow = registered("small", Small), registered("without", Without)
+    assert "optimization_barrier" in program(fast)  # `layers.kernel_gradient`
+    assert "optimization_barrier" not in program(slow)
+    assert not fast.advice
+    assert "Without: the gradients of Conv_0 are 10 to 30 times slower" in slow.advice
+    assert "for_cpu=self.for_cpu" in slow.advice
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (partial(nn.BatchNorm, use_running_average=False), "it also has the collection batch_stats"),
+        (partial(nn.Dropout, 0.5, deterministic=False), "flax says: "),
+    ],
+)
+def test_a_network_with_more_than_parameters_is_refused(layer, said):
+    class Layered(nn.Module):
+        @nn.compact
+        def __call__(self, stacks):
+            x = layer()(stacks.reshape(len(stacks), -1) / 255)
+            return nn.Dense(ACTIONS)(x), nn.Dense(1)(x)[..., 0]
+
+    def outputs():
+        params = init_params(Layered(), jax.random.key(0))
+        return apply_module(Layered(), params, Observation(random_stacks(1)))
+
+    with pytest.raises(ConfigError, match="network = 'Layered': expected parameters alone") as error:
+        jax.eval_shape(outputs)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_frames_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"shape of frames = \[5, 64, 64, 1\]: expected \[..., 84, 84, 1\]"):
+        images(jnp.zeros((5, 64, 64, 1), jnp.uint8))
 
 
 def test_a_recurrent_network_without_a_memory_is_refused():
@@ -358,8 +433,7 @@ def test_a_convolution_and_its_gradients_are_those_of_flax(size, stride, shape, 
             return y, pull(g.astype(y.dtype))
 
         expected = outputs_and_gradients(oracle)
-        with cpu_gradients():
-            got = outputs_and_gradients(conv)
+        got = outputs_and_gradients(conv.clone(for_cpu=True))
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10), got, expected)
         jax.tree.map(
             partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), outputs_and_gradients(conv), expected
@@ -372,38 +446,41 @@ def test_what_is_neither_pixels_nor_floats_is_refused(dtype):
         Conv(3, name="conv").init(jax.random.key(0), jnp.ones((1, 6, 6, 4), dtype))
 
 
-def test_a_jit_within_a_network_changes_no_number():
-    """It keeps the form that it traced first: `cpu_gradients` says so."""
+def test_a_jit_within_a_network_knows_the_form():
+    """`nn.jit` keeps what it has traced by the fields of its module."""
 
     class Net(nn.Module):
+        for_cpu: bool = False
+
         @nn.compact
         def __call__(self, x):
-            return nn.jit(Conv)(3, name="conv")(x)
+            return nn.jit(Conv)(3, for_cpu=self.for_cpu, name="conv")(x)
 
     x = np.random.default_rng(3).standard_normal((2, 6, 5, 4)).astype(np.float32)
     params = Net().init(jax.random.key(0), x)
 
-    def gradient():
-        return jax.grad(lambda params: (Net().apply(params, x) ** 2).sum())(params)
+    def gradient(net):
+        return jax.jit(jax.grad(lambda params: (net.apply(params, x) ** 2).sum()))
 
-    expected = gradient()
-    with cpu_gradients():
-        got = gradient()
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, expected)
+    plain, fast = gradient(Net()), gradient(Net(for_cpu=True))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), plain(params), fast(params))
+    assert "optimization_barrier" not in str(jax.make_jaxpr(plain)(params))
+    assert "optimization_barrier" in str(jax.make_jaxpr(fast)(params))
 
 
 @pytest.mark.parametrize("samples", [1, 32, 33, 300])
 def test_chunks_change_nothing(samples):
     class Net(nn.Module):
+        for_cpu: bool = False
+
         @nn.compact
         def __call__(self, x):
-            return in_chunks(lambda x: Conv(3, name="conv")(x), self, x)
+            return in_chunks(lambda x: Conv(3, for_cpu=self.for_cpu, name="conv")(x), self, x)
 
     x = np.random.default_rng(3).integers(0, 256, (samples, 6, 5, 4), dtype=np.uint8)
     params = Net().init(jax.random.key(0), x[:1])
     expected = Net().apply(params, x)
-    with cpu_gradients():
-        np.testing.assert_allclose(Net().apply(params, x), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(Net(for_cpu=True).apply(params, x), expected, rtol=1e-5, atol=1e-5)
 
 
 # --- The choice --------------------------------------------------------------------------------------------------
@@ -429,7 +506,7 @@ def test_chunks_change_nothing(samples):
     ],
 )
 def test_form_and_arithmetic_suit_the_platforms(config, learner, actor, expected):
-    for network in make_networks(config, 6, learner, actor):
+    for network in networks_for(config, 6, learner, actor):
         assert (network.dtype.name, network.layout) == expected
 
 

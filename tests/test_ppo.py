@@ -27,7 +27,7 @@ from jaxrl_atari.minibatches import (
     observe,
 )
 from jaxrl_atari.networks import Observation, Outputs
-from jaxrl_atari.ppo import PPO, Samples, gae, ppo_loss
+from jaxrl_atari.ppo import PPO, Samples, gae, ppo_loss, ppo_terms
 from jaxrl_atari.schedules import current_options
 
 HYPER = {
@@ -462,6 +462,29 @@ def test_a_minibatch_in_which_nothing_counts_moves_nothing():
     state, metrics = run_update(rollout, params, small_config(weight_decay=0.0))
     jax.tree.map(np.testing.assert_array_equal, state.params, params)
     assert all(np.isfinite(x).all() for x in metrics.values())
+
+
+def test_an_action_that_is_ruled_out_is_as_if_it_were_not_there():
+    """With a logit of -1e9, loss and gradients are those of a policy without it."""
+    rng = np.random.default_rng(4)
+    numbers = jnp.asarray(rng.standard_normal((4, 5)), jnp.float32)
+    samples = Samples(jnp.array([0, 2, 2, 0, 0]), numbers[0] - 1, numbers[1], numbers[2], numbers[3])
+    batch = Minibatch(None, samples, Mean.over(jnp.ones(5)), KEY)
+    logits = jnp.asarray(rng.standard_normal((5, 3)), jnp.float32)
+
+    def terms(logits, batch):
+        return ppo_terms(Outputs(logits, numbers[1] + 0.05), batch, small_config())
+
+    def ruled_out(logits):
+        return terms(logits.at[:, 1].set(-1e9), batch)
+
+    def without(logits):
+        action = jnp.where(samples.action == 2, 1, 0)
+        return terms(logits[:, jnp.array([0, 2])], batch._replace(samples=samples._replace(action=action)))
+
+    got, expected = (jax.grad(each, has_aux=True)(logits) for each in (ruled_out, without))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), got, expected)
+    assert np.any(got[0][:, 0])
 
 
 @pytest.mark.parametrize(("num_envs", "size", "blocks"), [(8, 16, 8), (6, 16, 2), (1, 4, 1), (16, 64, 16)])

@@ -9,15 +9,18 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from fake_pools import Corridor
+from small_networks import FeedForward, make
 from small_training import Lines, change
 
-from jaxrl_atari import ppo, rollout, session
+from jaxrl_atari import groups, ppo, rollout, session
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import PlacementError, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.groups import num_groups
 from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.minibatches import Rollout
+from jaxrl_atari.networks import Networks
 from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session import place_session, prepare, train
 
@@ -261,11 +264,37 @@ def test_the_learning_rate_is_a_line_to_zero_and_the_options_reach_the_update():
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "devices", "platform", "groups"),
+    ("num_envs", "devices", "platform", "expected"),
     [(16, 1, "cpu", 1), (16, 8, "gpu", 2), (15, 1, "gpu", 1)],
 )
-def test_groups_on_a_device(num_envs, devices, platform, groups):
-    assert num_groups(EnvConfig(num_envs=num_envs), devices, platform) == groups
+def test_groups_on_a_device(num_envs, devices, platform, expected):
+    assert num_groups(EnvConfig(num_envs=num_envs), devices, platform) == expected
+
+
+@pytest.mark.parametrize("fails", ["pool", "networks"])
+def test_pools_are_closed_where_a_later_one_cannot_be_made(fails, monkeypatch):
+    made, closed = [], []
+
+    class Pool(Corridor):
+        def close(self):
+            closed.append(self)
+
+    def make_pool(backend, game, size, **options):
+        if fails == "pool" and made:
+            raise OSError("no further process")
+        made.append(Pool(size, seed=0))
+        return made[-1]
+
+    def networks(num_actions):
+        if fails == "networks" and len(made) == 2:
+            raise OSError("no network")
+        return Networks(*[make(FeedForward, num_actions)[1]] * 2)
+
+    monkeypatch.setattr(groups, "make_pool", make_pool)
+    with pytest.raises(OSError, match="no "):
+        groups.make_groups(change(SMALL, env={"num_groups": 2}), place(SMALL.devices), networks, seed=0)
+    assert closed
+    assert set(closed) == set(made)
 
 
 @pytest.mark.long

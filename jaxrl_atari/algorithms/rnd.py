@@ -3,7 +3,7 @@
 A predictor learns the features that a fixed random network, the target, gives each frame. Where frames are new its
 error is large, and the error is added to the reward:
 
-    reward_t + coefficient * error_t / sqrt(running mean of error^2)
+    reward_t + intrinsic_reward * error_t / sqrt(running mean of error^2)
 
 The file replaces three parts of PPO. `init` adds the predictor to the parameters and draws the target; `prepare`
 adds the reward; `loss` trains the predictor with the policy, by the same optimiser, which clips both gradients
@@ -14,15 +14,14 @@ networks on frames of 21x21 pixels in place of convolutions; the error is divide
 instead of the standard deviation of its discounted sums.
 """
 
-import dataclasses
-from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.core import FrozenDict
 
-from jaxrl_atari.algorithm import Algorithm, Metrics, TrainState
+from jaxrl_atari.algorithm import Metrics, TrainState
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import require
 from jaxrl_atari.frames import STACK, images
@@ -80,22 +79,12 @@ def init(params: Any, key: jax.Array) -> tuple[Any, Extra]:
 
 
 def prepare(
-    state: TrainState,
-    apply: Apply,
-    rollout: Rollout,
-    mean: Mean,
-    config: PPOConfig,
-    key: jax.Array,
-    *,
-    coefficient: float,
-    decay: float,
+    state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
 ) -> tuple[TrainState, RNDSamples, Metrics]:
-    """`Algorithm.prepare`: adds the intrinsic reward to a rollout, and updates the running statistics.
-
-    The options are those of `rnd`.
-    """
+    """`Algorithm.prepare`: adds the intrinsic reward to a rollout, and updates the running statistics."""
     target, old = state.extra
-    share = jnp.maximum(1.0 - decay, 1.0 / (old.updates + 1))  # of this rollout in the running means
+    # Of this rollout in the running means. They are plain means until its share of one is smaller than 1 - decay.
+    share = jnp.maximum(1.0 - config.coefficients["decay"], 1.0 / (old.updates + 1))
 
     def running(before: jax.Array, now: jax.Array) -> jax.Array:
         return (1.0 - share) * before + share * now
@@ -112,10 +101,10 @@ def prepare(
     feature = embed(target, pixels)
     error = prediction_error(state.params, pixels, feature)
     error_square = running(old.error_square, mean(jnp.square(error)))
-    intrinsic = coefficient * error / jnp.sqrt(error_square + 1e-8)
+    intrinsic = config.coefficients["intrinsic_reward"] * error / jnp.sqrt(error_square + 1e-8)
 
     statistics = Statistics(old.updates + 1, pixel, pixel_square, error_square)
-    state = dataclasses.replace(state, extra=Extra(target, statistics))
+    state = state.replace(extra=Extra(target, statistics))
     rollout = rollout._replace(reward=rollout.reward + intrinsic)
     state, samples, metrics = ppo_samples(state, apply, rollout, mean, config, key)
     return state, RNDSamples(samples, pixels, feature), metrics | {"intrinsic_reward": mean(intrinsic)}
@@ -145,15 +134,9 @@ def embed(params: Any, pixels: jax.Array) -> jax.Array:
     return features
 
 
-def rnd(coefficient: float = 0.5, decay: float = 0.99) -> Algorithm:
-    """PPO with random network distillation.
+COEFFICIENTS = FrozenDict(
+    intrinsic_reward=0.5,  # weight of the intrinsic reward, whose root mean square is 1 without it
+    decay=0.99,  # weight of the past in the running means, per update
+)
 
-    Args:
-        coefficient: weight of the intrinsic reward, whose root mean square is 1 without it.
-        decay: weight of the past in the running means, per update. Until an update's share of a plain mean is
-            smaller than 1 - decay, which takes 1 / (1 - decay) updates, they are plain means.
-    """
-    return PPO._replace(init=init, prepare=partial(prepare, coefficient=coefficient, decay=decay), loss=loss)
-
-
-RND = rnd()
+RND = PPO._replace(init=init, prepare=prepare, loss=loss, coefficients=COEFFICIENTS)

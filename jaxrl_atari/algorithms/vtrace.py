@@ -12,26 +12,23 @@ An example of the interface: not tuned, and not compared with PPO on a game.
 
 import jax
 import jax.numpy as jnp
+from flax.core import FrozenDict
 
 from jaxrl_atari.algorithm import Metrics, TrainState
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.minibatches import Mean, Rollout, apply_to_rollout
 from jaxrl_atari.networks import Apply
-from jaxrl_atari.ppo import PPO, Samples, discounted_sum, explained_variance
+from jaxrl_atari.ppo import PPO, Samples, discounted_sum, explained_variance, gae_lambda_of
 
 
 def vtrace(
-    rollout: Rollout,
-    value: jax.Array,
-    rho: jax.Array,
-    gamma: jax.typing.ArrayLike,
-    gae_lambda: jax.typing.ArrayLike,
+    rollout: Rollout, value: jax.Array, rho: jax.Array, c: jax.Array, gamma: jax.typing.ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
-    """Targets and advantages (equation 1, remark 2 and section 4.2, with rho and c cut at 1).
+    """Targets and advantages (equation 1 and section 4.2).
 
         delta_t = rho_t (r_t + gamma V_{t+1} - V_t)
-        v_t     = V_t + delta_t + gamma c_t (v_{t+1} - V_{t+1}),              c_t = lambda rho_t
+        v_t     = V_t + delta_t + gamma c_t (v_{t+1} - V_{t+1}),    v_T = V_T
         A_t     = r_t + gamma v_{t+1} - V_t
 
     Beyond a terminal step there is no value. Beyond a truncated step the value counts, and v_{t+1} is V_{t+1}.
@@ -39,19 +36,18 @@ def vtrace(
     The paper weights A_t with rho_t. PPO's loss does so with its ratio, so A_t itself has no weight here.
 
     Args:
-        value: float32 [T, B], V of the parameters that learn. V_T is the rollout's bootstrap value, and so of the
-            parameters that acted: an approximation, as step T is no sample.
-        rho: float32 [T, B], min(pi / pi_old, 1) of the actions taken.
+        value: float32 [T + 1, B], V of the parameters that learn.
+        rho, c: float32 [T, B], truncated ratios pi / pi_old of the actions taken, c times lambda (remark 2).
 
     Returns:
         v and A, float32 [T, B].
     """
-    next_value = jnp.concatenate([value[1:], rollout.bootstrap_value[None]])
+    value, next_value = value[:-1], value[1:]
     discount = jnp.where(rollout.terminated, 0.0, gamma)
     delta = rho * (rollout.reward + discount * next_value - value)
-    decay = jnp.where(rollout.terminated | rollout.truncated, 0.0, gamma * gae_lambda * rho)
+    decay = jnp.where(rollout.terminated | rollout.truncated, 0.0, gamma * c)
     target = value + discounted_sum(delta, decay)
-    next_target = jnp.concatenate([target[1:], rollout.bootstrap_value[None]])
+    next_target = jnp.concatenate([target[1:], next_value[-1:]])
     next_target = jnp.where(rollout.truncated, next_value, next_target)
     return target, rollout.reward + discount * next_target - value
 
@@ -60,14 +56,17 @@ def prepare(
     state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
 ) -> tuple[TrainState, Samples, Metrics]:
     """`Algorithm.prepare`: the samples with the targets of V-trace. The metric `mean_rho` is 1 without overlap."""
-    assert config.gae_lambda is not None, "pass the value of Config.resolved_gae_lambda"
     outputs = apply_to_rollout(state.params, apply, rollout, config.minibatch_size)
-    log_prob = log_prob_of(outputs.logits, rollout.action)
-    rho = jnp.minimum(jnp.exp(log_prob - rollout.log_prob), 1.0)
-    target, advantage = vtrace(rollout, outputs.value, rho, config.gamma, config.gae_lambda)
-    samples = Samples(rollout.action, rollout.log_prob, outputs.value, advantage, target)
-    explained = explained_variance(target, target - outputs.value, mean)
+    ratio = jnp.exp(log_prob_of(outputs.logits[:-1], rollout.action) - rollout.log_prob)
+    rho = jnp.minimum(ratio, config.coefficients["max_rho"])
+    c = gae_lambda_of(config) * jnp.minimum(ratio, config.coefficients["max_c"])
+    target, advantage = vtrace(rollout, outputs.value, rho, c, config.gamma)
+    value = outputs.value[:-1]
+    samples = Samples(rollout.action, rollout.log_prob, value, advantage, target)
+    explained = explained_variance(target, target - value, mean)
     return state, samples, {"explained_variance": explained, "mean_rho": mean(rho)}
 
 
-VTRACE = PPO._replace(prepare=prepare)
+COEFFICIENTS = FrozenDict(max_rho=1.0, max_c=1.0)  # truncation of the ratios: the paper's rho-bar and c-bar
+
+VTRACE = PPO._replace(prepare=prepare, coefficients=COEFFICIENTS)

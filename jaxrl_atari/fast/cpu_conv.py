@@ -9,13 +9,34 @@
     dense            [N, 3136]                         [N, 512]
     two heads        float32 [N, 512]                  float32 [N, A] and [N]
 
-Each function is followed by its gradient. Activations are in the type of the arithmetic, float32 or bfloat16;
-products are added up, and parameters and their gradients kept, in float32.
+Each function is followed by its gradient.
 
 **Why.** XLA's CPU backend compiles the gradient of a convolution inside `lax.scan` to a naive loop
 (https://github.com/jax-ml/jax/issues/12868). `layers.Conv` avoids that for any network. Its gradients of this one
 take 1.2 times as long as those of this file in float32, and twice as long in bfloat16 (benchmarks/NOTES.md, "The
 layer and the form by hand"): XLA computes bfloat16 convolutions by way of float32. `forms.py` chooses.
+
+**Until when.** This file can go, with `frames.BLOCKED` and the choice in `forms.py`, once the gradients of
+`layers.Conv` take at most 1.05 times as long in both types, measured as in that note. In bfloat16 that takes
+convolutions of XLA's CPU backend that multiply bfloat16.
+
+**Equations.** A layer is Y = relu(X W + b). X has a row for each window of each sample, N h w in all; W is the
+kernel as a matrix `[size * size * C, O]`. With G, the gradient for Y where Y > 0 and else 0, and ' for transposed:
+
+    dW = X' G        db = the sum of G's rows        dX = G W'        dx = for each pixel, the sum over its windows
+
+`layer` and `layer_backward` compute these. `dense` has no windows: X is x. The first layer does not make X, which
+would be four times the input in floating point. It multiplies each block by the weights W_p of all four places p
+that a block has in a window, and adds the products. The window at pixel i of the output has the blocks x_{i+p}, so
+
+    Y_i = relu(sum_p x_{i+p} W_p + b)        dW_p = sum_i x_{i+p}' G_i
+
+**Types.** `dtype` is the type of the arithmetic, float32 or bfloat16; in float32 each cast below does nothing.
+
+- Operands of a product are cast to `dtype`, and products are added up in float32 (`product`).
+- A bias is added in float32. The output of a layer is cast to `dtype`: it is kept, and is an operand of the next.
+- A gradient is float32, as a sum of products; it is cast to `dtype` only as an operand. `db` is summed before.
+- Parameters and their gradients are float32.
 
 **Blocks.** A window that moves by its stride becomes a window that moves by 1 once the image is cut into blocks of
 stride x stride pixels, whose pixels become channels (space-to-depth). The 84x84 pixels of 4 frames are 21x21
@@ -113,9 +134,11 @@ def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outp
         chunk: `chunk_size`.
     """
     chex.assert_type(observation.stacks, jnp.uint8)  # pixels, which are divided by 255
+    # The torso's values are those of `dtype`, in float32 (`torso_forward`). The cast back is exact.
     features = torso_in_chunks(block_kernels(params), observation.stacks, dtype, chunk).astype(dtype)
+    # The product is float32. The bias is rounded to `dtype` all the same, because flax's `nn.Dense` rounds it.
     hidden = dense(features, params["dense"]["kernel"]) + params["dense"]["bias"].astype(dtype)
-    hidden = nn.relu(hidden).astype(jnp.float32)
+    hidden = nn.relu(hidden)
 
     def head(name: str) -> jax.Array:
         # On a GPU, float32 and not TF32.
@@ -180,10 +203,13 @@ def torso(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> jax.Ar
 
 
 def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> tuple[jax.Array, Any]:
-    """The torso's features, and what its gradient needs: input, kernels and outputs (rule 2)."""
-    out1 = first_layer(blocks, kernels.w1, kernels.b1, dtype)
-    out2 = layer(out1, kernels.w2, kernels.b2, 2)
-    out3 = layer(out2, kernels.w3, kernels.b3, 3)
+    """The torso's features, and what its gradient needs: input, kernels and outputs (rule 2).
+
+    The features are values of `dtype` in float32, because JAX gives their gradient the same type.
+    """
+    out1 = first_layer(blocks, kernels.w1, kernels.b1, dtype)  # [N, 10, 10, 128]
+    out2 = layer(out1, kernels.w2, kernels.b2, 2)  # [N, 9, 9, 64]
+    out3 = layer(out2, kernels.w3, kernels.b3, 3)  # [N, 7, 7, 64]
     parts1 = jnp.array_split(as_words(out1), 2 if loop else 1)  # rule 6
     saved = (blocks, kernels.w2, kernels.w3, parts1, as_words(out2), as_words(out3))
     return out3.reshape(-1, 3136).astype(jnp.float32), saved
@@ -193,9 +219,10 @@ def torso_backward(dtype: Any, loop: bool, saved: Any, g: jax.Array) -> tuple[An
     """The gradients for the input (there is none) and the kernels, from float32 `[N, 3136]`."""
     blocks, w2, w3, parts1, words2, words3 = saved
     out1, out2, out3 = map(from_words, (jnp.concatenate(parts1), words2, words3))
-    g, dw3, db3 = layer_backward(out2, w3, out3, g.reshape(out3.shape), 3)
-    g, dw2, db2 = layer_backward(out1, w2, out2, g, 2)
-    dw1, db1 = first_layer_backward(blocks, out1, g)
+    g3 = g.reshape(out3.shape)  # [N, 7, 7, 64]: the gradient for out3
+    g2, dw3, db3 = layer_backward(out2, w3, out3, g3, 3)  # [N, 9, 9, 64]: for out2
+    g1, dw2, db2 = layer_backward(out1, w2, out2, g2, 2)  # [N, 10, 10, 128]: for out1
+    dw1, db1 = first_layer_backward(blocks, out1, g1)
     no_gradient = np.zeros(blocks.shape, jax.dtypes.float0)  # JAX's type for the gradient of an integer input
     return no_gradient, Kernels(dw1, db1, dw2, db2, dw3, db3)
 
@@ -207,11 +234,7 @@ torso.defvjp(torso_forward, torso_backward)
 
 
 def first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
-    """`relu(convolution(blocks, w) + b)` with 2x2 windows, its output blocked for the second layer.
-
-    The windows are not laid out as rows: they would be four times the input, in floating point. Instead each block
-    is multiplied by the weights of all four places that it takes in a window, and the products are shifted by that
-    place and added.
+    """`Y_i = relu(sum_p x_{i+p} W_p + b)`, a convolution with 2x2 windows; Y is blocked for the second layer.
 
     Args:
         blocks: uint8 `[N, 21, 21, 64]`.
@@ -220,34 +243,38 @@ def first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> ja
     Returns:
         `[N, 10, 10, 128]` in `dtype`; a channel is (row in the block, column in the block, output).
     """
+    # x_i W_p of each block i and place p: float32 [N, 21, 21, 4, 32].
     products = product(blocks.reshape(-1, 64).astype(dtype), w.astype(dtype)).reshape(-1, 21, 21, 4, 32)
+    # The sum over p of the products at i + p: [N, 20, 20, 32].
     shifted = [products[:, i : i + 20, j : j + 20, place] for place, (i, j) in enumerate(places(2))]
-    out = nn.relu(functools.reduce(jnp.add, shifted) + b).astype(dtype)  # [N, 20, 20, 32]
+    out = nn.relu(functools.reduce(jnp.add, shifted) + b).astype(dtype)
+    # Blocks of 2x2 pixels: of each pixel of the block one array [N, 10, 10, 32], side by side (rules 3 and 5).
     words = as_words(out)
-    of_place = [words[:, i::2, j::2] for i, j in places(2)]  # [N, 10, 10, 32] each
-    return from_words(jnp.stack(of_place, axis=-2).reshape(-1, 10, 10, 4 * 32))  # rule 5
+    of_place = [words[:, i::2, j::2] for i, j in places(2)]
+    return from_words(jnp.stack(of_place, axis=-2).reshape(-1, 10, 10, 4 * 32))
 
 
 def first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The gradients of `first_layer`.
+    """The gradients of `first_layer`: `dW_p = sum_i x_{i+p}' G_i`, and `db`, the sum of G.
 
     Args:
         out: its output.
         g: float32 `[N, 10, 10, 128]`, the gradient for its output.
 
     Returns:
-        The gradients for w and b, float32.
+        The gradients for w, `[64, 4 * 32]`, and b, float32.
     """
-    g = jnp.where(out > 0, g, 0)
-    db = g.sum((0, 1, 2)).reshape(4, 32).sum(0)
+    g = jnp.where(out > 0, g, 0)  # G
+    db = g.sum((0, 1, 2)).reshape(4, 32).sum(0)  # over samples, blocks and the pixels of a block
+    # G without blocks and transposed, [32, N, 20, 20], in two halves of the samples (rules 3 and 4).
     words = as_words(g.astype(out.dtype))
     half = len(words) // 2
     halves = [first_layer_channels_first(words[:half]), first_layer_channels_first(words[half:])]
-    words = jnp.concatenate(halves, axis=1)  # rule 4; [32, N, 20, 20]
-    # Each product was used in one place: shift the gradient back to its block, with zeros around.
+    words = jnp.concatenate(halves, axis=1)
+    # For each place p, G shifted by p, so that G_i lies at the block i + p: [4 * 32, N * 21 * 21].
     pads = [((0, 0), (0, 0), (i, 1 - i), (j, 1 - j)) for i, j in places(2)]
-    g_products = from_words(jnp.concatenate([jnp.pad(words, pad) for pad in pads]).reshape(4 * 32, -1))
-    dw = product(g_products, blocks.reshape(-1, 64).astype(out.dtype))  # [4 * 32, 64]
+    shifted = from_words(jnp.concatenate([jnp.pad(words, pad) for pad in pads]).reshape(4 * 32, -1))
+    dw = product(shifted, blocks.reshape(-1, 64).astype(out.dtype))  # dW', [4 * 32, 64]
     return lax.optimization_barrier(dw).T, db  # rule 1
 
 
@@ -266,7 +293,7 @@ def first_layer_channels_first(g: jax.Array) -> jax.Array:
 
 
 def layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> jax.Array:
-    """`relu(convolution(x, w) + b)` with windows of size x size and stride 1.
+    """`Y = relu(X W + b)`: a convolution with windows of size x size and stride 1.
 
     Args:
         x: `[N, H, W, C]`.
@@ -283,25 +310,26 @@ def layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> jax.Array:
 def layer_backward(
     x: jax.Array, w: jax.Array, out: jax.Array, g: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of `layer`.
+    """The gradients of `layer`: `dW = X' G`, `db`, the sum of G, and `dX = G W'`, added up in dx.
 
     Args:
-        out: its output.
+        out: its output, `[N, h, w, O]`.
         g: float32, the gradient for its output.
 
     Returns:
         The gradients for x, w and b, float32.
     """
     n, rows, columns, outputs = g.shape
-    g = jnp.where(out > 0, g, 0)
+    g = jnp.where(out > 0, g, 0)  # G
     db = g.sum((0, 1, 2))
     g = g.astype(x.dtype)
-    dw = lax.optimization_barrier(product(transposed(g), windows(x, size))).T  # rule 1
-    w_transposed = transposed(w.astype(x.dtype).reshape(size * size, -1, outputs))
-    dx = product(g.reshape(-1, outputs), w_transposed).reshape(n, rows, columns, size * size, -1)
-    # Each input was read at every place of a window: shift the gradients back and add them.
+    dw = lax.optimization_barrier(product(transposed(g), windows(x, size))).T  # (G' X)', rule 1
+    w_transposed = transposed(w.astype(x.dtype).reshape(size * size, -1, outputs))  # W', [O, size * size * C]
+    # dX, float32 [N, h, w, size * size, C]: for each window, the gradients of the pixels at its places.
+    d_windows = product(g.reshape(-1, outputs), w_transposed).reshape(n, rows, columns, size * size, -1)
+    # dx: a pixel is at place (i, j) of the window that begins i rows and j columns before it.
     pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in places(size)]
-    shifted = [jnp.pad(dx[..., place, :], pad) for place, pad in enumerate(pads)]
+    shifted = [jnp.pad(d_windows[..., place, :], pad) for place, pad in enumerate(pads)]
     return functools.reduce(jnp.add, shifted), dw, db
 
 
@@ -324,12 +352,12 @@ def dense_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
 
 
 def dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The gradients for x, in its type, and for w, float32."""
+    """The gradients for x, `g w'` in the type of x, and for w, `x' g` in float32."""
     x, w = saved
     g = g.astype(x.dtype)
-    # Over the last axis of both: XLA's CPU kernels read a right operand that is transposed as it lies.
+    # g w': over the last axis of both. XLA's CPU kernels read a right operand that is transposed as it lies.
     dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    # By way of three axes, which moves the data (rule 1).
+    # x': by way of three axes, which moves the data (rule 1).
     x_transposed = from_words(as_words(x).reshape(-1, 49, 64).transpose(1, 2, 0).reshape(3136, -1))
     return dx.astype(x.dtype), product(x_transposed, g)
 

@@ -3,11 +3,11 @@
 A network is computed in one of three forms, with the same parameters and in the same arithmetic:
 
 - **As written**: its module, with XLA's own convolutions. On GPUs.
-- **With gradients for CPUs**: its module in `layers.cpu_gradients`, in which the gradients of `layers.Conv` are
-  fast on a CPU. Where only CPUs learn and act.
-- **By hand**: `nature` there, in `cpu_conv.py`, as long as `networks.py` says what was written out by hand. Both
-  are compared by their programs (`program_of`): an edit of what the network computes is always what is computed,
-  and `Network.advice` says what it costs.
+- **With gradients for CPUs**: its module with `for_cpu`, which makes the gradients of `layers.Conv` fast on a CPU.
+  Where only CPUs learn and act, or `network.conv` is `matmul`.
+- **By hand**: `nature`, in the same places, by `cpu_conv.py`, as long as `networks.py` says what was written out.
+  Both are compared by their programs (`program_of`): an edit of what the network computes is always what is
+  computed, and `Network.advice` says what it costs.
 """
 
 from functools import cache, partial
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.frames import BLOCKED, PLAIN
-from jaxrl_atari.layers import cpu_gradients
+from jaxrl_atari.layers import Conv
 from jaxrl_atari.networks import (
     Network,
     Networks,
@@ -40,7 +40,11 @@ CPUS = {"cpu", *BFLOAT16_CPUS}
 """The platforms that are CPUs."""
 
 
-def make_networks(config: NetworkConfig, num_actions: int, learner: str, actor: str) -> Networks:
+SIZES = (1, 256)
+"""Numbers of samples with which programs are compared: a network may treat few samples and many differently."""
+
+
+def networks_for(config: NetworkConfig, num_actions: int, learner: str, actor: str) -> Networks:
     """The networks of a session, for the platforms (`network_platform`) that learn and act.
 
     Both store frames in the same layout and compute in the same arithmetic: if a GPU learns and a CPU acts,
@@ -49,36 +53,35 @@ def make_networks(config: NetworkConfig, num_actions: int, learner: str, actor: 
     Raises:
         ConfigError: no network has that name, or it cannot be made.
     """
-    return _make_networks(make_module(config, num_actions, jnp.float32), config, learner, actor)
+    return _networks_for(make_module(config, num_actions, jnp.float32), config, learner, actor)
 
 
 def make_network(config: NetworkConfig, num_actions: int, platform: str) -> Network:
-    """The network of a config where one platform learns and acts; see `make_networks`."""
-    return make_networks(config, num_actions, platform, platform).acting
+    """The network of a config where one platform learns and acts; see `networks_for`."""
+    return networks_for(config, num_actions, platform, platform).acting
 
 
 @cache
-def _make_networks(module: nn.Module, config: NetworkConfig, learner: str, actor: str) -> Networks:
+def _networks_for(module: nn.Module, config: NetworkConfig, learner: str, actor: str) -> Networks:
     platforms = {learner, actor}
     dtype = jnp.dtype(arithmetic(config, platforms))
     module = module.clone(dtype=dtype)
     for_cpus = config.conv == "matmul" or (config.conv == "auto" and platforms <= CPUS)
     if not for_cpus:
-        network = _of_module(module, dtype, for_cpus=False)
+        network = _of_module(module, dtype)
         return Networks(network, network)
     is_nature = config.name == "nature"
-    if is_nature and program_of(module) == program_of(cpu_conv.Computed(module.num_actions, dtype)):
+    if is_nature and is_computed_by_hand(module):
         learning = _by_hand(dtype, learner)
         return Networks(learning, learning if actor == learner else _by_hand(dtype, actor))
-    network = _of_module(module, dtype, for_cpus=True, advice=_advice(module, is_nature))
+    if hasattr(module, "for_cpu"):
+        module = module.clone(for_cpu=True)
+    network = _of_module(module, dtype, advice=_advice(module, is_nature))
     return Networks(network, network)
 
 
-def _of_module(module: nn.Module, dtype: Any, for_cpus: bool, advice: str = "") -> Network:
-    def apply(params: Any, observation: Observation) -> Outputs:
-        with cpu_gradients(for_cpus):
-            return apply_module(module, params, observation)
-
+def _of_module(module: nn.Module, dtype: Any, advice: str = "") -> Network:
+    apply = partial(apply_module, module)
     return Network(apply, PLAIN, lambda params: params, dtype, partial(initial_carry, module), advice)
 
 
@@ -100,13 +103,21 @@ def arithmetic(config: NetworkConfig, platforms: set[str]) -> str:
     return "bfloat16" if in_bfloat16 else "float32"
 
 
-def program_of(module: nn.Module) -> tuple[Any, ...]:
+def is_computed_by_hand(module: Any) -> bool:
+    """Whether `cpu_conv.py` computes this network: whether it has the program of `cpu_conv.Computed`."""
+    computed = cpu_conv.Computed(module.num_actions, module.dtype)
+    return all(program_of(module, size) == program_of(computed, size) for size in SIZES)
+
+
+def program_of(module: nn.Module, samples: int) -> tuple[Any, ...]:
     """The program of a network, in values that can be compared: how parameters become outputs and gradients.
 
-    Names, comments and initialisation are not part of it. Outputs alone would not do: a `stop_gradient` changes
-    gradients only.
+    It is what JAX hands to XLA (StableHLO), and the structure of what goes in and comes out. Names in the source,
+    comments and initialisation are not part of it. Outputs alone would not do: a `stop_gradient` changes gradients
+    only.
     """
 
+    @jax.jit
     def outputs_and_gradients(params: Any, observation: Observation) -> Any:
         def apply(params: Any) -> tuple[list[jax.Array], Outputs]:
             outputs = apply_module(module, params, observation)
@@ -116,19 +127,18 @@ def program_of(module: nn.Module) -> tuple[Any, ...]:
         return outputs, gradients_of(numbers)
 
     params = jax.eval_shape(partial(init_params, module), jax.random.key(0))
-    trace = jax.make_jaxpr(outputs_and_gradients, return_shape=True)
-    jaxpr, shapes = trace(params, empty_observation(module))
-    return str(jaxpr), jax.tree.structure(params), jax.tree.structure(shapes)
+    lowered = outputs_and_gradients.lower(params, empty_observation(module, samples))
+    return lowered.as_text(), lowered.in_tree, lowered.out_tree
 
 
 def _advice(module: nn.Module, is_nature: bool) -> str:
     """What would make a network faster on a CPU."""
     name = type(module).__name__
-    layers = flax_convolutions(module)
+    layers = slow_convolutions(module)
     if layers:
         return (
-            f"{name}: the gradients of {', '.join(layers)}, flax's nn.Conv, are 10 to 30 times slower on a CPU"
-            " than those of jaxrl_atari.layers.Conv"
+            f"{name}: the gradients of {', '.join(layers)} are 10 to 30 times slower on a CPU than those of"
+            " jaxrl_atari.layers.Conv(..., for_cpu=self.for_cpu); see docs/idea.md, A network"
         )
     if is_nature:
         return (
@@ -138,13 +148,14 @@ def _advice(module: nn.Module, is_nature: bool) -> str:
     return ""
 
 
-def flax_convolutions(module: nn.Module) -> list[str]:
-    """Names of a network's layers that are flax's own `nn.Conv`."""
+def slow_convolutions(module: nn.Module) -> list[str]:
+    """Names of a network's layers that are flax's own `nn.Conv`, or a `layers.Conv` without `for_cpu`."""
     found: list[str] = []
 
     def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        if isinstance(context.module, nn.Conv):
-            found.append(str(context.module.name))
+        layer = context.module
+        if isinstance(layer, nn.Conv) or (isinstance(layer, Conv) and not layer.for_cpu):
+            found.append(str(layer.name))
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):

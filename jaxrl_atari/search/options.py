@@ -21,12 +21,12 @@ from optuna.distributions import (
     json_to_distribution,
 )
 
-from jaxrl_atari.config import Config, flat, set_fields
+from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.errors import Limits, UserError, check_fields, require
 from jaxrl_atari.runs.files import read_result
 from jaxrl_atari.runs.layout import SEARCH_FILE
 from jaxrl_atari.runs.run_dir import read_config
-from jaxrl_atari.suite.sweep import SAME_IN_ALL_SETTINGS
+from jaxrl_atari.suite.sweep import can_vary
 from jaxrl_atari.trials.ray_cluster import ResourcesConfig
 
 Distribution = FloatDistribution | IntDistribution | CategoricalDistribution
@@ -70,11 +70,10 @@ def check_search(config: Config, search: SearchConfig) -> None:
         ConfigError: a search cannot vary a field; the config refuses a combination of choices or ends of ranges;
             ASHA is to compare trials of several sessions; or the first comparison is beyond the budget.
     """
-    known = {name for name in flat(config.to_dict()) if not name.startswith(SAME_IN_ALL_SETTINGS)}
     unknown = {
         name
         for name, distribution in search.space.items()
-        if name not in known or not isinstance(distribution, Distribution)
+        if not can_vary(name, config) or not isinstance(distribution, Distribution)
     }
     expected = (
         "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials, "

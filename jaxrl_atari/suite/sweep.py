@@ -31,6 +31,9 @@ SAME_IN_ALL_SETTINGS = (
 )  # fmt: skip
 """Fields and groups that neither a sweep nor a search can vary, as the beginnings of their dotted names."""
 
+COEFFICIENT = "ppo.coefficients."
+"""Stands before the name of a coefficient, which the algorithm defines and not the config."""
+
 
 class Setting(NamedTuple):
     """One setting of a sweep."""
@@ -82,6 +85,12 @@ def parse_value(text: str) -> Any:
     return int(number) if number.is_integer() and "." not in value else number
 
 
+def can_vary(name: str, config: Config) -> bool:
+    """Whether a sweep or a search can vary the field with this dotted name."""
+    exists = name.startswith(COEFFICIENT) or name in flat(config.to_dict())
+    return exists and not name.startswith(SAME_IN_ALL_SETTINGS)
+
+
 def parse_vary(texts: Sequence[str], config: Config) -> dict[str, list[Any]]:
     """Reads the options `--vary`.
 
@@ -97,7 +106,7 @@ def parse_vary(texts: Sequence[str], config: Config) -> dict[str, list[Any]]:
             of values, that the config does not accept; a field or a value that is named twice.
     """
     fields = list(flat(config.to_dict()))
-    known = [name for name in fields if not name.startswith(SAME_IN_ALL_SETTINGS)]
+    known = [name for name in fields if can_vary(name, config)]
     vary: dict[str, list[Any]] = {}
     for text in texts:
         field, _, words = text.partition("=")
@@ -105,8 +114,10 @@ def parse_vary(texts: Sequence[str], config: Config) -> dict[str, list[Any]]:
         require(words, "--vary", text, "FIELD=VALUE,VALUE,... such as ppo.learning_rate=1e-4,2.5e-4")
         expected = "a field of the config by its dotted name, such as ppo.learning_rate"
         hint = "".join(f"did you mean {similar}?" for similar in get_close_matches(name, known, 1))
-        require(name in fields, "--vary", field, expected, hint)
-        require(name in known, "--vary", field, "a field that may differ between settings", "this one cannot")
+        require(name in fields or name.startswith(COEFFICIENT), "--vary", field, expected, hint)
+        require(
+            can_vary(name, config), "--vary", field, "a field that may differ between settings", "this one cannot"
+        )
         require(name not in vary, "--vary", text, f"{name} once, with all its values")
         values = [parse_value(word) for word in words.split(",")]
         for value in values:
