@@ -113,9 +113,14 @@ class EnvConfig:
         return "env.max_frames" if self.rules.max_frames else "the environment's time limit"
 
     @property
+    def records_games(self) -> bool:
+        """Whether the back end records its games, so that they go on after a resume and can be played again."""
+        return self.backend == "ale"
+
+    @property
     def resume_note(self) -> str:
-        """What a resume lacks with this back end; empty for `ale`, which records its games."""
-        if self.backend == "ale":
+        """What a resume lacks with a back end that does not record its games; empty for one that does."""
+        if self.records_games:
             return ""
         lacks = "new games at each resume, and no log of actions for `verify`"
         return f"{lacks}: the back end {self.backend} records none"

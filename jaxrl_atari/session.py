@@ -49,7 +49,7 @@ def run_session(
     writers: Sequence[Writer] = (),
     stop_requested: Callable[[], bool] = lambda: False,
     on_first_update: Callable[[], None] = lambda: None,
-    is_enough: Callable[[], bool] | None = None,
+    ends_early: Callable[[], bool] | None = None,
 ) -> None:
     """Trains session `session` of a trial, with seed `config.seed + session`, and writes all its files.
 
@@ -61,7 +61,7 @@ def run_session(
         stop_requested: asked before each rollout and whenever an evaluation is waited for; if true, the session
             writes its last checkpoint and ends.
         on_first_update: called after the first update.
-        is_enough: asked before each rollout while the budget lasts; if true, the session ends as if its budget
+        ends_early: asked before each rollout while the budget lasts; if true, the session ends as if its budget
             were spent.
 
     Raises:
@@ -81,7 +81,7 @@ def run_session(
             resume=resume,
             writers=[terminal, *writers],
             stop_requested=stop_requested,
-            is_enough=is_enough,
+            ends_early=ends_early,
         ) as run,
     ):
         for number, _ in enumerate(train(run)):
@@ -90,7 +90,7 @@ def run_session(
         is_over = run.is_over()  # before the last log point, which a resumed session drops
         run.finish()
         # Several processes leave a session together, although the leader alone evaluates at its end.
-        if not is_over or run.stops():
+        if not is_over or run.is_stopping():
             raise KeyboardInterrupt
 
 
@@ -100,7 +100,7 @@ def train(run: "Session") -> Iterator[ReadMetrics]:
     progress = run.progress
     learner = run.learner
     run.evaluate_if_due()  # a stop may have left out the one that was due
-    while not run.is_over() and not run.stops():
+    while not run.is_over() and not run.is_stopping():
         # With `devices.check`, implicit transfers between host and devices are forbidden once everything is
         # compiled.
         guarded = config.devices.check and not run.log.compiling
@@ -149,21 +149,21 @@ class Session:
     evaluator: Evaluator | None  # None where there are no evaluations
     checkpoints: Checkpoints | None  # None in a process that is not the leader
     stop_requested: Callable[[], bool]
-    is_enough: Callable[[], bool] | None  # None: nothing but the budget ends the session
+    ends_early: Callable[[], bool] | None  # None: nothing but the budget ends the session
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
         """The keys of an update: for acting and for its minibatches."""
         return _keys_of_update(self.key, jax.device_put(np.uint32(update), self.placement.home))
 
-    def stops(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether a stop was requested in any process."""
         return sum_over_processes(self.stop_requested()) > 0
 
     def is_over(self) -> bool:
-        """Whether training has come to its end: the budget is spent, or `is_enough` is true in any process."""
+        """Whether training has come to its end: the budget is spent, or `ends_early` is true in any process."""
         if self.config.is_spent(self.progress.env_steps):
             return True
-        return self.is_enough is not None and sum_over_processes(self.is_enough()) > 0
+        return self.ends_early is not None and sum_over_processes(self.ends_early()) > 0
 
     def evaluate_if_due(self) -> None:
         """Starts an evaluation where one is due, once the one before has ended."""
@@ -266,14 +266,14 @@ def prepare(
     resume: bool = False,
     writers: Sequence[Writer] = (),
     stop_requested: Callable[[], bool] = lambda: False,
-    is_enough: Callable[[], bool] | None = None,
+    ends_early: Callable[[], bool] | None = None,
 ) -> Iterator[Session]:
     """Makes the parts of a session, from its newest sound checkpoint if it is resumed, and closes them at the end.
 
     Args:
         placement: what `place_session` returned.
         writers: receive lines and log points besides the writers of `config.log`. They are not closed.
-        session_dir, session, resume, stop_requested, is_enough: see `run_session`.
+        session_dir, session, resume, stop_requested, ends_early: see `run_session`.
     """
     seed = config.seed + session
     leader = is_leader()  # only the leader of several processes writes
@@ -338,7 +338,7 @@ def prepare(
             evaluator=evaluator,
             checkpoints=checkpoints if leader else None,
             stop_requested=stop_requested,
-            is_enough=is_enough,
+            ends_early=ends_early,
         )
         outputs.message(f"device: {run.device_text()}")
         if meta:

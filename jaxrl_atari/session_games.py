@@ -125,10 +125,10 @@ def continue_games(
         game_seed = restored.meta["game_seed"]
         games = SessionGames(make(game_seed, 0), game_seed)
         try:
-            saved = GamesInProgress(**checkpoints.restore(restored.step, item="games"))
+            saved = GamesInProgress(**checkpoints.restore(restored.env_steps, item="games"))
             carry = {}
             if "carry" in restored.meta["items"]:
-                carry = checkpoints.restore(restored.step, item="carry")
+                carry = checkpoints.restore(restored.env_steps, item="carry")
             games.resume(saved, carry)
             return games
         except Exception as error:  # a damaged or hostile item may raise any type; the pool checks every action

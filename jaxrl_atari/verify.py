@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             require(not given, f"--{name}", given, "nothing with --retrain, which plays no games of the log")
         _retrain(options.run_dir, options.sessions, options.retrain)
         return
-    if config.env.resume_note:
+    if not config.env.records_games:
         raise UserError(
             f"{options.run_dir}: has no log of actions; the back end {config.env.backend} records no games"
         )

@@ -171,8 +171,8 @@ def test_a_flipped_bit_is_never_silent(session):
             except Damaged:
                 found.add(path.relative_to(step_dir).as_posix())
             restored = newest(session)
-            assert_same(restored.arrays, small_arrays(restored.step))
-            assert list(restored.damaged) == ([] if restored.step == 20 else [20])
+            assert_same(restored.arrays, small_arrays(restored.env_steps))
+            assert list(restored.damaged) == ([] if restored.env_steps == 20 else [20])
             path.write_bytes(content)
     assert {"meta/metadata", "games/steps/0", "arrays/train_state.params.policy.bias/0"} <= found
 
@@ -203,7 +203,7 @@ def replaced_by_another(step_dir):
 def test_a_damaged_checkpoint_is_passed_over_and_set_aside(damage, session):
     damage(session / "checkpoints" / "20")
     restored = newest(session)
-    assert restored.step == 10
+    assert restored.env_steps == 10
     assert "\n" not in str(restored.damaged[20])
     checkpoints = Checkpoints(session)
     assert checkpoints.set_aside(20) == session / "checkpoints" / "damaged_20"

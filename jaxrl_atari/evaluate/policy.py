@@ -19,7 +19,7 @@ from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.learner import abstract_params
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
-from jaxrl_atari.runs.layout import checkpoint_steps, session_dir
+from jaxrl_atari.runs.layout import checkpoint_steps, session_path
 from jaxrl_atari.runs.run_dir import read_config
 
 _log = logging.getLogger(__name__)
@@ -158,10 +158,10 @@ def find_session(run_dir: str | Path, session: int | None) -> Path:
     """
     path = Path(run_dir).expanduser()
     if session is not None:
-        return session_dir(path, session)
+        return session_path(path, session)
     if (path / "checkpoints").is_dir():
         return path
-    sessions = [session_dir(path, number) for number in range(read_config(path).sessions)]
+    sessions = [session_path(path, number) for number in range(read_config(path).sessions)]
     return max(filter(checkpoint_steps, sessions), key=_best_score, default=sessions[0])
 
 

@@ -64,7 +64,7 @@ class Damaged(UserError):
 class Restored(NamedTuple):
     """A checkpoint that was restored."""
 
-    step: int
+    env_steps: int
     arrays: Any
     meta: dict[str, Any]
     damaged: dict[int, Damaged]  # newer checkpoints, which were passed over because they are damaged
@@ -87,30 +87,33 @@ class Checkpoints:
         return checkpoint_steps(self.session_dir)
 
     def best_step(self) -> int | None:
-        """The step with the highest score, the newest among equals; None if there is no checkpoint.
+        """Env steps of the checkpoint with the highest score, the newest among equals; None if there is none.
 
         Raises:
             Damaged: the score of a checkpoint cannot be read, so it may be the best.
         """
-        scores = {step: self.read_meta(step)["score"] for step in self.steps()}
-        return max(
-            scores, key=lambda step: (-math.inf if scores[step] is None else scores[step], step), default=None
-        )
+        scores = {env_steps: self.read_meta(env_steps)["score"] for env_steps in self.steps()}
+
+        def rank(env_steps: int) -> tuple[float, int]:
+            score = scores[env_steps]
+            return (-math.inf if score is None else score, env_steps)
+
+        return max(scores, key=rank, default=None)
 
     # --- Reading ---
 
-    def read_meta(self, step: int) -> dict[str, Any]:
+    def read_meta(self, env_steps: int) -> dict[str, Any]:
         """The `meta` that was saved with a checkpoint.
 
         Raises:
             Damaged: it cannot be read, or differs from its digest.
-            UserError: the step does not exist, or has another format version.
+            UserError: there is no such checkpoint, or it has another format version.
         """
-        path = self.directory / str(step)
-        if step not in (steps := self.steps()):
+        path = self.directory / str(env_steps)
+        if env_steps not in (steps := self.steps()):
             raise UserError(f"{path}: no such checkpoint; there are: {', '.join(map(str, steps)) or 'none yet'}")
         try:
-            meta = read_json(meta_file(self.session_dir, step))
+            meta = read_json(meta_file(self.session_dir, env_steps))
             if meta["checksum"] != meta_digest(meta):
                 raise ValueError("it differs from its digest")
         except (OSError, ValueError, KeyError) as error:
@@ -122,7 +125,7 @@ class Checkpoints:
             )
         return meta
 
-    def restore(self, step: int, target: Any = None, item: str = "arrays", part: str = "") -> Any:
+    def restore(self, env_steps: int, target: Any = None, item: str = "arrays", part: str = "") -> Any:
         """Restores arrays of a checkpoint to the devices of `target`, whatever devices they were saved from.
 
         Args:
@@ -134,8 +137,8 @@ class Checkpoints:
             Damaged: they cannot be read, or differ from their digests.
             UserError: as `read_meta`; the checkpoint holds other arrays than `target` (another network).
         """
-        path = self.directory / str(step)
-        meta = self.read_meta(step)
+        path = self.directory / str(env_steps)
+        meta = self.read_meta(env_steps)
         saved = meta if item == "arrays" else meta["items"][item]
         if meta.get("parameters_only") and part != PARAMETERS:
             raise UserError(
@@ -178,15 +181,15 @@ class Checkpoints:
             UserError: as `restore`; there is no checkpoint, or every one is damaged.
         """
         damaged: dict[int, Damaged] = {}
-        for step in reversed(self.steps()):
+        for env_steps in reversed(self.steps()):
             try:
-                meta = self.read_meta(step)
-                arrays = self.restore(step, target(meta), part=part)
+                meta = self.read_meta(env_steps)
+                arrays = self.restore(env_steps, target(meta), part=part)
                 for name in meta.get("items", {}).keys() & parameters:
-                    arrays[name] = self.restore(step, arrays["train_state"].params, name)
-                return Restored(step, arrays, meta, damaged)
+                    arrays[name] = self.restore(env_steps, arrays["train_state"].params, name)
+                return Restored(env_steps, arrays, meta, damaged)
             except Damaged as error:
-                damaged[step] = error
+                damaged[env_steps] = error
         reasons = "; ".join(map(str, damaged.values())) or "there is none yet"
         raise UserError(f"{self.directory}: no checkpoint is sound ({reasons}); restore one from a copy")
 
@@ -214,10 +217,10 @@ class Checkpoints:
                 problem = str(error)[:1_000]
         if problem := agree(problem):
             raise UserError(problem)
-        step = int(agree(str(restored.step if restored else -1)))
-        if not is_leader() and step >= 0:
-            meta = self.read_meta(step)
-            restored = Restored(step, self.restore(step, target_of(meta)), meta, {})
+        env_steps = int(agree(str(restored.env_steps if restored else -1)))
+        if not is_leader() and env_steps >= 0:
+            meta = self.read_meta(env_steps)
+            restored = Restored(env_steps, self.restore(env_steps, target_of(meta)), meta, {})
         for damaged, error in restored.damaged.items() if restored else ():
             self._say(f"{error}; it is now {self.set_aside(damaged)}")
         return restored
@@ -262,8 +265,8 @@ class Checkpoints:
     ) -> dict[str, str]:
         """Writes a checkpoint, and removes those that are no longer kept.
 
-        A step that is there already, with the same arrays, is not written again. One with other arrays is renamed
-        to `replaced_<step>`, and a line says so.
+        If there is a checkpoint with these env steps and the same arrays, it is not written again. One with other
+        arrays is renamed to `replaced_<env_steps>`, and a line says so.
 
         Args:
             items: name -> pytree of `jax.Array` or NumPy arrays; one is `arrays`. Typed keys are allowed.
@@ -318,7 +321,7 @@ class Checkpoints:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def _is_saved(self, env_steps: int, meta: dict[str, Any]) -> bool:
-        """Whether the checkpoint of a step can be read, and has the arrays that another meta describes."""
+        """Whether a checkpoint can be read, and has the arrays that another meta describes."""
         try:
             return self.read_meta(env_steps)["checksums"] == meta["checksums"]
         except UserError:  # damaged, or of another format
@@ -330,20 +333,20 @@ class Checkpoints:
         except UserError as error:  # a damaged one may be the best
             self._say(str(error))
             return
-        for step in set(self.steps()) - kept:
-            path = self.directory / str(step)
+        for env_steps in set(self.steps()) - kept:
+            path = self.directory / str(env_steps)
             try:
                 # If the removal is cut short, what is left must not look like a checkpoint. A folder in a lower
                 # layer of a container image cannot be renamed.
                 with contextlib.suppress(OSError):
-                    path = path.rename(self.directory / f"removed_{step}")
+                    path = path.rename(self.directory / f"removed_{env_steps}")
                 shutil.rmtree(path)
             except OSError as error:
                 self._say(f"{path}: this old checkpoint cannot be removed ({error.strerror}) and is left there")
 
-    def set_aside(self, step: int, why: str = "damaged") -> Path:
-        """Renames a checkpoint to `<why>_<step>` and returns its new path."""
-        return (self.directory / str(step)).rename(unused(self.directory / f"{why}_{step}"))
+    def set_aside(self, env_steps: int, why: str = "damaged") -> Path:
+        """Renames a checkpoint to `<why>_<env_steps>` and returns its new path."""
+        return (self.directory / str(env_steps)).rename(unused(self.directory / f"{why}_{env_steps}"))
 
 
 def _write(path: Path, items: dict[str, Any], meta: dict[str, Any], chunk_bytes: int | None) -> None:

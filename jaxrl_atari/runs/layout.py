@@ -55,7 +55,7 @@ def is_search(directory: Path) -> bool:
     return (directory / SEARCH_FILE).is_file()
 
 
-def session_dir(run_dir: Path, session: int) -> Path:
+def session_path(run_dir: Path, session: int) -> Path:
     """The directory of session `session` of a trial."""
     return run_dir / f"session_{session}"
 

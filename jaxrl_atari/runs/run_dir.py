@@ -160,19 +160,19 @@ def removed_if_refused(directory: Path, is_new: bool, was_there: bool = False) -
         was_there: it is the user's own, as with `--run-dir` and an empty folder. It stays, with its hidden files;
             what was written there is removed.
     """
+    was_stopped = False
     try:
         yield
     except KeyboardInterrupt:
+        was_stopped = True
         raise
-    except BaseException:
-        if is_new and not has_begun(directory):
+    finally:
+        if is_new and not was_stopped and not has_begun(directory):
             _remove(directory, was_there)
-        raise
-    if is_new and not has_begun(directory):
-        _remove(directory, was_there)
 
 
 def _remove(directory: Path, was_there: bool) -> None:
+    """Removes a directory; one that `was_there` only loses what it has, apart from hidden files."""
     if not was_there:
         shutil.rmtree(directory, ignore_errors=True)
         return

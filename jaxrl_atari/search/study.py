@@ -35,7 +35,7 @@ from jaxrl_atari.output import say
 from jaxrl_atari.report.searches import JOURNAL_FILE, STUDY_NAME
 from jaxrl_atari.report.summary import markdown_table, number_text, read_run, trial_summary
 from jaxrl_atari.runs.files import write_file, write_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, session_dir
+from jaxrl_atari.runs.layout import CONFIG_FILE, session_path
 from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import describe
 from jaxrl_atari.runs.writers import Row, Writer
@@ -176,7 +176,7 @@ def run_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[], b
     write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
     reporter = Reporter(trial, config, stop_requested)
     for session in range(config.sessions):
-        directory = session_dir(run_dir, session)
+        directory = session_path(run_dir, session)
         if not is_finished(config, directory):
             run_session(
                 config, directory, session, resume=True, writers=[reporter] if session == 0 else [],

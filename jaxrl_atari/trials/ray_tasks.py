@@ -20,7 +20,7 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import reason
 from jaxrl_atari.imports import Code, code_to_send, import_sent
-from jaxrl_atari.runs.layout import OUTPUT_FILE, checkpoint_steps, session_dir
+from jaxrl_atari.runs.layout import OUTPUT_FILE, checkpoint_steps, session_path
 from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train
 from jaxrl_atari.trials.ray_cluster import (
     KILLED,
@@ -108,7 +108,7 @@ class _Tasks:
         for task, job in list(self.waiting.items()):
             has_begun = str(job.number) in begun
             if has_begun:
-                output = session_dir(job.run_dir, job.session) / OUTPUT_FILE
+                output = session_path(job.run_dir, job.session) / OUTPUT_FILE
                 job.say(f"starts; its output is in {output}")
             if has_begun or task in ended:
                 self.running[task] = self.waiting.pop(task)
@@ -117,7 +117,7 @@ class _Tasks:
     def say_progress(self) -> None:
         """Says how far each running session has come."""
         for job in self.running.values():
-            steps = checkpoint_steps(session_dir(job.run_dir, job.session))
+            steps = checkpoint_steps(session_path(job.run_dir, job.session))
             job.say(f"at {max(steps, default=0):,} env steps")
 
     def stop(self) -> None:
@@ -137,7 +137,7 @@ class Packed(NamedTuple):
 
 def _packed(train: Train, job: Job) -> Packed:
     absolute = job._replace(run_dir=job.run_dir.absolute())
-    return Packed(job.number, session_dir(absolute.run_dir, job.session), pickle.dumps((train, absolute)))
+    return Packed(job.number, session_path(absolute.run_dir, job.session), pickle.dumps((train, absolute)))
 
 
 def _end_of(task: ray.ObjectRef) -> Ended:

@@ -11,7 +11,7 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, STOPPED_FILE, session_dir
+from jaxrl_atari.runs.layout import CONFIG_FILE, STOPPED_FILE, session_path
 from jaxrl_atari.runs.reading import is_finished, read_early_end
 from jaxrl_atari.runs.run_dir import describe, keep_code
 from jaxrl_atari.runs.writers import Row, Writer
@@ -38,7 +38,7 @@ def unfinished_jobs(config: Config, run_dir: Path, first: int = 0, game: str = "
     return [
         Job(config, run_dir, session, description, first + session, game, setting, program)
         for session in range(config.sessions)
-        if not is_finished(config, session_dir(run_dir, session))
+        if not is_finished(config, session_path(run_dir, session))
     ]
 
 
@@ -76,7 +76,7 @@ def train_job(
         UserError, KeyboardInterrupt: as `run_session`.
     """
     config = job.config
-    directory = session_dir(job.run_dir, job.session)
+    directory = session_path(job.run_dir, job.session)
     before = read_early_end(config, directory)  # it ended, and its last evaluation did not
     rule = StopRule(stop, before)
     with contextlib.ExitStack() as exits:
@@ -115,7 +115,7 @@ def train_job(
             writers=[SessionWriter(each, job.session, config.seed + job.session) for each in (*writers, rule)],
             on_first_update=began,
             stop_requested=lambda: requested.requested or stop_requested(),
-            is_enough=ends_early if stop or before else None,
+            ends_early=ends_early if stop or before else None,
         )
 
 

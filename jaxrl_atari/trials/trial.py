@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,10 +45,6 @@ class TrainingResult(NamedTuple):
     of `devices.distributed`."""
 
 
-Failures = dict[int, Failure]
-"""Number of a session that has failed -> why."""
-
-
 def run_training(
     config: Config, run_dir: str | Path | None = None, writers: Sequence[Writer] = (), stop: Stop | None = None
 ) -> TrainingResult:
@@ -88,12 +84,7 @@ def run_training(
     if env.resume_note:
         notes.append(f"note: {env.resume_note}")
     run_dir = None if run_dir is None else Path(run_dir).expanduser()
-    before = None
-    if run_dir and is_run(run_dir):
-        before = read_config(run_dir)
-        require_resumable(run_dir)
-        require_same_run(config, before, run_dir)
-
+    before = _config_to_resume(config, run_dir)
     if config.devices.distributed:
         distributed.join_processes(config.devices)
     leads = distributed.is_leader()
@@ -108,7 +99,7 @@ def run_training(
     say(f"{'resuming' if before else 'run directory:'} {run_dir}")
     for note in filter(None, notes):
         say(note)
-    failures: Failures = {}
+    failures: dict[int, Failure] = {}  # number of a session -> why it failed
 
     def on_end(job: Job, failure: Failure | None) -> None:
         if failure is not None:
@@ -146,6 +137,16 @@ def _check(config: Config, writers: Sequence[Writer], stop: Stop | None) -> None
     require(mode == "sync", "env.vectorization_mode", mode, expected, hint)
 
 
+def _config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
+    """The config of the run in a directory; None if it holds none. Raises `UserError` if it cannot be resumed."""
+    if run_dir is None or not is_run(run_dir):
+        return None
+    before = read_config(run_dir)
+    require_resumable(run_dir)
+    require_same_run(config, before, run_dir)
+    return before
+
+
 def _follow(config: Config, run_dir: Path, stop: Stop | None) -> None:
     """Trains in a follower of `devices.distributed`: with the leader, and without writing."""
     for job in unfinished_jobs(config, run_dir):
@@ -153,7 +154,7 @@ def _follow(config: Config, run_dir: Path, stop: Stop | None) -> None:
     distributed.wait_for_all()
 
 
-def _raise_failures(config: Config, run_dir: Path, failures: Failures) -> None:
+def _raise_failures(config: Config, run_dir: Path, failures: Mapping[int, Failure]) -> None:
     """Raises `SessionsFailed` if a session has failed."""
     if not failures:
         return
