@@ -8,7 +8,6 @@ They find it in the variable `IMPORTS`, which only this process sets. Ray's work
 do not have the user's files, and are sent the code; see `code_to_send`.
 """
 
-import argparse
 import atexit
 import dataclasses
 import importlib
@@ -61,17 +60,6 @@ def import_named(names: Sequence[str]) -> None:
         named = str(Path(name).expanduser().absolute()) if is_file else name
         _import(named)
         hand_on(named)  # what cannot be imported here must not be asked of later processes
-
-
-def import_first(arguments: Sequence[str] | None) -> None:
-    """Imports what `--import` names, before the other options, which may need it, are parsed."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--import", dest="names", action="append", default=[])
-    try:
-        found, _ = parser.parse_known_args(arguments)
-    except argparse.ArgumentError:  # no value: the command's own parser says so
-        return
-    import_named(found.names)
 
 
 def import_inherited() -> None:

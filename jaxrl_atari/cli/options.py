@@ -18,7 +18,7 @@ from jaxrl_atari.cli.option_names import option_types, unknown_option
 from jaxrl_atari.cli.tyro_errors import one_line_errors
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import UserError, check_fields
-from jaxrl_atari.imports import WithImports, import_first, import_module_of
+from jaxrl_atari.imports import WithImports, import_module_of, import_named
 from jaxrl_atari.output import say
 
 AllOptions = Annotated[Config, tyro.conf.arg(name="")]
@@ -84,7 +84,7 @@ class Start(NamedTuple):
 
 
 def read_start(arguments: Sequence[str] | None) -> Start:
-    """Reads where a command starts, and imports what `--import` names.
+    """Reads where a command starts, and imports what `--import` names, which the other options may need.
 
     Args:
         arguments: the words of the command line; None for those of this process.
@@ -92,10 +92,10 @@ def read_start(arguments: Sequence[str] | None) -> Start:
     Raises:
         UserError: `--resume` beside `--config` or `--run-dir`, an option without a value, or a failed import.
     """
-    import_first(arguments)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for spellings in (["--config"], ["--resume"], ["--run-dir", "--run_dir"]):
         parser.add_argument(*spellings, type=lambda text: Path(text).expanduser())
+    parser.add_argument("--import", dest="imports", action="append", default=[])
     try:
         found, _ = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
@@ -103,6 +103,7 @@ def read_start(arguments: Sequence[str] | None) -> Start:
     start = Start(found.config, found.resume, found.run_dir)
     if start.resume and (start.config or start.run_dir):
         raise UserError("--resume: the directory has its config already; leave --config and --run-dir out")
+    import_named(found.imports)
     return start
 
 

@@ -18,24 +18,23 @@ from jaxrl_atari.runs.writers import Row, Writer, finite
 class CsvWriter(Writer):
     """metrics.csv and evaluations.csv: a header, then a row for each log point or evaluation, flushed at once.
 
-    An unknown value is an empty cell. A value whose name has no column becomes a further column. A resumed session
-    keeps the rows up to its checkpoint. A table that another program has saved, before a resume or while the
-    session trains, is written anew in this package's form; one with lines that are not understood is set aside
-    first.
+    An unknown value is an empty cell. A name without a column becomes a new column. A resumed session keeps the
+    rows up to its checkpoint. A table that another program has saved, before a resume or while the session trains,
+    is written anew in this package's form. If it has unreadable lines, it is copied first.
 
     Args:
         logged, evaluated: see `make_writers`.
         say: receives lines for the user.
 
     Raises:
-        UserError: a table has no header that is understood. It is left as it is.
+        UserError: a table has no readable header. The file is not changed.
     """
 
     def __init__(self, session_dir: Path, logged: int, evaluated: int, say: Callable[[str], object]):
         self._dir = session_dir
         self._say = say
         self._columns = {METRICS_FILE: list(COLUMNS), EVALUATIONS_FILE: list(EVALUATION_COLUMNS)}
-        self._left: dict[str, tuple[int, int]] = {}  # size and time of each table, as this writer left it
+        self._left: dict[str, tuple[int, int]] = {}  # size and time of each table when this writer last wrote it
         for name in self._columns:
             table = read_table(session_dir / name)
             if table.problems and not table.columns:
@@ -50,7 +49,7 @@ class CsvWriter(Writer):
             say(f"{METRICS_FILE} ends at {last_row:,.0f} env steps: the rows up to {logged:,} are not there")
 
     def _take_over(self, name: str, last: float = math.inf) -> None:
-        """Writes a table anew, with the rows up to `last` env steps; first copies one that has unknown lines."""
+        """Writes a table anew, with its rows up to `last` env steps; first copies one with unreadable lines."""
         path = self._dir / name
         if not path.is_file():
             return
@@ -87,6 +86,6 @@ class CsvWriter(Writer):
 
 
 def _state(path: Path) -> tuple[int, int]:
-    """The size of a file and the time of its last change, by which a change of another program is noticed."""
+    """Size and modification time of a file. If they differ from before, another program has saved the file."""
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns

@@ -1,4 +1,4 @@
-"""Digests of all checkpoints that a session has written. `retrain.py` checks a part of the training with them.
+"""Digests of all checkpoints that a session has written, with which `retrain.py` checks a part of the training.
 
 SESSION_DIR/digests.jsonl   a line for each checkpoint: `Written` as JSON. It stays when the checkpoint is removed.
 """
@@ -20,7 +20,7 @@ class Written(NamedTuple):
     updates: int
     digests: dict[str, str]  # path of each array in it -> digest of its bytes
     config: dict[str, Any]  # that it was trained with
-    environment: dict[str, Any]  # what the bits depend on beside the config; see `Session.environment`
+    environment: dict[str, Any]  # what the bits depend on besides the config; see `provenance.py`
 
 
 def read_digests(session_dir: Path) -> list[Written]:
@@ -39,13 +39,13 @@ def read_digests(session_dir: Path) -> list[Written]:
 
 
 def add_digests(session_dir: Path, written: Written) -> None:
-    """Adds a checkpoint. It replaces one at the same env steps."""
+    """Adds a checkpoint, in place of one with the same env steps, if there is one."""
     kept = [each for each in read_digests(session_dir) if each.env_steps != written.env_steps]
     _write(session_dir, [*kept, written])
 
 
 def cut_digests(session_dir: Path, env_steps: int) -> None:
-    """Removes the checkpoints beyond the one from which a session resumes."""
+    """Removes the digests of checkpoints after `env_steps`, from which a session resumes."""
     found = read_digests(session_dir)
     kept = [each for each in found if each.env_steps <= env_steps]
     if len(kept) < len(found):

@@ -29,7 +29,7 @@ def cut_and_open_logs(
     evaluates: bool,
     say: Callable[[str], object],
 ) -> list[Writer]:
-    """Cuts a session's files back to the checkpoint that it resumes from, then makes their writers.
+    """Cuts a session's files back to the checkpoint from which it resumes, then makes their writers.
 
     Args:
         progress: how far the session has come at that checkpoint.
@@ -49,15 +49,15 @@ def cut_and_open_logs(
 
 
 def _name_missing_evaluations(path: Path, evaluated: int, evaluates: bool, say: Callable[[str], object]) -> None:
-    """Says that a table of evaluations lacks rows which the session had written.
+    """Says so if a table of evaluations lacks rows that the session has written.
 
     Args:
         evaluated: env steps of the newest evaluation.
-        evaluates: whether that one was still running, so that it has no row. The one before it is not known.
+        evaluates: whether that evaluation was still running, and so has no row. The one before is not known.
     """
     table = read_table(path)
     if table.problems or table.unfinished:
-        return  # the file is refused or set aside, which has a line of its own
+        return  # `CsvWriter` refuses or copies such a file, and says so
     if evaluates:
         if path.is_file() and not table.columns:
             say(f"{path.name} is empty: the rows of earlier evaluations are not there")

@@ -30,7 +30,7 @@ Table = Mapping[str, np.ndarray]
 
 
 def read_rows(path: Path) -> Sequence[Mapping[str, str]]:
-    """The rows of metrics.csv or evaluations.csv as text, as `read_table` understands them; see there."""
+    """The rows of metrics.csv or evaluations.csv that `read_table` can read: column name -> text of the cell."""
     return read_table(path).rows
 
 
@@ -45,11 +45,11 @@ def number(cell: str | None) -> float:
 def read_metrics(session_dir: Path) -> Table:
     """Reads a session's metrics.csv, which may still be growing: column name -> float64 `[N]`, N >= 1.
 
-    Empty cells, and cells that are no number, are NaN. Lines that are not understood are named in a warning.
+    Empty cells, and cells that are no number, are NaN. A warning names unreadable lines.
 
     Raises:
-        DamagedMetrics: the file has no row that is understood, and either content or, by the session's checkpoint,
-            had rows.
+        DamagedMetrics: the file has no readable row, although it has content, or had rows at the session's latest
+            checkpoint.
         NoLogPoint: the session has no log point yet.
     """
     path = session_dir / METRICS_FILE

@@ -74,7 +74,7 @@ class SessionLog:
         self._writer.evaluation(row)
 
     def wall_seconds(self) -> float:
-        """Seconds of training, with those before a resume, without the first iteration's."""
+        """Seconds of training: those before a resume count, those of the first iteration of each start do not."""
         return self._progress.earlier_seconds + (0.0 if self.compiling else time.monotonic() - self._start)
 
     def state(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class SessionLog:
         self._writer.write(self.row)
 
     def _newest_optimizer_steps(self) -> int:
-        """Gradient steps of the newest update; 0 once it was read. Waits for an update that may leave out some."""
+        """Gradient steps of the newest update; 0 if it has been read. Waits for an update that may skip some."""
         if self._newest is None:
             return 0
         return self._steps_taken(self._newest() if self._skips else {})

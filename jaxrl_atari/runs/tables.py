@@ -1,8 +1,8 @@
-"""Tables of a session, metrics.csv and evaluations.csv: read whatever program has saved them, and never cut short.
+"""The tables of a session, metrics.csv and evaluations.csv: reading them, and the text of their rows.
 
 A spreadsheet may have saved a table: with a byte order mark, CRLF, quotes, semicolons or tabs between the cells,
-decimal commas, columns in another order, further columns. All of this is understood. An unreadable line, such as
-one that was cut in half, becomes a `Problem`, so that a damaged file is never taken for a short one.
+decimal commas, columns in another order, further columns. Such a table is read like one of ours. An unreadable
+line, such as one that was cut in half, becomes a `Problem`, so that a damaged file is never taken for a short one.
 """
 
 import codecs
@@ -22,9 +22,9 @@ COMMA_OF_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")
 
 
 class Problem(NamedTuple):
-    """A line that is not understood."""
+    """An unreadable line."""
 
-    rows: int  # rows before it
+    rows: int  # number of readable rows before it
     text: str  # "line 7: ..."
 
 
@@ -32,14 +32,14 @@ class TableFile(NamedTuple):
     """The content of a table."""
 
     columns: Sequence[str] = ()  # none if there is no header
-    # In ascending order of env steps; the cells are Python's numbers, or text.
+    # In ascending order of env steps. A cell is text: a number as Python writes it, or anything else.
     rows: Sequence[Mapping[str, str]] = ()
     problems: Sequence[Problem] = ()
     unfinished: str = ""
-    """What follows the last line feed: a line that is being written, or that a killed process has left."""
+    """The text after the last line feed: a line that is being written, or that a killed process has left."""
 
     def lost_before(self, env_steps: float) -> list[str]:
-        """What is not understood of the lines up to a number of env steps; later lines do not count."""
+        """The problems of the lines up to the row that reaches `env_steps`; those of later lines are left out."""
         reached = [float(row["env_steps"]) >= env_steps for row in self.rows]
         needed = reached.index(True) if True in reached else len(reached)
         texts = [problem.text for problem in self.problems if problem.rows <= needed]
@@ -49,7 +49,7 @@ class TableFile(NamedTuple):
 
 
 def read_table(path: Path) -> TableFile:
-    """Reads metrics.csv or evaluations.csv. One that does not exist has no columns and no rows."""
+    """Reads metrics.csv or evaluations.csv. A file that does not exist has no columns and no rows."""
     if not path.is_file():
         return TableFile()
     *lines, unfinished = _decode(path.read_bytes()).replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -84,7 +84,7 @@ def read_table(path: Path) -> TableFile:
         row.pop("", None)
         rows.append(row)
     ordered = sorted(rows, key=lambda row: float(row["env_steps"]))
-    if ordered != rows:  # sorted by something else: which problem comes before which row is unknown
+    if ordered != rows:  # the file has another order, so any problem may lie before any row
         problems = [problem._replace(rows=0) for problem in problems]
     return TableFile([name for name in names if name], ordered, problems, unfinished)
 
@@ -106,7 +106,7 @@ def _decode(content: bytes) -> str:
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
-    """The cells of one line. A line is parsed alone: a quote that does not end takes no other line with it."""
+    """The cells of one line. Lines are parsed one by one, so that an open quote cannot swallow the next line."""
     try:
         return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
     except csv.Error:  # longer than any cell may be
@@ -129,7 +129,10 @@ def _problem_of_header(names: Sequence[str]) -> str:
 
 
 def _number(cell: str, delimiter: str) -> str:
-    """A cell with a decimal point, if it is a number with a decimal comma. Between semicolons, a comma is one."""
+    """The cell, with a decimal point in place of a decimal comma.
+
+    Between semicolons, each comma in a number is a decimal comma. Between other delimiters, `1,234` stays.
+    """
     if DECIMAL_COMMA.fullmatch(cell) and (delimiter == ";" or not COMMA_OF_THOUSANDS.fullmatch(cell)):
         return cell.replace(",", ".")
     return cell
