@@ -252,7 +252,8 @@ SAVE = """
     from pathlib import Path
     from jaxrl_atari import cli
     from jaxrl_atari.runs.checkpoints import Checkpoints
-    arrays = {"x": jax.random.uniform(jax.random.key(0), int(sys.argv[2]))}  # ones would vanish
+    # Many arrays, so that some are being written when one fails; random ones, because ones would vanish.
+    arrays = {str(i): jax.random.uniform(jax.random.key(i), int(sys.argv[2]) // 20) for i in range(20)}
     cli.run(lambda: Checkpoints(Path(sys.argv[1])).save(30, {"arrays": arrays}, {}, 9.0))
 """
 

@@ -21,7 +21,8 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -306,7 +307,8 @@ class Checkpoints:
                     return digests
                 aside = self.set_aside(env_steps, "replaced")
                 self._say(f"{path}: was there already, with other arrays; it is now {aside}")
-            _write(path, host, meta, chunk_bytes)
+            with _without_late_reports():
+                _write(path, host, meta, chunk_bytes)
         except Exception as error:  # orbax and the file system raise many types
             raise UserError(
                 f"{path}: the checkpoint could not be written ({reason(error)}); fix the cause, then use --resume"
@@ -347,6 +349,26 @@ class Checkpoints:
     def set_aside(self, env_steps: int, why: str = "damaged") -> Path:
         """Renames a checkpoint to `<why>_<env_steps>` and returns its new path."""
         return (self.directory / str(env_steps)).rename(unused(self.directory / f"{why}_{env_steps}"))
+
+
+@contextlib.contextmanager
+def _without_late_reports() -> Iterator[None]:
+    """Drops what TensorStore's threads report to the event loop of a save that has failed.
+
+    If one file cannot be written, because the disk is full for example, orbax closes its event loop while other
+    files are still being written. For each of them Python would then print a traceback, "Event loop is closed", and
+    the one line that says what is wrong would be lost among them. Such reports may come later than the error. So the
+    hook is taken away only after a save that succeeds.
+    """
+    report = sys.unraisablehook
+
+    def report_others(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            report(unraisable)
+
+    sys.unraisablehook = report_others
+    yield
+    sys.unraisablehook = report
 
 
 def _write(path: Path, items: dict[str, Any], meta: dict[str, Any], chunk_bytes: int | None) -> None:
