@@ -224,6 +224,7 @@ def test_a_file_for_the_figures_is_checked_before_anything_is_measured(tmp_path)
             benchmark.main([*TINY, "--json", str(path)])
 
 
+@pytest.mark.long
 def test_a_trace_shows_iterations_of_the_steady_state_and_no_compilation(tmp_path, capsys):
     _, result = run(capsys, "--repeats", 2, "--trace", tmp_path / "trace")
     names = [Path(file).name.partition(".")[2] for file in result["trace"]]

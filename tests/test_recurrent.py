@@ -87,6 +87,7 @@ class Cue(FakePool):
         return frame
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("network", [Recurrent, FeedForward])
 def test_memory_pays(network):
     """Stacks of four frames have forgotten the light: without memory half of the games are won, with it nearly
