@@ -356,9 +356,9 @@ def _without_late_reports() -> Iterator[None]:
     """Drops what TensorStore's threads report to the event loop of a save that has failed.
 
     If one file cannot be written, because the disk is full for example, orbax closes its event loop while other
-    files are still being written. For each of them Python would then print a traceback, "Event loop is closed", and
-    the one line that says what is wrong would be lost among them. Such reports may come later than the error. So the
-    hook is taken away only after a save that succeeds.
+    files are still being written. For each of them Python would then print a traceback, "Event loop is closed",
+    and the one line that says what is wrong would be lost among them. Such reports may come later than the error.
+    So the hook is taken away only after a save that succeeds.
     """
     report = sys.unraisablehook
 
