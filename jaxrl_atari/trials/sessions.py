@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import Config
@@ -77,8 +76,7 @@ def train_job(
     """
     config = job.config
     directory = session_path(job.run_dir, job.session)
-    before = read_early_end(config, directory)  # it ended, and its last evaluation did not
-    rule = StopRule(stop, before)
+    rule = StopRule(stop, config, directory)
     with contextlib.ExitStack() as exits:
         if close_writers:
             for writer in writers:
@@ -94,19 +92,6 @@ def train_job(
                     job.say(line)
             on_first_update()
 
-        is_written = before is not None
-
-        def ends_early() -> bool:
-            # stopped.json is written before the last checkpoint, without which it does not count, and before the
-            # last evaluation, during which the session may be stopped or killed.
-            nonlocal is_written
-            if rule.is_met() and not is_written and distributed.is_leader():
-                budget = config.total_env_steps
-                ended = {"env_steps": rule.env_steps, "total_env_steps": budget, "reason": rule.reason}
-                write_json(directory / STOPPED_FILE, ended)
-                is_written = True
-            return rule.is_met()
-
         run_session(
             config,
             directory,
@@ -115,7 +100,7 @@ def train_job(
             writers=[SessionWriter(each, job.session, config.seed + job.session) for each in (*writers, rule)],
             on_first_update=began,
             stop_requested=lambda: requested.requested or stop_requested(),
-            ends_early=ends_early if stop or before else None,
+            ends_early=rule.ends_session if rule.can_end_it else None,
         )
 
 
@@ -140,27 +125,46 @@ class SessionWriter(Writer):
 
 
 class StopRule(Writer):
-    """Asks the caller's `stop` about each log point, until it says that the session is to end.
+    """Asks the caller's `stop` about each log point, until its result is true: then the session is to end early.
 
     An unknown number is NaN in the row that it is asked about, so that comparisons are false.
 
     Args:
-        early_end: what `read_early_end` returned. The session has met the rule already, unless this is None.
+        stop: see `run_training`.
+        config: config of the trial.
+        session_dir: directory of the session. If the session met the rule before, it is to end at once: its last
+            evaluation was interrupted.
     """
 
-    def __init__(self, stop: Stop | None, early_end: dict[str, Any] | None = None):
+    def __init__(self, stop: Stop | None, config: Config, session_dir: Path):
         self._stop = stop
-        self.env_steps = early_end["env_steps"] if early_end else 0  # of the log point at which the session ends
-        self.reason: str | None = early_end["reason"] if early_end else None  # None while the session goes on
+        self._file = session_dir / STOPPED_FILE
+        self._total_env_steps = config.total_env_steps
+        self._end = read_early_end(config, session_dir)  # env steps of the log point, reason; None until the end
+        self._is_saved = self._end is not None
 
-    def is_met(self) -> bool:
-        """Whether the session is to end."""
-        return self.reason is not None
+    @property
+    def can_end_it(self) -> bool:
+        """Whether there is a rule, or one was met before."""
+        return self._stop is not None or self._end is not None
 
     def write(self, row: Row) -> None:
-        if self._stop is None or self.is_met():
+        if self._stop is None or self._end is not None:
             return
         answer = self._stop({name: math.nan if value is None else value for name, value in row.items()})
         if answer:
-            self.env_steps = row["env_steps"]
-            self.reason = answer if isinstance(answer, str) else "stop(row) was true at this log point"
+            reason = answer if isinstance(answer, str) else "stop(row) was true at this log point"
+            self._end = {"env_steps": row["env_steps"], "reason": reason}
+
+    def ends_session(self) -> bool:
+        """Whether the session is to end. Asked while its budget lasts; writes stopped.json the first time.
+
+        That is before the last checkpoint, without which the file does not count, and before the last evaluation,
+        during which the session may be stopped or killed.
+        """
+        if self._end is None:
+            return False
+        if not self._is_saved and distributed.is_leader():
+            write_json(self._file, self._end | {"total_env_steps": self._total_env_steps})
+            self._is_saved = True
+        return True
