@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from jaxrl_atari.checks import Limits, check_fields
 from jaxrl_atari.envs.games import default_gae_lambda, game_of_id, parse_game
 from jaxrl_atari.envs.pool import GymnasiumOptions
 from jaxrl_atari.envs.protocols import GYMNASIUM, GYMNASIUM_RULES, PROTOCOLS, Rules, protocol_text
-from jaxrl_atari.errors import Limits, UserError, check_fields, require
+from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.option_forms import JSON_WORD, GpuOrLearner, GpuWord, Switch, one_word
 
 TRACED = "enters the compiled update as data: a new value compiles nothing"

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxrl_atari.checks import check_fields
 from jaxrl_atari.config import DevicesConfig, NetworkConfig
-from jaxrl_atari.errors import check_fields, require
+from jaxrl_atari.errors import require
 from jaxrl_atari.fast import forms
 from jaxrl_atari.hardware.choice import first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import gpu_provider, network_platform, visible

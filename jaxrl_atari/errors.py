@@ -1,11 +1,6 @@
-"""Errors that a user can correct, and the checks of option values that raise them."""
+"""Errors that a user can correct."""
 
-import dataclasses
-import math
-import types
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
-
-import numpy as np
+from typing import Any
 
 
 class UserError(Exception):
@@ -69,72 +64,3 @@ def require(holds: object, field: str, value: Any, expected: str, hint: str = ""
     """Raises `ConfigError` with the other arguments unless `holds`."""
     if not holds:
         raise ConfigError(field, value, expected, hint)
-
-
-# --- Values of options -------------------------------------------------------------------------------------------
-
-
-class Limits(NamedTuple):
-    """The values that a numeric option may have, both ends included: `Annotated[int, Limits(1, 16)]`."""
-
-    low: float = -math.inf
-    high: float = math.inf
-
-    def __str__(self) -> str:
-        """Completes "a number": ` from 1 to 16`, ` from 1 on`, or nothing without limits."""
-        low, high = (f"{limit:,}" if isinstance(limit, int) else f"{limit:g}" for limit in self)
-        if self.high == math.inf:
-            return "" if self.low == -math.inf else f" from {low} on"
-        return f" from {low} to {high}"
-
-
-def check_fields(config: Any, prefix: str = "") -> None:
-    """Checks every field of a dataclass, and of those in it, against its annotation: type, choices and `Limits`.
-
-    NumPy's numbers become Python's.
-
-    Args:
-        prefix: stands before the fields' names in errors, such as `ppo.`; `--` for the options of a command.
-
-    Raises:
-        ConfigError: the first field whose value does not fit.
-    """
-    for name, annotation in get_type_hints(type(config), include_extras=True).items():
-        kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-        limits = next((each for each in metadata if isinstance(each, Limits)), Limits())
-        kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-        value = getattr(config, name)
-        if isinstance(value, np.generic):
-            value = value.item()
-            object.__setattr__(config, name, value)
-        if not any(_fits(value, kind, limits) for kind in kinds):
-            expected = " or ".join(_description(kind, limits) for kind in kinds)
-            if prefix == "--":  # an option that may have another name, in `tyro.conf.arg(name=...)`
-                renamed = [each.name for each in metadata if getattr(each, "name", None)]
-                name = renamed[0] if renamed else name.replace("_", "-")
-            raise ConfigError(f"{prefix}{name}", value, expected)
-        if dataclasses.is_dataclass(value):
-            check_fields(value, f"{prefix}{name}.")
-
-
-def _fits(value: Any, kind: Any, limits: Limits) -> bool:
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if kind in (int, float):
-        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-        return is_number and limits.low <= value <= limits.high  # NaN is in no range
-    return isinstance(value, get_origin(kind) or kind)
-
-
-def _description(kind: Any, limits: Limits) -> str:
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
-    words = {
-        int: f"a whole number{limits}",
-        float: f"a number{limits}",
-        bool: "true or false",
-        str: "text",
-        type(None): "None",
-    }
-    return words.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")

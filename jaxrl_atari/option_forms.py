@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from jaxrl_atari.errors import Limits
+from jaxrl_atari.checks import Limits
 
 
 def parse_word(text: str) -> bool | int | str | None:

@@ -22,11 +22,12 @@ import numpy as np
 import tyro
 
 from jaxrl_atari import __version__, cli
+from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EpisodeCounter, make_pool
 from jaxrl_atari.envs.replay import play_again
-from jaxrl_atari.errors import Differs, Limits, UserError, reason, require
+from jaxrl_atari.errors import Differs, UserError, reason, require
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.output import counted, say, tracked
 from jaxrl_atari.runs.actions import games_of_rows, segments

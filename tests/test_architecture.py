@@ -21,7 +21,7 @@ ORDER = [
     "learner", "runs", "devices",
     "algorithms", "ppo", "algorithm", "categorical", "minibatches", "fast", "networks", "frames", "layers",
     "hardware", "cli", "dialects", "traced_options", "config", "option_forms", "envs", "imports", "output",
-    "registry", "keys", "errors",
+    "registry", "keys", "checks", "errors",
 ]  # fmt: skip
 """A room imports only from rooms after it."""
 

@@ -21,9 +21,10 @@ import psutil
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import compare, make_sides
 from jaxrl_atari.benchmark.measure import PARTS, measure, trace
+from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_start
-from jaxrl_atari.errors import Limits, UserError, require
+from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.columns import COLUMNS

@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from jaxrl_atari.checks import check_fields
 from jaxrl_atari.cli.option_names import option_types, unknown_option
 from jaxrl_atari.cli.tyro_errors import one_line_errors
 from jaxrl_atari.config import Config, changed_fields
-from jaxrl_atari.errors import UserError, check_fields
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import WithImports, import_module_of, import_named
 from jaxrl_atari.output import say
 
@@ -145,7 +146,7 @@ def parse(
         )
     if unknown:
         raise UserError(unknown_option(unknown, options, command))
-    check_fields(parsed, "--")
+    check_fields(parsed, "--", as_options=True)
     if isinstance(parsed, FromConfig):
         env = parsed.full_config.env
         if env.backend == "gymnasium" and (stored is None or env.game != stored.env.game):

@@ -19,9 +19,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jaxrl_atari import cli
+from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.devices import pick_device
-from jaxrl_atari.errors import Limits, UserError, reason
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.play import record_video, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware import runtime

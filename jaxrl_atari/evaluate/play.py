@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_atari.checks import check_fields
 from jaxrl_atari.config import EvaluationConfig
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
 from jaxrl_atari.envs.pool import FRAME_SKIP
-from jaxrl_atari.errors import UserError, check_fields
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.game_page import WatchedGame, write_game_page
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.evaluate.pools import make_evaluation_pool

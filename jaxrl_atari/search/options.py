@@ -21,8 +21,9 @@ from optuna.distributions import (
     json_to_distribution,
 )
 
+from jaxrl_atari.checks import Limits, check_fields
 from jaxrl_atari.config import Config, set_fields
-from jaxrl_atari.errors import Limits, UserError, check_fields, require
+from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.runs.files import read_result
 from jaxrl_atari.runs.layout import SEARCH_FILE
 from jaxrl_atari.runs.run_dir import read_config

@@ -20,8 +20,9 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from jaxrl_atari.checks import Limits, check_fields
 from jaxrl_atari.config import Config, DevicesConfig
-from jaxrl_atari.errors import Limits, UserError, check_fields, reason, require
+from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware import runtime
 from jaxrl_atari.hardware.choice import choose_devices
 from jaxrl_atari.hardware.gpus import visible
