@@ -17,7 +17,7 @@ from typing import Any, Literal
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.benchmark.comparison import compare, run_json, run_side
+from jaxrl_atari.benchmark.comparison import compare, print_comparison, run_json, run_side
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig
 from jaxrl_atari.hardware.cpu import read_cpu, usable_cores
 
@@ -52,7 +52,9 @@ def main(
         for mode in modes[each]:
             sides[f"torch {mode}"] = partial(run_torch, mode, part, seconds, game)
             pairs.append((ours, f"torch {mode}"))
-    print(json.dumps(compare(sides, pairs, repeats)))
+    result = compare(sides, pairs, repeats)
+    print_comparison(result)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

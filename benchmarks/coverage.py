@@ -1,16 +1,16 @@
-"""Coverage of the intervals of suites: how often a 95% interval holds the true figure, with our method and
+"""Coverage of the intervals of suites: how often a 95% interval covers the true value, with our method and
 rliable's.
 
     python benchmarks/coverage.py [--suites 400 --sessions 2 3 5 10 --games 1 5 26 57]
 
-prints a Markdown table: a row for each number of sessions and games, a column for each figure. A cell has the
-share of the intervals of `statistics.estimate` that hold the true figure, then that of
+prints a Markdown table: a row for each number of sessions and games, a column for each statistic. A cell has the
+share of the intervals of `statistics.estimate` that cover the true value, then that of
 `statistics.bootstrap_interval`, which is rliable's, and how much wider ours are, in the median. Where ours shows
 no interval for some of the suites, a third line says for how many it does; the coverage is of those.
 
 The games of the simulated suites have the human-normalised mean and the standard deviation over seeds that CleanRL
 reports under `classic`, and normally distributed sessions. The improvement is over a suite whose scores are higher
-by half of the standard deviation, in each game. The true figure is that of 2,000 sessions a game.
+by half of the standard deviation, in each game. The true value is that of 2,000 sessions a game.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from functools import partial
 import numpy as np
 import tyro
 
-from jaxrl_atari.envs.games import GAMES, comparable
+from jaxrl_atari.envs.games import GAMES, game_under
 from jaxrl_atari.report.statistics import (
-    FIGURES,
     IMPROVEMENT,
-    Figure,
+    STATISTICS,
     Scores,
+    Statistic,
     bootstrap_interval,
     estimate,
     share_above,
@@ -33,19 +33,19 @@ from jaxrl_atari.report.statistics import (
 
 TRUE_SESSIONS = 2000
 
-PROFILE_POINT = Figure("profile at τ = 1", partial(share_above, threshold=1.0), 0, 1)
+PROFILE_POINT = Statistic("profile at τ = 1", partial(share_above, threshold=1.0), 0, 1)
 
-MEASURED: dict[str, tuple[Figure, tuple[float, ...]]] = {
-    **{figure.title: (figure, (0.0,)) for figure in FIGURES.values()},
+MEASURED: dict[str, tuple[Statistic, tuple[float, ...]]] = {
+    **{statistic.title: (statistic, (0.0,)) for statistic in STATISTICS.values()},
     PROFILE_POINT.title: (PROFILE_POINT, (0.0,)),
     IMPROVEMENT.title: (IMPROVEMENT, (0.0, 0.5)),
 }
-"""Title -> the figure, and by how many standard deviations the scores of each of its suites are higher."""
+"""Title -> the statistic, and by how many standard deviations the scores of each of its suites are higher."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Measures how often intervals hold the true figure."""
+    """Measures how often intervals cover the true value."""
 
     suites: int = 400
     """Simulated suites for each cell of the table."""
@@ -71,7 +71,7 @@ def read_games(rng: np.random.Generator) -> list[Game]:
     """The games of CleanRL's table, human-normalised, in random order."""
     games = []
     for name in GAMES:
-        known = comparable(name, "classic")
+        known = game_under(name, "classic")
         if known.references and known.human and known.dqn_random:
             first = known.references[0]
             random = known.dqn_random.score
@@ -81,21 +81,23 @@ def read_games(rng: np.random.Generator) -> list[Game]:
     return games
 
 
-def measure(figure: Figure, shifts: Sequence[float], games: Sequence[Game], sessions: int, suites: int) -> str:
+def measure(
+    statistic: Statistic, shifts: Sequence[float], games: Sequence[Game], sessions: int, suites: int
+) -> str:
     """A cell of the table: see the module's docstring."""
     rng = np.random.default_rng(0)
 
     def draw(count: int) -> list[Scores]:
         return [{str(i): game.play(rng, count, shift) for i, game in enumerate(games)} for shift in shifts]
 
-    true = float(figure.compute(*([*suite.values()] for suite in draw(TRUE_SESSIONS))))
+    true = float(statistic.compute(*([*suite.values()] for suite in draw(TRUE_SESSIONS))))
     holds = []
     rliable_holds = []
     ratios = []
     for _ in range(suites):
         suite = draw(sessions)
-        interval = estimate(figure, *suite).interval
-        narrow = bootstrap_interval(figure, *suite)
+        interval = estimate(statistic, *suite).interval
+        narrow = bootstrap_interval(statistic, *suite)
         assert narrow is not None  # every game has several sessions
         rliable_holds.append(narrow[0] <= true <= narrow[1])
         if interval is not None:
@@ -120,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for sessions in options.sessions:
         for count in options.games:
             cells = [
-                measure(figure, shifts, games[:count], sessions, options.suites)
-                for figure, shifts in MEASURED.values()
+                measure(statistic, shifts, games[:count], sessions, options.suites)
+                for statistic, shifts in MEASURED.values()
             ]
             print(f"| {sessions} | {count} | {' | '.join(cells)} |", flush=True)
 

@@ -20,11 +20,12 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.envs.games import comparable
+from jaxrl_atari.envs.games import game_under
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.graphs import COLOURS, default_style, finish_returns, new_figure
-from jaxrl_atari.report.metrics import session_figures
-from jaxrl_atari.report.summary import interval_text, markdown_table, read_run, score_text
+from jaxrl_atari.report.metrics import session_metrics
+from jaxrl_atari.report.summary import read_run
+from jaxrl_atari.report.text import interval_text, markdown_table, score_text
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import session_number
 from jaxrl_atari.runs.run_dir import latest_meta
@@ -76,7 +77,7 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
     rows = {key(row): row for row in read_rows(folder)}
     (folder / "curves").mkdir(exist_ok=True)
     for session_dir, table in run.tables.items():
-        figures = session_figures(table, run.game)
+        figures = session_metrics(table, run.game)
         if figures["final_return_ma"] is None:
             raise UserError(f"{session_dir}: no game has ended yet; wait for the first one")
         row = {
@@ -131,7 +132,7 @@ def game_table(rows: Sequence[Row]) -> str:
         finished = [row for row in sessions if float(row["env_steps"]) >= ENOUGH * BUDGET]
         shown = finished or [max(sessions, key=lambda row: float(row["env_steps"]))]
         scores = [float(row["return_ma"]) for row in shown]
-        known = comparable(game, protocol)
+        known = game_under(game, protocol)
         references = (f"{each.source.partition(' (')[0]} {score_text(each.score)}" for each in known.references)
         usual = float(weight_decay) == PPOConfig().weight_decay
         table.append([
@@ -180,7 +181,7 @@ def draw(folder: Path, rows: Sequence[Row], path: Path) -> None:
                 label += " (no curve was kept)"
             end = float(row["env_steps"]), float(row["return_ma"])
             axes.plot(*end, "o", color=colour, clip_on=False, zorder=3, label=label)
-        finish_returns(axes, comparable(game, protocol))
+        finish_returns(axes, game_under(game, protocol))
         axes.set_xlim(0, BUDGET)
         axes.set_title(f"{game}, protocol {protocol}")
     image = io.BytesIO()

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from jaxrl_atari.checks import Limits, check_fields
 from jaxrl_atari.envs.games import default_gae_lambda, game_of_id, parse_game
-from jaxrl_atari.envs.pool import GymnasiumOptions
+from jaxrl_atari.envs.pool import GymnasiumSettings
 from jaxrl_atari.envs.protocols import GYMNASIUM, GYMNASIUM_RULES, PROTOCOLS, Rules, protocol_text
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.option_forms import JSON_WORD, GpuOrLearner, GpuWord, Switch, one_word
@@ -104,9 +104,9 @@ class EnvConfig:
         return {name: value for name, value in values.items() if value is not None}
 
     @property
-    def gymnasium(self) -> GymnasiumOptions:
+    def gymnasium(self) -> GymnasiumSettings:
         """The options of the back end `gymnasium`."""
-        return GymnasiumOptions(self.options, self.image_key, self.vectorization_mode)
+        return GymnasiumSettings(self.options, self.image_key, self.vectorization_mode)
 
     @property
     def time_limit(self) -> str:

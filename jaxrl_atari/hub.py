@@ -4,9 +4,12 @@
     python -m jaxrl_atari.hub pull user/repo [DIR]
     python -m jaxrl_atari.hub pack RUN_DIR DIR [--checkpoint best|STEP] [--rounded]
 
-A repository has the layout of a run directory: config, metrics, evaluations, graphs, and the parameters of one
-checkpoint of the best session. With `--checkpoint latest`, it has the whole latest checkpoint of every session
-instead. It also has a model card (README.md) and the newest video of these sessions (replay.mp4).
+A repository has the layout of a run directory:
+
+- config, metrics, evaluations, graphs, logs of actions, and the user's own code
+- the parameters of one checkpoint of the best session; with `--checkpoint latest`, the whole latest checkpoint of
+  every session
+- a model card (README.md), and the newest video of these sessions (replay.mp4)
 
 `pull` downloads a repository into a run directory, for `evaluate`, `verify`, `plots` and, with the latest
 checkpoints, `train --resume`. `pack` writes the files of a push to a folder, without the Hub. The commands use
@@ -31,8 +34,10 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware.gpus import forbid_gpu
 from jaxrl_atari.imports import Names, import_named
-from jaxrl_atari.output import counted, say
-from jaxrl_atari.report import summary
+from jaxrl_atari.output import say
+from jaxrl_atari.report import text
+from jaxrl_atari.report.evaluations import evaluations, written_at
+from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import DIGESTS_FILE, checkpoint_steps
@@ -74,7 +79,7 @@ VARIABLES = (
 )
 """Environment variables that affect the connection to the Hub. Those of proxies may be in lower case."""
 
-CARD = str(Path(summary.__file__).parent / "templates" / "card.md")
+CARD = str(Path(text.__file__).parent / "templates" / "card.md")
 """Jinja template of the model card."""
 
 
@@ -123,47 +128,71 @@ def parameter_files(policy: Policy, rounded: bool = False) -> dict[str, bytes]:
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in written}
 
 
-def repository_files(
-    run_dir: Path, repo_id: str, checkpoint: Checkpoint, rounded: bool = False, card: bool = True
-) -> dict[str, Path | bytes]:
-    """The contents of a repository: name -> a file to copy, or the content itself.
+Files = dict[str, Path | bytes]
+"""Files of a repository: name -> the file to copy, or the content itself."""
+
+
+def load_policies(run: Run, checkpoint: Checkpoint) -> list[Policy]:
+    """The policies whose checkpoints are shared: that of the best session, or with `latest` of every session.
+
+    Raises:
+        UserError: a checkpoint is missing or damaged.
+    """
+    folders = [path for path in run.tables if checkpoint_steps(path)] if checkpoint == "latest" else []
+    return [load_policy(folder, checkpoint) for folder in folders or [run.path]]
+
+
+def run_files(run: Run, patterns: Sequence[str]) -> Files:
+    """The files of a run and of its sessions that fit one of the patterns."""
+    folders = (run.path, *run.tables)
+    paths = [path for folder in folders for pattern in patterns for path in folder.glob(pattern)]
+    return {path.relative_to(run.path).as_posix(): path for path in paths}
+
+
+def parameters_of(policies: Sequence[Policy], rounded: bool = False) -> Files:
+    """The parameters of checkpoints, without the rest of them. `rounded`: see `Checkpoints.save_parameters`."""
+    files: Files = {}
+    for policy in policies:
+        for name, content in parameter_files(policy, rounded).items():
+            files[f"{policy.session_dir.name}/{name}"] = content
+    return files
+
+
+def whole_checkpoints(run: Run, policies: Sequence[Policy]) -> Files:
+    """All files of the policies' checkpoints."""
+    folders = [policy.session_dir / "checkpoints" / str(policy.env_steps) for policy in policies]
+    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(run.path).as_posix(): path for path in paths}
+
+
+def newest_video(policies: Sequence[Policy]) -> Files:
+    """The newest video of the policies' sessions, by the name of which the Hub shows it; empty without one."""
+    videos = [video for policy in policies for video in policy.session_dir.glob("video_*.mp4")]
+    return {"replay.mp4": max(videos, key=written_at)} if videos else {}
+
+
+def repository_files(run_dir: Path, repo_id: str, checkpoint: Checkpoint) -> Files:
+    """The contents of a repository.
 
     Args:
         run_dir: directory of the run.
         repo_id: the repository, which the card names.
         checkpoint: best, or an env step, of the best session; latest, of every session.
-        rounded: see `Checkpoints.save_parameters`.
-        card: include the model card.
 
     Raises:
         UserError: the directory holds no run, or the checkpoint is missing or damaged.
     """
-    run = summary.read_run(run_dir)
-    folders = [run_dir]
+    run = read_run(run_dir)
+    policies = load_policies(run, checkpoint)
+    card = model_card(run, repo_id, checkpoint, {policy.session_dir: policy.env_steps for policy in policies})
     if checkpoint == "latest":
-        folders = list(filter(checkpoint_steps, run.tables)) or folders
-    policies = [load_policy(folder, checkpoint) for folder in folders]  # checks their parameters
-    checkpoints = {policy.session_dir: policy.env_steps for policy in policies}
-    patterns = FILES + LATEST_FILES if checkpoint == "latest" else FILES
-    paths = [path for folder in (run_dir, *run.tables) for pattern in patterns for path in folder.glob(pattern)]
-    files: dict[str, Path | bytes] = {}
-    for policy in policies:
-        session_dir = policy.session_dir
-        if checkpoint == "latest":
-            paths += filter(Path.is_file, (session_dir / "checkpoints" / str(policy.env_steps)).rglob("*"))
-        else:
-            for name, content in parameter_files(policy, rounded).items():
-                files[f"{session_dir.name}/{name}"] = content
-    if card:
-        files["README.md"] = model_card(run, repo_id, checkpoint, checkpoints).encode()
-    files |= {path.relative_to(run_dir).as_posix(): path for path in paths}
-    videos = [video for policy in policies for video in policy.session_dir.glob("video_*.mp4")]
-    if videos:
-        files["replay.mp4"] = max(videos, key=summary.written_at)  # the Hub shows a video of this name
-    return files
+        files = whole_checkpoints(run, policies) | run_files(run, FILES + LATEST_FILES)
+    else:
+        files = parameters_of(policies) | run_files(run, FILES)
+    return files | newest_video(policies) | {"README.md": card.encode()}
 
 
-def model_card(run: summary.Run, repo_id: str, checkpoint: Checkpoint, checkpoints: dict[Path, int]) -> str:
+def model_card(run: Run, repo_id: str, checkpoint: Checkpoint, checkpoints: dict[Path, int]) -> str:
     """The model card of a run, in Markdown. It starts with the metadata that the Hub reads.
 
     Args:
@@ -174,7 +203,7 @@ def model_card(run: summary.Run, repo_id: str, checkpoint: Checkpoint, checkpoin
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    trial = summary.trial_summary(run)
+    trial = trial_summary(run)
     game = trial["game"]
     protocol = trial["protocol"]
     score = " +/- ".join(f"{trial[name]:.2f}" for name in ("score", "score_std") if trial[name] is not None)
@@ -182,9 +211,10 @@ def model_card(run: summary.Run, repo_id: str, checkpoint: Checkpoint, checkpoin
     is_atari = run.config.env.atari_game is not None
     environment = named.get(protocol, f"{game} ({protocol})")
     task = "reinforcement-learning"
-    tags = [task, "deep-reinforcement-learning", run.config.algorithm, "jax", environment]
+    tags = [task, "deep-reinforcement-learning", run.config.algorithm]
     if is_atari:
-        tags.insert(3, "atari")
+        tags.append("atari")
+    tags += ["jax", environment]
     result = EvalResult(task, environment, environment, "mean_reward", score, metric_name="return_ma")
     metadata = ModelCardData(
         library_name="jaxrl_atari",
@@ -194,7 +224,7 @@ def model_card(run: summary.Run, repo_id: str, checkpoint: Checkpoint, checkpoin
         eval_results=[result] if score else None,
     )
     card = ModelCard.from_template(
-        metadata, template_path=CARD, run=run, summary=trial, score=score, text=summary, counted=counted,
+        metadata, template_path=CARD, run=run, summary=trial, score=score, text=text, evaluations=evaluations,
         is_atari=is_atari, repo_id=repo_id, checkpoint=checkpoint, checkpoints=checkpoints,
     )  # fmt: skip
     return str(card)
@@ -267,7 +297,9 @@ def pack(
     import_named(imports)
     if directory.is_file() or any(directory.glob("*")):
         raise UserError(f"{directory}: exists already; choose another directory, or remove it")
-    files = repository_files(run_dir, "", checkpoint, rounded, card=False)
+    run = read_run(run_dir)
+    policies = load_policies(run, checkpoint)
+    files = parameters_of(policies, rounded) | run_files(run, FILES) | newest_video(policies)
     for name, content in files.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import tyro
 
@@ -28,10 +28,11 @@ from jaxrl_atari.cli.options import parse
 from jaxrl_atari.errors import MetricsError, NoLogPoint, UserError, require
 from jaxrl_atari.output import say
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run
-from jaxrl_atari.report.searches import draw_graphs, read_study
-from jaxrl_atari.report.suites import compare_suites, read_suite
+from jaxrl_atari.report.search_graphs import draw_graphs
+from jaxrl_atari.report.searches import read_study
+from jaxrl_atari.report.suites import Suite, compare_suites, read_suite, save_comparison
 from jaxrl_atari.report.summary import Run, read_run
-from jaxrl_atari.runs.layout import SUITE_FILE, is_run, is_search, is_suite, is_sweep
+from jaxrl_atari.runs.layout import is_run, is_search, is_suite, is_sweep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,17 +76,21 @@ def draw_search(search_dir: Path) -> list[Path]:
     return files
 
 
-def draw_sweep(sweep_dir: Path) -> list[Path]:
+def draw_setting_curves(sweep_dir: Path) -> list[Path]:
     """Draws the learning curves of all settings of a sweep into SWEEP_DIR/graphs/; returns the files.
 
     Raises:
         NoLogPoint: no setting has a log point.
     """
-    suites = [read_suite(file.parent) for file in sorted(sweep_dir.glob(f"*/{SUITE_FILE}"))]
-    curves = [(suite.path.name, run) for suite in suites for run in suite.runs.values()]
-    if not curves:
+    from jaxrl_atari.suite.sweep import read_sweep_file  # imports JAX
+    from jaxrl_atari.suite.sweep_results import draw_sweep
+
+    settings = [setting.label for setting in read_sweep_file(sweep_dir).settings]
+    begun = [label for label in settings if is_suite(sweep_dir / label)]
+    files = draw_sweep(sweep_dir, {label: read_suite(sweep_dir / label) for label in begun})
+    if not files:
         raise NoLogPoint(f"{sweep_dir}: holds no log point; wait for the first one")
-    return plot_comparison(curves, sweep_dir / "graphs")
+    return files
 
 
 def each_with_log_point(
@@ -115,35 +120,73 @@ def each_with_log_point(
     return found
 
 
+class Directories(NamedTuple):
+    """The directories of a command line by their kinds: name -> directory."""
+
+    runs: dict[str, Path]
+    suites: dict[str, Path]
+    searches: dict[str, Path]
+    sweeps: dict[str, Path]
+
+
+def by_kind(directories: Mapping[str, Path]) -> Directories:
+    """Sorts directories by their kinds.
+
+    What is of no kind is named on stderr and left out, because `data/*` also has files of logs. But a path that is
+    alone or does not exist counts as a run: the error of reading it says why it is none.
+    """
+    kinds = Directories({}, {}, {}, {})
+    for name, path in directories.items():
+        if is_search(path):
+            kinds.searches[name] = path
+        elif is_sweep(path):
+            kinds.sweeps[name] = path
+        elif is_suite(path):
+            kinds.suites[name] = path
+        elif is_run(path) or not path.exists() or len(directories) == 1:
+            kinds.runs[name] = path
+        else:
+            say(f"not drawn: {path}: holds no run, suite, sweep or search", sys.stderr)
+    return kinds
+
+
+def draw_suites(suites: Mapping[str, Suite], options: Options, file: str) -> None:
+    """Draws the learning curves of suites.
+
+    Args:
+        file: name of the graph.
+    """
+    curves = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
+    if curves:
+        say_paths(plot_comparison(curves, options.output, options.title, file, options.x))
+
+
+def print_comparison(suites: Mapping[str, Suite], output: Path) -> None:
+    """Compares suites, prints the comparison and saves it. Raises `UserError` as `compare_suites`."""
+    comparison = compare_suites(suites)
+    save_comparison(comparison, output)
+    say(f"\n{comparison.text}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = parse(Options, arguments, "plots")
     directories = (options.run_dir, *options.others)
-    output = options.output
     names = options.labels or [directory.absolute().name for directory in directories]
     count = len(directories)
     require(len(names) == len({*names}) == count, "--labels", " ".join(names), f"{count} different names")
-    named = dict(zip(names, directories, strict=True))
-    if count > 1:  # data/* has files of logs, too
-        for name, path in list(named.items()):
-            if path.exists() and not any(is_kind(path) for is_kind in (is_run, is_search, is_suite, is_sweep)):
-                say(f"not drawn: {path}: holds no run, suite, sweep or search", sys.stderr)
-                del named[name]
-    searches = {name: path for name, path in named.items() if is_search(path)}
-    sweeps = {name: path for name, path in named.items() if is_sweep(path)}
-    suite_dirs = {name: path for name, path in named.items() if is_suite(path)}
-    run_dirs = {name: path for name, path in named.items() if name not in searches | sweeps | suite_dirs}
+    kinds = by_kind(dict(zip(names, directories, strict=True)))
 
     # Runs and suites are read before anything is drawn, so that one that cannot be read is an error at once.
-    runs = each_with_log_point(read_run, run_dirs, count == 1)
-    suites = {name: read_suite(path) for name, path in suite_dirs.items()}
+    runs = each_with_log_point(read_run, kinds.runs, count == 1)
+    suites = {name: read_suite(path) for name, path in kinds.suites.items()}
     for suite in suites.values():
-        for why in suite.damaged.values():
-            say(f"not drawn: {why}", sys.stderr)
-    drawn = each_with_log_point(draw_search, searches, count == 1)
-    drawn |= each_with_log_point(draw_sweep, sweeps, count == 1)
+        for problem in suite.damaged.values():
+            say(f"not drawn: {problem}", sys.stderr)
+    drawn = each_with_log_point(draw_search, kinds.searches, count == 1)
+    drawn |= each_with_log_point(draw_setting_curves, kinds.sweeps, count == 1)
     if not (runs or suites or drawn):
-        if not named:
+        if not any(kinds):
             raise UserError("nothing is drawn: the lines above say why")
         raise UserError("nothing is drawn: no directory holds a log point; wait for the first one")
     for files in drawn.values():
@@ -151,14 +194,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for run in runs.values():
         say_paths(plot_run(run, options.title if len(runs) == 1 else ""))
     if len(runs) > 1:
-        say_paths(plot_comparison([*runs.items()], output, options.title, x=options.x))
+        say_paths(plot_comparison([*runs.items()], options.output, options.title, x=options.x))
     if suites:
-        curves = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
-        if curves:
-            file = "comparison_of_suites" if len(runs) > 1 else "comparison"  # the runs have a comparison too
-            say_paths(plot_comparison(curves, output, options.title, file, options.x))
+        draw_suites(suites, options, "comparison_of_suites" if len(runs) > 1 else "comparison")
         try:
-            say(f"\n{compare_suites(suites, output)}")
+            print_comparison(suites, options.output)
         except UserError as error:
             if not (runs or drawn):
                 raise

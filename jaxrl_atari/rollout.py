@@ -250,7 +250,7 @@ class EnvGroup:
         record = self.pool.record
         if record is None:
             return None
-        return record.take(self._newest.frame, self.pool.lives, self._episodes.in_progress)
+        return record.cut_segment(self._newest.frame, self.pool.lives, self._episodes.in_progress)
 
     def in_progress(self) -> np.ndarray:
         """Return and env steps of each game in progress, float64 [B, 2]."""

@@ -175,7 +175,7 @@ class Session:
         reached = max(now, self.config.total_env_steps) if self.config.is_spent(now) else now
         if due(self.config.evaluation.every_env_steps, progress.evaluated, reached) and now > progress.evaluated:
             self.evaluator.settle(self.stop_requested)
-            if self.evaluator.running() is None:
+            if self.evaluator.policy is None:
                 self.evaluator.start(self.learner.state.params, now)
                 progress.evaluated = now
 
@@ -214,8 +214,10 @@ class Session:
         items: dict[str, Any] = {"arrays": {"train_state": self.learner.state, "key": self.key}}
         if self.learner.lagging_params is not None:
             items["acting"] = self.learner.lagging_params
-        if self.evaluator and (evaluated := self.evaluator.running()):
-            items["evaluation"] = evaluated.params
+        if self.evaluator:
+            self.evaluator.poll()
+            if self.evaluator.policy:
+                items["evaluation"] = self.evaluator.policy.params
         return items
 
     def meta(self) -> dict[str, Any]:

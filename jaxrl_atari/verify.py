@@ -136,8 +136,8 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
     counter = EpisodeCounter(len(batch))
     try:
         actions = [log.actions[piece.start : piece.end, piece.env] for piece in batch]
-        for left, step in play_again(pool, np.array([piece.seed for piece in batch]), actions):
-            reached = [piece.end - n for piece, n in zip(batch, left.tolist(), strict=True)]
+        for remaining, _, step in play_again(pool, np.array([piece.seed for piece in batch]), actions):
+            reached = [piece.end - remaining for piece in batch]
             for game in counter.count(step):
                 piece = batch[game.env]
                 at = reached[game.env]

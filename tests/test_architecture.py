@@ -15,9 +15,9 @@ PACKAGE = Path(__file__).parents[1] / "jaxrl_atari"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = [
-    "__init__", "__main__", "train", "search", "suite", "trials", "hub", "export", "benchmark", "verify",
+    "__init__", "__main__", "train", "search", "plots", "suite", "trials", "hub", "export", "benchmark", "verify",
     "retrain", "device_report", "update_memory",
-    "session", "schedules", "provenance", "evaluate", "plots", "report", "session_games", "groups", "rollout",
+    "session", "schedules", "provenance", "evaluate", "report", "session_games", "groups", "rollout",
     "learner", "runs", "devices",
     "algorithms", "ppo", "algorithm", "categorical", "minibatches", "fast", "networks", "frames", "layers",
     "hardware", "cli", "dialects", "traced_options", "config", "option_forms", "envs", "imports", "output",

@@ -17,7 +17,7 @@ from fake_pools import FakePool
 
 from jaxrl_atari.benchmark import __main__ as benchmark
 from jaxrl_atari.benchmark import measure
-from jaxrl_atari.benchmark.comparison import compare, make_sides
+from jaxrl_atari.benchmark.comparison import compare, make_sides, print_comparison
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
@@ -106,12 +106,12 @@ def test_rates(clock, monkeypatch):
     )
     monkeypatch.setattr(measure, "collect", collect)
     training = measure.Training(session, iterations())
-    found = measure.end_to_end(training, 9.0)
+    found = measure.measure_training(training, 9.0)
     assert found["end_to_end_sps"] == 3 * 30 / 12  # a part ends with its iteration
     assert found["policy_percent"] == 20.0  # of log points 1 to 3: the first one covers what came before
     assert math.isnan(found["gpu_busy_percent"])
-    assert measure.acting(training, 2.5) == {"acting_sps": 3 * 30 / 3}
-    assert measure.update(training, 3.0) == {"update_samples_per_second": 2 * (4 * 8 * 3) / 4}
+    assert measure.measure_acting(training, 2.5) == {"acting_sps": 3 * 30 / 3}
+    assert measure.measure_updates(training, 3.0) == {"update_samples_per_second": 2 * (4 * 8 * 3) / 4}
 
 
 def test_sides_take_turns_and_ratios_are_of_neighbours(capsys):
@@ -129,6 +129,7 @@ def test_sides_take_turns_and_ratios_are_of_neighbours(capsys):
     assert result["ratios"]["b / a"]["values"] == [2 / 1, 5 / 6]
     assert result["ratios"]["c / a"]["values"] == [3 / 1, 4 / 6]
     assert result["sides"]["a"]["rate"]["median"] == 3.5
+    print_comparison(result)
     assert "b / a: 1.42 (0.83 to 2.00, 2 pairs)" in capsys.readouterr().out
 
 

@@ -14,9 +14,9 @@ from sample_runs import FEW_COLUMNS, read_csv, table, write_checkpoint, write_ru
 from jaxrl_atari.errors import DamagedMetrics, UserError
 from jaxrl_atari.plots import main as plots
 from jaxrl_atari.report.page import write_report
-from jaxrl_atari.report.searches import check_journal
 from jaxrl_atari.report.suites import save_results, suite_results
 from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.journal import check_journal, repair_journal
 from jaxrl_atari.runs.layout import SUITE_FILE
 from jaxrl_atari.runs.reading import read_metrics
 from jaxrl_atari.suite.__main__ import read_plan
@@ -170,21 +170,21 @@ def search_with(tmp_path, content):
 @pytest.mark.parametrize("content", [LINE + b"\xff\xfe\n" + LINE, LINE + LINE[:9] + LINE, b"\0" * 50 + b"\n"])
 def test_a_journal_with_a_line_that_is_not_understood_is_refused(tmp_path, content):
     journal = search_with(tmp_path, content)
-    for mend in (False, True):
+    for read in (check_journal, repair_journal):
         with pytest.raises(UserError, match=r"journal\.log: line \d is not understood .*; restore it from a copy"):
-            check_journal(tmp_path, mend)
+            read(tmp_path)
     assert journal.read_bytes() == content
 
 
-def test_a_journal_whose_last_line_was_cut_goes_on_without_it(tmp_path, capsys):
+def test_a_journal_whose_last_line_was_cut_goes_on_without_it(tmp_path):
     """Optuna would append to it: all later starts would end at that line."""
     journal = search_with(tmp_path, LINE + LINE[:9])
     check_journal(tmp_path)
     assert journal.read_bytes() == LINE + LINE[:9], "whoever reads alone leaves it: it may be being written"
-    check_journal(tmp_path, mend=True)
+    done = repair_journal(tmp_path)
     assert journal.read_bytes() == LINE
     assert (tmp_path / "journal_2.log").read_bytes() == LINE + LINE[:9]
-    assert "the file as it was is now journal_2.log" in capsys.readouterr().out
+    assert "the file as it was is now journal_2.log" in done
 
 
 def test_a_search_whose_journal_is_gone_does_not_begin_anew(tmp_path):
@@ -195,9 +195,9 @@ def test_a_search_whose_journal_is_gone_does_not_begin_anew(tmp_path):
         with pytest.raises(
             UserError, match=r"journal\.log: holds no trial, although trial_0 has trained; restore it"
         ):
-            check_journal(tmp_path, mend=True)
+            repair_journal(tmp_path)
     shutil.rmtree(tmp_path / "trial_0")
-    check_journal(tmp_path, mend=True)  # it had not begun
+    repair_journal(tmp_path)  # it had not begun
 
 
 def test_a_trial_whose_metrics_are_damaged_is_named(run_dir, search_dir, capsys):

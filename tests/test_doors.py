@@ -131,7 +131,7 @@ def run_dir(trained, tmp_path):
 
 def test_a_run_of_ones_own_environment(trained):
     run_dir, said = trained
-    assert "LampOfTheTest-v0: 2 actions, pictures of 32 x 32 pixels" in said
+    assert "LampOfTheTest-v0: 2 actions, images of 32 x 32 pixels" in said
     assert "note: new games at each resume, and no log of actions for `verify`" in said
     assert (
         "not compared: no reference, random or human score is of this protocol (gymnasium, image_key=picture"

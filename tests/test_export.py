@@ -120,7 +120,7 @@ def test_the_three_programs_compute_what_the_package_does(name, tmp_path, capsys
             outputs = trained_outputs(policy, part, first, carry)
             logits, value, carry = outputs.logits, outputs.value, outputs.carry
             assert np.ptp(logits) > 0.5
-            numpy = play.NETWORKS[name](play.NumPy, params, part, first, memories[0])
+            numpy = play.NETWORKS[name](play.NumPyLayers, params, part, first, memories[0])
             others = run_onnx(model, part, first, memories[1]), run_jax(program, part, first, memories[2])
             for other in (numpy, *others):
                 assert np.allclose(other[0], logits, rtol=1e-5, atol=1e-5)

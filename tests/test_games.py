@@ -7,7 +7,7 @@ from ale_py import roms
 
 from jaxrl_atari.envs import games
 from jaxrl_atari.envs.ale import rom_ids
-from jaxrl_atari.envs.games import DEFAULT_GAE_LAMBDA, GAMES, comparable, parse_game
+from jaxrl_atari.envs.games import DEFAULT_GAE_LAMBDA, GAMES, game_under, parse_game
 from jaxrl_atari.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ def test_rows_hold_the_published_numbers():
 
 
 def test_classic_has_its_own_references_and_its_own_random_play():
-    classic = {name: game for name in GAMES if (game := comparable(name, "classic")).references}
+    classic = {name: game for name in GAMES if (game := game_under(name, "classic")).references}
     assert len(classic) == 63
     of_cleanrl = {name: game for name, game in classic.items() if game.references[0].source.startswith("CleanRL")}
     assert len(of_cleanrl) == 57
@@ -59,7 +59,7 @@ def test_classic_has_its_own_references_and_its_own_random_play():
     assert slm_lab == ("SLM Lab v4's PPO (classic, 10M env steps, λ 0.70)", 13460, None)
     assert classic["Adventure"].references == (("SLM Lab v4's PPO (classic, 10M env steps, λ 0.70)", -0.3, None),)
     assert sum(any("v4" in each.source for each in game.references) for game in classic.values()) == 62
-    assert comparable("Qbert", "classic").random != comparable("Qbert", "v5").random
+    assert game_under("Qbert", "classic").random != game_under("Qbert", "v5").random
 
 
 def test_the_default_lambda_is_the_most_frequent_tuned_one():
@@ -122,6 +122,6 @@ def test_the_error_for_another_name_says_what_to_write(name, message):
 
 
 def test_scores_are_known_under_their_protocol_alone():
-    assert comparable("Qbert", "v5") is GAMES["Qbert"]
-    other = comparable("Qbert", "v5, clip_rewards=false")
+    assert game_under("Qbert", "v5") is GAMES["Qbert"]
+    other = game_under("Qbert", "v5, clip_rewards=false")
     assert other == games.Game("Qbert", GAMES["Qbert"].gae_lambda)

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from test_envs import assert_equal, play, random_actions
 
 from jaxrl_atari.config import Config, EnvConfig, config_from_dict
-from jaxrl_atari.envs import EpisodeCounter, GymnasiumOptions, describe_environment, make_pool
+from jaxrl_atari.envs import EpisodeCounter, GymnasiumSettings, check_environment, make_pool
 from jaxrl_atari.envs.protocols import GYMNASIUM_RULES, PROTOCOLS
 from jaxrl_atari.errors import ConfigError, UserError
 
@@ -76,9 +76,8 @@ CLOCK = "JaxrlTest/Clock-v0"
 
 
 def pool_of(num_envs=2, game=CLOCK, seed=3, screens=False, rules=GYMNASIUM_RULES, **options):
-    return make_pool(
-        "gymnasium", game, num_envs, seed=seed, rules=rules, gymnasium=GymnasiumOptions(**options), screens=screens
-    )
+    settings = GymnasiumSettings(**options)
+    return make_pool("gymnasium", game, num_envs, seed=seed, rules=rules, gymnasium=settings, screens=screens)
 
 
 # --- Steps -------------------------------------------------------------------------------------------------------
@@ -225,10 +224,10 @@ def test_screens():
     pool.reset()
     pool.step(np.array([0, 0]))
     np.testing.assert_array_equal(pool.screen(), np.full((21, 33, 3), 1))
-    assert pool.fps == 7
+    assert pool.steps_per_second == 7
     atari = pool_of(1, "ALE/Pong-v5", rules=PROTOCOLS["v5"], screens=True)
     atari.reset()
-    assert (atari.screen().shape, atari.fps) == ((210, 160, 3), 15)
+    assert (atari.screen().shape, atari.steps_per_second) == ((210, 160, 3), 15)
 
 
 def test_what_renders_nothing_shows_what_the_policy_sees():
@@ -278,14 +277,14 @@ def test_what_renders_nothing_shows_what_the_policy_sees():
 def test_refusals_are_one_line(game, options, expected):
     rules = PROTOCOLS["v5"] if game.startswith("ALE") else GYMNASIUM_RULES
     with pytest.raises(UserError, match=expected) as error:
-        describe_environment("gymnasium", game, rules, GymnasiumOptions(**options))
+        check_environment("gymnasium", game, rules, GymnasiumSettings(**options))
     assert "\n" not in str(error.value)
 
 
 def test_an_environment_in_one_line():
-    line = describe_environment("gymnasium", CLOCK, GYMNASIUM_RULES, GymnasiumOptions({"shape": [30, 50]}))
-    assert line == f"{CLOCK}: 3 actions, pictures of 50 x 30 pixels"
-    assert describe_environment("ale", "Pong", PROTOCOLS["v5"], GymnasiumOptions()) == ""
+    line = check_environment("gymnasium", CLOCK, GYMNASIUM_RULES, GymnasiumSettings({"shape": [30, 50]}))
+    assert line == f"{CLOCK}: 3 actions, images of 50 x 30 pixels"
+    assert check_environment("ale", "Pong", PROTOCOLS["v5"], GymnasiumSettings()) == ""
 
 
 def test_opencv_is_named_where_it_is_missing(monkeypatch):

@@ -7,19 +7,11 @@ import numpy as np
 import pytest
 from sample_runs import describe, table, write_run
 
-from jaxrl_atari.envs.games import GAMES, Game, Reference, comparable
+from jaxrl_atari.envs.games import GAMES, Game, Reference, game_under
 from jaxrl_atari.report import metrics
-from jaxrl_atari.report.metrics import session_figures
-from jaxrl_atari.report.summary import (
-    interval_text,
-    number_text,
-    read_run,
-    reference_rows,
-    score_text,
-    summary_table,
-    trial_summary,
-    write_trial_summary,
-)
+from jaxrl_atari.report.metrics import session_metrics
+from jaxrl_atari.report.summary import read_run, trial_summary, write_trial_summary
+from jaxrl_atari.report.text import interval_text, number_text, reference_rows, score_text, summary_table
 
 NAN = np.nan
 # Random play scores 10, so that str_i = return_mean - 10.
@@ -60,9 +52,9 @@ def test_normalised_scores():
     assert metrics.reference_normalised(-20000.0, GAMES["Skiing"]) is None  # its reference is below random play
 
 
-def test_session_figures_skip_log_points_before_the_first_game_ends():
+def test_session_metrics_skip_log_points_before_the_first_game_ends():
     shares = {"gpu_busy_percent": [NAN, 100, 80, 70, 70], "policy_percent": [NAN, 10, 20, 30, 40]}
-    figures = session_figures(table([NAN, 10, 20, 30, 20], **shares), GAME)
+    figures = session_metrics(table([NAN, 10, 20, 30, 20], **shares), GAME)
     # Strengths 0, 10, 20, 10 at env steps 200, 300, 400, 500 and optimiser steps 8, 12, 16, 20.
     expected = {
         "final_return_ma": 20,  # mean of 10, 20, 30, 20
@@ -92,7 +84,7 @@ def test_session_figures_skip_log_points_before_the_first_game_ends():
     ],
 )
 def test_figures_without_a_meaning_are_left_out(returns, game, known):
-    figures = session_figures(table(returns), game)
+    figures = session_metrics(table(returns), game)
     assert {name for name, value in figures.items() if value is not None} == known | {
         "env_steps", "episodes", "wall_hours", "sps"
     }  # fmt: skip
@@ -198,7 +190,7 @@ def test_classic_runs_have_the_references_of_their_protocol(tmp_path):
     assert references["SLM Lab v4's PPO"] == 20.58
     assert references["CleanRL's PPO"] == pytest.approx(20.38, abs=0.5)
     assert all("classic" in each["source"] for each in summary["references"] if "DQN Zoo" not in each["source"])
-    random, (first, *_) = comparable("Pong", "classic").random, summary["references"]
+    random, (first, *_) = game_under("Pong", "classic").random, summary["references"]
     ratio = (15 - random.score) / (first["score"] - random.score)
     assert summary["reference_normalised_score"] == pytest.approx(ratio)
     assert random.score == pytest.approx(-20.5, abs=0.5)
@@ -221,7 +213,7 @@ def test_a_run_of_an_earlier_version_keeps_its_lambda(tmp_path):
 @pytest.mark.parametrize("rules", [{"protocol": "machado"}, {"protocol": "v5", "noop_max": 1}])
 def test_a_score_of_another_protocol_is_compared_with_no_reference(tmp_path, rules):
     run = read_run(write_run(tmp_path / "run", [table([1000, 2000])]))
-    run = run._replace(config=replace(run.config, env=replace(run.config.env, **rules)))
+    run = replace(run, config=replace(run.config, env=replace(run.config.env, **rules)))
     summary = trial_summary(run)
     assert summary["references"] == []
     assert summary["reference_normalised_score"] is summary["human_normalised_score"] is None

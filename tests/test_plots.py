@@ -18,9 +18,9 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import graphs, statistics
-from jaxrl_atari.report import searches as graphs_of_search
 from jaxrl_atari.report.graphs import COLOURS
 from jaxrl_atari.report.page import write_report
+from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.files import write_json
 
@@ -315,7 +315,7 @@ def write_search(search_dir, trials=((1e-4, 3.0, "COMPLETE"), (3e-4, 9.0, "COMPL
 
 def test_the_graphs_of_a_search_show_each_trial_in_our_style(tmp_path, figures):
     study = write_search(tmp_path / "search")
-    graphs_of_search.draw_graphs(study, tmp_path)
+    draw_graphs(study, tmp_path)
     by_title = {figure.get_suptitle(): figure for figure in figures}
     assert {figure.axes[0].get_facecolor()[:3] for figure in figures} == {(1, 1, 1)}
     curves = by_title["return_ma of each trial"]

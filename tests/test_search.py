@@ -27,7 +27,7 @@ from jaxrl_atari import train
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, set_fields
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.report.searches import draw_graphs
+from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import checkpoint_steps
 from jaxrl_atari.search import (
@@ -36,16 +36,16 @@ from jaxrl_atari.search import (
     IntDistribution,
     ResourcesConfig,
     SearchConfig,
+    command,
 )
-from jaxrl_atari.search import __main__ as command
 from jaxrl_atari.search.options import check_search, read_search, to_dict
 from jaxrl_atari.search.study import (
     Reporter,
     open_study,
-    open_trial,
     run_trial,
     save_results,
     search_results,
+    start_trial,
 )
 from jaxrl_atari.trials.ray_cluster import MachineShare, allot
 
@@ -77,7 +77,7 @@ def write_results(folder):
 
 def end_trial(folder, search, number, scores, state=TrialState.COMPLETE, **notes):
     """A trial that has ended, with a log point for each score."""
-    trial = open_trial(folder, search, number)
+    trial = start_trial(folder, search, number)
     for name, value in notes.items():
         trial.set_user_attr(name, value)
     if scores:
@@ -202,7 +202,7 @@ def test_random_samples_depend_on_seed_and_number_alone(tmp_path):
     def sampled(name, seed, order):
         (tmp_path / name).mkdir()
         search = new_search(tmp_path / name, method="random", trials=40, seed=seed)
-        return {number: open_trial(tmp_path / name, search, number).params for number in order}
+        return {number: start_trial(tmp_path / name, search, number).params for number in order}
 
     samples = sampled("one", 0, range(40))
     assert sampled("two", 0, [5, 3]) == {5: samples[5], 3: samples[3]}
@@ -218,9 +218,9 @@ def test_random_samples_depend_on_seed_and_number_alone(tmp_path):
 def test_tpe_learns_from_the_scores(tmp_path):
     search = new_search(tmp_path, space={"ppo.gamma": FloatDistribution(0.0, 1.0)}, trials=40)
     for number in range(30):
-        trial = open_trial(tmp_path, search, number)
+        trial = start_trial(tmp_path, search, number)
         trial.study.tell(trial, trial.params["ppo.gamma"])
-    assert np.mean([open_trial(tmp_path, search, number).params["ppo.gamma"] for number in range(30, 40)]) > 0.7
+    assert np.mean([start_trial(tmp_path, search, number).params["ppo.gamma"] for number in range(30, 40)]) > 0.7
 
 
 def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
@@ -228,7 +228,7 @@ def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
     config = Config(total_env_steps=9000)
 
     def stopped(number, *points):
-        reporter = Reporter(open_trial(tmp_path, search, number), config, lambda: False)  # another process
+        reporter = Reporter(start_trial(tmp_path, search, number), config, lambda: False)  # another process
         for env_steps, score in points:
             reporter.write({"env_steps": env_steps, "return_ma": score})
         state = open_study(tmp_path, search).trials[number].state
@@ -251,7 +251,7 @@ def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
         tmp_path, dataclasses.replace(config, sessions=1), grace_env_steps=200, reduction=2, trials=3
     )
     for number in range(2):  # two trials beyond its reach
-        reporter = Reporter(open_trial(tmp_path, search, number), config, lambda: False)
+        reporter = Reporter(start_trial(tmp_path, search, number), config, lambda: False)
         reporter.write({"env_steps": 200, "return_ma": 1e6 + number})
     (tmp_path / "trial_2").mkdir()
     with pytest.raises(KeyboardInterrupt):

@@ -6,8 +6,8 @@ from scipy import stats  # a dependency of JAX
 
 from jaxrl_atari.report import statistics
 from jaxrl_atari.report.statistics import (
-    FIGURES,
     IMPROVEMENT,
+    STATISTICS,
     aggregate,
     bootstrap_interval,
     estimate,
@@ -40,7 +40,7 @@ def by_game(matrix):
     return {str(game): column for game, column in enumerate(matrix.T)}
 
 
-def test_figures_worked_out_by_hand():
+def test_statistics_worked_out_by_hand():
     assert statistics.mean(games(*SCORES.values())) == pytest.approx((1 + 5 + 10) / 3)
     assert statistics.median(games(*SCORES.values())) == 5
     assert statistics.interquartile_mean(games([0, 8], [1, 2], [3, 4], [5, 1000])) == 3.5  # of 2, 3, 4, 5
@@ -55,13 +55,13 @@ def test_the_middle_half_counts_a_part_of_the_scores_at_its_edges():
     assert statistics.exact_middle_half(games([0, 1, 2], [3, 7, 9])) == pytest.approx((0.5 + 2 + 3 + 3.5) / 3)
 
 
-def test_figures_and_exported_intervals_are_those_of_rliable():
+def test_statistics_and_exported_intervals_are_those_of_rliable():
     x, y = by_game(random_matrix(0)), by_game(random_matrix(1, sessions=4))
     for name, (value, low, high) in RLIABLE.items():
         suites = (x, y) if name == "improvement" else (x,)
-        figure = IMPROVEMENT if name == "improvement" else FIGURES[name]
-        assert estimate(figure, *suites).value == pytest.approx(value)
-        assert bootstrap_interval(figure, *suites) == pytest.approx((low, high), abs=0.03)
+        statistic = IMPROVEMENT if name == "improvement" else STATISTICS[name]
+        assert estimate(statistic, *suites).value == pytest.approx(value)
+        assert bootstrap_interval(statistic, *suites) == pytest.approx((low, high), abs=0.03)
     columns = list(x.values())
     profile = [share_above(columns, threshold) for threshold in (0.0, 0.5, 1.0, 1.5)]
     assert profile == pytest.approx(RLIABLE_PROFILE)
@@ -76,7 +76,7 @@ def test_the_interval_of_the_mean_is_welchs():
     )
     center = np.mean([np.mean(game) for game in scores.values()])
     reach = stats.t.ppf(0.975, freedom) * np.sqrt(variances.sum()) / 3
-    found = estimate(FIGURES["mean"], scores)
+    found = estimate(STATISTICS["mean"], scores)
     assert found.value == pytest.approx(center)
     assert found.interval == pytest.approx((center - reach, center + reach), rel=0.05)  # 2,000 resamples
 
@@ -84,31 +84,31 @@ def test_the_interval_of_the_mean_is_welchs():
 def test_where_an_interval_cannot_hold_there_is_none_and_the_reason():
     rng = np.random.default_rng(0)
     close = {str(i): i**2 + rng.normal(0, 0.01, 2) for i in range(5)}  # 10 scores: 2 are cut, not 2.5
-    found = estimate(FIGURES["iqm"], close)
+    found = estimate(STATISTICS["iqm"], close)
     assert found.interval is None
     assert found.why_none == "a quarter of 10 scores is no whole number, and cutting 2 at each end biases it"
-    assert estimate(FIGURES["mean"], close).interval is not None
+    assert estimate(STATISTICS["mean"], close).interval is not None
     six = close | {"5": 25 + rng.normal(0, 0.01, 2)}  # 12 scores: 3 are cut
-    assert estimate(FIGURES["iqm"], six).interval is not None
+    assert estimate(STATISTICS["iqm"], six).interval is not None
     ahead = probability_of_improvement({"A": [3.0, 4.0]}, {"A": [1.0, 2.0]})
     assert ahead.interval is None
     assert ahead.why_none == "it is at its limit in every game, so that the sessions show no spread"
 
 
-@pytest.mark.parametrize(("figure", "at_least"), [("iqm", 0.88), ("optimality_gap", 0.88), ("mean", 0.91)])
-def test_the_intervals_over_games_hold_where_those_of_rliable_do_not(figure, at_least):
+@pytest.mark.parametrize(("statistic", "at_least"), [("iqm", 0.88), ("optimality_gap", 0.88), ("mean", 0.91)])
+def test_the_intervals_over_games_hold_where_those_of_rliable_do_not(statistic, at_least):
     """26 games with 3 sessions. Loose: 150 suites; benchmarks/coverage.py has the measurement."""
     rng = np.random.default_rng(1)
     means, stds = rng.lognormal(0, 1, 26), rng.lognormal(-2, 1, 26)
     many = [rng.normal(mean, std, 20_000) for mean, std in zip(means, stds, strict=True)]
-    true = float(FIGURES[figure].compute(many))
+    true = float(STATISTICS[statistic].compute(many))
     held = []
     exported = []
     for _ in range(150):
         scores = {str(i): rng.normal(mean, std, 3) for i, (mean, std) in enumerate(zip(means, stds, strict=True))}
-        low, high = estimate(FIGURES[figure], scores).interval
+        low, high = estimate(STATISTICS[statistic], scores).interval
         held.append(low <= true <= high)
-        low, high = bootstrap_interval(FIGURES[figure], scores)
+        low, high = bootstrap_interval(STATISTICS[statistic], scores)
         exported.append(low <= true <= high)
     assert np.mean(held) >= at_least
     assert np.mean(exported) < np.mean(held)
@@ -142,8 +142,8 @@ def test_aggregate_over_games_by_a_stratified_bootstrap():
 def test_with_one_session_of_a_game_there_is_no_interval():
     summary = aggregate({"A": [1.0], "B": [2.0, 4.0]})
     assert summary["mean"] == 2
-    assert {summary[f"{name}_interval"] for name in FIGURES} == {None}
-    assert {summary[f"{name}_why_none"] for name in FIGURES} == {"a game has a single session"}
+    assert {summary[f"{name}_interval"] for name in STATISTICS} == {None}
+    assert {summary[f"{name}_why_none"] for name in STATISTICS} == {"a game has a single session"}
     assert probability_of_improvement({"A": [1.0, 2.0]}, {"A": [0.0]})[:2] == (1.0, None)
 
 

@@ -16,7 +16,7 @@ from jaxrl_atari import plots
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.report.statistics import FIGURES
+from jaxrl_atari.report.statistics import STATISTICS
 from jaxrl_atari.report.suites import read_suite, save_results, suite_results
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.run_dir import describe, read_config
@@ -322,7 +322,9 @@ def test_the_scores_are_written_also_as_rliables_dictionary(tmp_path):
         assert exported["suite"].shape == (2, 2)
     assert written["rliable_games"] == {"human-normalised": ["Breakout", "Pong"], "ratio": ["Breakout", "Pong"]}
     found = written["aggregates"]["human-normalised"]
-    assert [found[name] for name in FIGURES] == pytest.approx([1.25, 1.25, 1.25, 0.125])  # mean, median, IQM, gap
+    assert [found[name] for name in STATISTICS] == pytest.approx(
+        [1.25, 1.25, 1.25, 0.125]
+    )  # mean, median, IQM, gap
     # The mean of each game has the variance 1/16, and their mean half of that: 4.303 (2 degrees of freedom) *
     # 0.177.
     assert found["mean_interval"] == pytest.approx([1.25 - 0.761, 1.25 + 0.761], abs=0.05)

@@ -10,18 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.benchmark.measure import summary
+from jaxrl_atari.benchmark.measure import spread
+from jaxrl_atari.cli.config_files import config_source
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.output import say
-
-CONFIG_FILE = """\
-from jaxrl_atari.config import config_from_dict
-
-def get_config():
-    return config_from_dict({})
-"""
 
 Sides = dict[str, Callable[[], dict[str, Any]]]
 """Name -> a function that runs this side and returns JSON values, with its `rate` and `peak_rss_gib`."""
@@ -44,7 +38,7 @@ def run_side(config: Config, part: str, seconds: float) -> dict[str, Any]:
     """Measures a part of training in its own process: one side of a comparison."""
     with tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder:
         file = Path(folder, "config.py")
-        file.write_text(CONFIG_FILE.format(config.to_dict()))
+        file.write_text(config_source(config, "A side of a comparison."))
         options = ["--config", file, "--parts", part, "--repeats", "1", "--seconds", str(seconds)]
         found = run_json(["-m", "jaxrl_atari.benchmark", *options])
     rate = next(iter(found["figures"].values()))["median"]
@@ -72,15 +66,15 @@ def make_sides(text: str, config: Config, part: str, seconds: float) -> Sides:
 
 
 def compare(sides: Sides, pairs: Sequence[tuple[str, str]], repeats: int) -> dict[str, Any]:
-    """Runs the sides of a comparison in turns, back and forth, and prints which is faster.
+    """Runs the sides of a comparison in turns, back and forth, and prints the rate of each run.
 
     Args:
         pairs: pairs (a, b) of sides, whose ratio a / b is reported.
         repeats: number of rounds.
 
     Returns:
-        JSON values: `sides`, name -> summary of its rate, and its runs; and `ratios`, "a / b" -> summary of a
-        ratio for each round.
+        JSON values: `sides`, name -> the `spread` of its rate, and its runs; and `ratios`, "a / b" -> the
+        `spread` of the ratio over the rounds.
     """
     runs = {name: [] for name in sides}
     for turn in range(repeats):
@@ -88,16 +82,22 @@ def compare(sides: Sides, pairs: Sequence[tuple[str, str]], repeats: int) -> dic
             found = sides[name]()
             runs[name].append(found)
             say(f"round {turn + 1} of {repeats}: {name} {found['rate']:,.0f}")
-    say(f"\n{'per second':<36}{'median':>10}{'min':>10}{'max':>10}{'RSS GiB':>10}")
-    rates = {name: summary([run["rate"] for run in side_runs]) for name, side_runs in runs.items()}
-    for name, rate in rates.items():
-        rss = statistics.median(run["peak_rss_gib"] for run in runs[name])  # the first run may have compiled
-        say(f"{name:<36}{rate['median']:>10,.0f}{rate['min']:>10,.0f}{rate['max']:>10,.0f}{rss:>10.2f}")
-    say("")
+    rates = {name: spread([run["rate"] for run in side_runs]) for name, side_runs in runs.items()}
     ratios = {}
     for a, b in pairs:
         values = [x / y for x, y in zip(rates[a]["values"], rates[b]["values"], strict=True)]
-        ratios[f"{a} / {b}"] = summary(values)
-        spread = f"{min(values):.2f} to {max(values):.2f}, {repeats} pairs"
-        say(f"{a} / {b}: {statistics.median(values):.2f} ({spread})")
+        ratios[f"{a} / {b}"] = spread(values)
     return {"sides": {name: {"rate": rates[name], "runs": runs[name]} for name in runs}, "ratios": ratios}
+
+
+def print_comparison(result: dict[str, Any]) -> None:
+    """Prints the result of `compare`: a table of the sides, and a line for each ratio."""
+    say(f"\n{'per second':<36}{'median':>10}{'min':>10}{'max':>10}{'RSS GiB':>10}")
+    for name, side in result["sides"].items():
+        rate = side["rate"]
+        rss = statistics.median(run["peak_rss_gib"] for run in side["runs"])  # the first run may have compiled
+        say(f"{name:<36}{rate['median']:>10,.0f}{rate['min']:>10,.0f}{rate['max']:>10,.0f}{rss:>10.2f}")
+    say("")
+    for pair, ratio in result["ratios"].items():
+        pairs = f"{ratio['min']:.2f} to {ratio['max']:.2f}, {len(ratio['values'])} pairs"
+        say(f"{pair}: {ratio['median']:.2f} ({pairs})")

@@ -31,6 +31,7 @@ from jaxrl_atari.schedules import current_options
 from jaxrl_atari.session import Session, place_session, prepare, train
 
 MACHINE_COLUMNS = [name for name, column in COLUMNS.items() if column.group in ("time", "system")]
+"""Columns of metrics.csv on the machine, such as `gpu_busy_percent`, which are reported beside the rates."""
 
 
 class Training(NamedTuple):
@@ -71,7 +72,7 @@ def open_training(config: Config) -> Iterator[Training]:
 # --- Parts -------------------------------------------------------------------------------------------------------
 
 
-def rate(work: Callable[[], float], seconds: float) -> float:
+def per_second(work: Callable[[], float], seconds: float) -> float:
     """Calls `work` for at least `seconds` and returns the amount of work per second.
 
     Args:
@@ -87,10 +88,10 @@ def rate(work: Callable[[], float], seconds: float) -> float:
     return amount / passed
 
 
-def end_to_end(training: Training, seconds: float) -> dict[str, float]:
+def measure_training(training: Training, seconds: float) -> dict[str, float]:
     """Env steps per second of training, with checkpoints and a log point in each iteration.
 
-    One update is under way when the clock starts, and one when it stops.
+    One update is under way when the clock starts, and one when it stops, so that whole updates are counted.
 
     Returns:
         `end_to_end_sps`, and the means of `MACHINE_COLUMNS` over the log points.
@@ -106,11 +107,11 @@ def end_to_end(training: Training, seconds: float) -> dict[str, float]:
 
     iterate()
     log_points.clear()  # the first one covers the time of other parts
-    figures = {"end_to_end_sps": rate(iterate, seconds)}
+    figures = {"end_to_end_sps": per_second(iterate, seconds)}
     return figures | {name: statistics.fmean(row[name] for row in log_points) for name in MACHINE_COLUMNS}
 
 
-def env(training: Training, seconds: float) -> dict[str, float]:
+def measure_emulators(training: Training, seconds: float) -> dict[str, float]:
     """Env steps per second of the emulators alone, with random actions: the limit on this machine."""
     training.wait()
     config = training.run.config.env
@@ -128,16 +129,16 @@ def random_play(pool: EnvPool, seconds: float) -> float:
     """Env steps per second of a pool with random actions."""
     actions = np.random.default_rng(0).integers(0, pool.num_actions, (1024, pool.num_envs), dtype=np.int32)
     steps = itertools.cycle(actions)
-    return rate(lambda: int((~pool.step(next(steps)).first).sum()), seconds)
+    return per_second(lambda: int((~pool.step(next(steps)).first).sum()), seconds)
 
 
-def acting(training: Training, seconds: float) -> dict[str, float]:
+def measure_acting(training: Training, seconds: float) -> dict[str, float]:
     """Env steps per second of `rollout.collect`: policy, emulators, and transfer of the rollout to the device."""
     training.wait()
-    return {"acting_sps": rate(lambda: jax.block_until_ready(training.collect()).env_steps, seconds)}
+    return {"acting_sps": per_second(lambda: jax.block_until_ready(training.collect()).env_steps, seconds)}
 
 
-def update(training: Training, seconds: float) -> dict[str, float]:
+def measure_updates(training: Training, seconds: float) -> dict[str, float]:
     """Samples per second of updates on one rollout. An update has T x B x epochs samples."""
     training.wait()
     learner = training.run.learner
@@ -151,17 +152,22 @@ def update(training: Training, seconds: float) -> dict[str, float]:
         learner.update(rollouts, options, key)()
         return config.rollout_size * config.ppo.epochs
 
-    return {"update_samples_per_second": rate(learn, seconds)}
+    return {"update_samples_per_second": per_second(learn, seconds)}
 
 
-PARTS = {"end_to_end": end_to_end, "env": env, "acting": acting, "update": update}
+PARTS = {
+    "end_to_end": measure_training,
+    "env": measure_emulators,
+    "acting": measure_acting,
+    "update": measure_updates,
+}
 """The parts, in the order of a repeat: name -> measurement, whose first figure is the rate."""
 
 
 # --- All parts ---------------------------------------------------------------------------------------------------
 
 
-def summary(values: Sequence[float]) -> dict[str, Any]:
+def spread(values: Sequence[float]) -> dict[str, Any]:
     """Median, minimum, maximum and values of a figure over the repeats."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": list(values)}
 
@@ -176,13 +182,18 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         seconds: minimum time of each part in each repeat; its last iteration is completed.
 
     Returns:
-        JSON values: `figures`, name -> summary over the repeats; `peak_rss_gib` of training; `start_seconds`, the
-        time until the first repeat, with compilation; and `devices`, with the arithmetic.
+        JSON values:
+
+        - `figures`: name -> its `spread` over the repeats
+        - `peak_rss_gib`: of training
+        - `start_seconds`: the time until the first repeat, with compilation
+        - `devices`, with the arithmetic
     """
     figures = defaultdict(list)
     started = time.perf_counter()
     with open_training(config) as training:
         seconds_to_start = time.perf_counter() - started
+        # Before the parts, because they need memory of their own.
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 2**10)
         for repeat in range(repeats):
             found: dict[str, float] = {}
@@ -200,7 +211,7 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
                 if math.isfinite(value):
                     figures[name].append(value)
         return {
-            "figures": {name: summary(values) for name, values in figures.items() if values},
+            "figures": {name: spread(values) for name, values in figures.items() if values},
             "peak_rss_gib": rss / 2**30,
             "start_seconds": seconds_to_start,
             "devices": training.run.device_text(),

@@ -24,7 +24,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame, GymnasiumOptions
+from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame, GymnasiumSettings
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GameRecord
 from jaxrl_atari.errors import UserError, require
@@ -35,7 +35,8 @@ __all__ = [
     "EnvStep",
     "EpisodeCounter",
     "FinishedGame",
-    "GymnasiumOptions",
+    "GymnasiumSettings",
+    "check_environment",
     "env_seeds",
     "make_pool",
 ]
@@ -57,10 +58,11 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
     return list(dict.fromkeys(words.tolist()))[:num_envs]
 
 
-def describe_environment(backend: str, game: str, rules: Rules, gymnasium: GymnasiumOptions) -> str:
-    """One line on the actions and observations of a Gymnasium environment; empty with another back end.
+def check_environment(backend: str, game: str, rules: Rules, gymnasium: GymnasiumSettings) -> str:
+    """Makes a Gymnasium environment once, so that its errors come before training.
 
-    The environment is made once, so that errors come before training.
+    Returns:
+        A line on its actions and images; empty with another back end.
 
     Raises:
         UserError: the environment is not registered, cannot be made, or is not supported.
@@ -69,7 +71,7 @@ def describe_environment(backend: str, game: str, rules: Rules, gymnasium: Gymna
         return ""
     from jaxrl_atari.envs import gymnasium as back_end
 
-    return back_end.describe_environment(game, rules, gymnasium)
+    return back_end.check_environment(game, rules, gymnasium)
 
 
 def require_ale_py() -> None:
@@ -94,12 +96,12 @@ def make_pool(
     num_envs: int,
     *,
     seed: int,
+    rules: Rules,
     first_env: int = 0,
     num_threads: int = 0,
-    rules: Rules,
     anchor_steps: int = 0,
     first_step: int = 0,
-    gymnasium: GymnasiumOptions = GymnasiumOptions(),  # noqa: B008
+    gymnasium: GymnasiumSettings = GymnasiumSettings(),  # noqa: B008
     screens: bool = False,
 ) -> EnvPool:
     """Makes `num_envs` copies of `game`. The arguments come from a config, which has checked them.
@@ -107,13 +109,15 @@ def make_pool(
     Args:
         backend: "ale", "envpool" or "gymnasium".
         game: ALE's CamelCase name, such as `MsPacman`; with "gymnasium", the id of an environment.
+        num_envs: number of copies.
         seed: from 0 on. Environment i takes seed number `first_env + i` of `env_seeds(seed, ...)`, so that a pool
             may be a part of a larger one. The same seed and actions give the same steps bit for bit, for any
             number of threads.
-        num_threads: emulation threads; 0: the variable `THREADS` or, without it, one per core. `gymnasium` has no
-            threads.
         rules: rules of the protocol. The pool ignores `life_loss_terminal` and `clip_rewards`, which concern
             learning.
+        first_env: number of the pool's first environment among all environments of the session.
+        num_threads: emulation threads; 0: the variable `THREADS` or, without it, one per core. `gymnasium` has no
+            threads.
         anchor_steps, first_step: see `record.GameRecord`. 0 `anchor_steps`: no record. Only `ale` has a record:
             envpool cannot start a game from a seed, and a Gymnasium environment may depend on more than its seed.
         gymnasium: options of the back end of that name.
@@ -139,5 +143,9 @@ def make_pool(
 
     if screens:
         return FilmedAlePool(game, seeds, num_threads, rules)
-    record = GameRecord(seed, seeds, first_env, anchor_steps, first_step) if anchor_steps else None
+    record = None
+    if anchor_steps:
+        record = GameRecord(
+            game_seed=seed, seeds=seeds, first_env=first_env, anchor_steps=anchor_steps, first_step=first_step
+        )
     return AlePool(game, seeds, num_threads, rules, record)

@@ -45,8 +45,8 @@ class AlePool(EnvPool):
     such as `FIRE`.
 
     Args:
-        colour: make `frame` the colour screen, uint8 [n, 210, 160, 3], for videos. It is the maximum of two
-            emulator frames as well. With the same seeds and actions, the games are those of a gray pool.
+        colour: make `frame` the colour screen, uint8 [n, 210, 160, 3], for videos. Like the grey frame, it is the
+            maximum of two emulator frames. With the same seeds and actions, the games are those of a grey pool.
     """
 
     def __init__(
@@ -88,8 +88,7 @@ class AlePool(EnvPool):
 
     def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> RawStep:
         frame, info = self._envs.reset(seed=seeds, options={"reset_mask": envs})
-        zeros = np.zeros(self.num_envs, bool)
-        return RawStep(frame[:, 0], zeros, zeros, zeros, info["lives"])
+        return RawStep.start(frame[:, 0], info["lives"])
 
 
 class FilmedAlePool(AlePool):
@@ -100,9 +99,9 @@ class FilmedAlePool(AlePool):
         self._colour = AlePool(game, seeds, num_threads, rules, colour=True)
         self._screens = np.zeros((len(seeds), *SCREEN_SHAPE), np.uint8)
 
-    def _reset(self) -> RawStep:
-        self._screens = self._colour.reset().frame
-        return super()._reset()
+    def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> RawStep:
+        self._screens = self._colour._reseed(envs, seeds).frame
+        return super()._reseed(envs, seeds)
 
     def _send(self, actions: np.ndarray) -> None:
         self._colour.send(actions)

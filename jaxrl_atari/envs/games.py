@@ -138,12 +138,15 @@ _NAME_OF = {_letters(name): name for name in GAMES}
 TWO_PLAYER_GAMES = ("combat", "joust", "mazecraze", "warlords")
 """Games that need two players. The table does not have them."""
 
-_SPELLINGS: dict[str, Literal["v5", "classic"] | None] = {
-    r"ale/(.*)-v5": "v5",
-    r"(.*)noframeskip-v4": "classic",
-    r"(.*)": None,
-}
-"""Pattern of a game's name -> the protocol that it implies."""
+_SPELLINGS: tuple[tuple[str, Literal["v5", "classic"] | None], ...] = (
+    (r"ale/(.*)-v5", "v5"),
+    (r"(.*)noframeskip-v4", "classic"),
+    (r"(.*)", None),
+)
+"""Patterns of a game's name, and the protocol that each implies.
+
+The first pattern that matches a known game decides.
+"""
 
 
 def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
@@ -165,7 +168,7 @@ def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
     Raises:
         ConfigError: an unknown game, a two-player game, or another version. The error names the closest game.
     """
-    for pattern, protocol in _SPELLINGS.items():
+    for pattern, protocol in _SPELLINGS:
         match = re.fullmatch(pattern, name.lower())
         found = _NAME_OF.get(_letters(match[1])) if match else None
         if found is not None:
@@ -191,16 +194,18 @@ def game_of_id(environment: str) -> str | None:
     return name if name in GAMES else None
 
 
-def comparable(name: str, protocol: str) -> Game:
+def game_under(name: str, protocol: str) -> Game:
     """A game with the reference scores of a protocol, which may be none.
 
     Args:
         name: ALE's name of a game, or the id of a Gymnasium environment, which has no reference scores.
-        protocol: a `protocols.protocol_text`.
+        protocol: the protocol as `protocols.protocol_text` writes it.
     """
-    if protocol in _SCORES:
-        return _SCORES[protocol][name]
-    return Game(name, GAMES[name].gae_lambda if name in GAMES else DEFAULT_GAE_LAMBDA)
+    if name not in GAMES:
+        return Game(name, DEFAULT_GAE_LAMBDA)
+    if protocol not in _SCORES:
+        return Game(name, GAMES[name].gae_lambda)
+    return _SCORES[protocol][name]
 
 
 def default_gae_lambda(name: str, protocol: str) -> float:
@@ -213,5 +218,5 @@ def default_gae_lambda(name: str, protocol: str) -> float:
         name: ALE's CamelCase name of the game, or the id of a Gymnasium environment.
         protocol: the name of the protocol, without the rules that differ from it.
     """
-    game = _SCORES["classic" if protocol == "classic" else "v5"].get(name)
-    return DEFAULT_GAE_LAMBDA if game is None else game.gae_lambda
+    tuned_under = "classic" if protocol == "classic" else "v5"
+    return game_under(name, tuned_under).gae_lambda

@@ -1,6 +1,6 @@
 """The back end `gymnasium`: any registered Gymnasium environment with discrete actions and image observations.
 
-Gymnasium's vector environments step the environment, and Gymnasium's wrappers turn its images into 84x84 gray
+Gymnasium's vector environments step the environment, and Gymnasium's wrappers turn its images into 84x84 grey
 frames. There are two kinds of environments:
 
 - A game of ALE whose id implies a protocol (`ALE/Breakout-v5`, `BreakoutNoFrameskip-v4`) is played by the rules of
@@ -25,7 +25,7 @@ from gymnasium import spaces, wrappers
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from jaxrl_atari.envs.games import game_of_id
-from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, FRAMES_PER_SECOND, EnvPool, GymnasiumOptions, RawStep
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, STEPS_PER_SECOND, EnvPool, GymnasiumSettings, RawStep
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.errors import ConfigError, UserError, reason, require
 from jaxrl_atari.imports import IMPORTS, import_inherited
@@ -34,7 +34,7 @@ gymnasium.register_envs(ale_py)
 
 RESERVED = {
     "render_mode": "it is chosen for videos",
-    "obs_type": "the policy sees gray frames",
+    "obs_type": "the policy sees grey frames",
     "frameskip": "an env step is 4 emulator frames",
     "repeat_action_probability": "use env.sticky_actions",
     "full_action_space": "use env.full_action_space",
@@ -57,12 +57,12 @@ class FireOnReset(gymnasium.Wrapper):
         return observation, info
 
 
-def make_single(game: str, rules: Rules, options: GymnasiumOptions, render: bool = False) -> gymnasium.Env:
-    """One environment whose observations are frames, uint8 [84, 84]. Arguments and errors: as `make_pictures`."""
-    return _to_frames(make_pictures(game, rules, options, render), game)
+def make_single(game: str, rules: Rules, settings: GymnasiumSettings, render: bool = False) -> gymnasium.Env:
+    """One environment whose observations are frames, uint8 [84, 84]. Arguments and errors: as `make_image_env`."""
+    return _grey_frames(make_image_env(game, rules, settings, render), game)
 
 
-def make_pictures(game: str, rules: Rules, options: GymnasiumOptions, render: bool = False) -> gymnasium.Env:
+def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render: bool = False) -> gymnasium.Env:
     """One environment whose observations are images.
 
     Args:
@@ -81,15 +81,16 @@ def make_pictures(game: str, rules: Rules, options: GymnasiumOptions, render: bo
             f"env.game = {game!r}: no such environment is registered ({error}); "
             "--import names the module or the file that registers it"
         ) from error
+    arguments = dict(settings.options)
     reserved = RESERVED if game_of_id(game) else {"render_mode"}
-    for name in options.options.keys() & reserved:
-        raise ConfigError("env.options", dict(options.options), f"other arguments than {name}", RESERVED[name])
-    chosen = f" with env.options = {dict(options.options)}" if options.options else ""
+    for name in arguments.keys() & reserved:
+        raise ConfigError("env.options", arguments, f"other arguments than {name}", RESERVED[name])
+    chosen = f" with env.options = {arguments}" if arguments else ""
     try:
-        env = _make(game, rules, options.options)
+        env = _make(game, rules, arguments)
         if render and "rgb_array" in (env.metadata.get("render_modes") or ()):
             with contextlib.suppress(TypeError):  # a function of the user's that takes no `render_mode`
-                env = _make(game, rules, {**options.options, "render_mode": "rgb_array"})
+                env = _make(game, rules, {**arguments, "render_mode": "rgb_array"})
     except UserError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
@@ -98,7 +99,7 @@ def make_pictures(game: str, rules: Rules, options: GymnasiumOptions, render: bo
         raise UserError(
             f"env.game = {game!r}: the environment cannot be made{chosen} ({reason(error)})"
         ) from error
-    return _to_pictures(env, game, options.image_key)
+    return _select_image(env, game, settings.image_key)
 
 
 def _make(game: str, rules: Rules, arguments: Mapping[str, Any]) -> gymnasium.Env:
@@ -122,8 +123,12 @@ def _make(game: str, rules: Rules, arguments: Mapping[str, Any]) -> gymnasium.En
     return wrappers.AtariPreprocessing(env, noop_max=rules.noop_max, frame_skip=FRAME_SKIP, screen_size=FRAME_SIZE)
 
 
-def _to_pictures(env: gymnasium.Env, game: str, image_key: str | None) -> gymnasium.Env:
-    """Wraps an environment so that its observations are images. Raises `UserError` if that is not possible."""
+def _select_image(env: gymnasium.Env, game: str, image_key: str | None) -> gymnasium.Env:
+    """An environment whose observations are images: the one with `image_key` of a dictionary.
+
+    Raises:
+        UserError: its actions are not discrete, or there is no such image.
+    """
     if not isinstance(env.action_space, spaces.Discrete):
         hint = "a wrapper in your own registration can make them discrete"
         raise ConfigError("env.game", game, f"discrete actions, and it has {env.action_space}", hint)
@@ -146,8 +151,8 @@ def _to_pictures(env: gymnasium.Env, game: str, image_key: str | None) -> gymnas
     return env
 
 
-def _to_frames(env: gymnasium.Env, game: str) -> gymnasium.Env:
-    """Wraps an environment whose observations are images, so that they are gray frames, uint8 [84, 84]."""
+def _grey_frames(env: gymnasium.Env, game: str) -> gymnasium.Env:
+    """Wraps an environment whose observations are images, so that they are grey frames, uint8 [84, 84]."""
     shape = env.observation_space.shape
     assert shape is not None
     if len(shape) == 3 and shape[-1] == 1:
@@ -163,30 +168,34 @@ def _to_frames(env: gymnasium.Env, game: str) -> gymnasium.Env:
 
 
 def _is_image(space: spaces.Space) -> bool:
-    """Whether a space holds images: uint8 from 0 to 255, gray or RGB, with the channels last."""
+    """Whether a space holds images: uint8 from 0 to 255, grey or RGB, with the channels last."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
     full_range = bool(np.all(space.low == 0) and np.all(space.high == 255))
     return full_range and (len(space.shape) == 2 or (len(space.shape) == 3 and space.shape[-1] in (1, 3)))
 
 
-def describe_environment(game: str, rules: Rules, options: GymnasiumOptions) -> str:
+def check_environment(game: str, rules: Rules, settings: GymnasiumSettings) -> str:
     """Makes an environment once and returns one line on its actions and images.
 
     Raises:
-        UserError: as `make_pictures`.
+        UserError: as `make_image_env`.
     """
-    pictures = make_pictures(game, rules, options)
-    assert isinstance(pictures.action_space, spaces.Discrete)
-    assert pictures.observation_space.shape is not None
-    height, width = pictures.observation_space.shape[:2]
-    line = f"{game}: {pictures.action_space.n} actions, pictures of {width} x {height} pixels"
-    _to_frames(pictures, game).close()
+    env = make_image_env(game, rules, settings)
+    assert isinstance(env.action_space, spaces.Discrete)
+    assert env.observation_space.shape is not None
+    height, width = env.observation_space.shape[:2]
+    line = f"{game}: {env.action_space.n} actions, images of {width} x {height} pixels"
+    _grey_frames(env, game).close()
     return line
 
 
 def _make_in_worker(imports: str, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
-    """Makes an environment in a process of an `AsyncVectorEnv`, after the `imports` of the process that acts."""
+    """Makes an environment in a process of an `AsyncVectorEnv`.
+
+    Args:
+        imports: what the main process has imported (`imports.IMPORTS`), which is imported first.
+    """
     os.environ[IMPORTS] = imports
     return make()
 
@@ -203,10 +212,10 @@ class GymnasiumPool(EnvPool):
     """
 
     def __init__(
-        self, game: str, seeds: Sequence[int], rules: Rules, options: GymnasiumOptions, screens: bool = False
+        self, game: str, seeds: Sequence[int], rules: Rules, settings: GymnasiumSettings, screens: bool = False
     ):
-        make = partial(make_single, game, rules, options, screens)
-        if options.vectorization_mode == "async":
+        make = partial(make_single, game, rules, settings, screens)
+        if settings.vectorization_mode == "async":
             if multiprocessing.current_process().daemon:
                 raise UserError(
                     "env.vectorization_mode = 'async': a session beside others cannot start processes; "
@@ -228,19 +237,17 @@ class GymnasiumPool(EnvPool):
         self._frame = np.zeros((len(seeds), FRAME_SIZE, FRAME_SIZE), np.uint8)  # of the newest step
         super().__init__(envs, len(seeds), int(space.n))
         if not self._is_atari:
-            self.fps = int(envs.metadata.get("render_fps") or FRAMES_PER_SECOND)
+            self.steps_per_second = int(envs.metadata.get("render_fps") or STEPS_PER_SECOND)
 
     def _reset(self) -> RawStep:
         frame, info = self._envs.reset(seed=self._seeds)
-        zeros = np.zeros(self.num_envs, bool)
-        return self._raw(frame, zeros, zeros, zeros, info)
+        return self._start(frame, info)
 
     def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> RawStep:
         all_seeds = np.zeros(self.num_envs, np.int64)
         all_seeds[envs] = seeds
         frame, info = self._envs.reset(seed=all_seeds.tolist(), options={"reset_mask": envs})
-        zeros = np.zeros(self.num_envs, bool)
-        return self._raw(frame, zeros, zeros, zeros, info)
+        return self._start(frame, info)
 
     def _send(self, actions: np.ndarray) -> None:
         self._actions = actions + self._first_action
@@ -252,6 +259,10 @@ class GymnasiumPool(EnvPool):
             return self._raw(*self._envs.step_wait())
         return self._raw(*self._envs.step(self._actions))
 
+    def _start(self, frame: np.ndarray, info: dict[str, Any]) -> RawStep:
+        self._frame = frame
+        return RawStep.start(frame, self._lives(info))
+
     def _raw(
         self,
         frame: np.ndarray,
@@ -261,13 +272,16 @@ class GymnasiumPool(EnvPool):
         info: dict[str, Any],
     ) -> RawStep:
         self._frame = frame
+        return RawStep(frame, reward, terminated, truncated, self._lives(info))
+
+    def _lives(self, info: dict[str, Any]) -> np.ndarray:
+        """The lives of each environment, int32 [n]."""
         # After a reset of some environments, `info` has the lives of these, and zeros for the others.
         known = info.get("_lives", False) if self._is_atari else False
-        lives = np.where(known, info.get("lives", 0), self.lives).astype(np.int32)
-        return RawStep(frame, reward, terminated, truncated, lives)
+        return np.where(known, info.get("lives", 0), self.lives).astype(np.int32)
 
     def screen(self) -> np.ndarray:
-        """The image that environment 0 renders, uint8 [height, width, 3]; its gray frame if it renders none."""
+        """The image that environment 0 renders, uint8 [height, width, 3]; its grey frame if it renders none."""
         image = self._envs.render()[0] if self._envs.render_mode == "rgb_array" else None
         if image is None:
             image = np.repeat(self._frame[0][..., None], 3, axis=-1)

@@ -4,7 +4,7 @@ The back ends are `ale.py`, `envpool.py` and `gymnasium.py`; this file imports n
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -17,12 +17,12 @@ STACK = 4
 """Frames that a policy sees at a time: the newest one and those before it."""
 
 FRAME_SKIP = 4
-FRAMES_PER_SECOND = 15
+STEPS_PER_SECOND = 15
 """Env steps per second of an Atari game at real speed: 60 emulator frames, 4 per env step."""
 
 
-class GymnasiumOptions(NamedTuple):
-    """Options of the back end `gymnasium`; each is an option of the same name in `EnvConfig`."""
+class GymnasiumSettings(NamedTuple):
+    """Settings of the back end `gymnasium`; each is an option of the same name in `EnvConfig`."""
 
     options: Mapping[str, Any] = {}  # arguments of the environment, as `gymnasium.make` takes them
     image_key: str | None = None  # key of the image in observations that are dictionaries
@@ -89,6 +89,12 @@ class RawStep(NamedTuple):
     cut_off: np.ndarray  # bool [n]
     lives: np.ndarray  # int [n]
 
+    @classmethod
+    def start(cls, frame: np.ndarray, lives: np.ndarray) -> Self:
+        """The step at the start of games: no reward, and nothing has ended."""
+        nothing = np.zeros(len(frame), bool)
+        return cls(frame, np.zeros(len(frame), np.float32), nothing, nothing, lives)
+
 
 class EnvPool:
     """`num_envs` copies of one game: `reset` once, then steps. The step after the end of a game starts a new one.
@@ -103,7 +109,7 @@ class EnvPool:
 
     action_names: Sequence[str] = ()
     """Names of the actions; empty if they have none."""
-    fps = FRAMES_PER_SECOND
+    steps_per_second = STEPS_PER_SECOND
     """Env steps per second of a video at real speed."""
 
     def __init__(self, envs: Any, num_envs: int, num_actions: int, record: GameRecord | None = None):
@@ -148,15 +154,15 @@ class EnvPool:
             raise ValueError(f"actions: expected [{self.num_envs}] in 0..{self.num_actions - 1}, got {actions}")
         self._send(actions)
         if self.record is not None:
-            self.record.sent(actions)
+            self.record.add_step(actions)
 
     def recv(self) -> EnvStep:
         """Waits for the step that `send` started."""
         step = self._mark(self._recv())
         if self.record is None:
             return step
-        due = self.record.due(step.first)
-        return self.start_games(step, due, self.record.anchor(due)) if due.any() else step
+        due = self.record.anchors_due(step.first)
+        return self.start_games(step, due, self.record.set_anchors(due)) if due.any() else step
 
     def start_games(self, step: EnvStep, envs: np.ndarray, seeds: np.ndarray) -> EnvStep:
         """Abandons the games of some environments and starts new ones there.

@@ -56,16 +56,16 @@ class GameRecord:
         self._actions: list[np.ndarray] = []  # actions of the newest steps
         self._new_anchors = [(first_step, first_env + i, seed) for i, seed in enumerate(seeds)]
 
-    def sent(self, actions: np.ndarray) -> None:
+    def add_step(self, actions: np.ndarray) -> None:
         """Records a step."""
         self._actions.append(actions.astype(np.uint8))
         self._steps += 1
 
-    def due(self, first: np.ndarray) -> np.ndarray:
+    def anchors_due(self, first: np.ndarray) -> np.ndarray:
         """The environments, bool [n], that get an anchor at this step. `first`: those that start a game."""
         return first & (self._steps // self._interval > self._anchor_step // self._interval)
 
-    def anchor(self, envs: np.ndarray) -> np.ndarray:
+    def set_anchors(self, envs: np.ndarray) -> np.ndarray:
         """Records an anchor in some environments, bool [n], and returns the seeds for them."""
         for i in np.flatnonzero(envs).tolist():
             words = self._game_seed, self._first_env + i, self._steps
@@ -74,10 +74,14 @@ class GameRecord:
             self._new_anchors.append((self._steps, self._first_env + i, self._anchor_seed[i]))
         return self._anchor_seed[envs]
 
-    def take(
+    def cut_segment(
         self, frame: np.ndarray, lives: np.ndarray, in_progress: np.ndarray
     ) -> tuple[GamesInProgress, Segment]:
-        """The games in progress, of which the arguments are fields, and the steps since the last call."""
+        """Returns the games in progress, and the segment of steps since the last call.
+
+        Args:
+            frame, lives, in_progress: fields of the result, from the pool's newest step.
+        """
         crc = np.array([zlib.crc32(each.tobytes()) for each in frame], np.uint32)
         new_anchors = np.array(self._new_anchors, np.int64).reshape(-1, 3)
         segment = Segment(self._taken, self._newest(self._steps - self._taken), new_anchors, crc)

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,9 +15,15 @@ PAST = STACK - 1
 """Frames of a stack before the newest one."""
 
 
-def play_again(
-    pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]
-) -> Iterator[tuple[np.ndarray, EnvStep]]:
+class ReplayedStep(NamedTuple):
+    """A step of games that are played again."""
+
+    remaining: int  # steps that are left
+    started: np.ndarray  # bool [n]; an environment whose game has not started yet has a meaningless step
+    step: EnvStep
+
+
+def play_again(pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]) -> Iterator[ReplayedStep]:
     """Plays games from seeds and actions. All environments end together; one with fewer actions starts later.
 
     Args:
@@ -25,30 +32,30 @@ def play_again(
         actions: for each environment, its actions, int [steps].
 
     Yields:
-        After the start and after each step: the number of steps left, int [n], all equal; and the step. Ignore the
-        steps of an environment that has fewer actions than steps are left: its game has not started.
+        The start, and each step.
     """
     lengths = np.array(list(map(len, actions)))
-    left = np.full(len(lengths), lengths.max())
     step = pool.reset()
-    while True:
-        starts = left == lengths
+    for remaining in range(lengths.max(), -1, -1):
+        starts = lengths == remaining
         if starts.any():
             step = pool.start_games(step, starts, seeds[starts])
-        yield left, step
-        if not left[0]:
-            return
-        remaining = int(left[0])
-        step = pool.step(np.array([each[-remaining] if remaining <= len(each) else 0 for each in actions]))
-        left = left - 1
+        yield ReplayedStep(remaining, lengths >= remaining, step)
+        if remaining:
+            step = pool.step(np.array([each[-remaining] if remaining <= len(each) else 0 for each in actions]))
 
 
-def replay(pool: EnvPool, games: GamesInProgress) -> tuple[EnvStep, np.ndarray, np.ndarray, EpisodeCounter]:
+class Replayed(NamedTuple):
+    """The state of games in progress, after they were played again."""
+
+    step: EnvStep  # the newest step
+    frames: np.ndarray  # uint8 [3, n, 84, 84], the frames before it, the oldest first
+    age: np.ndarray  # int32 [n], earlier frames of the same game before the last of `frames`, at most 3
+    episodes: EpisodeCounter  # return and length so far
+
+
+def replay(pool: EnvPool, games: GamesInProgress) -> Replayed:
     """Plays the games of a checkpoint again in a new pool, which then continues their record. Shows progress.
-
-    Returns:
-        The newest step; the frames before it, uint8 [3, n, 84, 84], the oldest first; the age of the last of these
-        frames, int32 [n] (earlier frames of the same game, at most 3); and the counter of the games in progress.
 
     Raises:
         UserError: the games do not end as in the checkpoint, which is damaged or of another emulator or game.
@@ -60,9 +67,10 @@ def replay(pool: EnvPool, games: GamesInProgress) -> tuple[EnvStep, np.ndarray, 
     episodes = EpisodeCounter(pool.num_envs)
     newest = deque(maxlen=PAST + 1)
     steps = play_again(pool, games.anchor_seed, actions)
-    for _, step in tracked(steps, "playing the games of the checkpoint again", since.max() + 1, transient=True):
-        episodes.count(step)
-        newest.append(step)
+    title = "playing the games of the checkpoint again"
+    for replayed in tracked(steps, title, since.max() + 1, transient=True):
+        episodes.count(replayed.step)
+        newest.append(replayed.step)
     step = newest.pop()
     found = (step.frame, pool.lives, episodes.in_progress)
     if not all(map(np.array_equal, found, (games.frame, games.lives, games.in_progress))):
@@ -75,4 +83,4 @@ def replay(pool: EnvPool, games: GamesInProgress) -> tuple[EnvStep, np.ndarray, 
     if record is not None:
         record.restore(games)
     pool.record = record
-    return step, frames, age, episodes
+    return Replayed(step, frames, age, episodes)

@@ -30,9 +30,10 @@ from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.option_forms import GpuWord
 from jaxrl_atari.output import counted, say
+from jaxrl_atari.report.evaluations import evaluation_file, game_file, video_file
 from jaxrl_atari.report.page import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
-from jaxrl_atari.report.summary import interval_text
+from jaxrl_atari.report.text import interval_text
 from jaxrl_atari.runs.files import not_saved, unused
 from jaxrl_atari.runs.run_dir import read_config
 from jaxrl_atari.runs.tracking import add_to_tensorboard
@@ -49,8 +50,8 @@ class Options(WithImports):
     episodes: Annotated[int, Limits(1, 1_000_000)] = 32
     """Full games to play."""
     video: bool = False
-    """Also record a game with that seed to video_STEP.mp4 (or video_STEP_2.mp4, ...) in the session's directory,
-    and to TensorBoard."""
+    """Also record a game, with the seed `--seed`, to video_STEP.mp4 (or video_STEP_2.mp4, ...) in the session's
+    directory, and to TensorBoard."""
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
     session: Annotated[int | None, Limits(0, 10_000)] = None
@@ -89,36 +90,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.video:
             raise UserError(f"--video: {run_dir} cannot be written to; leave it out, or copy the run elsewhere")
         say(f"note: {run_dir} cannot be written to: the results are shown, and not saved")
-    unsaved: list[str] = []
-    results = [_evaluate(policy, options, options.seed + i, unsaved) for i, policy in enumerate(policies)]
+    files = ResultFiles()
+    results = [_evaluate(policy, options, options.seed + i, files) for i, policy in enumerate(policies)]
     if every_session:
-        _summarise(run_dir, results, options, unsaved)
+        _summarise(run_dir, results, options, files)
     elif options.checkpoint == "best":
         advice = "to quote a score, use --sessions all --checkpoint latest"
         say(f"note: the best checkpoint is an optimistic pick; {advice}")
-    if unsaved:
-        raise UserError(f"shown above, and not saved: {'; '.join(unsaved)}")
+    if files.problems:
+        raise UserError(f"shown above, and not saved: {'; '.join(files.problems)}")
     if (run_dir / REPORT_FILE).is_file():
         try_report(run_dir)
 
 
-def _save(path: Path, figures: dict[str, Any], unsaved: list[str]) -> None:
-    """Writes figures to a file. If that fails, adds the reason to `unsaved`."""
-    problem = not_saved(path, figures)
-    if problem:
-        unsaved.append(problem)
-    else:
-        say(f"written: {path}")
+class ResultFiles:
+    """Writes the files of a command, and collects why some could not be written: the results are shown anyway."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def save(self, path: Path, values: dict[str, Any]) -> None:
+        """Writes a JSON file and prints its path."""
+        problem = not_saved(path, values)
+        if problem:
+            self.problems.append(problem)
+        else:
+            say(f"written: {path}")
 
 
-def _evaluate(policy: Policy, options: Options, seed: int, unsaved: list[str]) -> dict[str, Any]:
-    """Plays the games of one session, prints and writes their figures, and records the video if it is wanted.
-
-    Args:
-        unsaved: receives the reasons why files could not be written.
+def _evaluate(policy: Policy, options: Options, seed: int, files: ResultFiles) -> dict[str, Any]:
+    """Plays the games of one session, prints and saves their scores, and records the video if it is wanted.
 
     Returns:
-        The figures: the content of evaluation_STEP.json.
+        The content of evaluation_STEP.json.
     """
     env = policy.config.env
     session_dir = policy.session_dir
@@ -133,7 +137,7 @@ def _evaluate(policy: Policy, options: Options, seed: int, unsaved: list[str]) -
         f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {result.std:>12,.1f}\n"
         f"{result.cut_off} of {counted(options.episodes, 'game')} cut off at {env.time_limit}"
     )
-    figures = {
+    values = {
         "session": session_dir.name,
         "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "game": env.game_name,
@@ -154,30 +158,29 @@ def _evaluate(policy: Policy, options: Options, seed: int, unsaved: list[str]) -
         "lengths": [game.length for game in result.games],
         "truncated": [game.truncated for game in result.games],
     }
-    path = unused(session_dir / f"evaluation_{policy.env_steps}.json")
-    _save(path, figures, unsaved)
+    path = unused(evaluation_file(session_dir, policy.env_steps))
+    files.save(path, values)
     if options.video:
-        _record(policy, path, seed, options.greedy, unsaved)
-    return figures
+        _record(policy, path, seed, options.greedy, files)
+    return values
 
 
-def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, unsaved: list[str]) -> None:
+def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, files: ResultFiles) -> None:
     """Records a game: a video, and a page with the video and the network's outputs.
 
     Args:
         evaluation: the file of the evaluation, evaluation_STEP.json. The names of the video and the page have the
             same STEP, by which a report finds their date.
-        unsaved: receives the reason if the game could not be recorded.
     """
-    video = unused(evaluation.with_name(f"{evaluation.stem.replace('evaluation', 'video')}.mp4"))
-    page = unused(evaluation.with_name(f"{evaluation.stem.replace('evaluation', 'game')}.html"))
+    video = unused(video_file(evaluation))
+    page = unused(game_file(video))
     say(f"recording a game with seed {seed} to {video}")
     try:
         game = record_video(policy, video, seed, greedy, say, page)
         if policy.config.log.tensorboard:
             add_to_tensorboard(video, policy.env_steps)
     except (UserError, OSError) as error:
-        unsaved.append(reason(error))
+        files.problems.append(reason(error))
     else:
         say(f"written: {video} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
         say(f"written: {page} (the video beside the network's outputs; it opens in a browser)")
@@ -195,37 +198,36 @@ SHARED = (
     "compute_dtype",
     "episodes",
 )
-"""The figures that the sessions of one evaluation have in common.
+"""The values that the sessions of one evaluation have in common.
 
 Their values are those of the last session; only the date differs.
 """
 
 
-def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options, unsaved: list[str]) -> None:
-    """Prints the mean over sessions with its interval, and writes it to evaluation.json with all returns.
+def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options, files: ResultFiles) -> None:
+    """Prints the mean over sessions with its interval, and saves it in evaluation.json with all returns.
 
     Args:
         results: the result of `_evaluate` for each session.
-        unsaved: receives the reason if the file could not be written.
     """
-    means = [figures["mean"] for figures in results]
+    means = [result["mean"] for result in results]
     mean = sum(means) / len(means)
     say(f"\n{counted(len(means), 'session')}, checkpoint {options.checkpoint}, {options.episodes} games each")
-    for figures in results:
-        say(f"{figures['session']:>12} {figures['mean']:>12,.1f}")
+    for result in results:
+        say(f"{result['session']:>12} {result['mean']:>12,.1f}")
     say(f"{'mean':>12} {mean:>12,.1f}   {interval_text(means)}")
     summary = {
         **{name: results[-1][name] for name in SHARED},
         "seed": options.seed,
-        "sessions": [figures["session"] for figures in results],
-        "env_steps": [figures["env_steps"] for figures in results],
+        "sessions": [result["session"] for result in results],
+        "env_steps": [result["env_steps"] for result in results],
         "mean": mean,
         "interval": score_interval(means),
         "session_means": means,
-        "cut_off": sum(figures["cut_off"] for figures in results),
-        "matrix": [figures["returns"] for figures in results],  # sessions x games
+        "cut_off": sum(result["cut_off"] for result in results),
+        "matrix": [result["returns"] for result in results],  # sessions x games
     }
-    _save(unused(run_dir / "evaluation.json"), summary, unsaved)
+    files.save(unused(run_dir / "evaluation.json"), summary)
 
 
 if __name__ == "__main__":

@@ -72,20 +72,22 @@ class Evaluator:
         )  # fmt: skip
         self._running = policy, result
 
-    def running(self) -> Policy | None:
-        """The policy that is being evaluated, if any. A new result is written first."""
-        self.settle(lambda: True)
+    @property
+    def policy(self) -> Policy | None:
+        """The policy that is being evaluated, if any; see `poll`."""
         return self._running and self._running[0]
 
     def settle(self, stop_requested: Callable[[], bool]) -> None:
         """Waits for the running evaluation, if any, and writes its result. Returns early on a stop request."""
-        if self._running is None:
+        while self._running and not self._running[1].done() and not stop_requested():
+            wait([self._running[1]], timeout=0.2)
+        self.poll()
+
+    def poll(self) -> None:
+        """Writes the result of the running evaluation, if that has ended."""
+        if self._running is None or not self._running[1].done():
             return
         policy, running = self._running
-        while not running.done() and not stop_requested():
-            wait([running], timeout=0.2)
-        if not running.done():
-            return
         self._running = None
         at = f"evaluation at {policy.env_steps:,} env steps"
         try:

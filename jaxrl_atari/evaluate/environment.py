@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.envs.pool import FRAME_SIZE, FRAMES_PER_SECOND, STACK
+from jaxrl_atari.envs.pool import FRAME_SIZE, STACK, STEPS_PER_SECOND
 from jaxrl_atari.evaluate.pools import make_evaluation_pool
 
 
@@ -36,7 +36,7 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
     """
 
     # A class attribute, as Gymnasium declares it; each instance has its own frames per second.
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND}  # noqa: RUF012
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": STEPS_PER_SECOND}  # noqa: RUF012
 
     def __init__(self, env: EnvConfig, render_mode: str | None = None):
         if render_mode not in (None, "rgb_array"):
@@ -47,7 +47,7 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._closed = False
         self._over = False
         self._frames = deque[np.ndarray](maxlen=STACK)
-        self.metadata = {**self.metadata, "render_fps": self._pool.fps}
+        self.metadata = {**self.metadata, "render_fps": self._pool.steps_per_second}
         self.action_space = spaces.Discrete(self._pool.num_actions)
         self.observation_space = spaces.Box(0, 255, (FRAME_SIZE, FRAME_SIZE, STACK), np.uint8)
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.networks import Outputs
+from jaxrl_atari.report.evaluations import GAME_TEMPLATE
 from jaxrl_atari.runs.files import write_file
-
-TEMPLATE = Path(__file__).with_name("game.html")
 
 
 class WatchedGame:
@@ -71,7 +70,7 @@ def write_game_page(path: Path, video: Path, record: WatchedGame, policy: Policy
         "probabilities": [[round(odds, 4) for odds in each.tolist()] for each in record.probabilities],
         "action": record.chosen,
     }
-    page = string.Template(TEMPLATE.read_text(encoding="utf-8")).safe_substitute(
+    page = string.Template(GAME_TEMPLATE.read_text(encoding="utf-8")).safe_substitute(
         title=html.escape(env.game_name),
         about=html.escape(", ".join(facts)),
         clipped=" of clipped rewards" if env.rules.clip_rewards else "",

@@ -193,9 +193,12 @@ def _video_writer(path: Path, shape: tuple[int, ...], fps: int) -> Iterator[Call
     height, width, _ = shape
     scale = max(1, round(VIDEO_HEIGHT / height))
     filters = f"pad=ceil(iw/2)*2:ceil(ih/2)*2,scale={scale}*iw:{scale}*ih:flags=neighbor"
-    source = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps} -i -"
-    target = f"-vf {filters} -an -c:v libx264 -pix_fmt yuv420p -movflags +faststart -f mp4"
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), *f"-y -loglevel error {source} {target}".split(), partial]
+    command = [
+        *(imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error"),
+        *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps), "-i", "-"),
+        *("-vf", filters, "-an", "-c:v", "libx264", "-pix_fmt", "yuv420p"),
+        *("-movflags", "+faststart", "-f", "mp4", partial),
+    ]
     try:
         # `imageio_ffmpeg.write_frames` forks in a way that can deadlock a process that runs JAX.
         with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
@@ -223,7 +226,7 @@ def record_video(
     """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, about 630 pixels high).
 
     With the back end `envpool`, the game is played on `ale`, which has colour screens. A Gymnasium environment
-    shows what it renders as `rgb_array` or, if it renders nothing, the gray frames that the policy sees. The file
+    shows what it renders as `rgb_array` or, if it renders nothing, the grey frames that the policy sees. The file
     gets its name when it is complete, so that an interrupted recording leaves none.
 
     Args:
@@ -243,10 +246,10 @@ def record_video(
     games: list[FinishedGame] = []
     next_line_at = time.monotonic() + SECONDS_BETWEEN_VIDEO_LINES
     with contextlib.closing(make_evaluation_pool(policy.config.env, 1, seed, screens=True)) as pool:
-        record = WatchedGame(pool.action_names, pool.fps)
+        record = WatchedGame(pool.action_names, pool.steps_per_second)
         steps = play(policy, pool, seed, greedy, record.decided)
         step, _ = next(steps)
-        with _video_writer(path, pool.screen().shape, pool.fps) as write:
+        with _video_writer(path, pool.screen().shape, pool.steps_per_second) as write:
             while True:
                 write(pool.screen())
                 record.rewards.append(float(step.reward[0]))

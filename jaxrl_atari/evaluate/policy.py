@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.devices import pick_device
+from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.frames import arrange_stacks
@@ -124,7 +125,7 @@ class Policy:
         greedy: bool = False,
     ) -> tuple[np.ndarray, Outputs]:
         """Like `step`, but returns all outputs of the network (logits, value, memory) with the actions."""
-        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[1:] != (84, 84, 4):
+        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[1:] != (FRAME_SIZE, FRAME_SIZE, STACK):
             raise ValueError(
                 f"frames: expected uint8 [n, 84, 84, 4] or [84, 84, 4], got {frames.dtype} {list(frames.shape)}"
             )
@@ -162,12 +163,13 @@ def find_session(run_dir: str | Path, session: int | None) -> Path:
     if (path / "checkpoints").is_dir():
         return path
     sessions = [session_path(path, number) for number in range(read_config(path).sessions)]
-    return max(filter(checkpoint_steps, sessions), key=_best_score, default=sessions[0])
+    with_checkpoints = [path for path in sessions if checkpoint_steps(path)]
+    return max(with_checkpoints, key=_best_score, default=sessions[0])
 
 
-def _best_score(session_dir: Path) -> float:
+def _best_score(directory: Path) -> float:
     """The highest score at a checkpoint of a session; -inf if no game had ended."""
-    checkpoints = Checkpoints(session_dir)
+    checkpoints = Checkpoints(directory)
     score = checkpoints.read_meta(checkpoints.best_step() or 0)["score"]
     return -np.inf if score is None else score
 
@@ -192,30 +194,34 @@ def load_policy(
     Raises:
         UserError: the directory holds no run, or the checkpoint is missing or damaged.
     """
-    session_dir = find_session(run_dir, session)
-    checkpoints = Checkpoints(session_dir)
+    directory = find_session(run_dir, session)
+    checkpoints = Checkpoints(directory)
     if not checkpoints.steps():
-        raise UserError(
-            f"{session_dir}: holds no checkpoint; there is no such session, or it has written none yet"
-        )
-    home = device or pick_device("auto")
+        raise UserError(f"{directory}: holds no checkpoint; there is no such session, or it has written none yet")
+    device = device or pick_device("auto")
 
-    def target(meta: dict[str, Any]) -> Any:
-        return abstract_params(config_from_dict(meta["config"]).network, meta["num_actions"], home)
+    def restore_target(meta: dict[str, Any]) -> Any:
+        """The shapes of the parameters and the device that they go to."""
+        return abstract_params(config_from_dict(meta["config"]).network, meta["num_actions"], device)
 
     if checkpoint == "latest":
-        step, arrays, meta, damaged = checkpoints.restore_newest(target, part=PARAMETERS)
+        step, arrays, meta, damaged = checkpoints.restore_newest(restore_target, part=PARAMETERS)
         for error in damaged.values():
             _log.warning("%s; the one at env step %s is used", error, step)
     else:
         step = (checkpoints.best_step() or 0) if checkpoint == "best" else checkpoint
         meta = checkpoints.read_meta(step)
-        arrays = checkpoints.restore(step, target(meta), part=PARAMETERS)
+        arrays = checkpoints.restore(step, restore_target(meta), part=PARAMETERS)
     config = config_from_dict(meta["config"])
     # `num_threads` was the share of the cores that training had.
     env = dataclasses.replace(config.env, num_threads=0, backend=backend or config.env.backend)
-    network = make_network(config.network, meta["num_actions"], network_platform(home))
-    params = arrays["train_state"]["params"]
+    network = make_network(config.network, meta["num_actions"], network_platform(device))
     return Policy(
-        dataclasses.replace(config, env=env), network, params, home, session_dir, step, meta["num_actions"]
+        config=dataclasses.replace(config, env=env),
+        network=network,
+        params=arrays["train_state"]["params"],
+        device=device,
+        session_dir=directory,
+        env_steps=step,
+        num_actions=meta["num_actions"],
     )

@@ -2,10 +2,12 @@
 
     python -m jaxrl_atari.export RUN_DIR [--checkpoint best|latest|STEP] [--session N] [--to DIR]
 
-policy.onnx            frame stacks in, logits and value out, for any runtime of ONNX
-policy.npz, play.py    the parameters, and a program on NumPy and ale-py that plays games with them
-policy.jaxexport       the program as `jax.export` serializes it, for JAX
-README.md              game, protocol, preprocessing, score, and how to use each
+| file | content |
+|---|---|
+| policy.onnx | frame stacks in, logits and value out, for any runtime of ONNX |
+| policy.npz, play.py | the parameters, and a program on NumPy and ale-py that plays games with them |
+| policy.jaxexport | the program as `jax.export` serializes it, for JAX |
+| README.md | game, protocol, preprocessing, score, and how to use each |
 
 The command needs pip install 'jaxrl_atari[export]'. All three programs compute in float32. Before anything is
 written, they are run on the same inputs and their outputs are compared.
@@ -18,7 +20,7 @@ import string
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,7 @@ import tyro
 from jax import export
 
 from jaxrl_atari import __version__, cli
+from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.ale import rom_ids
@@ -37,7 +40,9 @@ from jaxrl_atari.hardware.gpus import forbid_gpu
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.networks import Observation, apply_module, initial_carry, make_module
 from jaxrl_atari.output import counted, say
-from jaxrl_atari.report import summary
+from jaxrl_atari.report.evaluations import evaluations
+from jaxrl_atari.report.summary import Run, read_run, trial_summary
+from jaxrl_atari.report.text import interval_text, score_text
 from jaxrl_atari.runs.files import unused, write_file
 from jaxrl_atari.runs.layout import session_number
 
@@ -55,16 +60,16 @@ class Options(WithImports):
 
     run_dir: tyro.conf.Positional[Path]
     """Directory of a run."""
-    checkpoint: Literal["best", "latest"] | int = "best"
+    checkpoint: Annotated[Literal["best", "latest"] | int, Limits(0, 10**12)] = "best"
     """The one with the highest mean return of the last 100 games, the latest one, or the one at an env step."""
-    session: int | None = None
+    session: Annotated[int | None, Limits(0, 10_000)] = None
     """Session of the run. None: its only one, else the one with the highest mean return of 100 games."""
     to: Path | None = None
     """New folder. None: export_STEP in the session's directory (or export_STEP_2, ...)."""
 
 
-class Outputs(NamedTuple):
-    """Outputs of a network for a batch, as NumPy arrays."""
+class NumPyOutputs(NamedTuple):
+    """The outputs of a network for a batch, as NumPy arrays."""
 
     logits: np.ndarray  # float32 [N, actions]
     value: np.ndarray  # float32 [N]
@@ -126,6 +131,8 @@ def jax_program(module: Any, params: Any, memory: list[int]) -> export.Exported:
 
         return export.export(jax.jit(act), platforms=PLATFORMS)(stacks)
 
+    # A recurrent module makes the memory of a batch whose size is known. Here the size is a symbol, so the program
+    # is one for a single environment, mapped over the batch.
     def act_once(stacks: Any, first: Any, carry: Any) -> Any:
         one = jax.tree.map(lambda x: x[None], Observation(stacks, first, carry))
         outputs = apply_module(module, params, one)
@@ -136,14 +143,14 @@ def jax_program(module: Any, params: Any, memory: list[int]) -> export.Exported:
     return export.export(jax.jit(jax.vmap(act_once)), platforms=PLATFORMS)(stacks, first, carry)
 
 
-def run_jax(program: bytes | bytearray, stacks: np.ndarray, first: np.ndarray, memory: tuple) -> Outputs:
+def run_jax(program: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple) -> NumPyOutputs:
     """Runs a serialized program."""
     inputs = (stacks, first, memory) if memory else (stacks,)
     logits, value, *carry = export.deserialize(bytearray(program)).call(*inputs)
-    return Outputs(np.asarray(logits), np.asarray(value), tuple(map(np.asarray, *carry)) if memory else ())
+    return NumPyOutputs(np.asarray(logits), np.asarray(value), tuple(map(np.asarray, *carry)) if memory else ())
 
 
-def run_onnx(model: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple) -> Outputs:
+def run_onnx(model: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple) -> NumPyOutputs:
     """Runs a model in onnxruntime, on the CPU."""
     import onnxruntime
 
@@ -152,35 +159,34 @@ def run_onnx(model: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple)
     wanted = {each.name for each in session.get_inputs()}
     given = {name: x for name, x in inputs.items() if name in wanted}
     logits, value, *carry = (np.asarray(output) for output in session.run(None, given))
-    return Outputs(logits, value, tuple(carry))
+    return NumPyOutputs(logits, value, tuple(carry))
 
 
-def largest_difference(one: Outputs, other: Outputs) -> float:
+def largest_difference(one: NumPyOutputs, other: NumPyOutputs) -> float:
     """The largest difference between two outputs, absolute or relative, whichever is smaller."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return max(float(np.max(np.abs(a - b) / np.maximum(1, np.abs(a)))) for a, b in pairs)
 
 
-def score_lines(policy: Policy, run: summary.Run) -> list[str]:
+def score_lines(policy: Policy, run: Run) -> list[str]:
     """Lines of the README: the score of the run, and the newest evaluation of the policy's checkpoint."""
-    trial = summary.trial_summary(run)
-    number = summary.score_text
+    trial = trial_summary(run)
     sessions = counted(len(trial["sessions"]), "session")
     lines = ["No game of the run has ended yet.", ""]
     if trial["score"] is not None:
         lines = [
-            f"The run's score is {number(trial['score'])}, the mean of `return_ma` over {sessions} (`return_ma`:",
-            f"{trial['return_ma']} of the mean return of the last 100 full games, while it trained).",
-            summary.interval_text(trial["session_scores"]),
+            f"The run's score is {score_text(trial['score'])}, the mean of `return_ma` over {sessions}",
+            f"(`return_ma`: {trial['return_ma']} of the mean return of the last 100 full games).",
+            interval_text(trial["session_scores"]),
             "",
         ]
-    evaluated = [each for each in summary.evaluations(policy.session_dir) if each["env_steps"] == policy.env_steps]
+    evaluated = [each for each in evaluations(policy.session_dir) if each["env_steps"] == policy.env_steps]
     if not evaluated:
         return [*lines, "This checkpoint has not been evaluated by itself (`python -m jaxrl_atari.evaluate`)."]
     newest = evaluated[-1]
     games = counted(newest["episodes"], "full game")
     actions = "greedy" if newest["greedy"] else "sampled"
-    score = f"{number(newest['mean'])} over {games} (std {number(newest['std'])} over games)"
+    score = f"{score_text(newest['mean'])} over {games} (std {score_text(newest['std'])} over games)"
     return [
         *lines,
         f"This checkpoint, evaluated in {newest.get('compute_dtype', 'another arithmetic')}: mean return",
@@ -200,7 +206,7 @@ def start_of_game(about: dict[str, Any]) -> str:
     return ", then ".join(filter(None, ["FIRE" if presses_fire else "", no_ops])) or "no no-ops and no FIRE"
 
 
-def readme(policy: Policy, about: dict[str, Any], run: summary.Run, difference: float) -> str:
+def readme(policy: Policy, about: dict[str, Any], run: Run, difference: float) -> str:
     """The README of an export, made from readme.md.
 
     Args:
@@ -254,7 +260,7 @@ def readme(policy: Policy, about: dict[str, Any], run: summary.Run, difference: 
     )
 
 
-def export_policy(policy: Policy, run: summary.Run, directory: Path) -> float:
+def export_policy(policy: Policy, run: Run, directory: Path) -> float:
     """Writes the folder of an export.
 
     Returns:
@@ -282,7 +288,7 @@ def export_policy(policy: Policy, run: summary.Run, directory: Path) -> float:
     memory = [x.shape[1] for x in jax.tree.leaves(carry)]
     about = describe(policy, memory)
 
-    program = jax_program(module, params, memory).serialize()
+    program = bytes(jax_program(module, params, memory).serialize())
     model = make_model(play.NETWORKS[name], params, num_actions, memory).SerializeToString()
     random = np.random.default_rng(0)
     stacks = random.integers(0, 256, (4, 84, 84, 4), np.uint8)
@@ -290,7 +296,7 @@ def export_policy(policy: Policy, run: summary.Run, directory: Path) -> float:
     before = tuple(random.normal(size=(4, size)).astype(np.float32) for size in memory)
     computed = {
         "JAX": run_jax(program, stacks, first, before),
-        "NumPy": Outputs(*play.NETWORKS[name](play.NumPy, params, stacks, first, before)),
+        "NumPy": NumPyOutputs(*play.NETWORKS[name](play.NumPyLayers, params, stacks, first, before)),
         "onnxruntime": run_onnx(model, stacks, first, before),
     }
     differences = {where: largest_difference(computed["JAX"], outputs) for where, outputs in computed.items()}
@@ -310,7 +316,7 @@ def export_policy(policy: Policy, run: summary.Run, directory: Path) -> float:
     }
     directory.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
-        write_file(directory / file, bytes(content) if not isinstance(content, str) else content)
+        write_file(directory / file, content)
     return difference
 
 
@@ -324,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.to is not None and (options.to.is_file() or any(options.to.glob("*"))):
         raise UserError(f"--to {options.to}: exists already; choose another folder, or remove it")
     forbid_gpu()  # a GPU may be training
-    run = summary.read_run(options.run_dir)
+    run = read_run(options.run_dir)
     policy = load_policy(options.run_dir, options.checkpoint, session=options.session)
     directory = options.to or unused(policy.session_dir / f"export_{policy.env_steps}")
     difference = export_policy(policy, run, directory)

@@ -17,8 +17,11 @@ Tensor = str
 """The name of a value in the graph."""
 
 
-class Layers:
-    """The layers of `play.NumPy` as nodes of a graph. Images are `[N, channels, height, width]`, as in ONNX."""
+class OnnxLayers:
+    """The layers of `play.NumPyLayers` as nodes of a graph.
+
+    Images are `[N, channels, height, width]`, as in ONNX.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
@@ -91,7 +94,7 @@ def make_model(network: Any, params: dict[str, Any], num_actions: int, memory: l
         and `value` `[batch]`. A recurrent network also has the inputs `first` bool `[batch]` and `memory_<i>`, and
         the outputs `new_memory_<i>`.
     """
-    layers = Layers()
+    layers = OnnxLayers()
     remembered = tuple(f"memory_{i}" for i in range(len(memory)))
     logits, value, carry = network(layers, params, "stacks", "first", remembered)
     results = {"logits": logits, "value": value} | {

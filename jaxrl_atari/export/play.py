@@ -1,4 +1,6 @@
-"""Plays Atari with an exported policy. It needs NumPy and ale-py, but not the package that trained the policy:
+"""Plays Atari with an exported policy.
+
+It needs NumPy and ale-py, but not the package that trained the policy:
 
     pip install numpy 'ale-py[vector]'
     python play.py [--games 3] [--seed 0] [--greedy]
@@ -27,7 +29,7 @@ Parameters = dict[str, Any]
 # --- Layers ------------------------------------------------------------------------------------------------------
 
 
-class NumPy:
+class NumPyLayers:
     """The layers of the networks below, in float32. Images are `[N, height, width, channels]`."""
 
     @staticmethod
@@ -183,7 +185,7 @@ class Policy:
 
     def outputs(self, stacks: Array, first: Array) -> tuple[Array, Array]:
         """Logits `[N, actions]` and value `[N]` of one step. The memory is kept for the next step."""
-        logits, value, self.memory = self.network(NumPy, self.params, stacks, first, self.memory)
+        logits, value, self.memory = self.network(NumPyLayers, self.params, stacks, first, self.memory)
         return logits, value
 
 
@@ -269,7 +271,7 @@ def play(policy: Policy, seed: int, greedy: bool, num_envs: int = 1) -> Iterator
 
 
 def main() -> None:
-    """Plays games and prints their returns."""
+    """The command: plays games and prints their returns."""
     parser = argparse.ArgumentParser(description="Plays Atari with an exported policy.")
     parser.add_argument("--policy", default=Path(__file__).with_name("policy.npz"), help="the exported parameters")
     parser.add_argument("--games", type=int, default=1, help="full games to play")

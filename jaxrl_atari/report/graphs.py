@@ -21,7 +21,8 @@ from jaxrl_atari.envs.games import Game
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import align_sessions, sample_std
 from jaxrl_atari.report.statistics import CONFIDENCE
-from jaxrl_atari.report.summary import Run, left_out_text, members, score_text, sessions_text, trial_summary
+from jaxrl_atari.report.summary import Run, trial_summary
+from jaxrl_atari.report.text import left_out_text, score_text, sessions_text
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.reading import Table, read_evaluations
@@ -176,9 +177,13 @@ def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps", x_end: 
 
 
 @default_style()
-def plot_session(run: Run, session_dir: Path) -> list[Path]:
-    """Draws returns, evaluations and learning metrics into graphs/session.png and .svg; returns the files."""
-    source = digest_of_run(run)
+def plot_session(run: Run, session_dir: Path, source: str | None = None) -> list[Path]:
+    """Draws returns, evaluations and learning metrics into graphs/session.png and .svg; returns the files.
+
+    Args:
+        source: the `digest_of_run`, if it is known.
+    """
+    source = source or digest_of_run(run)
     table = run.tables[session_dir]
     env_steps = table["env_steps"]
     evaluations = read_evaluations(session_dir)
@@ -218,7 +223,7 @@ def _draw_mean(axes: "Axes", tables: Sequence[Table], column: str, x: XAxis, **l
     """Draws the mean over sessions with a band of ± one sample std, at the points where every session has a value.
 
     Args:
-        tables: the log points of the sessions; see `summary.members`.
+        tables: the log points of the sessions; see `Run.members`.
         line: properties of the line, with its `color`.
     """
     along, unit = X_AXES[x]
@@ -233,29 +238,31 @@ def _draw_mean(axes: "Axes", tables: Sequence[Table], column: str, x: XAxis, **l
         axes.fill_between(points, mean - std, mean + std, color=line["color"], alpha=0.15, linewidth=0)
 
 
-def plot_run(run: Run, title: str = "") -> list[Path]:
+def plot_run(run: Run, heading: str = "") -> list[Path]:
     """Draws every session, and the trial as graphs/trial.png and .svg in the run directory; returns the files."""
-    files = [file for session_dir in run.tables for file in plot_session(run, session_dir)]
+    source = digest_of_run(run)
+    files = [file for session_dir in run.tables for file in plot_session(run, session_dir, source)]
     curves = [(RETURN_MA, run)]
-    return files + plot_comparison(curves, run.path / "graphs", title or run.config.name, "trial")
+    return files + plot_comparison(curves, run.path / "graphs", heading or run.config.name, "trial")
 
 
 @default_style()
 def plot_comparison(
     runs: Sequence[tuple[str, Run]],
     output: Path,
-    title: str = "",
+    heading: str = "",
     file: str = "comparison",
     x: XAxis = "env steps",
 ) -> list[Path]:
     """Draws the return_ma of runs, with a panel for each game and protocol; returns the files.
 
-    A line is the mean over the sessions of a trial that count (`summary.members`), and its band is one sample
+    A line is the mean over the sessions of a trial that count (`Run.members`), and its band is one sample
     standard deviation. The legend names the sessions that are left out. A panel of a single run also shows its
     return_mean.
 
     Args:
         runs: name in the legend, and run.
+        heading: title of the figure.
         file: name of the files, without their suffixes.
     """
     source = digest_of_runs(runs, x)
@@ -264,15 +271,16 @@ def plot_comparison(
         panels.setdefault(f"{run.game.name}, protocol {run.protocol}", []).append((name, run))
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
-    figure = new_figure(title or "return_ma", 7 * columns, 5.5 * rows)
+    figure = new_figure(heading or "return_ma", 7 * columns, 5.5 * rows)
     for index, (panel, trials) in enumerate(sorted(panels.items()), 1):
         axes = figure.add_subplot(rows, columns, index)
         without_game = _draw_trials(axes, trials, x)
+        title = panel
         if without_game and len(trials) > 1:
-            panel += f"\nno finished game yet: {', '.join(without_game)}"
-        axes.set_title(panel)
+            title += f"\nno finished game yet: {', '.join(without_game)}"
+        axes.set_title(title)
         along, unit = X_AXES[x]
-        x_end = max(table[along][-1] for _, run in trials for table in members(run).tables.values()) / unit
+        x_end = max(table[along][-1] for _, run in trials for table in run.members.tables.values()) / unit
         finish_returns(axes, trials[0][1].game, x, x_end)
     if any(axes.collections for axes in figure.axes):
         figure.supxlabel("mean ± 1 std over sessions", fontsize="medium")
@@ -288,7 +296,7 @@ def _draw_trials(axes: "Axes", trials: Sequence[tuple[str, Run]], x: XAxis) -> l
         if trial["score"] is None:
             without_game.append(name)
             continue
-        tables = [*members(run).tables.values()]
+        tables = [*run.members.tables.values()]
         if len(trials) == 1:
             _draw_mean(axes, tables, "return_mean", x, color=COLOURS[4], linewidth=1.2, label=RETURN_MEAN)
         label = f"{name}: {sessions_text(trial)}, score {score_text(trial['score'])}"
@@ -308,7 +316,8 @@ def plot_profiles(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list
     Args:
         suites: name -> normalisation -> result of `statistics.aggregate`. The first normalisation is drawn.
     """
-    kind = next(iter(next(iter(suites.values()))))
+    first = next(iter(suites.values()))
+    kind = next(iter(first))
     figure = new_figure("performance profile", 9, 6)
     axes = figure.add_subplot()
     for (name, kinds), colour in zip(suites.items(), itertools.cycle(COLOURS), strict=False):

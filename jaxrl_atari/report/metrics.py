@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from jaxrl_atari.envs.games import Game, Reference
 from jaxrl_atari.runs.reading import Table
 
-SESSION_FIGURES = {
+SESSION_METRICS = {
     "final_return_ma": "score",
     "max_return_ma": "max return_ma",
     "strength": "strength",
@@ -123,14 +123,14 @@ def random_score(game: Game) -> float:
     return game.random.score if game.random else np.nan
 
 
-def session_figures(table: Table, game: Game) -> dict[str, float | None]:
-    """The figures of one session: name in `SESSION_FIGURES` -> value; None if it is unknown."""
+def session_metrics(table: Table, game: Game) -> dict[str, float | None]:
+    """The metrics of one session: name in `SESSION_METRICS` -> value; None if it is unknown."""
     known = np.isfinite(table["return_mean"])
     returns = table["return_mean"][known]
     return_ma = table["return_ma"][known]
     env_steps = table["env_steps"][known]
     steps = table["optimizer_steps"][known]
-    figures: dict[str, Any] = dict.fromkeys(SESSION_FIGURES)
+    figures: dict[str, Any] = dict.fromkeys(SESSION_METRICS)
     figures["wall_hours"] = table["wall_seconds"][-1] / 3600.0
     for name, reduce in REDUCTIONS.items():
         if name in table and np.isfinite(table[name]).any():

@@ -20,7 +20,8 @@ from jaxrl_atari.config import Config, flat
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import DamagedMetrics, NoLogPoint, reason
 from jaxrl_atari.output import counted, say
-from jaxrl_atari.report import summary
+from jaxrl_atari.report import text
+from jaxrl_atari.report.evaluations import GAME_TEMPLATE, evaluations, game_file, written_at
 from jaxrl_atari.report.graphs import (
     digest_of_run,
     digest_of_runs,
@@ -29,9 +30,17 @@ from jaxrl_atari.report.graphs import (
     plot_profiles,
     plot_run,
 )
-from jaxrl_atari.report.searches import read_study, search_facts, trial_rows, update_graphs
+from jaxrl_atari.report.search_graphs import update_graphs
+from jaxrl_atari.report.searches import read_study, search_facts, trial_rows
 from jaxrl_atari.report.statistics import INTERVALS
-from jaxrl_atari.report.suites import aggregate_rows, missing_intervals, read_suite, results, text_rows
+from jaxrl_atari.report.suites import (
+    EXPLANATION,
+    aggregate_rows,
+    missing_intervals,
+    read_suite,
+    result_values,
+    text_rows,
+)
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.files import read_json, read_result, write_file
 from jaxrl_atari.runs.layout import SEARCH_FILE, VERIFIED_FILE, is_run, is_search, is_suite
@@ -40,7 +49,6 @@ from jaxrl_atari.runs.run_dir import latest_meta, read_config
 _log = logging.getLogger(__name__)
 
 REPORT_FILE = "report.html"
-GAME_TEMPLATE = Path(__file__).parents[1] / "evaluate" / "game.html"
 
 
 class GamePage(NamedTuple):
@@ -74,7 +82,7 @@ def write_report(directory: Path) -> Path:
         loader=PackageLoader("jaxrl_atari.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["base64"] = lambda file: base64.b64encode(file.read_bytes()).decode()
-    environment.globals |= {"text": summary, "counted": counted, "version": __version__}
+    environment.globals |= {"text": text, "counted": counted, "version": __version__}
     page = environment.get_template(f"{kind}.html")
     written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     path = directory / REPORT_FILE
@@ -126,7 +134,7 @@ def _prepare_run(run_dir: Path) -> dict[str, Any]:
     if not all(is_drawn(graph, source) for graph in graphs):
         plot_run(run)
     videos = [*run_dir.glob("session_*/video_*.mp4"), *run_dir.glob("replay.mp4")]
-    video = max(videos, key=summary.written_at, default=None)
+    video = max(videos, key=written_at, default=None)
     verified = {}
     for session_dir in run.tables:
         file = session_dir / VERIFIED_FILE
@@ -138,7 +146,7 @@ def _prepare_run(run_dir: Path) -> dict[str, Any]:
         "mean_env_steps": float(np.mean([table["env_steps"][-1] for table in run.tables.values()])),
         "graphs": graphs,
         "evaluations": [
-            evaluation for directory in (run_dir, *run.tables) for evaluation in summary.evaluations(directory)
+            evaluation for directory in (run_dir, *run.tables) for evaluation in evaluations(directory)
         ],
         "verified": verified,
         "video": video,
@@ -165,11 +173,6 @@ def _read_game_page(video: Path) -> GamePage | None:
     return GamePage(content, f"sha256-{digest}")
 
 
-def game_file(video: Path) -> Path:
-    """Where `evaluate --video` writes the page of the game in a video: game_STEP.html beside video_STEP.mp4."""
-    return video.with_name(video.stem.replace("video", "game") + ".html")
-
-
 def _prepare_suite(suite_dir: Path) -> dict[str, Any]:
     """Draws outdated graphs, writes the reports of the runs, and returns the values of suite.html."""
     suite = read_suite(suite_dir)
@@ -177,9 +180,10 @@ def _prepare_suite(suite_dir: Path) -> dict[str, Any]:
     directory = suite_dir / "graphs"
     graphs = []
     written = suite_dir / "results.json"
-    table = results(suite, read_result(written, failures=dict)["failures"] if written.is_file() else {})
+    table = result_values(suite, read_result(written, failures=dict)["failures"] if written.is_file() else {})
     if table["aggregates"]:
-        graphs += plot_profiles({suite_dir.absolute().name: table["aggregates"]}, directory)[1:]
+        _, svg = plot_profiles({suite_dir.absolute().name: table["aggregates"]}, directory)
+        graphs.append(svg)
     if suite.runs:
         comparison = directory / "comparison.svg"
         graphs.append(comparison)
@@ -188,6 +192,7 @@ def _prepare_suite(suite_dir: Path) -> dict[str, Any]:
             plot_comparison(runs, directory)
     return _settings(suite.config, suite.description) | {
         "games": text_rows(table["games"]),
+        "explanation": EXPLANATION,
         "links": links,
         "aggregates": aggregate_rows(table["aggregates"], "complete games"),
         "intervals": [*missing_intervals(table["aggregates"]), INTERVALS],

@@ -3,19 +3,19 @@
 The mean score of one game has the t interval over its sessions. With normal scores and at least 3 sessions, it
 contains the true mean in 95% of cases. A bootstrap over so few sessions would be far too narrow.
 
-The figures over several games are those of Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice"
-(arXiv:2108.13264). The scores x_mn of game m = 1..M and session n = 1..N_m are normalised by game before they are
-aggregated.
+The statistics over several games are those of Agarwal et al. 2021, "Deep RL at the Edge of the Statistical
+Precipice" (arXiv:2108.13264). The scores x_mn of game m = 1..M and session n = 1..N_m are normalised by game
+before they are aggregated.
 
-`estimate` gives a figure an interval that suits few sessions, figure ± t · spread:
+`estimate` gives a statistic an interval that suits few sessions, statistic ± t · spread:
 
 - The scores are resampled within each game, around its mean: x*_mn = mean_m + sqrt(N_m / (N_m - 1)) · r, where r
   is drawn with replacement from the residuals x_mn - mean_m. The factor gives the resampled scores the sample
   variance; without it, the spread would be too small by 29% with two sessions.
-- spread is the root mean square distance of the resampled figures from the figure.
+- spread is the root mean square distance of the resampled statistics from the statistic.
 - t is Student's quantile. Its degrees of freedom are those of Welch and Satterthwaite for all games together,
-  (sum_m v_m)² / sum_m (v_m² / f_m). Here v_m is the variance of game m's part of the figure, and f_m is N_m - 1,
-  summed over the suites.
+  (sum_m v_m)² / sum_m (v_m² / f_m). Here v_m is the variance of game m's part of the statistic, and f_m is
+  N_m - 1, summed over the suites.
 
 Where such an interval would not hold, there is none, and the estimate says why. benchmarks/coverage.py measures
 how often the intervals cover the true value; docs/paper.md has the table. `bootstrap_interval` is rliable's
@@ -35,8 +35,8 @@ from jaxrl_atari.report.metrics import sample_std
 Scores = Mapping[str, ArrayLike]
 """Game -> scores of its sessions `[N_m]`. Games may have different numbers of sessions."""
 
-Games = Sequence[np.ndarray]
-"""The scores of each game `[..., N_m]`. A figure has their leading axes."""
+GameScores = Sequence[np.ndarray]
+"""The scores of each game `[..., N_m]`. A statistic has their leading axes."""
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -51,34 +51,34 @@ INTERVALS = (
 
 
 class Estimate(NamedTuple):
-    """A figure with its interval, or with the reason why it has none."""
+    """A statistic with its interval, or with the reason why it has none."""
 
     value: float
     interval: tuple[float, float] | None
     why_none: str = ""
 
 
-# Figures: functions of a list of games.
+# --- Statistics --------------------------------------------------------------------------------------------------
 
 
-def mean(games: Games) -> np.ndarray:
+def mean(games: GameScores) -> np.ndarray:
     """Mean over games of the mean over sessions: 1/M sum_m 1/N_m sum_n x_mn."""
     return np.mean([scores.mean(axis=-1) for scores in games], axis=0)
 
 
-def median(games: Games) -> np.ndarray:
+def median(games: GameScores) -> np.ndarray:
     """Median over games of the mean over sessions."""
     return np.median([scores.mean(axis=-1) for scores in games], axis=0)
 
 
-def interquartile_mean(games: Games) -> np.ndarray:
+def interquartile_mean(games: GameScores) -> np.ndarray:
     """IQM: mean of the middle half of all n scores. floor(n / 4) scores are cut at each end."""
     from scipy.stats import trim_mean  # takes a second to import
 
     return trim_mean(np.concatenate(games, axis=-1), 0.25, axis=-1)
 
 
-def exact_middle_half(games: Games) -> np.ndarray:
+def exact_middle_half(games: GameScores) -> np.ndarray:
     """Mean of exactly the middle half of all n scores: n / 4 are cut at each end, if need be a part of a score.
 
     Its distance from the IQM is the effect of rounding n / 4. For example, with 5 games of 2 sessions, the IQM
@@ -91,87 +91,97 @@ def exact_middle_half(games: Games) -> np.ndarray:
     return (scores * weights).sum(axis=-1) / weights.sum()
 
 
-def optimality_gap(games: Games) -> np.ndarray:
+def optimality_gap(games: GameScores) -> np.ndarray:
     """1 - mean of min(x_mn, 1) over all scores: 0 if all scores reach the target 1."""
     return 1.0 - np.minimum(np.concatenate(games, axis=-1), 1.0).mean(axis=-1)
 
 
-def share_above(games: Games, threshold: float) -> np.ndarray:
+def share_above(games: GameScores, threshold: float) -> np.ndarray:
     """Share of all scores that are greater than the threshold: one point of a performance profile."""
     return (np.concatenate(games, axis=-1) > threshold).mean(axis=-1)
 
 
-def game_means(games: Games) -> np.ndarray:
+def game_means(games: GameScores) -> np.ndarray:
     """Mean over sessions of each game `[M, ...]`."""
     return np.array([scores.mean(axis=-1) for scores in games])
 
 
-def game_improvements(games: Games, others: Games) -> np.ndarray:
+def game_improvements(games: GameScores, others: GameScores) -> np.ndarray:
     """P(x > y) + P(x = y) / 2 for each game `[M, ...]`, over all pairs of sessions x of `games`, y of `others`."""
     pairs = ((x[..., :, None], y[..., None, :]) for x, y in zip(games, others, strict=True))
     return np.array([0.5 + 0.5 * np.sign(x - y).mean(axis=(-2, -1)) for x, y in pairs])
 
 
-def improvement(games: Games, others: Games) -> np.ndarray:
+def improvement(games: GameScores, others: GameScores) -> np.ndarray:
     """Mean over games of `game_improvements`."""
     return game_improvements(games, others).mean(axis=0)
 
 
-class Figure(NamedTuple):
-    """A figure over games, with what its interval needs. The functions take the `Games` of each suite."""
+class Statistic(NamedTuple):
+    """A statistic over games, with what its interval needs. The functions take the `GameScores` of each suite."""
 
     title: str
     compute: Callable[..., np.ndarray]
     low: float = -np.inf  # its smallest possible value
     high: float = np.inf  # its largest possible value
     parts: Callable[..., np.ndarray] = game_means  # the part of each game in it
-    exact: Callable[..., np.ndarray] | None = None  # the figure without the rounding that biases it
+    exact: Callable[..., np.ndarray] | None = None  # the statistic without the rounding that biases it
 
 
-FIGURES = {
-    "mean": Figure("mean", mean),
-    "median": Figure("median", median),
-    "iqm": Figure("interquartile mean", interquartile_mean, exact=exact_middle_half),
-    "optimality_gap": Figure("optimality gap", optimality_gap, low=0),
+STATISTICS = {
+    "mean": Statistic("mean", mean),
+    "median": Statistic("median", median),
+    "iqm": Statistic("interquartile mean", interquartile_mean, exact=exact_middle_half),
+    "optimality_gap": Statistic("optimality gap", optimality_gap, low=0),
 }
 """The aggregates over games by name. A smaller optimality gap is better."""
 
-IMPROVEMENT = Figure("probability of improvement", improvement, 0, 1, parts=game_improvements)
+IMPROVEMENT = Statistic("probability of improvement", improvement, 0, 1, parts=game_improvements)
 
 
-# Estimates: figures with intervals.
+# --- Estimates: statistics with intervals ------------------------------------------------------------------------
 
 
 def _lists(suites: Sequence[Scores]) -> list[list[np.ndarray]]:
     return [[np.asarray(scores, np.float64) for scores in suite.values()] for suite in suites]
 
 
-def estimate(figure: Figure, *suites: Scores) -> Estimate:
-    """A figure of one or more suites, with its interval; the module's docstring describes the method.
+def estimate(statistic: Statistic, *suites: Scores) -> Estimate:
+    """A statistic of one or more suites, with its interval; the module's docstring describes the method.
 
     Args:
-        suites: as many as `figure.compute` takes, all with the same games.
+        suites: as many as `statistic.compute` takes, all with the same games.
     """
     games = _lists(suites)
-    value = float(figure.compute(*games))
+    value = float(statistic.compute(*games))
     if any(scores.size < 2 for suite in games for scores in suite):
         return Estimate(value, None, "a game has a single session")
     rng = np.random.default_rng(0)
     resampled = [[_around_mean(scores, rng) for scores in suite] for suite in games]
-    spread = np.sqrt(np.mean((figure.compute(*resampled) - value) ** 2))
-    if figure.exact is not None and abs(figure.exact(*games) - value) > spread:
+    spread = np.sqrt(np.mean((statistic.compute(*resampled) - value) ** 2))
+    if statistic.exact is not None and abs(statistic.exact(*games) - value) > spread:
         count = sum(scores.size for scores in games[0])
-        why = f"a quarter of {count} scores is no whole number, and cutting {count // 4} at each end biases it"
-        return Estimate(value, None, why)
-    if spread == 0 and value in (figure.low, figure.high):
+        reason = f"a quarter of {count} scores is no whole number, and cutting {count // 4} at each end biases it"
+        return Estimate(value, None, reason)
+    if spread == 0 and value in (statistic.low, statistic.high):
         return Estimate(value, None, "it is at its limit in every game, so that the sessions show no spread")
-    variances = figure.parts(*resampled).var(axis=-1)
-    freedom = np.sum([[scores.size - 1 for scores in suite] for suite in games], axis=0)
-    reach = 0.0
+    half_width = 0.0
+    variances = statistic.parts(*resampled).var(axis=-1)
     if spread > 0 and variances.any():
-        variances /= variances.max()
-        reach = float(spread * stdtrit(variances.sum() ** 2 / (variances**2 / freedom).sum(), UPPER))
-    return Estimate(value, (max(value - reach, figure.low), min(value + reach, figure.high)))
+        half_width = float(spread * stdtrit(_degrees_of_freedom(variances, games), UPPER))
+    return Estimate(value, (max(value - half_width, statistic.low), min(value + half_width, statistic.high)))
+
+
+def _degrees_of_freedom(variances: np.ndarray, games: Sequence[Sequence[np.ndarray]]) -> float:
+    """The degrees of freedom of Welch and Satterthwaite for all games together.
+
+    Args:
+        variances: `[M]`, the variance of each game's part of the statistic, not all 0.
+        games: the scores of each game of each suite.
+    """
+    shares = variances / variances.max()  # the result does not depend on the unit, and squares do not underflow
+    of_games = np.sum([[scores.size - 1 for scores in suite] for suite in games], axis=0)
+    return float(shares.sum() ** 2 / (shares**2 / of_games).sum())
 
 
 def _around_mean(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -180,8 +190,8 @@ def _around_mean(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return scores.mean() + residuals[rng.integers(scores.size, size=(RESAMPLES, scores.size))]
 
 
-def bootstrap_interval(figure: Figure, *suites: Scores) -> tuple[float, float] | None:
-    """The interval of rliable: quantiles of the figure over stratified resamples of the scores.
+def bootstrap_interval(statistic: Statistic, *suites: Scores) -> tuple[float, float] | None:
+    """The interval of rliable: quantiles of the statistic over stratified resamples of the scores.
 
     The sessions of each game are resampled with replacement; the games are kept. With few sessions, the interval
     is too narrow. None if a game has a single session.
@@ -193,26 +203,29 @@ def bootstrap_interval(figure: Figure, *suites: Scores) -> tuple[float, float] |
     resampled = [
         [scores[rng.integers(scores.size, size=(RESAMPLES, scores.size))] for scores in suite] for suite in games
     ]
-    low, high = np.quantile(figure.compute(*resampled), [1 - UPPER, UPPER])
+    low, high = np.quantile(statistic.compute(*resampled), [1 - UPPER, UPPER])
     return float(low), float(high)
 
 
 def aggregate(scores: Scores) -> dict[str, Any]:
-    """All `FIGURES` of a suite, for JSON, and its performance profile.
+    """All `STATISTICS` of a suite, for JSON, and its performance profile.
 
-    The keys of a figure are, for example, `iqm`, `iqm_interval`, `iqm_why_none` (empty with an interval) and
+    The keys of a statistic are, for example, `iqm`, `iqm_interval`, `iqm_why_none` (empty with an interval) and
     `iqm_rliable_interval`. `games` is the number of games. `profile` is a list of points: threshold, share above
     it, and the two ends of the share's interval, which may be None.
     """
     summary: dict[str, Any] = {"games": len(scores)}
-    for name, figure in FIGURES.items():
-        summary[name], summary[f"{name}_interval"], summary[f"{name}_why_none"] = estimate(figure, scores)
-        summary[f"{name}_rliable_interval"] = bootstrap_interval(figure, scores)
+    for name, statistic in STATISTICS.items():
+        estimated = estimate(statistic, scores)
+        summary[name] = estimated.value
+        summary[f"{name}_interval"] = estimated.interval
+        summary[f"{name}_why_none"] = estimated.why_none
+        summary[f"{name}_rliable_interval"] = bootstrap_interval(statistic, scores)
     lowest = min(0.0, *map(np.min, scores.values()))
     highest = max(1.0, *map(np.max, scores.values()))
     summary["profile"] = []
     for threshold in np.linspace(lowest, highest, 51).tolist():
-        share = Figure("share above", partial(share_above, threshold=threshold), 0, 1)
+        share = Statistic("share above", partial(share_above, threshold=threshold), 0, 1)
         value, interval, _ = estimate(share, scores)
         summary["profile"].append([threshold, value, *(interval or (None, None))])
     return summary
@@ -223,8 +236,8 @@ def score_interval(scores: ArrayLike) -> tuple[float, float] | None:
     scores = np.asarray(scores, np.float64)
     if scores.size < 3:
         return None
-    reach = stdtrit(scores.size - 1, UPPER) * sample_std(scores) / np.sqrt(scores.size)
-    return float(scores.mean() - reach), float(scores.mean() + reach)
+    half_width = stdtrit(scores.size - 1, UPPER) * sample_std(scores) / np.sqrt(scores.size)
+    return float(scores.mean() - half_width), float(scores.mean() + half_width)
 
 
 def probability_of_improvement(scores: Scores, others: Scores) -> Estimate:

@@ -9,24 +9,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs.games import GAMES, comparable
+from jaxrl_atari.envs.games import GAMES, game_under
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import DamagedMetrics, NoLogPoint, UserError
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.graphs import plot_profiles
 from jaxrl_atari.report.metrics import human_normalised, reference_normalised
-from jaxrl_atari.report.statistics import FIGURES, INTERVALS, Scores, aggregate, probability_of_improvement
-from jaxrl_atari.report.summary import (
-    Run,
-    left_out_text,
-    markdown_table,
-    read_run,
-    score_text,
-    trial_summary,
-    write_trial_summary,
-)
+from jaxrl_atari.report.statistics import INTERVALS, STATISTICS, Scores, aggregate, probability_of_improvement
+from jaxrl_atari.report.summary import Run, read_run, trial_summary
+from jaxrl_atari.report.text import left_out_text, markdown_table, score_text
 from jaxrl_atari.runs.files import read_json, write_file, write_json
-from jaxrl_atari.runs.layout import SUITE_FILE, VERIFIED_FILE, is_run
+from jaxrl_atari.runs.layout import SUITE_FILE, TRIAL_FILE, VERIFIED_FILE, is_run
 from jaxrl_atari.runs.run_dir import read_config, read_games
 
 NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
@@ -109,7 +102,7 @@ def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]
     """Normalisation -> game -> normalised scores. Games without the reference scores it needs are left out."""
     kinds = {}
     for kind, normalise in NORMALISATIONS.items():
-        values = {game: normalise(np.array(scores[game]), comparable(game, protocol)) for game in scores}
+        values = {game: normalise(np.array(scores[game]), game_under(game, protocol)) for game in scores}
         kinds[kind] = {game: value for game, value in values.items() if value is not None}
     return kinds
 
@@ -131,10 +124,11 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -
         Normalisation -> the games in the order of the columns.
     """
     columns = {}
+    first = next(iter(suites.values()))
     for kind in NORMALISATIONS:
-        arrays = {}
+        columns[kind] = sorted(first[kind])
+        arrays: dict[str, Any] = {}
         for name, scores in suites.items():
-            columns[kind] = sorted(scores[kind])
             arrays[name] = np.array([scores[kind][game] for game in columns[kind]]).T
         content = io.BytesIO()
         np.savez(content, **arrays)
@@ -142,7 +136,7 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -
     return columns
 
 
-# Tables.
+# --- Tables ------------------------------------------------------------------------------------------------------
 
 
 def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -153,7 +147,7 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
     """
     rows = []
     for game in suite.games:
-        references = comparable(game, suite.config.env.resolved_protocol).references
+        references = game_under(game, suite.config.env.resolved_protocol).references
         row: dict[str, Any] = dict.fromkeys(GAME_COLUMNS) | {"game": game, "sessions": 0, "status": "waiting"}
         row["reference_score"] = references[0].score if references else None
         if game in suite.runs:
@@ -181,7 +175,7 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
     return rows
 
 
-def results(suite: Suite, failures: Mapping[str, str]) -> dict[str, Any]:
+def result_values(suite: Suite, failures: Mapping[str, str]) -> dict[str, Any]:
     """The content of results.json: table of games, raw scores, and aggregates. `failures`: see `game_rows`."""
     protocol = suite.config.env.resolved_protocol
     scores = suite.scores()
@@ -201,33 +195,33 @@ def text_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def estimate_text(value: float, interval: Sequence[float] | None) -> str:
-    """A figure and its interval as text: `0.85 (0.80 to 0.91)`, or `0.85 (-)` without an interval."""
+    """A statistic and its interval as text: `0.85 (0.80 to 0.91)`, or `0.85 (-)` without an interval."""
     bounds = "-" if interval is None else " to ".join(map(score_text, interval))
     return f"{score_text(value)} ({bounds})"
 
 
-def aggregate_rows(results: Mapping[str, Mapping[str, Any]], heading: str) -> list[list[str]]:
+def aggregate_rows(aggregated: Mapping[str, Mapping[str, Any]], heading: str) -> list[list[str]]:
     """The table of `aggregates`: a header, which starts with `heading`, and a row for each name."""
-    rows = [[heading, "games", *(figure.title for figure in FIGURES.values())]]
-    for name, figures in results.items():
-        cells = [estimate_text(figures[figure], figures[f"{figure}_interval"]) for figure in FIGURES]
-        rows.append([name, str(figures["games"]), *cells])
+    rows = [[heading, "games", *(statistic.title for statistic in STATISTICS.values())]]
+    for name, values in aggregated.items():
+        cells = [estimate_text(values[key], values[f"{key}_interval"]) for key in STATISTICS]
+        rows.append([name, str(values["games"]), *cells])
     return rows
 
 
-def missing_intervals(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Why figures of `aggregates` lack intervals: a line for each reason, which names the figures."""
-    figures_of: dict[str, list[str]] = {}
-    for name, figures in results.items():
-        for key, figure in FIGURES.items():
-            why = figures[f"{key}_why_none"]
-            if why:
-                figures_of.setdefault(why, []).append(f"{figure.title} ({name})")
+def missing_intervals(aggregated: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why statistics of `aggregates` lack intervals: a line for each reason, which names the statistics."""
+    lacking: dict[str, list[str]] = {}  # reason -> titles
+    for name, values in aggregated.items():
+        for key, statistic in STATISTICS.items():
+            reason = values[f"{key}_why_none"]
+            if reason:
+                lacking.setdefault(reason, []).append(f"{statistic.title} ({name})")
     lines = []
-    for why, named in figures_of.items():
-        every = len(named) == len(results) * len(FIGURES)
-        what = "No intervals" if every else f"No interval of the {', '.join(named)}"
-        lines.append(f"{what}: {why}.")
+    for reason, titles in lacking.items():
+        all_lack_it = len(titles) == len(aggregated) * len(STATISTICS)
+        what = "No intervals" if all_lack_it else f"No interval of the {', '.join(titles)}"
+        lines.append(f"{what}: {reason}.")
     return lines
 
 
@@ -235,7 +229,7 @@ class SuiteResults(NamedTuple):
     """The results of a suite."""
 
     suite: Suite
-    values: dict[str, Any]  # see `results`
+    values: dict[str, Any]  # see `result_values`
     text: str  # the content of results.md
 
 
@@ -249,31 +243,31 @@ def suite_results(suite_dir: Path, failures: Mapping[str, str]) -> SuiteResults:
         UserError: as `read_suite`.
     """
     suite = read_suite(suite_dir)
-    found = results(suite, failures)
-    protocol = found["protocol"]
-    rows = found["games"]
+    values = result_values(suite, failures)
+    protocol = values["protocol"]
+    rows = values["games"]
     count = f"{counted(len(rows), 'game')}, {counted(suite.config.sessions, 'session')}"
     parts = [
         f"# {suite_dir.absolute().name}: {count} of {suite.config.total_env_steps:,} env steps each",
         markdown_table(text_rows(rows)),
         f"Protocol {protocol}. {EXPLANATION}",
     ]
-    if found["aggregates"]:
-        parts.append(markdown_table(aggregate_rows(found["aggregates"], "over the complete games")))
-        parts += [*missing_intervals(found["aggregates"]), INTERVALS]
+    if values["aggregates"]:
+        parts.append(markdown_table(aggregate_rows(values["aggregates"], "over the complete games")))
+        parts += [*missing_intervals(values["aggregates"]), INTERVALS]
     else:
         parts.append(
             f"No aggregates: {comparison_note(protocol) or 'no complete game has a score to compare with'}."
         )
-    return SuiteResults(suite, found, "\n\n".join(parts) + "\n")
+    return SuiteResults(suite, values, "\n\n".join(parts) + "\n")
 
 
 def save_results(found: SuiteResults) -> None:
     """Writes results.md, results.csv, results.json, rliable's files, and the trial.json of each game."""
     suite_dir = found.suite.path
     values = found.values
-    for game in found.suite.runs:
-        write_trial_summary(suite_dir / game)
+    for game, summary in found.suite.summaries.items():
+        write_json(suite_dir / game / TRIAL_FILE, summary)
     scores = normalised(values["scores"], values["protocol"])
     rliable_games = write_rliable(suite_dir, {suite_dir.absolute().name: scores})
     write_json(suite_dir / "results.json", values | {"rliable_games": rliable_games})
@@ -285,13 +279,20 @@ def save_results(found: SuiteResults) -> None:
     write_file(suite_dir / "results.md", found.text)
 
 
-# Comparison.
+# --- Comparison --------------------------------------------------------------------------------------------------
 
 
-def compare_suites(suites: Mapping[str, Suite], output: Path) -> str:
-    """Compares suites over the games that are complete in all of them; returns Markdown.
+class Comparison(NamedTuple):
+    """A comparison of suites over the games that are complete in all of them."""
 
-    Writes comparison.md, comparison.json, suites.png, suites.svg and rliable's dictionaries into `output`.
+    scores: dict[str, dict[str, dict[str, np.ndarray]]]  # name of a suite -> result of `normalised`
+    aggregates: dict[str, dict[str, dict[str, Any]]]  # name of a suite -> result of `aggregates`
+    values: dict[str, Any]  # the content of comparison.json
+    text: str  # the content of comparison.md
+
+
+def compare_suites(suites: Mapping[str, Suite]) -> Comparison:
+    """Compares suites, which are given by their names; writes nothing.
 
     Raises:
         UserError: the suites have no complete game in common, differ in protocol, or lack reference scores.
@@ -303,28 +304,31 @@ def compare_suites(suites: Mapping[str, Suite], output: Path) -> str:
         raise UserError(f"{where}: not compared: {protocol} and {more[0]} are different protocols")
     raw = {name: suite.scores() for name, suite in suites.items()}
     shared = sorted(set.intersection(*map(set, raw.values())))
-    scores = {name: normalised({game: values[game] for game in shared}, protocol) for name, values in raw.items()}
+    scores = {name: normalised({game: games[game] for game in shared}, protocol) for name, games in raw.items()}
     described = {name: aggregates(kinds) for name, kinds in scores.items()}
     if not described[first]:
         raise UserError(
             f"{where}: no game that is complete in every suite has a score to compare with; wait for one"
         )
-    compared: dict[str, Any] = {"suites": list(suites), "protocol": protocol, "games": shared}
+    values: dict[str, Any] = {"suites": list(suites), "protocol": protocol, "games": shared}
     lines = [f"# {' and '.join(suites)}, protocol {protocol}", ""]
     lines += [f"- {name}: {suite.config.total_env_steps:,} env steps a session" for name, suite in suites.items()]
     for kind in described[first]:
-        figures = {name: kinds[kind] for name, kinds in described.items()}
+        aggregated = {name: kinds[kind] for name, kinds in described.items()}
         chances = {other: probability_of_improvement(scores[first][kind], scores[other][kind]) for other in others}
-        compared[kind] = {"suites": figures, "probability_of_improvement": chances}
-        lines += ["", markdown_table(aggregate_rows(figures, kind)), "", *missing_intervals(figures)]
+        values[kind] = {"suites": aggregated, "probability_of_improvement": chances}
+        lines += ["", markdown_table(aggregate_rows(aggregated, kind)), "", *missing_intervals(aggregated)]
         for other, chance in chances.items():
             text = estimate_text(chance.value, chance.interval)
             if chance.why_none:
                 text += f", no interval: {chance.why_none}"
             lines.append(f"Probability of improvement of {first} over {other}: {text}.")
-    text = "\n".join([*lines, "", INTERVALS, ""])
-    plot_profiles(described, output)
-    compared["rliable_games"] = write_rliable(output, scores)
-    write_json(output / "comparison.json", compared)
-    write_file(output / "comparison.md", text)
-    return text
+    return Comparison(scores, described, values, "\n".join([*lines, "", INTERVALS, ""]))
+
+
+def save_comparison(comparison: Comparison, output: Path) -> None:
+    """Writes comparison.md, comparison.json, suites.png, suites.svg and rliable's files into a directory."""
+    plot_profiles(comparison.aggregates, output)
+    rliable_games = write_rliable(output, comparison.scores)
+    write_json(output / "comparison.json", comparison.values | {"rliable_games": rliable_games})
+    write_file(output / "comparison.md", comparison.text)

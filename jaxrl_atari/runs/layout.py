@@ -71,6 +71,16 @@ def session_number(session_dir: Path) -> int:
     return int(session_dir.name.removeprefix("session_"))
 
 
+def trial_dir(search_dir: Path, number: int) -> Path:
+    """The directory of trial `number` of a search."""
+    return search_dir / f"trial_{number}"
+
+
+def trial_number(trial_dir: Path) -> int:
+    """The i of a directory `trial_<i>`."""
+    return int(trial_dir.name.removeprefix("trial_"))
+
+
 def session_files(session_dir: Path) -> list[str]:
     """The names of what a session has written as it trained; empty if it has not begun."""
     return [name for name in SESSION_FILES if (session_dir / name).exists()]

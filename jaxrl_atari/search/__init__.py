@@ -1,19 +1,47 @@
 """Hyperparameter search: many trials with early stopping on few GPUs (Ray Tune and Optuna).
 
-The config file of a search imports its names from here. The distributions are Optuna's.
+The config file of a search imports its names from here. The distributions are Optuna's. A name is loaded when it
+is imported or used; without the extra `search`, that raises `UserError`.
 """
 
-import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from jaxrl_atari.output import say
+from jaxrl_atari.errors import UserError
 
-try:
+if TYPE_CHECKING:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-except ModuleNotFoundError as error:
-    say(f"error: {error}; search mode needs Optuna and Ray: pip install 'jaxrl_atari[search]'", sys.stderr)
-    raise SystemExit(2) from error  # `python -m` imports this file before the command can report an error
 
-from jaxrl_atari.search.options import SearchConfig
-from jaxrl_atari.trials.ray_cluster import ResourcesConfig
+    from jaxrl_atari.search.options import SearchConfig
+    from jaxrl_atari.trials.ray_cluster import ResourcesConfig
+
+_HOMES = {
+    "CategoricalDistribution": "optuna.distributions",
+    "FloatDistribution": "optuna.distributions",
+    "IntDistribution": "optuna.distributions",
+    "ResourcesConfig": "jaxrl_atari.trials.ray_cluster",
+    "SearchConfig": "jaxrl_atari.search.options",
+}
+"""Name -> the module that defines it."""
 
 __all__ = ["CategoricalDistribution", "FloatDistribution", "IntDistribution", "ResourcesConfig", "SearchConfig"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_extra()
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def require_extra() -> None:
+    """Raises `UserError` unless Optuna and Ray are installed."""
+    missing = [module for module in ("optuna", "ray") if find_spec(module) is None]
+    if missing:
+        need = "search mode needs Optuna and Ray: pip install 'jaxrl_atari[search]'"
+        raise UserError(f"not installed: {', '.join(missing)}; {need}")

@@ -33,7 +33,11 @@ from jaxrl_atari.trials.ray_cluster import ResourcesConfig
 Distribution = FloatDistribution | IntDistribution | CategoricalDistribution
 
 NO_OPTION = tyro.constructors.PrimitiveConstructorSpec(
-    "*", "", lambda words: {}, lambda value: True, lambda value: []
+    nargs="*",
+    metavar="",
+    instance_from_str=lambda words: {},
+    is_instance=lambda value: True,
+    str_from_instance=lambda value: [],
 )
 """Stops tyro from deriving options from the distributions."""
 
@@ -68,8 +72,12 @@ def check_search(config: Config, search: SearchConfig) -> None:
     """Checks that a search can be run.
 
     Raises:
-        ConfigError: a search cannot vary a field; the config refuses a combination of choices or ends of ranges;
-            ASHA is to compare trials of several sessions; or the first comparison is beyond the budget.
+        ConfigError: in one of these cases:
+
+            - The space has a field that a search cannot vary.
+            - The config refuses a combination of choices or of ends of ranges.
+            - The trials have several sessions, which ASHA cannot compare.
+            - ASHA's first comparison is beyond the budget.
     """
     unknown = {
         name

@@ -18,7 +18,7 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.imports import Code, code_to_send, import_sent
 from jaxrl_atari.output import say
-from jaxrl_atari.runs.layout import OUTPUT_FILE
+from jaxrl_atari.runs.layout import OUTPUT_FILE, trial_dir
 from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure
 from jaxrl_atari.trials.ray_cluster import (
     KILLED,
@@ -38,11 +38,6 @@ whether a stop is requested."""
 
 OnTrialEnd = Callable[[int, Failure | None], object]
 """Called for each trial that has ended by itself, with its number and its failure, if any."""
-
-
-def trial_dir(search_dir: Path, number: int) -> Path:
-    """The directory of a trial."""
-    return search_dir / f"trial_{number}"
 
 
 class _Events(TrialProgressCallback, tune.Stopper):
@@ -99,6 +94,11 @@ def _run_trial(
     return run_in_worker(directory, share, stop_requested, run)._asdict()
 
 
+def _dirname(trial: Any) -> str:
+    """The name of the directory of one of Tune's trials."""
+    return f"trial_{trial.config['trial']}"
+
+
 def run_trials(
     numbers: Sequence[int],
     run_trial: RunTrial,
@@ -145,7 +145,7 @@ def run_trials(
             tune.with_resources(trainable, share._asdict()),
             # Optuna chooses the fields of a trial, in its process; Tune gives each process a trial.
             param_space={"trial": tune.grid_search(list(numbers))},
-            tune_config=tune.TuneConfig(trial_dirname_creator=lambda trial: f"trial_{trial.config['trial']}"),
+            tune_config=tune.TuneConfig(trial_dirname_creator=_dirname),
             run_config=tune.RunConfig(
                 name="ray", storage_path=str(search_dir), verbose=0, callbacks=[events], stop=events
             ),

@@ -1,21 +1,28 @@
 """The Optuna study of a search: running one of its trials, and the results of all.
 
-SEARCH_DIR/search.json           config and search options
-SEARCH_DIR/journal.log           the study: fields, log points and end of every trial
-SEARCH_DIR/trial_<i>/            a run directory like any other: config.json, session_<j>/
-SEARCH_DIR/trial_<i>/output.txt  output of the trial
-SEARCH_DIR/trials.csv, ...       results: the table of the trials, graphs, and the best trial's config for `train`
+    SEARCH_DIR/search.json           config and search options
+    SEARCH_DIR/journal.log           the study: fields, log points and end of every trial
+    SEARCH_DIR/trial_<i>/            a run directory like any other: config.json, session_<j>/
+    SEARCH_DIR/trial_<i>/output.txt  output of the trial
+    SEARCH_DIR/trials.csv, ...       results: the table of the trials, graphs, and the best trial's config
 
-A trial is WAITING until it starts, then RUNNING. It ends as PRUNED if ASHA stops it. When its budget is spent, it
-ends as COMPLETE or, without a finished game, as FAIL. A trial that failed with an error stays RUNNING, because
-Optuna never reopens a trial that has ended, and the trial may run again. The attribute `failure` says why a trial
-failed, in both cases.
+The states of a trial are Optuna's:
+
+| state | meaning |
+|---|---|
+| WAITING | not started |
+| RUNNING | started; it may have been interrupted, or have failed with an error |
+| PRUNED | stopped by ASHA |
+| COMPLETE | its budget is spent |
+| FAIL | its budget is spent, and no game has ended |
+
+Optuna never reopens a trial that has ended. A trial that failed with an error therefore stays RUNNING, so that it
+can run again. In both kinds of failure, the attribute `failure` has the reason.
 """
 
 import csv
 import io
 import math
-import pprint
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,17 +32,18 @@ import numpy as np
 import optuna
 from optuna.pruners import NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import RandomSampler, TPESampler
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from jaxrl_atari.cli.config_files import config_source
 from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.errors import DamagedMetrics, UserError
 from jaxrl_atari.output import say
-from jaxrl_atari.report.searches import JOURNAL_FILE, STUDY_NAME
-from jaxrl_atari.report.summary import markdown_table, number_text, read_run, trial_summary
+from jaxrl_atari.report.searches import open_journal, read_study
+from jaxrl_atari.report.summary import read_run, trial_summary
+from jaxrl_atari.report.text import markdown_table, number_text
 from jaxrl_atari.runs.files import write_file, write_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, session_path
+from jaxrl_atari.runs.journal import STUDY_NAME
+from jaxrl_atari.runs.layout import CONFIG_FILE, session_path, trial_dir, trial_number
 from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import describe
 from jaxrl_atari.runs.writers import Row, Writer
@@ -49,31 +57,21 @@ NO_GAME = "no game ended within the budget"
 """Failure of a trial whose budget is spent and that has no score."""
 
 
-def _open_journal(search_dir: Path) -> JournalStorage:
-    """The file in which Optuna keeps the study. Several processes may use it at the same time."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return JournalStorage(JournalFileBackend(str(search_dir / JOURNAL_FILE)))
-
-
 def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optuna.Study:
     """Opens the study of a search, or creates it. Its sampler is seeded for trial `number`."""
     # `SeedSequence` separates neighbouring integers, whose samples would be nearly equal.
     seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
     asha = search.early_stopping == "asha"
     return optuna.create_study(
-        study_name=STUDY_NAME, storage=_open_journal(search_dir), load_if_exists=True, direction="maximize",
+        study_name=STUDY_NAME, storage=open_journal(search_dir), load_if_exists=True, direction="maximize",
         sampler=TPESampler(seed=seed) if search.method == "optuna" else RandomSampler(seed),
         pruner=SuccessiveHalvingPruner(search.grace_env_steps, search.reduction) if asha else NopPruner(),
     )  # fmt: skip
 
 
-def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
-    """Marks a trial as running and returns it. A new trial samples its fields; one that continues keeps them.
-
-    The command also calls this for a trial whose process has died. The trial then has fields, even if the process
-    had not sampled them.
-    """
-    journal = _open_journal(search_dir)
+def start_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
+    """Marks a trial as running and returns it. A new trial samples its fields; one that continues keeps them."""
+    journal = open_journal(search_dir)
     trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(STUDY_NAME), number)
     journal.set_trial_state_values(trial_id, TrialState.RUNNING)
     trial = Trial(open_study(search_dir, search, number), trial_id)
@@ -87,12 +85,21 @@ def open_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     return trial
 
 
+def record_failure(search_dir: Path, search: SearchConfig, number: int, reason: str) -> None:
+    """Stores why a trial failed that has not ended in the study.
+
+    If its process died before it sampled the trial's fields, they are sampled now, so that the results can show
+    them.
+    """
+    start_trial(search_dir, search, number).set_user_attr(FAILURE, reason)
+
+
 def has_failed(trial: FrozenTrial) -> bool:
     """Whether a trial ended with an error, or without a finished game."""
     return trial.state == TrialState.FAIL or bool(not trial.state.is_finished() and trial.user_attrs.get(FAILURE))
 
 
-def status(trial: FrozenTrial) -> str:
+def status_text(trial: FrozenTrial) -> str:
     """The status of a trial: `finished`, `stopped` (by ASHA), `failed: REASON` or `unfinished`."""
     if has_failed(trial):
         return f"failed: {trial.user_attrs.get(FAILURE) or NO_GAME}"
@@ -114,7 +121,7 @@ def ranked(study: optuna.Study) -> list[FrozenTrial]:
     return sorted((trial for trial in study.trials if trial.params), key=key)
 
 
-def reached(run_dir: Path) -> tuple[float | None, int]:
+def trial_progress(run_dir: Path) -> tuple[float | None, int]:
     """The progress of a trial, as means over its sessions.
 
     Returns:
@@ -169,7 +176,7 @@ def run_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[], b
     from jaxrl_atari.session import run_session  # not imported by the command itself, which does not train
 
     config, search = read_search(run_dir.parent)
-    trial = open_trial(run_dir.parent, search, int(run_dir.name.removeprefix("trial_")))
+    trial = start_trial(run_dir.parent, search, trial_number(run_dir))
     trial.set_user_attr(FAILURE, "")  # clears the failure of an earlier process
     say(str(trial.params))
     config = share.configure(set_fields(config, trial.params))
@@ -182,7 +189,7 @@ def run_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[], b
                 config, directory, session, resume=True, writers=[reporter] if session == 0 else [],
                 stop_requested=lambda: reporter.stopped or stop_requested(),
             )  # fmt: skip
-    score, _ = reached(run_dir)
+    score, _ = trial_progress(run_dir)
     if score is None:
         trial.set_user_attr(FAILURE, NO_GAME)
         trial.study.tell(trial, state=TrialState.FAIL)
@@ -214,21 +221,22 @@ def search_results(search_dir: Path) -> SearchResults:
     """Reads the results of a search; writes nothing.
 
     Raises:
-        UserError: the directory is not a search directory.
+        UserError: the directory is not a search directory, or its journal is damaged.
     """
     config, search = read_search(search_dir)
-    trials = ranked(open_study(search_dir, search))
+    study = read_study(search_dir)
+    trials = [] if study is None else ranked(study)
     rows: list[list[Any]] = [["trial", *search.space, "score", "env_steps", "status"]]
     for trial in trials:
         fields = [trial.params.get(name) for name in search.space]
-        end = status(trial)
+        status = status_text(trial)
         try:
-            score, env_steps = reached(search_dir / f"trial_{trial.number}")
+            score, env_steps = trial_progress(trial_dir(search_dir, trial.number))
         except DamagedMetrics as error:  # the study has the score of a trial that has ended
             score = trial.value
             env_steps = trial.last_step or 0
-            end += f"; {error}"
-        rows.append([trial.number, *fields, score, env_steps, end])
+            status += f"; {error}"
+        rows.append([trial.number, *fields, score, env_steps, status])
     table = markdown_table([[cell_text(value) for value in row] for row in rows])
     best = None
     if trials and trials[0].value is not None:
@@ -246,23 +254,6 @@ def save_results(search_dir: Path, results: SearchResults) -> None:
     if results.best is not None:
         header, first, *_ = results.rows
         values = ", ".join(f"{name} {cell_text(value)}" for name, value in zip(header, first, strict=True))
-        write_file(search_dir / f"{results.best.name}.py", config_file(results.best, values))
-
-
-def config_file(config: Config, origin: str) -> str:
-    """The text of a config file for a run that confirms the score of the best trial.
-
-    Args:
-        origin: describes the trial.
-    """
-    return f'''"""{origin}
-
-    python -m jaxrl_atari.train --config SEARCH_DIR/{config.name}.py --sessions 4
-"""
-
-from jaxrl_atari.config import *
-
-
-def get_config() -> Config:
-    return {pprint.pformat(config, width=110)}
-'''
+        file = f"{results.best.name}.py"
+        usage = f"    python -m jaxrl_atari.train --config SEARCH_DIR/{file} --sessions 4"
+        write_file(search_dir / file, config_source(results.best, f"{values}\n\n{usage}\n"))

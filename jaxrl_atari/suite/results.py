@@ -114,7 +114,8 @@ class Results:
         if not self._sweep.vary:
             return
         try:
-            for path in draw_sweep(self._of_sweep()):
+            suites = {label: results.suite for label, results in self._suites.items()}
+            for path in draw_sweep(self._directory, suites):
                 say(str(path))
         except OSError as error:
             say(f"the graph is not saved: {reason(error)}; {self._resume} tries again")

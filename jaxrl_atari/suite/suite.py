@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs.games import GAMES, comparable, parse_game
+from jaxrl_atari.envs.games import GAMES, game_under, parse_game
 from jaxrl_atari.errors import require
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import SUITE_FILE, is_run
@@ -47,7 +47,7 @@ def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Confi
     configs: dict[str, Config] = {}
     protocol = parse_game(config.env.game)[1] or config.env.protocol
     if games is None:
-        games = [name for name in GAMES if comparable(name, config.env.resolved_protocol).references]
+        games = [name for name in GAMES if game_under(name, config.env.resolved_protocol).references]
     for game in games:
         name, named = parse_game(game)
         require(name not in configs, "games", game, "each game once")

@@ -11,13 +11,14 @@ from jaxrl_atari.report.graphs import plot_comparison
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import (
     GAME_COLUMNS,
+    Suite,
     SuiteResults,
     aggregate_rows,
     aggregates,
     missing_intervals,
     normalised,
 )
-from jaxrl_atari.report.summary import markdown_table, score_text
+from jaxrl_atari.report.text import markdown_table, score_text
 from jaxrl_atari.runs.files import write_file, write_json
 from jaxrl_atari.suite.sweep import Sweep, value_text
 
@@ -110,7 +111,11 @@ def save_sweep_results(found: SweepResults) -> None:
     write_file(found.path / "results.md", found.text)
 
 
-def draw_sweep(found: SweepResults) -> list[Path]:
-    """Draws the learning curves of all settings, a panel for each game; returns the files. None without a run."""
-    runs = [(label, run) for label, suite in found.suites.items() for run in suite.suite.runs.values()]
-    return plot_comparison(runs, found.path / "graphs") if runs else []
+def draw_sweep(sweep_dir: Path, suites: Mapping[str, Suite]) -> list[Path]:
+    """Draws the learning curves of all settings, a panel for each game; returns the files, none without a run.
+
+    Args:
+        suites: label of a setting -> its suite, in the order of the legend.
+    """
+    runs = [(label, run) for label, suite in suites.items() for run in suite.runs.values()]
+    return plot_comparison(runs, sweep_dir / "graphs") if runs else []

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 from jaxrl_atari.cli import resume_command
 from jaxrl_atari.cli.options import say_changes
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs import describe_environment
+from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.output import say
 from jaxrl_atari.report.page import try_report
-from jaxrl_atari.report.summary import read_run, summary_table, trial_summary
+from jaxrl_atari.report.summary import read_run, trial_summary
+from jaxrl_atari.report.text import summary_table
 from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, has_begun, is_run
 from jaxrl_atari.runs.run_dir import (
@@ -80,7 +81,7 @@ def run_training(
     # Everything that can be refused is refused before a run directory is made.
     _check(config, writers, stop)
     env = config.env
-    notes = [describe_environment(env.backend, env.game_name, env.rules, env.gymnasium)]
+    notes = [check_environment(env.backend, env.game_name, env.rules, env.gymnasium)]
     if env.resume_note:
         notes.append(f"note: {env.resume_note}")
     run_dir = None if run_dir is None else Path(run_dir).expanduser()

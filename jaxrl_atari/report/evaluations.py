@@ -1,0 +1,71 @@
+"""The files that `evaluate` writes into the directories of runs and sessions.
+
+| file | content |
+|---|---|
+| session_<i>/evaluation_STEP.json | the games of one checkpoint |
+| session_<i>/video_STEP.mp4, game_STEP.html | one game: a video, and a page with the network's outputs beside it |
+| evaluation.json | the mean over all sessions |
+
+A second evaluation of the same checkpoint gets the names evaluation_STEP_2.json, ...
+"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs.files import read_json, read_result
+
+GAME_TEMPLATE = Path(__file__).with_name("templates") / "game.html"
+"""Template of the page of a game. A report shows only pages with its script."""
+
+
+def evaluation_file(session_dir: Path, env_steps: int) -> Path:
+    """The file of the first evaluation of a checkpoint."""
+    return session_dir / f"evaluation_{env_steps}.json"
+
+
+def video_file(evaluation: Path) -> Path:
+    """The video of a game that belongs to an evaluation: video_STEP.mp4 beside evaluation_STEP.json."""
+    return evaluation.with_name(f"{evaluation.stem.replace('evaluation', 'video')}.mp4")
+
+
+def game_file(video: Path) -> Path:
+    """The page of the game in a video: game_STEP.html beside video_STEP.mp4."""
+    return video.with_name(f"{video.stem.replace('video', 'game')}.html")
+
+
+def evaluations(directory: Path) -> list[dict[str, Any]]:
+    """The results that `evaluate` has written into the directory of a run or a session, oldest first.
+
+    Each has `file`, `env_steps`, `checkpoint`, `episodes`, `greedy` and `mean`; a result of all sessions also has
+    `session_means`.
+
+    Raises:
+        UserError: as `read_result`, or the returns of a result are no numbers.
+    """
+    found = []
+    for path in directory.glob("evaluation*.json"):
+        result = read_result(path, mean=float, episodes=int)
+        for name in ("session_means", "returns", "truncated"):
+            values = result.get(name, [])
+            if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
+                raise UserError(f"{path}: {name} is not a list of numbers; restore it from a copy")
+        found.append(result | {"file": path})
+    return sorted(found, key=lambda each: (written_at(each["file"]), each["file"].name))
+
+
+def written_at(file: Path) -> float:
+    """The time at which a result or a video was made, in seconds since 1970 (UTC).
+
+    It is the `date` in the JSON file of a result, which copies keep. A video's date is in `video_STEP.json` or, if
+    there is no such file, in the `evaluation_STEP.json` of its evaluation. Without a date, it is the file's time.
+    """
+    described = [file.with_suffix(".json"), file.with_name(f"{file.stem.replace('video', 'evaluation')}.json")]
+    for path in filter(Path.is_file, described):
+        try:
+            date = str(read_json(path)["date"]).removesuffix(" UTC")
+            return datetime.strptime(date, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
+        except (ValueError, LookupError):  # a file of an earlier version, or of another program
+            continue
+    return file.stat().st_mtime

@@ -1,0 +1,146 @@
+"""Numbers, scores and the summary of a trial as text, for terminals, Markdown and the templates of reports.
+
+A `summary` is the content of trial.json, as `summary.trial_summary` returns it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_atari.output import counted
+from jaxrl_atari.report.metrics import SESSION_METRICS
+from jaxrl_atari.report.statistics import CONFIDENCE, score_interval
+
+
+def score_text(value: float | None) -> str:
+    """A score as text, such as 14,482, 1.44 or 21; `-` for None."""
+    if value is None:
+        return "-"
+    return (
+        f"{value:,.0f}" if abs(value) >= 1000 else f"{round(value, 2) + 0.0:.2f}".removesuffix(".00")
+    )  # + 0.0 turns -0.0 into 0.0
+
+
+def number_text(value: float) -> str:
+    """A number of any size as text, with three significant digits: 0.000343, 0.95, 2,048, 1e-08."""
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) < 1e-6:
+        return f"{value:.3g}"
+    return np.format_float_positional(value, precision=3, fractional=False, trim="-")
+
+
+def interval_text(scores: Sequence[float]) -> str:
+    """The interval of the mean score as text; with two sessions, both scores; with one session, nothing."""
+    interval = score_interval(scores)
+    if interval is not None:
+        return f"{CONFIDENCE:.0%} interval {score_text(interval[0])} to {score_text(interval[1])}"
+    return f"2 sessions: {score_text(scores[0])} and {score_text(scores[1])}" if len(scores) == 2 else ""
+
+
+def left_out_text(summary: Mapping[str, Any]) -> str:
+    """The sessions left out and why, and where unfinished ones are compared; empty if all have finished."""
+    parts = []
+    if summary["left_out"]:
+        named = [f"{each['session'].replace('_', ' ')} ({each['reason']})" for each in summary["left_out"]]
+        parts.append(f"left out: {', '.join(named)}")
+    steps = summary["common_env_steps"]
+    members = len(summary["sessions"])
+    if steps is not None and members > 1:
+        parts.append(f"compared at {steps:,.0f} env steps, which the {members} have reached")
+    return "; ".join(parts)
+
+
+def sessions_text(summary: Mapping[str, Any]) -> str:
+    """The number of sessions that count, as text: `4 sessions`, or `3 of 4 sessions` if one is left out."""
+    members = len(summary["sessions"])
+    every = members + len(summary["left_out"])
+    return counted(members, "session") if members == every else f"{members} of {counted(every, 'session')}"
+
+
+def own_settings(summary: Mapping[str, Any]) -> str:
+    """The settings of a run that are shown beside reference scores: those in which its learning rule may differ.
+
+    An example is `v5, 10,000,000 env steps, λ 0.95, dialect sb3`.
+    """
+    steps = f"{summary['planned_env_steps']:,} env steps"
+    return f"{summary['protocol']}, {steps}, λ {summary['gae_lambda']:.2f}, dialect {summary['dialect']}"
+
+
+def reference_rows(summary: dict[str, Any]) -> list[list[str]]:
+    """Rows (source, score): the run's own score, the reference scores, and the run's normalised scores.
+
+    A source names its protocol, env steps and lambda, so that readers see the differences. Empty without
+    references.
+    """
+    if not summary["references"]:
+        return []
+    rows = [[f"this run ({own_settings(summary)})", score_text(summary["score"])]]
+    for each in summary["references"]:
+        text = score_text(each["score"])
+        if each["std"]:
+            text += f" ± {score_text(each['std'])}"
+        rows.append([each["source"], text])
+    formulas = {
+        "reference_normalised_score": "(score - random) / (first reference - random)",
+        "human_normalised_score": "(score - random) / (human - random), both as in DQN Zoo",
+    }
+    return rows + [
+        [text, score_text(summary[name])] for name, text in formulas.items() if summary[name] is not None
+    ]
+
+
+def metric_rows(summary: dict[str, Any]) -> list[list[str]]:
+    """The table of the known metrics, the score first.
+
+    The header is followed by rows with a title, mean and std over the sessions, and the value of each session.
+    """
+    columns = [summary["mean"], summary["std"], *summary["sessions"]]
+    rows = [["", "mean", "std", *(session["session"].replace("_", " ") for session in summary["sessions"])]]
+    for name, title in SESSION_METRICS.items():
+        if summary["mean"][name] is not None:
+            scale = 1e6 if "efficiency" in name else 1
+            rows.append([title, *(score_text(column[name] and scale * column[name]) for column in columns)])
+    return rows
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns are aligned in plain text too: the first to the left, others to the right.
+
+    Args:
+        rows: rows of cells; the first row is the header.
+    """
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = []
+    for name, *cells in (rows[0], rule, *rows[1:]):
+        padded = [name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in padded)} |")
+    return "\n".join(lines)
+
+
+def summary_table(summary: dict[str, Any]) -> str:
+    """The text printed at the end of a trial: the table of metrics, notes, and reference scores.
+
+    Args:
+        summary: the content of trial.json, as `trial_summary` returns it.
+    """
+    budget = f"{summary['planned_env_steps']:,} env steps each"
+    settings = f"protocol {summary['protocol']}, {sessions_text(summary)}, {budget}"
+    heading = f"{summary['name']}: {summary['game']}, {settings}"
+    if not summary["complete"]:
+        heading += " (not complete)"
+    ends = [
+        f"{session.replace('_', ' ')} ended at {ended['env_steps']:,} env steps: {ended['reason']}"
+        for session, ended in summary.get("stopped", {}).items()
+    ]
+    notes = [
+        *ends,
+        f"score: return_ma at the end, the {summary['return_ma']}",
+        left_out_text(summary),
+        interval_text(summary["session_scores"]),
+        summary["comparison_note"],
+    ]
+    references = [f"{source}: {score}" for source, score in reference_rows(summary)]
+    return "\n".join([heading, "", markdown_table(metric_rows(summary)), "", *filter(None, notes), *references])

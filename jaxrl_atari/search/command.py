@@ -1,0 +1,205 @@
+"""The command `search`: hyperparameter search with many trials on few GPUs.
+
+python -m jaxrl_atari.search --config configs/search_qbert.py [--search.trials 16 --search.resources.gpu 0.25]
+python -m jaxrl_atari.search --resume data/qbert_search_20260101_120000 [--search.trials 32]
+python -m jaxrl_atari.search --config configs/search_qbert.py --run-dir data/qbert_search
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from optuna import Study
+
+from jaxrl_atari.cli import resume_command
+from jaxrl_atari.cli.config_files import run_config_file
+from jaxrl_atari.cli.options import FromDirectory, parse, read_start
+from jaxrl_atari.config import Config, changed_fields
+from jaxrl_atari.envs import check_environment
+from jaxrl_atari.errors import DamagedMetrics, SessionsFailed, UserError, reason, require
+from jaxrl_atari.output import say
+from jaxrl_atari.report.page import try_report
+from jaxrl_atari.report.search_graphs import draw_graphs
+from jaxrl_atari.report.text import score_text
+from jaxrl_atari.runs.files import only_writer, write_json
+from jaxrl_atari.runs.journal import repair_journal
+from jaxrl_atari.runs.layout import SEARCH_FILE, has_begun, is_search, trial_dir
+from jaxrl_atari.runs.run_dir import describe, make_run_dir, removed_if_refused
+from jaxrl_atari.search.options import SearchConfig, check_search, read_search, to_dict
+from jaxrl_atari.search.study import (
+    FAILURE,
+    SearchResults,
+    has_failed,
+    open_study,
+    record_failure,
+    run_trial,
+    save_results,
+    search_results,
+    status_text,
+    trial_progress,
+)
+from jaxrl_atari.trials.launch import Failure
+from jaxrl_atari.trials.ray_cluster import set_up_ray
+
+CHANGED_BY_RESUME = ("search.trials", "search.address", "search.resources")
+"""Prefixes of the options that may change when a search continues."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(FromDirectory):
+    """Searches hyperparameters, or continues a search that was interrupted."""
+
+    search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
+
+
+def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path | None]:
+    """Reads the command line.
+
+    Returns:
+        The config, the options of the search, and its directory; None for a new directory.
+
+    Raises:
+        UserError: a value cannot be used, or cannot change when a search continues.
+    """
+    start = read_start(arguments)
+    default = Options()
+    if start.config is not None:
+        file = run_config_file(start.config)
+        search = file.call("get_search", SearchConfig)
+        default = Options(full_config=file.call("get_config", Config), search=search)
+    stored = None
+    continued = start.continued(is_search)
+    if continued is not None:
+        stored, search = read_search(continued)
+        start.say_kept(default.full_config, stored)
+        default = Options(full_config=stored, search=search)
+    options = parse(Options, arguments, "search", default, stored)
+    config = options.full_config
+    search = options.search
+    search_dir = options.directory
+    check_search(config, search)
+    if search_dir is not None and is_search(search_dir):
+        before = to_dict(default.full_config, default.search)
+        for name, (stored_value, wanted) in changed_fields(before, to_dict(config, search)).items():
+            may_change = name.startswith(CHANGED_BY_RESUME)
+            expected = f"{stored_value!r}, its value in this search"
+            require(may_change, name.removeprefix("config."), wanted, expected)
+    return config, search, search_dir
+
+
+def run_search(config: Config, search: SearchConfig, search_dir: Path | None) -> Path:
+    """Runs a search and returns the search directory.
+
+    Args:
+        config: the config of all trials, apart from the searched fields.
+        search: the options of the search.
+        search_dir: the directory of the search; a search in it is continued. None: a new directory.
+
+    Raises:
+        UserError: the search cannot be run, or each trial was refused; then a new directory is removed again.
+        SessionsFailed: every trial failed; the results are written.
+        KeyboardInterrupt: after a stop request, once all processes have ended.
+    """
+    set_up_ray(search.address, config.devices)  # its errors come before anything is created
+    env = config.env
+    check_environment(env.backend, env.game_name, env.rules, env.gymnasium)
+    is_new = search_dir is None or not is_search(search_dir)
+    was_there = search_dir is not None and search_dir.is_dir()
+    if is_new or search_dir is None:
+        search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"), search_dir)
+    with only_writer(search_dir), removed_if_refused(search_dir, is_new, was_there):
+        repaired = repair_journal(search_dir)
+        if repaired:
+            say(repaired)
+        write_json(search_dir / SEARCH_FILE, describe(config, search_dir, SEARCH_FILE) | to_dict(config, search))
+        say(f"search directory: {search_dir}")
+        failures = run_waiting_trials(config, search, search_dir)
+        if is_new and failures and not has_begun(search_dir):
+            raise UserError(f"no trial could begin: {'; '.join(dict.fromkeys(failures))}")
+        results = search_results(search_dir)
+        say(f"\n{results.text}")
+        try_to_save(search_dir, results)
+    if config.log.graphs:
+        try_to_draw(search_dir, search)
+        try_report(search_dir)
+    if len(failures) == search.trials:
+        raise SessionsFailed(f"every trial failed ({search.trials}), the last one: {failures[-1]}")
+    return search_dir
+
+
+@dataclasses.dataclass
+class TrialWatcher:
+    """Prints how the trials come along, and writes the results whenever one ends."""
+
+    search_dir: Path
+    search: SearchConfig
+    study: Study
+    failures: list[str] = dataclasses.field(default_factory=list)  # reasons of the trials that failed
+
+    def progress(self, number: int) -> str:
+        """A line on the progress of a trial."""
+        directory = trial_dir(self.search_dir, number)
+        try:
+            score, env_steps = trial_progress(directory)
+        except DamagedMetrics as error:
+            return str(error)
+        return f"{directory.name} at {env_steps:,} env steps, return_ma {score_text(score)}"
+
+    def on_end(self, number: int, failure: Failure | None) -> None:
+        """Records the end of a trial. `failure`: why its process failed, if it did."""
+        if failure is not None and not self.study.trials[number].state.is_finished():
+            record_failure(self.search_dir, self.search, number, failure.reason)
+        trial = self.study.trials[number]
+        if has_failed(trial):
+            self.failures.append(trial.user_attrs[FAILURE])
+        say(f"{self.progress(number)}: {status_text(trial)}")
+        try_to_save(self.search_dir, search_results(self.search_dir))
+
+
+def run_waiting_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[str]:
+    """Runs the trials that have not ended. Whenever one ends, the results are written.
+
+    Returns:
+        The reasons of the trials that failed.
+
+    Raises:
+        KeyboardInterrupt: after a stop request, once all processes have ended.
+    """
+    from jaxrl_atari.search.ray_trials import run_trials  # imports Ray
+
+    study = open_study(search_dir, search)
+    for _ in range(len(study.trials), search.trials):
+        study.enqueue_trial({})
+    waiting = [trial.number for trial in study.trials[: search.trials] if not trial.state.is_finished()]
+    watcher = TrialWatcher(search_dir, search, study)
+    try:
+        run_trials(
+            waiting, run_trial, watcher.on_end,
+            search_dir=search_dir, address=search.address, devices=config.devices, resources=search.resources,
+            progress=watcher.progress,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        try_to_save(search_dir, search_results(search_dir))
+        raise KeyboardInterrupt(f"stopped; go on with {resume_command('search', search_dir)}") from None
+    return watcher.failures
+
+
+def try_to_save(search_dir: Path, results: SearchResults) -> None:
+    """Saves results, or prints why they could not be saved. They can be made again from the study."""
+    try:
+        save_results(search_dir, results)
+    except OSError as error:
+        say(f"results are not saved: {reason(error)}; {resume_command('search', search_dir)} tries again")
+
+
+def try_to_draw(search_dir: Path, search: SearchConfig) -> None:
+    """Draws the graphs of a search, or prints why they could not be saved."""
+    try:
+        draw_graphs(open_study(search_dir, search), search_dir / "graphs")
+    except OSError as error:
+        say(f"graphs are not saved: {reason(error)}; {resume_command('search', search_dir)} tries again")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    run_search(*parse_options(arguments))
