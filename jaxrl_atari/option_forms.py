@@ -1,9 +1,11 @@
-"""Types of options, with the forms on the command line that tyro cannot derive from a type."""
+"""Types of options, and the forms of their values on a command line: words, numbers, JSON."""
 
 import json
-from typing import Annotated, Any, Literal
+import re
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from tyro.constructors import PrimitiveConstructorSpec
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from jaxrl_atari.checks import Limits
 
@@ -30,6 +32,54 @@ def one_word(metavar: str) -> PrimitiveConstructorSpec:
         is_instance=lambda value: isinstance(value, bool | int | str | None),
         str_from_instance=lambda value: [str(value).lower()],
     )
+
+
+NUMBERS = ConstructorRegistry()
+"""How tyro reads the options that are numbers."""
+
+
+@NUMBERS.primitive_rule
+def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Reads an int or a float, or one of these, None and fixed words. `check_fields` refuses other text."""
+    kinds = get_args(info.type) if get_origin(info.type) in (Union, types.UnionType) else (info.type,)
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    plain = {kind for kind in kinds if get_origin(kind) is not Literal}
+    if not plain & {int, float} or not plain <= {int, float, type(None)}:
+        return None
+    names = {int: "INT", float: "FLOAT", type(None): "{None}"}
+    metavars = [names[kind] if kind in names else f"{{{','.join(get_args(kind))}}}" for kind in kinds]
+
+    def read(text: str) -> float | str | None:
+        if text in words:
+            return text
+        if type(None) in plain and text.lower() == "none":
+            return None
+        return parse_number(text, whole=float not in plain)
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="|".join(sorted(metavars, key=lambda name: not name.startswith("{"))),
+        instance_from_str=lambda texts: read(texts[0]),
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def parse_number(text: str, whole: bool) -> float | str:
+    """The number in a text, such as 1e6, 1_000_000 or 2.5e-4; the text itself if it holds no number.
+
+    Args:
+        whole: accept whole numbers only.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if not whole:
+        return number
+    if re.fullmatch(r"[+-]?[\d_]+", text):
+        return int(text)
+    return int(number) if number.is_integer() else text
 
 
 def _parse_json(text: str) -> Any:

@@ -32,7 +32,13 @@ from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import checkpoint_steps
 from jaxrl_atari.runs.progress import EpisodeStatistics, Progress
 from jaxrl_atari.runs.reading import is_finished
-from jaxrl_atari.runs.run_dir import describe, make_run_dir, read_config, require_same_run
+from jaxrl_atari.runs.run_dir import (
+    describe,
+    make_run_dir,
+    read_config,
+    removed_if_refused,
+    require_same_run,
+)
 from jaxrl_atari.runs.session_log import NonFiniteError, SessionLog
 from jaxrl_atari.session import place_session, prepare, run_session, train
 
@@ -567,6 +573,34 @@ def test_a_refused_run_leaves_the_users_own_folder_as_it_was(tmp_path, monkeypat
     with pytest.raises(UserError, match="wandb is not installed"):
         run_training(change(TINY, sessions=sessions, log={"wandb": True}), tmp_path / "mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == [".notes"]
+
+
+@pytest.mark.parametrize(
+    ("written", "end", "stays"),
+    [
+        ("suite.json", UserError("refused"), False),
+        ("suite.json", KeyboardInterrupt(), True),
+        ("Pong/session_0/metrics.csv", UserError("refused"), True),
+        ("trial_0/output.txt", UserError("failed on a cluster, in a way that its output shows"), True),
+    ],
+)
+def test_what_a_refused_command_has_written_is_removed_unless_a_session_has_begun(written, end, stays, tmp_path):
+    """From a new directory, and from a folder of the user's own, in which hidden files and links are."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/notes.txt").write_text("mine")
+    for name in ("new", "mine"):
+        directory = tmp_path / name
+        was_there = name == "mine"
+        (directory / ".git").mkdir(parents=True)
+        (directory / written).parent.mkdir(parents=True, exist_ok=True)
+        (directory / written).touch()
+        (directory / "link").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(type(end)), removed_if_refused(directory, is_new=True, was_there=was_there):
+            raise end
+        assert (directory / written).exists() == stays
+        assert (directory / ".git").exists() == (stays or was_there)
+        assert (directory / "link").is_symlink() == stays
+    assert (tmp_path / "elsewhere/notes.txt").read_text() == "mine"
 
 
 def test_the_start_names_its_phases(session_dir, capsys):

@@ -6,13 +6,11 @@ import difflib
 import functools
 import re
 import sys
-import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from jaxrl_atari.checks import check_fields
 from jaxrl_atari.cli.option_names import option_types, unknown_option
@@ -20,6 +18,7 @@ from jaxrl_atari.cli.tyro_errors import one_line_errors
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import WithImports, import_module_of, import_named
+from jaxrl_atari.option_forms import NUMBERS
 from jaxrl_atari.output import say
 
 AllOptions = Annotated[Config, tyro.conf.arg(name="")]
@@ -190,54 +189,6 @@ def parse_command(
             later, prog=f"python -m jaxrl_atari.{command}", args=words, registry=NUMBERS
         )
     return chosen
-
-
-NUMBERS = ConstructorRegistry()
-"""How tyro reads the options that are numbers."""
-
-
-@NUMBERS.primitive_rule
-def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Reads an int or a float, or one of these, None and fixed words. `check_fields` refuses other text."""
-    kinds = get_args(info.type) if get_origin(info.type) in (Union, types.UnionType) else (info.type,)
-    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    plain = {kind for kind in kinds if get_origin(kind) is not Literal}
-    if not plain & {int, float} or not plain <= {int, float, type(None)}:
-        return None
-    names = {int: "INT", float: "FLOAT", type(None): "{None}"}
-    metavars = [names[kind] if kind in names else f"{{{','.join(get_args(kind))}}}" for kind in kinds]
-
-    def read(text: str) -> float | str | None:
-        if text in words:
-            return text
-        if type(None) in plain and text.lower() == "none":
-            return None
-        return parse_number(text, whole=float not in plain)
-
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="|".join(sorted(metavars, key=lambda name: not name.startswith("{"))),
-        instance_from_str=lambda texts: read(texts[0]),
-        is_instance=lambda value: True,
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def parse_number(text: str, whole: bool) -> float | str:
-    """The number in a text, such as 1e6, 1_000_000 or 2.5e-4; the text itself if it holds no number.
-
-    Args:
-        whole: accept whole numbers only.
-    """
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    if not whole:
-        return number
-    if re.fullmatch(r"[+-]?[\d_]+", text):
-        return int(text)
-    return int(number) if number.is_integer() else text
 
 
 def _without_values_of_switches(words: Sequence[str], options: Any) -> list[str]:
