@@ -1,4 +1,8 @@
-"""Devices of a session: their placement, data parallelism, and the check of where arrays lie.
+"""Devices of a session.
+
+- `place` turns the options `devices` of a config into a `Placement`: the devices that learn, act and evaluate.
+- `DataParallel` runs the update on one learner device or on several.
+- `check_placement` asserts where arrays lie, for `devices.check`.
 
 The command `python -m jaxrl_atari.devices` is in `device_report.py`.
 """
@@ -50,11 +54,10 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     use = limit_jax(devices, field)
     found = start_gpus()
     cpus = jax.devices("cpu")
-    if use.gpus and not visible().gpus:  # JAX could not start on the GPUs and is kept off them from now on
-        return place(devices, field)
+    if use.gpus and not visible().gpus:  # JAX could not start on them, and `start_gpus` has forbidden them
+        return place(devices, field)  # `auto` now means the CPU; other options are an error
     here = jax.process_index()
-    own = [device for device in found if device.process_index == here]
-    gpus = {gpu_provider().index(device): device for device in own}
+    gpus = {gpu_provider().index(device): device for device in found if device.process_index == here}
 
     def device_of(index: int | None) -> jax.Device:
         """The GPU with this index; the CPU for None."""

@@ -47,6 +47,7 @@ def update_memory(config: Config, devices: Sequence[jax.Device]) -> UpdateMemory
     frames = (ppo.rollout_length + STACK, num_envs, *network.layout.shape)
 
     def arguments(key: jax.Array) -> tuple[TrainState, Rollout, PPOConfig, jax.Array]:
+        """The arguments of an update. Only their shapes are used, so nothing of this is computed."""
         rollout = random_rollout(key, network, ppo.rollout_length, num_envs, ACTIONS)
         params = init_params(make_module(config.network, ACTIONS, jnp.float32), key)
         return init_train_state(params, ppo, algorithm, key), rollout, ppo, key

@@ -1,1 +1,14 @@
-"""The machine: its CPU, the choice of GPUs, memory, monitoring, joined processes, and process settings."""
+"""The machine: its CPU, its GPUs, their memory, and the settings of a process.
+
+| module | content |
+|---|---|
+| cpu | cores, instruction sets, and the CPU quota of a container |
+| gpus | the GPUs that a process may use, found without starting JAX |
+| choice | which of them a config asks for; how JAX is limited to these and started |
+| memory | the share of a GPU's memory that JAX reserves |
+| monitor | utilisation and memory, sampled while a session trains |
+| distributed | several processes that learn together |
+| runtime | settings that change numbers or tune a process |
+
+`devices.py`, above this folder, turns the choice into devices of JAX.
+"""

@@ -1,6 +1,8 @@
 """Choice of GPUs: which ones a config asks for, how sessions rotate over them, and how JAX starts on them.
 
-Only `start_gpus` starts JAX's back end.
+The process that starts the sessions of a trial calls `session_gpus`, to divide the GPUs among them. Each process
+that trains then calls `limit_jax`, so that JAX sees only the GPUs of its session, and `start_gpus`, which alone
+starts JAX's back end.
 """
 
 import os
