@@ -11,11 +11,16 @@ elsewhere, see `load`, `NETWORKS` and `FrameStack`. README.md describes the fram
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 INSTALL = "pip install numpy 'ale-py[vector]'"
+
+# One observation is too little work for several threads: on a busy machine they wait for each other, and a game takes
+# ten times as long. NumPy reads this when it is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 try:
     import numpy as np
