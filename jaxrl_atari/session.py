@@ -290,11 +290,12 @@ def prepare(
         meta = restored.meta if restored else {}
         progress = Progress(meta)
 
-        make = partial(make_networks, config.network, placement=placement)
-        groups = partial(make_groups, config, placement, make)
-        games = start_games(groups, config.env, seed, progress, checkpoints, restored, outputs.message)
+        networks_for = partial(make_networks, config.network, placement=placement)  # number of actions -> networks
+        start_groups = partial(make_groups, config, placement, networks_for)
+        games = start_games(start_groups, config.env, seed, progress, checkpoints, restored, outputs.message)
         exits.callback(games.close)
-        networks = make(games.num_actions)
+
+        networks = networks_for(games.num_actions)
         arrays = restored.arrays if restored else first_arrays(config, games.num_actions, seed, placement.home)
         key = arrays["key"]
         optimizer_steps = int(arrays["train_state"].optimizer_steps)
@@ -304,6 +305,7 @@ def prepare(
         del restored, arrays  # the learner has copied them: 20 MB for `nature`
         if networks.learning.advice:
             outputs.message(networks.learning.advice)
+
         evaluator = None
         if leader and config.evaluation.every_env_steps:
             evaluator = make_evaluator(config, placement, seed, games.num_actions, session_dir, outputs)

@@ -10,7 +10,7 @@ from jaxrl_atari.output import counted, say
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.suites import SuiteResults, save_results, suite_results
 from jaxrl_atari.suite.sweep import Sweep
-from jaxrl_atari.suite.sweep_results import draw_sweep, save_sweep_results, sweep_results
+from jaxrl_atari.suite.sweep_results import SweepResults, draw_sweep, save_sweep_results, sweep_results
 from jaxrl_atari.trials.launch import Failure, Job
 
 
@@ -93,7 +93,7 @@ class Results:
         for setting in self._sweep.settings:
             self._read(setting.label)
 
-    def _of_sweep(self):
+    def _of_sweep(self) -> SweepResults:
         return sweep_results(self._directory, self._sweep, self._suites)
 
     def _save(self, labels: Iterable[str]) -> None:
