@@ -266,8 +266,9 @@ def save_results(found: SuiteResults) -> None:
     """Writes results.md, results.csv, results.json, rliable's files, and the trial.json of each game."""
     suite_dir = found.suite.path
     values = found.values
-    for game, summary in found.suite.summaries.items():
-        write_json(suite_dir / game / TRIAL_FILE, summary)
+    for game in found.suite.runs:
+        whole_run = read_run(suite_dir / game)  # which may have more sessions than the suite
+        write_json(suite_dir / game / TRIAL_FILE, trial_summary(whole_run))
     scores = normalised(values["scores"], values["protocol"])
     rliable_games = write_rliable(suite_dir, {suite_dir.absolute().name: scores})
     write_json(suite_dir / "results.json", values | {"rliable_games": rliable_games})
