@@ -177,8 +177,8 @@ def update(
         log, `optimizer_steps` counts those taken.
 
     Raises:
-        ConfigError: a metric is not a single number, or has the name of another one; a sample is no array
-            [T, B, ...].
+        ConfigError: the loss or a metric is not a single number; a metric has the name of another one; a sample is
+            no array [T, B, ...]; `prepare` returned an `extra` of another form.
     """
     # Streams of `key`: 0 to epochs - 1 give the minibatches of an epoch (`draw_minibatches`), `epochs` is for the
     # loss, and `epochs + 1` for `prepare`.
@@ -187,7 +187,9 @@ def update(
     rollout = with_conventions(rollout, config)
     optimizer = algorithm.optimizer(config)
     mean = Mean.over(rollout.weight, shard)
-    state, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
+    prepared = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
+    check_extra(state.extra, prepared[0].extra)
+    state, samples, rollout_metrics = prepared
     check_samples(samples, rollout)
     # [T, B, ...] -> [T * B, ...]
     flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
@@ -202,9 +204,14 @@ def update(
             jax.random.fold_in(loss_key, state.optimizer_steps),
             state.extra,
         )
-        value_and_gradient = jax.value_and_grad(algorithm.loss, has_aux=True)
-        (loss, metrics), gradients = value_and_gradient(state.params, apply, batch, config)
-        check_metrics(metrics, OWN_METRICS)
+
+        def loss_of(params: Any) -> tuple[jax.Array, Metrics]:
+            loss, metrics = algorithm.loss(params, apply, batch, config)
+            require(jnp.shape(loss) == (), "loss", list(jnp.shape(loss)), "a single number, such as batch.mean(x)")
+            check_metrics(metrics, OWN_METRICS)
+            return loss, metrics
+
+        (loss, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
         metrics = jax.tree.map(as_float, metrics) | {"loss": loss}
         if shard.count > 1:
             # Each device's loss is already that of all devices. JAX's transpose of a sum over devices is the same
@@ -263,6 +270,17 @@ def check_samples(samples: Any, rollout: Rollout) -> None:
     for leaf in jax.tree.leaves(samples):
         shape = jnp.shape(leaf)
         require(shape[:2] == steps, "samples of prepare", list(shape), expected)
+
+
+def check_extra(before: Any, after: Any) -> None:
+    """Raises `ConfigError` if `extra` has another structure, shape or type: no checkpoint could be restored."""
+
+    def form(extra: Any) -> Any:
+        return jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", extra)
+
+    same = jax.tree.structure(before) == jax.tree.structure(after)
+    same = same and jax.tree.leaves(form(before)) == jax.tree.leaves(form(after))
+    require(same, "extra of prepare", form(after), f"{form(before)}, as init returned it")
 
 
 def as_float(metric: jax.Array) -> jax.Array:

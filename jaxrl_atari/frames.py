@@ -59,7 +59,7 @@ def layout_of(shape: tuple[int, ...]) -> FrameLayout:
     )
 
 
-def images(frames: jax.Array) -> jax.Array:
+def as_images(frames: jax.Array) -> jax.Array:
     """Stored frames as images: uint8 `[..., H, W, C]` of any layout -> `[..., 84, 84]`."""
     return layout_of(frames.shape).image(frames)
 

@@ -12,32 +12,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_atari.algorithm import (
-    Algorithm,
-    ReadMetrics,
-    TrainState,
-    find_algorithm,
-    init_train_state,
-    resolved_options,
-    update,
-)
-from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
+from jaxrl_atari.algorithm import Algorithm, ReadMetrics, TrainState, find_algorithm, update
+from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import DataParallel, Placement, check_placement
-from jaxrl_atari.keys import ALGORITHM, NETWORK, new_key
 from jaxrl_atari.minibatches import Rollout
-from jaxrl_atari.networks import Network, Networks, init_params, make_module
+from jaxrl_atari.networks import Network, Networks
 
 
 class Learner:
     """The train state, on one device or on several in parallel, and its update.
 
     Args:
-        arrays: `train_state`, and what else a checkpoint holds; see `first_arrays`. They are copied.
+        arrays: `train_state`, and what else a checkpoint holds; see `session_arrays.py`. They are copied.
     """
 
     def __init__(self, config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]):
@@ -60,7 +50,6 @@ class Learner:
 
         It is valid until the next `update`, which consumes it.
         """
-        self.wait()
         return self._parallel.shard(self._state, 0)
 
     def update(self, rollouts: Sequence[Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
@@ -96,9 +85,6 @@ class Learner:
     def _params_of_actors(self) -> list[Any]:
         """The parameters that each actor acts with, on any device."""
         return [self._parallel.shard(self._state.params, i) for i in range(len(self._actors))]
-
-    def wait(self) -> None:
-        """Waits until an update in a thread has ended. This learner has no thread."""
 
     def close(self) -> None:
         """Frees what the learner holds besides arrays. This learner holds nothing else."""
@@ -137,6 +123,14 @@ class OverlappedLearner(Learner):
             self._acting = _copy(self.state.params)
 
     @property
+    def state(self) -> TrainState:
+        """The train state after the newest update. Where that still runs, this waits for it."""
+        if self._running is not None:
+            self._running.result()
+            self._running = None
+        return super().state
+
+    @property
     def lagging_params(self) -> Any:
         """Parameters from before the newest update, on the learner's first local device."""
         return self._acting
@@ -157,66 +151,5 @@ class OverlappedLearner(Learner):
     def _params_of_actors(self) -> list[Any]:
         return [self._acting] * len(self._actors)
 
-    def wait(self) -> None:
-        """Waits until the running update has ended."""
-        if self._running is not None:
-            self._running.result()
-            self._running = None
-
     def close(self) -> None:
         self._thread.shutdown()
-
-
-def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device) -> dict[str, Any]:
-    """The arrays of a session before its first update: `train_state`, and `key`, from which all others derive.
-
-    They are computed on the CPU, so that a seed gives the same parameters on every device.
-
-    Args:
-        num_actions: of the game.
-        seed: of the session.
-        device: where the arrays are put.
-    """
-    algorithm = find_algorithm(config.algorithm)
-    module = make_module(config.network, num_actions, jnp.float32)
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        arrays = _first_arrays(module, algorithm, resolved_options(config), new_key(seed))
-    return jax.device_put(arrays, device)
-
-
-def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
-    """Shapes, types and placement of `first_arrays`: the target of a restore that goes on training.
-
-    Raises:
-        ConfigError: the network or the algorithm is not registered.
-    """
-    algorithm = find_algorithm(config.algorithm)
-    module = make_module(config.network, num_actions, jnp.float32)
-    key = jax.eval_shape(lambda: new_key(0))
-    shapes = jax.eval_shape(partial(_first_arrays, module, algorithm, resolved_options(config)), key)
-    return _placed(shapes, device)
-
-
-def abstract_params(config: NetworkConfig, num_actions: int, device: jax.Device) -> dict[str, Any]:
-    """The part of `abstract_arrays` that plays, `train_state/params`, without what an algorithm adds to it.
-
-    It needs no algorithm, so a run can be played by someone who lacks the code of its training.
-
-    Raises:
-        ConfigError: the network is not registered.
-    """
-    module = make_module(config, num_actions, jnp.float32)
-    params = jax.eval_shape(lambda: init_params(module, new_key(0)))
-    return _placed({"train_state": {"params": params}}, device)
-
-
-def _placed(shapes: Any, device: jax.Device) -> Any:
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _first_arrays(module: nn.Module, algorithm: Algorithm, config: PPOConfig, key: jax.Array) -> dict[str, Any]:
-    params = init_params(module, jax.random.fold_in(key, NETWORK))
-    train_state = init_train_state(params, config, algorithm, jax.random.fold_in(key, ALGORITHM))
-    return {"train_state": train_state, "key": key}

@@ -169,7 +169,7 @@ class Outcome(NamedTuple):
 
 @jax.jit
 def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
-    """The rollout over all groups of a device, from each group's full state and outcome (`EnvGroup.finish`)."""
+    """The rollout over all groups of a device, from what `GroupRollout.finish` returned for each of them."""
     parts = [(state.frames, state.steps, outcome) for state, outcome in groups]
     frames, steps, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
     carry = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *(state.carry_at_start for state, _ in groups))
@@ -189,12 +189,10 @@ def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
 
 
 class EnvGroup:
-    """Environments that step together, and the policy's state for them on one device.
+    """Environments that step together on one device, and what their next rollout goes on from.
 
-    For each rollout, `collect` calls `begin`; in each step `choose` (the policy starts), `send` (its actions go to
-    the emulators) and `receive` (what they answer is recorded); `choose` once more for the bootstrap value; and
-    `finish`. Between two rollouts the group can be saved in a checkpoint (`take_games`, `in_progress`, `carry`),
-    and another one can go on from there (`resume`).
+    `collect` plays a rollout (`begin`). Between two rollouts the group can be saved in a checkpoint (`take_games`,
+    `in_progress`, `carry`), and another one can go on from there (`resume`).
 
     Args:
         pool: the emulators; whoever made it closes it.
@@ -204,13 +202,6 @@ class EnvGroup:
         first_env: number of the first environment in the session.
         check: assert at every step that what acting uses lies on `device`.
     """
-
-    # Of the rollout in progress.
-    _state: ActorState
-    _action: jax.Array  # the newest one of each environment
-    _outcome: Outcome
-    waited_seconds: float  # for the emulators
-    env_steps: int  # auto-reset steps do not count
 
     def __init__(
         self,
@@ -226,9 +217,9 @@ class EnvGroup:
         self.pool = pool
         self.device = device
         self.rollout_length = rollout_length
-        self._network = network
-        self._rules = rules
-        self._check = check
+        self.network = network
+        self.rules = rules
+        self.check = check
         numbers = np.arange(first_env, first_env + pool.num_envs, dtype=np.int32)
         self._env_index = jax.device_put(numbers, device)
         with jax.default_device(device):
@@ -237,9 +228,14 @@ class EnvGroup:
 
     def _go_on(self, newest: EnvStep, episodes: EpisodeCounter, past: Past) -> None:
         """Sets what the next rollout goes on from: the newest step, the games in progress, and what was seen."""
-        self._newest = newest
-        self._episodes = episodes
-        self._past = jax.device_put(past, self.device)
+        self.newest = newest
+        self.episodes = episodes
+        self.past = jax.device_put(past, self.device)
+
+    def begin(self, key: jax.Array) -> "GroupRollout":
+        """Starts a rollout whose actions derive from `key`. Its `finish` comes before the next one begins."""
+        key = jax.device_put(key, self.device)
+        return GroupRollout(self, begin_rollout(self.past, key, self._env_index, self.rollout_length))
 
     def take_games(self) -> tuple[GamesInProgress, Segment] | None:
         """The games in progress, between two rollouts, and the actions since the last call.
@@ -250,15 +246,15 @@ class EnvGroup:
         record = self.pool.record
         if record is None:
             return None
-        return record.cut_segment(self._newest.frame, self.pool.lives, self._episodes.in_progress)
+        return record.cut_segment(self.newest.frame, self.pool.lives, self.episodes.in_progress)
 
     def in_progress(self) -> np.ndarray:
         """Return and env steps of each game in progress, float64 [B, 2]."""
-        return self._episodes.in_progress
+        return self.episodes.in_progress
 
     def carry(self) -> Any:
         """Between two rollouts, what the next one starts from: a network's memory, [B, ...]; `()` without one."""
-        return self._past.carry
+        return self.past.carry
 
     def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
         """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`.
@@ -267,69 +263,83 @@ class EnvGroup:
             carry: what `carry` returned when the checkpoint was written.
         """
         newest, frames, age, episodes = replay(self.pool, games)
-        past = Past(self._network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
+        past = Past(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
         self._go_on(newest, episodes, past)
 
-    def begin(self, key: jax.Array) -> None:
-        """Starts a rollout whose actions derive from `key`."""
-        key = jax.device_put(key, self.device)
-        self._state = begin_rollout(self._past, key, self._env_index, self.rollout_length)
-        shape = (self.rollout_length, self.pool.num_envs)
-        self._outcome = Outcome(
+
+class GroupRollout:
+    """A rollout of a group while it is played.
+
+    In each step 0 to T - 1, `collect` calls `choose` (the policy starts), `send` (its actions go to the emulators)
+    and `receive` (what they answer is recorded); in step T only `choose`, for the bootstrap value; then `finish`.
+
+    Args:
+        group: its `newest` and `episodes` change with each step.
+        state: what `begin_rollout` returned.
+    """
+
+    def __init__(self, group: EnvGroup, state: ActorState):
+        self.group = group
+        self._state = state
+        shape = (group.rollout_length, group.pool.num_envs)
+        self.outcome = Outcome(
             reward=np.zeros(shape, np.float32),
             terminated=np.zeros(shape, bool),
             truncated=np.zeros(shape, bool),
             weight=np.zeros(shape, np.float32),
         )
-        self.waited_seconds = 0.0
-        self.env_steps = 0
+        self.waited_seconds = 0.0  # for the emulators
+        self.env_steps = 0  # auto-reset steps do not count
 
-    def choose(self, params: Any) -> None:
-        """Starts the policy on the newest frames.
+    def choose(self, params: Any) -> jax.Array:
+        """Starts the policy on the newest frames, and returns the action of each environment, int32 [B].
 
         The frames go to the compiled call as NumPy arrays, and `send` reads the actions with `np.asarray`.
         Explicit `device_put` and `device_get` would add 0.5 ms to a 6 ms step on two cores, whose caches the
         emulators keep cold. So the transfer guard makes an exception for both transfers.
         """
-        if self._check:
-            check_placement("acting", {"params": params, "state": self._state}, [self.device])
-        step = self._newest
+        group = self.group
+        if group.check:
+            check_placement("acting", {"params": params, "state": self._state}, [group.device])
+        step = group.newest
         with jax.transfer_guard_host_to_device("allow"):
-            self._state, self._action = act(self._network, params, self._state, step.frame, step.first)
+            self._state, action = act(group.network, params, self._state, step.frame, step.first)
+        return action
 
-    def send(self) -> None:
+    def send(self, action: jax.Array) -> None:
         """Waits for the actions and starts the emulators. On the transfer, see `choose`."""
         with jax.transfer_guard_device_to_host("allow"):
-            actions = np.asarray(self._action)
-        self.pool.send(actions)
+            actions = np.asarray(action)
+        self.group.pool.send(actions)
 
     def receive(self, t: int) -> list[FinishedGame]:
         """Waits for the emulators and records step t. Returns the games that it ended, their `step` being t."""
+        group = self.group
         start = time.perf_counter()
-        step = self.pool.recv()
+        step = group.pool.recv()
         self.waited_seconds += time.perf_counter() - start
-        self._newest = step
+        group.newest = step
         reward = step.reward
-        if self._rules.clip_rewards:
+        if group.rules.clip_rewards:
             reward = np.clip(reward, -1.0, 1.0)
         terminated = step.terminated
-        if self._rules.life_loss_terminal:
+        if group.rules.life_loss_terminal:
             terminated = terminated | step.life_lost
         counts = ~step.first  # an auto-reset step does not
-        outcome = self._outcome
+        outcome = self.outcome
         outcome.reward[t] = reward
         outcome.terminated[t] = terminated
         outcome.truncated[t] = step.truncated
         outcome.weight[t] = counts
         self.env_steps += int(np.sum(counts))
-        return [game._replace(env=self.first_env + game.env) for game in self._episodes.count(step, t)]
+        return [game._replace(env=group.first_env + game.env) for game in group.episodes.count(step, t)]
 
     def finish(self) -> tuple[ActorState, Outcome]:
         """Ends the rollout, which is full, and returns it. The group keeps what the next one starts from."""
         state = self._state
         del self._state  # its memory is free once `finish_rollout` has made a `Rollout` of it
-        self._past = past_of(state)
-        return state, jax.device_put(self._outcome, self.device)
+        self.group.past = past_of(state)
+        return state, jax.device_put(self.outcome, self.group.device)
 
 
 class Collected(NamedTuple):
@@ -353,33 +363,33 @@ def collect(
         key: the source of all actions of this rollout.
         first_step: steps that each environment has made in the session, for `FinishedGame.step`.
     """
-    all_groups = list(itertools.chain(*groups))
-    length = all_groups[0].rollout_length
+    length = groups[0][0].rollout_length
+    playing = [[group.begin(key) for group in on_device] for on_device in groups]
     # The first groups of all devices take their turn together, then the second ones: devices act in lockstep. A
-    # turn is a list of (group, parameters), one for each device.
-    turns = [list(zip(turn, params, strict=True)) for turn in zip(*groups, strict=True)]
+    # turn is a list of (rollout of a group, parameters), one for each device.
+    turns = [list(zip(turn, params, strict=True)) for turn in zip(*playing, strict=True)]
     games: list[FinishedGame] = []
     started = 0.0
-    for group in all_groups:
-        group.begin(key)
     # Each turn receives the step before and starts the next one, so that the emulators of one group run while the
     # policy acts for another. Step T is only chosen, for its value; the next rollout draws an action of its own.
     for t in range(length + 1):
         for turn in turns:
-            for group, group_params in turn:
+            actions = []
+            for rollout, group_params in turn:
                 if t > 0:
-                    games += group.receive(t - 1)
-                group.choose(group_params)
+                    games += rollout.receive(t - 1)
+                actions.append(rollout.choose(group_params))
             if t < length:
-                for group, _ in turn:
-                    group.send()
+                for (rollout, _), action in zip(turn, actions, strict=True):
+                    rollout.send(action)
         if t == 0:  # the first actions have waited for the update
             started = time.perf_counter()
-    waiting = sum(group.waited_seconds for group in all_groups)
+    played = list(itertools.chain(*playing))
+    waiting = sum(rollout.waited_seconds for rollout in played)
     policy = time.perf_counter() - started - waiting
     return Collected(
-        rollouts=[finish_rollout([group.finish() for group in on_device]) for on_device in groups],
-        env_steps=sum_over_processes(sum(group.env_steps for group in all_groups)),
+        rollouts=[finish_rollout([rollout.finish() for rollout in on_device]) for on_device in playing],
+        env_steps=sum_over_processes(sum(rollout.env_steps for rollout in played)),
         games=gather_games(games, first_step),
         waiting_seconds=waiting,
         policy_seconds=policy,

@@ -24,7 +24,7 @@ from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
 from jaxrl_atari.imports import import_inherited
-from jaxrl_atari.learner import Learner, OverlappedLearner, abstract_arrays, first_arrays
+from jaxrl_atari.learner import Learner, OverlappedLearner
 from jaxrl_atari.networks import Networks, initial_carry, is_recurrent, make_module
 from jaxrl_atari.provenance import device_text, provenance
 from jaxrl_atari.rollout import collect
@@ -37,6 +37,7 @@ from jaxrl_atari.runs.run_dir import claim_session_dir
 from jaxrl_atari.runs.session_log import SessionLog
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, Writers
 from jaxrl_atari.schedules import current_options, learning_rate
+from jaxrl_atari.session_arrays import abstract_arrays, first_arrays
 from jaxrl_atari.session_games import SessionGames, start_games
 
 

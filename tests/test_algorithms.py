@@ -30,12 +30,13 @@ from jaxrl_atari.config import (
 from jaxrl_atari.devices import DataParallel, make_networks, place
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.learner import Learner, first_arrays
+from jaxrl_atari.learner import Learner
 from jaxrl_atari.minibatches import Mean, observe, random_rollout
 from jaxrl_atari.networks import Observation
 from jaxrl_atari.ppo import PPO, ppo_loss, ppo_samples, ppo_terms
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.rollout import EnvGroup, collect
+from jaxrl_atari.session_arrays import first_arrays
 from jaxrl_atari.suite.sweep import can_vary
 from jaxrl_atari.traced_options import as_numbers
 from jaxrl_atari.trials.sessions import program_number
@@ -260,6 +261,27 @@ def test_samples_of_another_shape_than_the_rollouts():
     )
     with pytest.raises(ConfigError, match=expected):
         updated(PPO._replace(prepare=prepare))
+
+
+def test_a_loss_of_each_sample():
+    def loss(params, apply, batch, config):
+        return apply(params, batch.observation).value, {}
+
+    size = CONFIG.minibatch_size
+    with pytest.raises(ConfigError, match=rf"loss = \[{size}\]: expected a single number, such as batch.mean"):
+        updated(PPO._replace(loss=loss))
+
+
+@pytest.mark.parametrize("extra", [jnp.zeros((), jnp.int32), jnp.zeros(2), (jnp.zeros(()),), ()])
+def test_an_extra_of_another_form(extra):
+    """It could not be restored from a checkpoint."""
+
+    def prepare(state, *arguments):
+        return ppo_samples(state.replace(extra=extra), *arguments)
+
+    algorithm = PPO._replace(init=lambda params, key: (params, jnp.zeros(())), prepare=prepare)
+    with pytest.raises(ConfigError, match=r"extra of prepare = .*: expected float32\[\], as init returned it"):
+        updated(algorithm)
 
 
 def test_a_name_that_two_files_register_is_a_warning(tmp_path, monkeypatch, caplog):

@@ -22,9 +22,9 @@ from user_commands import one_error_line
 from jaxrl_atari.algorithm import TrainState
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.runs.arrays import array_digests, array_shapes
 from jaxrl_atari.runs.checkpoints import Checkpoints, Damaged, meta_digest
+from jaxrl_atari.session_arrays import abstract_arrays
 
 NAN = math.nan
 GAMES = {"steps": np.arange(3), "frame": np.full((3, 84, 84), 7, np.uint8)}

@@ -13,12 +13,12 @@ import pytest
 from small_training import TINY, Lines, change, edit_meta, latest_meta, read_table, stop_before
 
 from jaxrl_atari import verify
-from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import checkpoint_steps
 from jaxrl_atari.session import place_session, prepare, run_session
+from jaxrl_atari.session_arrays import abstract_arrays
 
 CONFIG = change(
     TINY,

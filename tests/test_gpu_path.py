@@ -21,7 +21,6 @@ from fake_cuda import SHOWN, FakeMachine, python
 from simulated_gpus import simulated
 from user_commands import ROOT, free_address, user_environment
 
-from jaxrl_atari import learner
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import ConfigError
@@ -32,6 +31,7 @@ from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.hardware.gpus import network_platform, visible
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.hardware.runtime import DETERMINISTIC
+from jaxrl_atari.session_arrays import first_arrays
 
 TINY = [
     "-m", "jaxrl_atari.train", "--config", "configs/qbert.py", "--total-env-steps", 64, "--env.num-envs", 4,
@@ -317,7 +317,7 @@ def test_real_processes_on_one_host_have_gpus_of_their_own(tmp_path):
 @pytest.mark.gpu
 def test_real_float32_heads_and_first_parameters(tmp_path):
     needs_gpus(1)
-    here, there = (learner.first_arrays(Config(), 4, 0, jax.devices(name)[0]) for name in ("cpu", "gpu"))
+    here, there = (first_arrays(Config(), 4, 0, jax.devices(name)[0]) for name in ("cpu", "gpu"))
     assert jax.tree.all(jax.tree.map(np.array_equal, here["train_state"].params, there["train_state"].params))
     network = make_network(NetworkConfig(compute_dtype="float32"), 4, "gpu")
     stacks = np.random.default_rng(0).integers(0, 256, (16, 84, 84, 4), np.uint8)

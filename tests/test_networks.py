@@ -20,9 +20,9 @@ from jaxrl_atari.frames import (
     BLOCKED,
     PLAIN,
     arrange_stacks,
+    as_images,
     block_frames,
     gather_stacks,
-    images,
     map_images,
 )
 from jaxrl_atari.layers import Conv, in_chunks
@@ -401,7 +401,7 @@ def test_a_network_with_more_than_parameters_is_refused(layer, said):
 
 def test_frames_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"shape of frames = \[5, 64, 64, 1\]: expected \[..., 84, 84, 1\]"):
-        images(jnp.zeros((5, 64, 64, 1), jnp.uint8))
+        as_images(jnp.zeros((5, 64, 64, 1), jnp.uint8))
 
 
 def test_a_recurrent_network_without_a_memory_is_refused():

@@ -55,7 +55,7 @@ def iterate(run, times):
     iterations = train(run)
     for _ in range(times):
         next(iterations)
-    run.learner.wait()
+    jax.block_until_ready(run.learner.state)
 
 
 # --- Compilations ------------------------------------------------------------------------------------------------

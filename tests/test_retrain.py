@@ -11,11 +11,11 @@ from small_training import TINY, change, edit_meta, stop_before
 
 from jaxrl_atari import verify
 from jaxrl_atari.errors import Differs, UserError
-from jaxrl_atari.learner import abstract_arrays
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import read_digests
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.session import run_session
+from jaxrl_atari.session_arrays import abstract_arrays
 
 pytestmark = pytest.mark.long
 CONFIG = change(TINY, total_env_steps=256, devices={"check": False})

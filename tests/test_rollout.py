@@ -194,19 +194,20 @@ def test_every_step_and_every_environment_draws_for_itself():
 def test_the_wait_for_the_update_is_no_time_of_the_policy():
     """The first actions come when the parameters do."""
 
-    class Waiting(EnvGroup):
-        slept = False
+    class Waiting(Corridor):
+        waits = False
 
-        def send(self):
-            if not self.slept:
+        def send(self, actions):
+            if self.waits:
                 time.sleep(1.0)
-            self.slept = True
-            super().send()
+            self.waits = False
+            super().send(actions)
 
     network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
     params = init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0))
     cpu = jax.devices("cpu")[0]
     # The first one compiles.
-    groups = [kind(Corridor(2, seed=0), network, 2, cpu, V5) for kind in (EnvGroup, Waiting)]
+    groups = [EnvGroup(kind(2, seed=0), network, 2, cpu, V5) for kind in (Corridor, Waiting)]
+    groups[1].pool.waits = True
     *_, last = (collect([[group]], [params], jax.random.key(0)) for group in groups)
     assert last.waiting_seconds + last.policy_seconds < 0.9

@@ -38,15 +38,16 @@ TWO = {"data_parallel": 2}
 @pytest.fixture(scope="module", autouse=True)
 def _weights_that_differ():
     """Environments 0 to 3 have weight in every other step only: devices differ in it, as where a game ends."""
-    receive = rollout.EnvGroup.receive
+    receive = rollout.GroupRollout.receive
 
-    def with_gaps(group, t):
-        games = receive(group, t)
-        group._outcome.weight[t, group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
+    def with_gaps(playing, t):
+        games = receive(playing, t)
+        group = playing.group
+        playing.outcome.weight[t, group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
         return games
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout.EnvGroup, "receive", with_gaps)
+        patch.setattr(rollout.GroupRollout, "receive", with_gaps)
         yield
 
 
@@ -192,7 +193,7 @@ def test_acting_on_another_device_than_learning(one_device, open_run, monkeypatc
     elsewhere = jax.devices("cpu")[3]
     monkeypatch.setattr(session, "place", lambda config: place(config)._replace(actors=(elsewhere,)))
     run = open_run(SMALL, 3)
-    assert run.games.groups[0][0]._past.frames.devices() == {elsewhere}
+    assert run.games.groups[0][0].past.frames.devices() == {elsewhere}
     assert run.learner.state.params["dense"]["kernel"].devices() == {run.placement.home}
     assert_close(one_device[0], jax.device_get(run.learner.state.params))
 

@@ -24,7 +24,7 @@ from flax.core import FrozenDict
 from jaxrl_atari.algorithm import Metrics, TrainState
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import require
-from jaxrl_atari.frames import STACK, images
+from jaxrl_atari.frames import STACK, as_images
 from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import Apply
 from jaxrl_atari.ppo import PPO, Samples, ppo_loss, ppo_samples
@@ -90,7 +90,7 @@ def prepare(
         return (1.0 - share) * before + share * now
 
     # What each step led to: the newest frame of step t + 1, standardised pixel by pixel.
-    pixels = small(images(rollout.frames[STACK:]))
+    pixels = small(as_images(rollout.frames[STACK:]))
     mean_of_each = jax.vmap(mean, in_axes=-1)
     pixel = running(old.pixel, mean_of_each(pixels))
     pixel_square = running(old.pixel_square, mean_of_each(jnp.square(pixels)))

@@ -17,11 +17,11 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
-from jaxrl_atari.learner import abstract_params
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
 from jaxrl_atari.runs.layout import checkpoint_steps, session_path
 from jaxrl_atari.runs.run_dir import read_config
+from jaxrl_atari.session_arrays import abstract_params
 
 _log = logging.getLogger(__name__)
 

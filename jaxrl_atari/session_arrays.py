@@ -1,0 +1,67 @@
+"""The arrays of a session, which a checkpoint holds: their first values, and their shapes for a restore."""
+
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from jaxrl_atari.algorithm import Algorithm, find_algorithm, init_train_state, resolved_options
+from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
+from jaxrl_atari.keys import ALGORITHM, NETWORK, new_key
+from jaxrl_atari.networks import init_params, make_module
+
+
+def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device) -> dict[str, Any]:
+    """The arrays of a session before its first update: `train_state`, and `key`, from which all others derive.
+
+    They are computed on the CPU, so that a seed gives the same parameters on every device.
+
+    Args:
+        num_actions: of the game.
+        seed: of the session.
+        device: where the arrays are put.
+    """
+    algorithm = find_algorithm(config.algorithm)
+    module = make_module(config.network, num_actions)
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        arrays = _first_arrays(module, algorithm, resolved_options(config), new_key(seed))
+    return jax.device_put(arrays, device)
+
+
+def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
+    """Shapes, types and placement of `first_arrays`: the target of a restore that goes on training.
+
+    Raises:
+        ConfigError: the network or the algorithm is not registered.
+    """
+    algorithm = find_algorithm(config.algorithm)
+    module = make_module(config.network, num_actions)
+    key = jax.eval_shape(lambda: new_key(0))
+    shapes = jax.eval_shape(partial(_first_arrays, module, algorithm, resolved_options(config)), key)
+    return _placed(shapes, device)
+
+
+def abstract_params(config: NetworkConfig, num_actions: int, device: jax.Device) -> dict[str, Any]:
+    """The part of `abstract_arrays` that plays, `train_state/params`, without what an algorithm adds to it.
+
+    It needs no algorithm, so a run can be played by someone who lacks the code of its training.
+
+    Raises:
+        ConfigError: the network is not registered.
+    """
+    module = make_module(config, num_actions)
+    params = jax.eval_shape(lambda: init_params(module, new_key(0)))
+    return _placed({"train_state": {"params": params}}, device)
+
+
+def _placed(shapes: Any, device: jax.Device) -> Any:
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _first_arrays(module: nn.Module, algorithm: Algorithm, config: PPOConfig, key: jax.Array) -> dict[str, Any]:
+    params = init_params(module, jax.random.fold_in(key, NETWORK))
+    train_state = init_train_state(params, config, algorithm, jax.random.fold_in(key, ALGORITHM))
+    return {"train_state": train_state, "key": key}
