@@ -179,7 +179,7 @@ def test_a_failure_on_either_side_of_the_overlap_is_raised_and_nothing_hangs(sid
         if side == "learner":
             run.learner._update = fail
         else:
-            run.games.groups[0][0].send = fail
+            run.games.groups[0][0].pool.send = fail
         with pytest.raises(RuntimeError, match="planted"):
             list(iterations)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("learner")]
