@@ -10,7 +10,7 @@ from sample_runs import describe, table, write_run
 from jaxrl_atari.envs.games import GAMES, Game, Reference, game_under
 from jaxrl_atari.report import metrics
 from jaxrl_atari.report.metrics import session_metrics
-from jaxrl_atari.report.summary import read_run, trial_summary, write_trial_summary
+from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.report.text import interval_text, number_text, reference_rows, score_text, summary_table
 
 NAN = np.nan
@@ -145,10 +145,10 @@ def test_numbers_have_one_notation_and_few_sessions_no_interval():
     assert interval_text([10.0, 20.0, 30.0]) == "95% interval -4.84 to 44.84"
 
 
-def test_the_trial_summary_is_written_and_printed(tmp_path):
+def test_the_trial_summary_is_json_and_printed(tmp_path):
     run_dir = write_run(tmp_path / "run", [table([1000, 2000, 3000, 4000]), table([2000, 3000, 4000, 5000])])
-    summary = write_trial_summary(run_dir)
-    assert json.loads((run_dir / "trial.json").read_text()) == summary
+    summary = trial_summary(read_run(run_dir))
+    assert json.loads(json.dumps(summary)) == summary  # as in trial.json
     assert (summary["game"], summary["protocol"], summary["complete"]) == ("Qbert", "v5", True)
     assert [session["session"] for session in summary["sessions"]] == ["session_0", "session_1"]
     text = summary_table(summary)
@@ -224,7 +224,7 @@ def test_a_score_of_another_protocol_is_compared_with_no_reference(tmp_path, rul
 def test_a_running_trial_is_not_complete_and_names_what_is_left_out(tmp_path, caplog):
     run_dir = write_run(tmp_path / "run", [table([1, 2, 3, 4]), table([2, 3]), table([1])])
     (run_dir / "session_2" / "metrics.csv").unlink()
-    summary = write_trial_summary(run_dir)
+    summary = trial_summary(read_run(run_dir))
     assert not summary["complete"]
     assert [each["session"] for each in summary["sessions"]] == ["session_0"]
     assert summary["left_out"] == [{"session": "session_1", "reason": "unfinished, at 200 of 400 env steps"}]

@@ -192,7 +192,7 @@ def _prepare_suite(suite_dir: Path) -> dict[str, Any]:
             plot_comparison(runs, directory)
     return _settings(suite.config, suite.description) | {
         "games": text_rows(table["games"]),
-        "explanation": EXPLANATION,
+        "explanation": EXPLANATION.replace("`", ""),
         "links": links,
         "aggregates": aggregate_rows(table["aggregates"], "complete games"),
         "intervals": [*missing_intervals(table["aggregates"]), INTERVALS],

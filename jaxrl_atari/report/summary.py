@@ -24,8 +24,8 @@ from jaxrl_atari.report.metrics import (
     session_metrics,
 )
 from jaxrl_atari.report.statistics import score_interval
-from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, session_number
+from jaxrl_atari.runs.files import read_json
+from jaxrl_atari.runs.layout import CONFIG_FILE, session_number
 from jaxrl_atari.runs.reading import Table, read_early_end, read_sessions
 from jaxrl_atari.runs.run_dir import read_config
 
@@ -94,13 +94,6 @@ def read_run(run_dir: Path, sessions: int | None = None) -> Run:
         description=read_json(run_dir / CONFIG_FILE),
         early_ends={name: ended for name, ended in ends.items() if ended is not None},
     )
-
-
-def write_trial_summary(run_dir: Path) -> dict[str, Any]:
-    """Writes the summary of a run to RUN_DIR/trial.json and returns it. Raises `UserError` as `read_run`."""
-    summary = trial_summary(read_run(run_dir))
-    write_json(run_dir / TRIAL_FILE, summary)
-    return summary
 
 
 class Members(NamedTuple):
