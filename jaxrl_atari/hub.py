@@ -83,6 +83,16 @@ CARD = str(Path(text.__file__).parent / "templates" / "card.md")
 """Jinja template of the model card."""
 
 
+LEFT_OUT = (
+    "left out: the optimiser state, the random key and the games in progress, "
+    "so a copy can be played and verified but not resumed"
+)
+"""What a push leaves out of a checkpoint, unless it pushes the latest ones."""
+
+Files = dict[str, Path | bytes]
+"""Files of a repository: name -> the file to copy, or the content itself."""
+
+
 def _require_library() -> None:
     """Raises `UserError` unless huggingface_hub is installed."""
     if find_spec("huggingface_hub") is None:
@@ -108,30 +118,6 @@ def _client(repo_id: str) -> Iterator[Any]:
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 
 
-LEFT_OUT = (
-    "left out: the optimiser state, the random key and the games in progress, "
-    "so a copy can be played and verified but not resumed"
-)
-"""What a push leaves out of a checkpoint, unless it pushes the latest ones."""
-
-
-def parameter_files(policy: Policy, rounded: bool = False) -> dict[str, bytes]:
-    """The files of a policy's checkpoint with only the parameters: name in the session's directory -> content.
-
-    Args:
-        rounded: see `Checkpoints.save_parameters`.
-    """
-    meta = Checkpoints(policy.session_dir).read_meta(policy.env_steps)
-    with tempfile.TemporaryDirectory() as folder:
-        Checkpoints(Path(folder)).save_parameters(policy.params, meta, rounded)
-        written = [path for path in Path(folder).rglob("*") if path.is_file()]
-        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in written}
-
-
-Files = dict[str, Path | bytes]
-"""Files of a repository: name -> the file to copy, or the content itself."""
-
-
 def load_policies(run: Run, checkpoint: Checkpoint) -> list[Policy]:
     """The policies whose checkpoints are shared: that of the best session, or with `latest` of every session.
 
@@ -153,8 +139,12 @@ def parameters_of(policies: Sequence[Policy], rounded: bool = False) -> Files:
     """The parameters of checkpoints, without the rest of them. `rounded`: see `Checkpoints.save_parameters`."""
     files: Files = {}
     for policy in policies:
-        for name, content in parameter_files(policy, rounded).items():
-            files[f"{policy.session_dir.name}/{name}"] = content
+        meta = Checkpoints(policy.session_dir).read_meta(policy.env_steps)
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder, policy.session_dir.name)
+            Checkpoints(copy).save_parameters(policy.params, meta, rounded)
+            written = [path for path in copy.rglob("*") if path.is_file()]
+            files |= {path.relative_to(folder).as_posix(): path.read_bytes() for path in written}
     return files
 
 
@@ -166,7 +156,7 @@ def whole_checkpoints(run: Run, policies: Sequence[Policy]) -> Files:
 
 
 def newest_video(policies: Sequence[Policy]) -> Files:
-    """The newest video of the policies' sessions, by the name of which the Hub shows it; empty without one."""
+    """The newest video of the policies' sessions, named as the Hub shows it; empty without one."""
     videos = [video for policy in policies for video in policy.session_dir.glob("video_*.mp4")]
     return {"replay.mp4": max(videos, key=written_at)} if videos else {}
 

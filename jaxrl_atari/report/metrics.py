@@ -1,10 +1,10 @@
-"""Figures of sessions and trials: pure functions of arrays and tables.
+"""Metrics of sessions and trials: pure functions of arrays and tables.
 
 The table of a session is `metrics.csv` by columns: name -> float64 array `[N]`, with an entry for each log point
-i = 1..N. The columns that the figures need:
+i = 1..N. The columns that the metrics need:
 
 - `return_mean`, R_i: mean raw return of the last 100 finished full games (all lives). It is NaN until the first
-  game ends; figures leave such log points out.
+  game ends; metrics leave such log points out.
 - `return_ma`: mean of R over the last 1M env steps, or over the whole run while that is shorter. Scores are quoted
   as `return_ma`. In a run whose config.json lacks `return_ma_env_steps`, it is the mean of the last 100 R_i.
 - `env_steps`: agent decisions so far, of 4 emulator frames each. `optimizer_steps`: gradient steps so far.
