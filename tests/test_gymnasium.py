@@ -252,7 +252,7 @@ def test_what_renders_nothing_shows_what_the_policy_sees():
         (
             "ALE/Pong-v5",
             {"options": {"obs_type": "ram"}},
-            "other arguments than obs_type; the policy sees gray frames",
+            "other arguments than obs_type; the policy sees grey frames",
         ),
         ("ALE/Pong-v5", {"options": {"frameskip": 2}}, "other arguments than frameskip"),
         ("ALE/Pang-v5", {}, r"no such environment is registered \(Environment `Pang` doesn't exist.*Pong"),
