@@ -144,6 +144,7 @@ def test_an_optimiser_of_the_users():
     np.testing.assert_allclose(updates, [-0.1 - 0.1, 0.1 + 0.1], rtol=1e-6)
 
 
+@pytest.mark.long
 def test_a_look_at_one_update(folder, monkeypatch, capsys):
     monkeypatch.syspath_prepend(folder)
     exec(block("from functools import partial\n\nimport jax\n\nimport my_idea"), {})
