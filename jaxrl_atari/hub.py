@@ -1,4 +1,4 @@
-"""The command `hub`: pushes runs to the Hugging Face Hub and pulls them (pip install 'jaxrl_atari[hub]').
+"""The command `hub`: pushes, pulls and packs runs for the Hugging Face Hub (pip install 'jaxrl_atari[hub]').
 
     python -m jaxrl_atari.hub push RUN_DIR user/repo [--private] [--checkpoint best|latest|STEP]
     python -m jaxrl_atari.hub pull user/repo [DIR]
@@ -12,8 +12,8 @@ A repository has the layout of a run directory:
 - a model card (README.md), and the newest video of these sessions (replay.mp4)
 
 `pull` downloads a repository into a run directory, for `evaluate`, `verify`, `plots` and, with the latest
-checkpoints, `train --resume`. `pack` writes the files of a push to a folder, without the Hub. The commands use
-HF_TOKEN and HF_ENDPOINT. A run with a network of the user's own needs `--import FILE`, as in every command.
+checkpoints, `train --resume`. `pack` writes the files of a push to a folder, without the Hub. `push` and `pull`
+use HF_TOKEN and HF_ENDPOINT. A run with a network of the user's own needs `--import FILE`, as in every command.
 """
 
 import contextlib

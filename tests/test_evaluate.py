@@ -31,7 +31,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOC
 from jaxrl_atari.envs import EnvPool, env_seeds, make_pool
 from jaxrl_atari.envs.ale import AlePool
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate import play
 from jaxrl_atari.evaluate.__main__ import main
 from jaxrl_atari.frames import arrange_stacks, gather_stacks
@@ -359,6 +359,11 @@ def test_a_seed_out_of_range_leaves_the_environment_usable():
     env.reset(seed=1)
     with pytest.raises(UserError, match="seed = 1099511627776: expected a whole number from 0 to 4294967295"):
         env.reset(seed=2**40)
+    random_numbers = env.np_random.bit_generator.state
+    for seed in (-1, 2**32):
+        with pytest.raises(ConfigError, match=f"seed = {seed}: expected a whole number"):
+            env.reset(seed=seed)
+    assert env.np_random.bit_generator.state == random_numbers
     env.step(0)
     env.reset(seed=2)
     env.close()

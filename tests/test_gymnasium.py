@@ -230,6 +230,15 @@ def test_screens():
     assert (atari.screen().shape, atari.steps_per_second) == ((210, 160, 3), 15)
 
 
+def test_an_environment_that_is_made_twice_to_render_is_closed_once(monkeypatch):
+    closed = []
+    monkeypatch.setattr(Clock, "close", lambda self: closed.append(self.render_mode))
+    pool = pool_of(1, screens=True)
+    assert closed == [None]
+    pool.close()
+    assert closed == [None, "rgb_array"]
+
+
 def test_what_renders_nothing_shows_what_the_policy_sees():
     gymnasium.register("JaxrlTest/Function-v0", lambda length: Clock(length))  # takes no render_mode
     pool = pool_of(1, "JaxrlTest/Function-v0", options={"length": 5}, screens=True)

@@ -8,6 +8,7 @@ import jax
 import pytest
 from fake_cuda import _machine  # noqa: F401
 
+from jaxrl_atari.hardware.gpus import Nvidia, use_provider
 from jaxrl_atari.hardware.monitor import GPU_COLUMNS, mean_of_known, monitor
 from jaxrl_atari.runs.columns import COLUMNS
 
@@ -34,6 +35,17 @@ def test_the_gpus_are_those_that_cuda_shows(machine, monkeypatch):
     values = read([gpu(2)])
     assert values[1] == 0.5
     assert all(map(math.isnan, (values[0], *values[2:])))
+
+
+def test_the_provider_says_which_gpu_a_device_is(machine):
+    class Shifted(Nvidia):
+        def index(self, device):
+            return device.local_hardware_id - 1
+
+    expected = read([gpu(1)])
+    assert read([gpu(2)]) != expected
+    use_provider(Shifted())  # the fixture puts the former one back
+    assert read([gpu(2)]) == expected
 
 
 def test_a_reading_is_the_mean_of_the_samples_since_the_last_one(machine, monkeypatch):

@@ -71,6 +71,7 @@ QUOTAS = {
         "4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, math.inf
     ),
     "no files": ("0::/\n", {}, math.inf),
+    "odd lines": ("0::/\nno group\n", {"cpu.max": "100000 100000"}, 1.0),
 }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, set_fields
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report.search_graphs import draw_graphs
+from jaxrl_atari.report.searches import read_trials
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import checkpoint_steps
 from jaxrl_atari.search import (
@@ -258,7 +259,7 @@ def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
         run_trial(tmp_path / "trial_2", MachineShare(0, 1), lambda: False)
     write_results(tmp_path)
     row = next(row for row in read_csv(tmp_path / "trials.csv") if row["trial"] == "2")
-    assert row["status"] == "stopped"
+    assert row["status"] == "stopped by ASHA"
     assert 200 <= int(row["env_steps"]) == checkpoint_steps(tmp_path / "trial_2/session_0")[-1] < 2000
     assert open_study(tmp_path, search).trials[2].value == pytest.approx(float(row["score"]))
 
@@ -307,7 +308,7 @@ def test_results(tmp_path, monkeypatch):
 
     rows = read_csv(tmp_path / "trials.csv")
     assert [(row["trial"], row["status"]) for row in rows] == [
-        ("1", "finished"), ("0", "stopped"), ("2", "failed: the loss | is nan"), ("3", "unfinished"),
+        ("1", "finished"), ("0", "stopped by ASHA"), ("2", "failed: the loss | is nan"), ("3", "unfinished"),
     ]  # fmt: skip
     assert (float(rows[0]["score"]), rows[0]["env_steps"], rows[3]["score"]) == (6.5, "300", "")
     assert float(rows[0]["ppo.gae_lambda"]) == best["ppo.gae_lambda"]
@@ -321,6 +322,17 @@ def test_results(tmp_path, monkeypatch):
     assert load_config(file) == expected
     chosen = train.parse_options(["--config", str(file), "--sessions", "4"]).full_config
     assert (chosen.sessions, chosen.ppo) == (4, expected.ppo)
+
+
+def test_the_graphs_and_the_table_have_one_best_trial(tmp_path):
+    """Before a trial has finished, it is one that ASHA stopped, not one that runs, whose score is not final."""
+    config = Config(name="small", total_env_steps=9000)
+    search = new_search(tmp_path, config)
+    end_trial(tmp_path, search, 0, [1.0], TrialState.PRUNED)
+    end_trial(tmp_path, search, 1, [9.0], TrialState.RUNNING)
+    kinds = [trial.kind for trial in read_trials(open_study(tmp_path, search))]
+    assert kinds == ["best", "unfinished"]
+    assert search_results(tmp_path).rows[1][0] == 0
 
 
 def test_a_finished_search_starts_nothing_and_is_shown_where_it_cannot_be_saved(tmp_path, capsys):

@@ -92,7 +92,18 @@ def test_where_an_interval_cannot_hold_there_is_none_and_the_reason():
     assert estimate(STATISTICS["iqm"], six).interval is not None
     ahead = probability_of_improvement({"A": [3.0, 4.0]}, {"A": [1.0, 2.0]})
     assert ahead.interval is None
-    assert ahead.why_none == "it is at its limit in every game, so that the sessions show no spread"
+    assert ahead.why_none == "the sessions show no spread"
+
+
+def test_sessions_without_spread_have_no_interval_of_width_zero():
+    none = (None, "the sessions show no spread")
+    one, other = {"A": [10.0, 11.0], "B": [0.0, 1.0]}, {"A": [0.0, 1.0], "B": [10.0, 11.0]}
+    assert probability_of_improvement(one, other) == (0.5, *none)  # each wins a game by far
+    equal = {"A": [0.1, 0.1, 0.1], "B": [0.3, 0.3, 0.3]}
+    for statistic in STATISTICS.values():
+        assert estimate(statistic, equal)[1:] == none
+    bands = {(low, high) for _, _, low, high in aggregate(one)["profile"] if low is not None}
+    assert all(low < high for low, high in bands)
 
 
 @pytest.mark.parametrize(("statistic", "at_least"), [("iqm", 0.88), ("optimality_gap", 0.88), ("mean", 0.91)])
@@ -128,7 +139,7 @@ def test_aggregate_over_games_by_a_stratified_bootstrap():
     assert (summary["games"], summary["median"]) == (3, 5)
     assert summary["iqm"] == pytest.approx((2 + 5 + 5 + 9 + 10) / 5)  # without 0 and 11
     # B's sessions are equal and between A's and C's: resampling within games cannot change the median.
-    assert summary["median_interval"] == (5, 5)
+    assert (summary["median_interval"], summary["median_why_none"]) == (None, "the sessions show no spread")
     low, high = summary["iqm_interval"]
     assert low < summary["iqm"] < high
     assert summary == aggregate(SCORES)
@@ -153,7 +164,7 @@ def test_the_interval_of_one_game_is_the_t_interval_from_three_sessions_on():
         scores = np.random.default_rng(sessions).normal(size=sessions)
         expected = stats.t.interval(0.95, sessions - 1, loc=scores.mean(), scale=stats.sem(scores))
         assert score_interval(scores) == pytest.approx(expected)
-    assert score_interval([21.0, 21.0, 21.0]) == (21, 21)
+    assert score_interval([21.0, 21.0, 21.0]) is None
 
 
 @pytest.mark.parametrize("sessions", [3, 4, 5])

@@ -492,7 +492,7 @@ def test_two_suites_are_compared(tmp_path, capsys):
     assert {path.stem for path in output.iterdir()} == {*names}
     compared = json.loads((output / "comparison.json").read_text())
     assert (compared["suites"], compared["games"]) == (["better", "worse"], ["Breakout", "Pong"])
-    assert compared["human-normalised"]["probability_of_improvement"]["worse"][0] == 0.9375
+    assert compared["human-normalised"]["probability_of_improvement"]["worse"]["value"] == 0.9375
     with np.load(output / "scores_human_normalised.npz") as exported:
         np.testing.assert_allclose(exported["better"], [[1.5, 0.5], [2.0, 1.0]])
         np.testing.assert_allclose(exported["worse"], [[0.5, 0.0], [0.25, 0.5]], atol=1e-12)

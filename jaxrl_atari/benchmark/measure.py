@@ -89,7 +89,7 @@ def per_second(work: Callable[[], float], seconds: float) -> float:
 
 
 def measure_training(training: Training, seconds: float) -> dict[str, float]:
-    """Env steps per second of training, with checkpoints and a log point in each iteration.
+    """Env steps per second of training, with a log point in each iteration and checkpoints as usual.
 
     One update is under way when the clock starts, and one when it stops, so that whole updates are counted.
 
@@ -145,7 +145,7 @@ def measure_updates(training: Training, seconds: float) -> dict[str, float]:
     config = training.run.config
     rollouts = training.collect().rollouts
     key = training.run.keys(0)[1]
-    # At the end of the budget, the annealed learning rate is 0, so that nothing is learned.
+    # If the learning rate is annealed, it is 0 at the end of the budget, and these updates change no parameter.
     options = current_options(config, config.total_env_steps)
 
     def learn() -> int:

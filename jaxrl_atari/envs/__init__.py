@@ -1,4 +1,4 @@
-"""Pools of games: NumPy in, NumPy out. Only this package imports emulators.
+"""Pools of games: NumPy in, NumPy out. Of the modules that train, only this one imports emulators.
 
 The back ends `ale` and `envpool` play ALE's games; `gymnasium` plays any Gymnasium environment (`gymnasium.py`).
 In ALE's games, an env step is 4 emulator frames. The observation is the grey, area-averaged 84x84 image of the
@@ -10,7 +10,7 @@ actions, both give the same frames and rewards in the games that the tests repla
 
 - Start of a game. `ale`: FIRE, then 0 to `noop_max` - 2 no-ops (without FIRE: 0 to `noop_max` - 1). `envpool`: 0
   to `noop_max` - 1 no-ops, then FIRE (without FIRE: 1 to `noop_max`). So the same seed starts different games, and
-  only `ale` can start a game with neither.
+  of these two, only `ale` can start a game with neither. `gymnasium`: FIRE, then 1 to `noop_max` no-ops.
 - Cut-off. In the step that reaches `max_frames`, `ale` leaves out the last emulator frame: the observation is the
   maximum of the third frame and the previous observation. `envpool` takes the last two frames as usual.
 - Screens. In 13 games the screen is not 210 lines high, and `envpool` sees only its upper 210 lines: Adventure,

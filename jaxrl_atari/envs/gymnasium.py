@@ -90,7 +90,9 @@ def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render:
         env = _make(game, rules, arguments)
         if render and "rgb_array" in (env.metadata.get("render_modes") or ()):
             with contextlib.suppress(TypeError):  # a function of the user's that takes no `render_mode`
-                env = _make(game, rules, {**arguments, "render_mode": "rgb_array"})
+                rendered = _make(game, rules, {**arguments, "render_mode": "rgb_array"})
+                env.close()
+                env = rendered
     except UserError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:
@@ -186,7 +188,10 @@ def check_environment(game: str, rules: Rules, settings: GymnasiumSettings) -> s
     assert env.observation_space.shape is not None
     height, width = env.observation_space.shape[:2]
     line = f"{game}: {env.action_space.n} actions, images of {width} x {height} pixels"
-    _grey_frames(env, game).close()
+    try:
+        _grey_frames(env, game)
+    finally:
+        env.close()
     return line
 
 

@@ -198,10 +198,7 @@ SHARED = (
     "compute_dtype",
     "episodes",
 )
-"""The values that the sessions of one evaluation have in common.
-
-Their values are those of the last session; only the date differs.
-"""
+"""Values that are the same for every session, except `date`, which is that of the last one."""
 
 
 def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options, files: ResultFiles) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.envs.pool import FRAME_SIZE, STACK, STEPS_PER_SECOND
+from jaxrl_atari.envs.pool import FRAME_SIZE, STACK, STEPS_PER_SECOND, EnvPool
 from jaxrl_atari.evaluate.pools import make_evaluation_pool
 
 
@@ -43,13 +43,16 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
             raise ValueError(f"render_mode: expected None or 'rgb_array', got {render_mode!r}")
         self.render_mode = render_mode
         self._env = env
-        self._pool = make_evaluation_pool(env, 1, seed=0, screens=render_mode is not None)
+        self._pool = self._make_pool(0)
         self._closed = False
         self._over = False
         self._frames = deque[np.ndarray](maxlen=STACK)
         self.metadata = {**self.metadata, "render_fps": self._pool.steps_per_second}
         self.action_space = spaces.Discrete(self._pool.num_actions)
         self.observation_space = spaces.Box(0, 255, (FRAME_SIZE, FRAME_SIZE, STACK), np.uint8)
+
+    def _make_pool(self, seed: int) -> EnvPool:
+        return make_evaluation_pool(self._env, 1, seed, screens=self.render_mode is not None)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         """Starts a game.
@@ -64,13 +67,12 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
         Raises:
             ConfigError: the seed is out of range. The environment stays as it was.
         """
+        pool = None if seed is None else self._make_pool(seed)  # it checks the seed, before anything changes
         super().reset(seed=seed)
-        if seed is None and self._over:
+        if pool is None and self._over:
             step = self._pool.step(np.zeros(1, np.int32))  # an auto-reset step, which ignores its action
         else:
-            if seed is None:
-                seed = int(self.np_random.integers(2**31))
-            pool = make_evaluation_pool(self._env, 1, seed, screens=self.render_mode is not None)
+            pool = pool or self._make_pool(int(self.np_random.integers(2**31)))
             self.close()
             self._pool = pool
             self._closed = False

@@ -147,7 +147,8 @@ def run_jax(program: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple
     """Runs a serialized program."""
     inputs = (stacks, first, memory) if memory else (stacks,)
     logits, value, *carry = export.deserialize(bytearray(program)).call(*inputs)
-    return NumPyOutputs(np.asarray(logits), np.asarray(value), tuple(map(np.asarray, *carry)) if memory else ())
+    carried = carry[0] if carry else ()
+    return NumPyOutputs(np.asarray(logits), np.asarray(value), tuple(map(np.asarray, carried)))
 
 
 def run_onnx(model: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple) -> NumPyOutputs:

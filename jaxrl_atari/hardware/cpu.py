@@ -37,7 +37,7 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/
         own: the groups of this process: lines `0::/path` (v2) or `4:cpu,cpuacct:/path` (v1).
     """
     quotas = [math.inf]
-    with contextlib.suppress(OSError):  # not on Linux
+    with contextlib.suppress(OSError, ValueError):  # not on Linux, or a sandbox with other lines
         for line in own.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and "cpu" not in controllers.split(","):

@@ -52,7 +52,8 @@ def memory_fraction(config: DevicesConfig, sharing: int = 1, total: int = 0) -> 
     if sharing == 1 or {FRACTION, OLD_FRACTION} & os.environ.keys():
         return None
     fraction = min(0.9 / sharing, 1 / sharing - BESIDE_THE_POOL / (total or math.inf))
-    expected = f"fewer: each takes 0.8 GiB of {total / 2**30:.0f} GiB beside the memory that JAX reserves"
+    of_memory = f"{total / 2**30:.0f} GiB" if total else "the GPU's memory"
+    expected = f"fewer: each takes 0.8 GiB of {of_memory} beside the memory that JAX reserves"
     require(fraction >= 0.01, "sessions on a GPU", sharing, expected, "lower trial.parallel")
     return round(fraction, 4)
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import psutil
 
-from jaxrl_atari.hardware.gpus import nvml, visible
+from jaxrl_atari.hardware.gpus import gpu_provider, nvml, visible
 
 GIB = 2**30
 GPU_COLUMNS = {
@@ -49,7 +49,8 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
     Args:
         devices: the JAX devices in use, whose back end has started.
     """
-    used = {device.local_hardware_id for device in devices if device.platform == "gpu"}  # CUDA's index, and NVML's
+    provider = gpu_provider()
+    used = {provider.index(device) for device in devices if device.platform == "gpu"}
     names = [gpu.name for index, gpu in enumerate(visible().gpus) if index in used] if used else []
     process = psutil.Process()
     samples = []

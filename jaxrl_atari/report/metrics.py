@@ -11,8 +11,8 @@ i = 1..N. The columns that the metrics need:
 
 Strength, efficiency, stability and consistency are SLM Lab's trial metrics (Keng & Graesser, `slm_lab/lib`), with
 str_i = R_i - (mean return of random play). They measure how much better than random play the agent is, how early,
-how steadily, and how similarly over sessions. All but strength are ratios of sums of str_i. A session whose sum is
-not positive, because it is no better than random play, has none of them.
+how steadily, and how similarly over sessions. Strength is a mean of str_i, the others are ratios of sums of them.
+A session whose sum of str_i is not positive, because it is no better than random play, has none of the four.
 """
 
 from collections.abc import Sequence
@@ -46,6 +46,9 @@ SESSION_METRICS = {
     "rss_gib": "RSS, GiB",
 }
 """Figure -> title in tables. Except `consistency`, a trial's figure is the mean over its sessions."""
+
+TABLE_SCALES = {"sample_efficiency": 1e6, "training_efficiency": 1e6}
+"""Figure -> factor by which tables multiply it. The others are shown as they are."""
 
 REDUCTIONS = {
     "env_steps": np.max,

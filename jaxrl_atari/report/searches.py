@@ -161,6 +161,7 @@ def read_trials(study: "optuna.Study") -> list[Trial]:
                 kind=kinds.get(found.state, "unfinished"),
             )
             trials.append(trial)
-    finished = [trial for trial in trials if trial.kind == "finished"] or trials
-    best = max(finished, key=lambda trial: trial.score, default=None)
+    finished = [trial for trial in trials if trial.kind == "finished"]
+    ended = finished or [trial for trial in trials if trial.kind == "stopped by ASHA"]  # as search/study.py ranks
+    best = max(ended, key=lambda trial: trial.score, default=None)
     return [trial._replace(kind="best") if trial is best else trial for trial in trials]

@@ -41,6 +41,7 @@ GameScores = Sequence[np.ndarray]
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 UPPER = (1 + CONFIDENCE) / 2
+ROUNDING = 1e-12  # a relative spread below it is that of rounding
 
 INTERVALS = (
     f"In parentheses: {CONFIDENCE:.0%} intervals over sessions, from a bootstrap of the residuals and Student's t "
@@ -158,17 +159,16 @@ def estimate(statistic: Statistic, *suites: Scores) -> Estimate:
         return Estimate(value, None, "a game has a single session")
     rng = np.random.default_rng(0)
     resampled = [[_around_mean(scores, rng) for scores in suite] for suite in games]
-    spread = np.sqrt(np.mean((statistic.compute(*resampled) - value) ** 2))
+    found = statistic.compute(*resampled)
+    spread = np.sqrt(np.mean((found - value) ** 2))
+    parts = statistic.parts(*resampled)
+    if spread <= ROUNDING * np.abs(found).max() or not np.ptp(parts, axis=-1).any():
+        return Estimate(value, None, "the sessions show no spread")
     if statistic.exact is not None and abs(statistic.exact(*games) - value) > spread:
         count = sum(scores.size for scores in games[0])
         reason = f"a quarter of {count} scores is no whole number, and cutting {count // 4} at each end biases it"
         return Estimate(value, None, reason)
-    if spread == 0 and value in (statistic.low, statistic.high):
-        return Estimate(value, None, "it is at its limit in every game, so that the sessions show no spread")
-    half_width = 0.0
-    variances = statistic.parts(*resampled).var(axis=-1)
-    if spread > 0 and variances.any():
-        half_width = float(spread * stdtrit(_degrees_of_freedom(variances, games), UPPER))
+    half_width = float(spread * stdtrit(_degrees_of_freedom(parts.var(axis=-1), games), UPPER))
     return Estimate(value, (max(value - half_width, statistic.low), min(value + half_width, statistic.high)))
 
 
@@ -232,9 +232,9 @@ def aggregate(scores: Scores) -> dict[str, Any]:
 
 
 def score_interval(scores: ArrayLike) -> tuple[float, float] | None:
-    """The t interval of the mean score of one game `[sessions]`; None with fewer than 3 sessions."""
+    """The t interval of the mean score of one game `[sessions]`; None below 3 sessions or with equal scores."""
     scores = np.asarray(scores, np.float64)
-    if scores.size < 3:
+    if scores.size < 3 or np.ptp(scores) == 0:
         return None
     half_width = stdtrit(scores.size - 1, UPPER) * sample_std(scores) / np.sqrt(scores.size)
     return float(scores.mean() - half_width), float(scores.mean() + half_width)

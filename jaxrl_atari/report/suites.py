@@ -317,7 +317,10 @@ def compare_suites(suites: Mapping[str, Suite]) -> Comparison:
     for kind in described[first]:
         aggregated = {name: kinds[kind] for name, kinds in described.items()}
         chances = {other: probability_of_improvement(scores[first][kind], scores[other][kind]) for other in others}
-        values[kind] = {"suites": aggregated, "probability_of_improvement": chances}
+        values[kind] = {
+            "suites": aggregated,
+            "probability_of_improvement": {other: chance._asdict() for other, chance in chances.items()},
+        }
         lines += ["", markdown_table(aggregate_rows(aggregated, kind)), "", *missing_intervals(aggregated)]
         for other, chance in chances.items():
             text = estimate_text(chance.value, chance.interval)

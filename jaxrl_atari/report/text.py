@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_atari.output import counted
-from jaxrl_atari.report.metrics import SESSION_METRICS
+from jaxrl_atari.report.metrics import SESSION_METRICS, TABLE_SCALES
 from jaxrl_atari.report.statistics import CONFIDENCE, score_interval
 
 
@@ -100,7 +100,7 @@ def metric_rows(summary: dict[str, Any]) -> list[list[str]]:
     rows = [["", "mean", "std", *(session["session"].replace("_", " ") for session in summary["sessions"])]]
     for name, title in SESSION_METRICS.items():
         if summary["mean"][name] is not None:
-            scale = 1e6 if "efficiency" in name else 1
+            scale = TABLE_SCALES.get(name, 1)
             rows.append([title, *(score_text(column[name] and scale * column[name]) for column in columns)])
     return rows
 

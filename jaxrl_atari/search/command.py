@@ -103,9 +103,10 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
     set_up_ray(search.address, config.devices)  # its errors come before anything is created
     env = config.env
     check_environment(env.backend, env.game_name, env.rules, env.gymnasium)
-    is_new = search_dir is None or not is_search(search_dir)
     was_there = search_dir is not None and search_dir.is_dir()
-    if is_new or search_dir is None:
+    is_new = False
+    if search_dir is None or not is_search(search_dir):
+        is_new = True
         search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"), search_dir)
     with only_writer(search_dir), removed_if_refused(search_dir, is_new, was_there):
         repaired = repair_journal(search_dir)

@@ -100,11 +100,11 @@ def has_failed(trial: FrozenTrial) -> bool:
 
 
 def status_text(trial: FrozenTrial) -> str:
-    """The status of a trial: `finished`, `stopped` (by ASHA), `failed: REASON` or `unfinished`."""
+    """The status of a trial: `finished`, `stopped by ASHA`, `failed: REASON` or `unfinished`."""
     if has_failed(trial):
         return f"failed: {trial.user_attrs.get(FAILURE) or NO_GAME}"
     if trial.state == TrialState.PRUNED:
-        return "stopped"
+        return "stopped by ASHA"
     return "finished" if trial.state == TrialState.COMPLETE else "unfinished"
 
 
