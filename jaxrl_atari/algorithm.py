@@ -177,8 +177,9 @@ def update(
         log, `optimizer_steps` counts those taken.
 
     Raises:
-        ConfigError: the loss or a metric is not a single number; a metric has the name of another one; a sample is
-            no array [T, B, ...]; `prepare` returned an `extra` of another form.
+        ConfigError: a metric is not a single number, or has the name of another one; a sample is no array
+            [T, B, ...]; `prepare` returned an `extra` of another form.
+        TypeError: the loss is not a single number; JAX's message has its shape.
     """
     # Streams of `key`: 0 to epochs - 1 give the minibatches of an epoch (`draw_minibatches`), `epochs` is for the
     # loss, and `epochs + 1` for `prepare`.
@@ -205,13 +206,9 @@ def update(
             state.extra,
         )
 
-        def loss_of(params: Any) -> tuple[jax.Array, Metrics]:
-            loss, metrics = algorithm.loss(params, apply, batch, config)
-            require(jnp.shape(loss) == (), "loss", list(jnp.shape(loss)), "a single number, such as batch.mean(x)")
-            check_metrics(metrics, OWN_METRICS)
-            return loss, metrics
-
-        (loss, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        value_and_gradient = jax.value_and_grad(algorithm.loss, has_aux=True)
+        (loss, metrics), gradients = value_and_gradient(state.params, apply, batch, config)
+        check_metrics(metrics, OWN_METRICS)
         metrics = jax.tree.map(as_float, metrics) | {"loss": loss}
         if shard.count > 1:
             # Each device's loss is already that of all devices. JAX's transpose of a sum over devices is the same

@@ -267,8 +267,7 @@ def test_a_loss_of_each_sample():
     def loss(params, apply, batch, config):
         return apply(params, batch.observation).value, {}
 
-    size = CONFIG.minibatch_size
-    with pytest.raises(ConfigError, match=rf"loss = \[{size}\]: expected a single number, such as batch.mean"):
+    with pytest.raises(TypeError, match=rf"Output had shape: \({CONFIG.minibatch_size},\)"):
         updated(PPO._replace(loss=loss))
 
 
