@@ -296,6 +296,16 @@ def test_an_environment_in_one_line():
     assert check_environment("ale", "Pong", PROTOCOLS["v5"], GymnasiumSettings()) == ""
 
 
+def test_a_check_that_fails_closes_its_environment(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    closed = []
+    monkeypatch.setattr(Clock, "close", lambda self: closed.append(self))
+    settings = GymnasiumSettings(options={"shape": [30, 50]})
+    with pytest.raises(UserError, match="opencv"):
+        check_environment("gymnasium", CLOCK, GYMNASIUM_RULES, settings)
+    assert len(closed) == 1
+
+
 def test_opencv_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(UserError, match=r"opencv.*pip install 'jaxrl_atari\[gymnasium\]'"):

@@ -76,11 +76,11 @@ class NumPyOutputs(NamedTuple):
     memory: tuple[np.ndarray, ...]  # each float32 [N, F]; empty if the network is not recurrent
 
 
-def describe(policy: Policy, memory: list[int]) -> dict[str, Any]:
+def describe(policy: Policy, memory_sizes: list[int]) -> dict[str, Any]:
     """The description in policy.npz, as JSON values: the network, and the game with its rules.
 
     Args:
-        memory: sizes of the arrays of the network's memory; empty if the network is not recurrent.
+        memory_sizes: sizes of the arrays of the network's memory; empty if the network is not recurrent.
     """
     env = policy.config.env
     rules = env.rules
@@ -89,7 +89,7 @@ def describe(policy: Policy, memory: list[int]) -> dict[str, Any]:
     pool.close()
     return {
         "network": policy.config.network.name,
-        "memory": memory,
+        "memory": memory_sizes,
         "game": env.game_name,
         "rom": rom_ids()[env.game_name],
         "protocol": env.resolved_protocol,
@@ -115,7 +115,7 @@ def parameters_file(params: Any, about: dict[str, Any]) -> bytes:
     return content.getvalue()
 
 
-def jax_program(module: Any, params: Any, memory: list[int]) -> export.Exported:
+def jax_program(module: Any, params: Any, memory_sizes: list[int]) -> export.Exported:
     """The program for JAX. It maps stacks uint8 `[batch, 84, 84, 4]` to logits and value.
 
     A recurrent network maps (stacks, first bool `[batch]`, memory) to (logits, value, memory). The memory is a
@@ -123,7 +123,7 @@ def jax_program(module: Any, params: Any, memory: list[int]) -> export.Exported:
     """
     (batch,) = export.symbolic_shape("batch")
     stacks = jax.ShapeDtypeStruct((batch, 84, 84, 4), jnp.uint8)
-    if not memory:
+    if not memory_sizes:
 
         def act(stacks: Any) -> Any:
             outputs = apply_module(module, params, Observation(stacks))
@@ -139,7 +139,7 @@ def jax_program(module: Any, params: Any, memory: list[int]) -> export.Exported:
         return jax.tree.map(lambda x: x[0], (outputs.logits, outputs.value, outputs.carry))
 
     first = jax.ShapeDtypeStruct((batch,), jnp.bool_)
-    carry = tuple(jax.ShapeDtypeStruct((batch, size), jnp.float32) for size in memory)
+    carry = tuple(jax.ShapeDtypeStruct((batch, size), jnp.float32) for size in memory_sizes)
     return export.export(jax.jit(jax.vmap(act_once)), platforms=PLATFORMS)(stacks, first, carry)
 
 
@@ -219,13 +219,13 @@ def readme(policy: Policy, about: dict[str, Any], run: Run, difference: float) -
     onnx_inputs = '{"stacks": stacks}'
     outputs = "logits, value"
     jax_call = "logits, value = policy.call(stacks)"
-    memory = ""
+    memory_text = ""
     if num_memories:
         inputs = ", ".join(f'"memory_{i}": memory[{i}]' for i in range(num_memories))
         onnx_inputs = f'{{"stacks": stacks, "first": first, {inputs}}}'
         outputs = "logits, value, *memory"
         jax_call = "logits, value, memory = policy.call(stacks, first, memory)"
-        memory = (
+        memory_text = (
             f"The network has a memory: {num_memories} arrays of float32 `[batch, {about['memory'][0]}]`, zero "
             "before the first game.\nPass the memory that a step returns to the next step, and `first`, bool "
             "`[batch]`, true where a game starts.\n\n"
@@ -248,7 +248,7 @@ def readme(policy: Policy, about: dict[str, Any], run: Run, difference: float) -
         sticky_actions=about["sticky_actions"],
         start=start_of_game(about),
         max_frames=f"{about['max_frames']:,}",
-        memory=memory,
+        memory_text=memory_text,
         num_actions=len(about["actions"]),
         actions=", ".join(about["actions"]),
         rewards=", of rewards clipped to [-1, 1]" if policy.config.env.rules.clip_rewards else "",
@@ -286,15 +286,15 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> float:
     num_actions = len(params["policy"]["bias"])
     module = make_module(policy.config.network, num_actions, jnp.float32)
     carry = initial_carry(module, 4)
-    memory = [x.shape[1] for x in jax.tree.leaves(carry)]
-    about = describe(policy, memory)
+    memory_sizes = [x.shape[1] for x in jax.tree.leaves(carry)]
+    about = describe(policy, memory_sizes)
 
-    program = bytes(jax_program(module, params, memory).serialize())
-    model = make_model(play.NETWORKS[name], params, num_actions, memory).SerializeToString()
+    program = bytes(jax_program(module, params, memory_sizes).serialize())
+    model = make_model(play.NETWORKS[name], params, num_actions, memory_sizes).SerializeToString()
     random = np.random.default_rng(0)
     stacks = random.integers(0, 256, (4, 84, 84, 4), np.uint8)
     first = np.array([True, False, False, True])
-    before = tuple(random.normal(size=(4, size)).astype(np.float32) for size in memory)
+    before = tuple(random.normal(size=(4, size)).astype(np.float32) for size in memory_sizes)
     computed = {
         "JAX": run_jax(program, stacks, first, before),
         "NumPy": NumPyOutputs(*play.NETWORKS[name](play.NumPyLayers, params, stacks, first, before)),

@@ -80,14 +80,14 @@ class OnnxLayers:
         return self._node("Squeeze", x, self._constant(np.array([1])))
 
 
-def make_model(network: Any, params: dict[str, Any], num_actions: int, memory: list[int]) -> ModelProto:
+def make_model(network: Any, params: dict[str, Any], num_actions: int, memory_sizes: list[int]) -> ModelProto:
     """The graph of a network.
 
     Args:
         network: a function of `play.NETWORKS`.
         params: parameters, nested dicts of float32 arrays.
         num_actions: number of actions.
-        memory: sizes of the arrays of its memory; empty if the network is not recurrent.
+        memory_sizes: sizes of the arrays of its memory; empty if the network is not recurrent.
 
     Returns:
         A model with the input `stacks` uint8 `[batch, 84, 84, 4]` and the outputs `logits` `[batch, num_actions]`
@@ -95,13 +95,13 @@ def make_model(network: Any, params: dict[str, Any], num_actions: int, memory: l
         the outputs `new_memory_<i>`.
     """
     layers = OnnxLayers()
-    remembered = tuple(f"memory_{i}" for i in range(len(memory)))
+    remembered = tuple(f"memory_{i}" for i in range(len(memory_sizes)))
     logits, value, carry = network(layers, params, "stacks", "first", remembered)
     results = {"logits": logits, "value": value} | {
         f"new_{name}": x for name, x in zip(remembered, carry, strict=True)
     }
     nodes = [*layers.nodes, *(helper.make_node("Identity", [x], [name]) for name, x in results.items())]
-    sizes = [("batch", size) for size in memory]
+    sizes = [("batch", size) for size in memory_sizes]
 
     def info(name: str, kind: int, shape: tuple) -> Any:
         return helper.make_tensor_value_info(name, kind, shape)
@@ -111,7 +111,7 @@ def make_model(network: Any, params: dict[str, Any], num_actions: int, memory: l
         info("logits", TensorProto.FLOAT, ("batch", num_actions)),
         info("value", TensorProto.FLOAT, ("batch",)),
     ]
-    if memory:
+    if memory_sizes:
         inputs.append(info("first", TensorProto.BOOL, ("batch",)))
     for name, shape in zip(remembered, sizes, strict=True):
         inputs.append(info(name, TensorProto.FLOAT, shape))
