@@ -38,7 +38,7 @@ class Run:
     config: Config
     tables: dict[Path, Table]  # session directory -> its metrics
     description: dict[str, Any]  # the content of config.json
-    early_ends: dict[str, dict[str, Any]]  # session ended by `stop` of `run_training` -> `env_steps` and `reason`
+    stopped: dict[str, dict[str, Any]]  # session ended by `stop` of `run_training` -> `env_steps` and `reason`
 
     @property
     def protocol(self) -> str:
@@ -92,7 +92,7 @@ def read_run(run_dir: Path, sessions: int | None = None) -> Run:
         config=config,
         tables=tables,
         description=read_json(run_dir / CONFIG_FILE),
-        early_ends={name: ended for name, ended in ends.items() if ended is not None},
+        stopped={name: ended for name, ended in ends.items() if ended is not None},
     )
 
 
@@ -118,7 +118,7 @@ def choose_members(run: Run) -> Members:
     left_out = {path: "no finished game" for path in run.tables if scored and path not in scored}
     candidates = scored or run.tables
     reached = {path: table["env_steps"][-1] for path, table in candidates.items()}
-    stopped = run.early_ends
+    stopped = run.stopped
     finished = [path for path in candidates if run.config.is_spent(reached[path]) or path.name in stopped]
     counted_in = finished or [path for path in candidates if 2 * reached[path] >= max(reached.values())]
     for path in candidates:
@@ -176,7 +176,7 @@ def trial_summary(run: Run) -> dict[str, Any]:
         "planned_sessions": config.sessions,
         "planned_env_steps": config.total_env_steps,
         "complete": run.is_complete(),
-        "stopped": run.early_ends,
+        "stopped": run.stopped,
         "common_env_steps": trial.env_steps,
         "score": score,
         "session_scores": scores,
