@@ -46,7 +46,8 @@ class TrainState:
 class Algorithm(NamedTuple):
     """The parts of an update that an idea replaces, as in `PPO._replace(loss=my_loss)`.
 
-    They are pure functions, which become part of the compiled update.
+    They are pure functions. `prepare`, `loss` and `optimizer` are traced into the compiled update; `init` and the
+    optimiser's own `init` run once, for the first state.
 
         init(params, key) -> params, extra
             Once, before the first update. `params` are those of the network. Returns all parameters that the loss
@@ -56,12 +57,13 @@ class Algorithm(NamedTuple):
             Once per rollout, before its gradient steps. `mean` is the mean over the rollout, of x [T, B]. Returns
             the state, with another `extra` where one is kept; the samples, any pytree of arrays [T, B, ...];
             metrics. `extra` must be equal on all devices: compute it from `state`, `key`, `mean(x)` and
-            `mean.moments(x)`. What is drawn for each step is the same on each device, as `key` is.
-            `minibatches.apply_to_rollout` gives the outputs of the network for steps 0 to T.
+            `mean.moments(x)`. `key` is the same on all devices, so numbers drawn with the shape [T, B] repeat on
+            each of them: draw here what is shared, and noise of single samples in `loss`, whose `batch.key`
+            differs. `minibatches.apply_to_rollout` gives the outputs of the network for steps 0 to T.
 
         loss(params, apply, batch, config) -> loss, metrics
-            In every gradient step, and differentiated by `params`. `batch` is a `Minibatch`; its samples are those
-            of `prepare`, [N, ...]. The loss is float32 [].
+            In every gradient step, and differentiated with respect to `params`. `batch` is a `Minibatch`; its
+            samples are those of `prepare`, [N, ...]. The loss is float32 [].
 
         optimizer(config) -> optax.GradientTransformation
             In every update, and for the first state. Any optimiser of optax. `config.learning_rate` is the rate
@@ -85,54 +87,6 @@ class Algorithm(NamedTuple):
 def network_alone(params: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
     """`Algorithm.init` of an algorithm without further parameters or `extra`. It draws nothing."""
     return params, ()
-
-
-# --- Names -------------------------------------------------------------------------------------------------------
-
-
-def register_algorithm(name: str, algorithm: Algorithm) -> None:
-    """Lets a config choose an algorithm of your own, as in `--algorithm my_idea`.
-
-    Args:
-        name: a new name. A later algorithm of the same name replaces the earlier one.
-
-    Raises:
-        ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package; or
-            `algorithm` is not an `Algorithm` of functions, with numbers as coefficients.
-    """
-    expected = "an Algorithm, such as PPO._replace(loss=my_loss)"
-    require(isinstance(algorithm, Algorithm), ALGORITHMS.field, name, expected, f"got {algorithm!r}")
-    *functions, coefficients = algorithm
-    for part, function in zip(Algorithm._fields, functions, strict=False):
-        # Compiled updates are kept by their functions, which must be hashable for that.
-        usable = callable(function) and isinstance(function, Hashable)
-        require(usable, f"{ALGORITHMS.field} {name}: {part}", function, "a function (hashable)")
-    check_coefficients(coefficients, f"{ALGORITHMS.field} {name}: coefficients")
-    ALGORITHMS.register(name, algorithm._replace(coefficients=FrozenDict(coefficients)))
-
-
-def find_algorithm(name: str) -> Algorithm:
-    """The algorithm of a name, shipped or registered.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    return ALGORITHMS.get(name)
-
-
-def resolved_options(config: Config) -> PPOConfig:
-    """The options `ppo.*` as an algorithm gets them: with the lambda of the game, and all of its coefficients.
-
-    Raises:
-        ConfigError: no algorithm has the name, or it has no coefficient of a name that was chosen.
-    """
-    defaults = find_algorithm(config.algorithm).coefficients
-    chosen = config.ppo.coefficients
-    for name, value in chosen.items():
-        expected = f"a coefficient of algorithm = {config.algorithm}, which has {', '.join(defaults) or 'none'}"
-        require(name in defaults, f"ppo.coefficients.{name}", value, expected)
-    coefficients = {name: float(chosen.get(name, default)) for name, default in defaults.items()}
-    return replace(config.ppo, gae_lambda=config.resolved_gae_lambda, coefficients=coefficients)
 
 
 # --- The update --------------------------------------------------------------------------------------------------
@@ -163,7 +117,7 @@ def update(
 
     On several devices each one holds its environments and its part of each minibatch. Every `Mean` is that of the
     whole minibatch or rollout. So a loss is written as for one device, and the result does not depend on the
-    split, except for what an algorithm draws.
+    split, beyond rounding and except for what an algorithm draws.
 
     Args:
         config: its learning rate is that of this update.
@@ -218,7 +172,7 @@ def update(
             gradients, metrics = jax.tree.map(lambda x: x / shard.count, shard.sum((gradients, metrics)))
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        state = state.replace(params=params, opt_state=opt_state, optimizer_steps=state.optimizer_steps + 1)
+        state = replace(state, params=params, opt_state=opt_state, optimizer_steps=state.optimizer_steps + 1)
         return state, metrics | {"gradient_norm": optax.tree.norm(gradients)}
 
     indices = draw_minibatches(key, rollout, config, shard)
@@ -257,7 +211,7 @@ def check_metrics(metrics: Metrics, taken: frozenset[str]) -> None:
     for name, value in metrics.items():
         shape = jnp.shape(value)
         require(shape == (), "metric", name, "a single number, such as batch.mean(x)", f"its shape is {shape}")
-        require(name not in taken, "metric", name, "another name: the update has a metric of this one")
+        require(name not in taken, "metric", name, "another name: the update already has a metric of this name")
 
 
 def check_samples(samples: Any, rollout: Rollout) -> None:
@@ -332,3 +286,51 @@ def scan_epochs(
     skipped = (num_epochs - end.taken) * steps
     metrics = jax.tree.map(lambda x: x / end.taken, end.total)
     return end.state, metrics | {"skipped_steps": skipped.astype(jnp.float32)}
+
+
+# --- Names -------------------------------------------------------------------------------------------------------
+
+
+def register_algorithm(name: str, algorithm: Algorithm) -> None:
+    """Lets a config choose an algorithm of your own, as in `--algorithm my_idea`.
+
+    Args:
+        name: a new name. A later algorithm of the same name replaces the earlier one.
+
+    Raises:
+        ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package; or
+            `algorithm` is not an `Algorithm` of functions, with numbers as coefficients.
+    """
+    expected = "an Algorithm, such as PPO._replace(loss=my_loss)"
+    require(isinstance(algorithm, Algorithm), ALGORITHMS.field, name, expected, f"got {algorithm!r}")
+    *functions, coefficients = algorithm
+    for part, function in zip(Algorithm._fields, functions, strict=False):
+        # Compiled updates are kept by their functions, which must be hashable for that.
+        usable = callable(function) and isinstance(function, Hashable)
+        require(usable, f"{ALGORITHMS.field} {name}: {part}", function, "a function (hashable)")
+    check_coefficients(coefficients, f"{ALGORITHMS.field} {name}: coefficients")
+    ALGORITHMS.register(name, algorithm._replace(coefficients=FrozenDict(coefficients)))
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """The algorithm of a name, shipped or registered.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return ALGORITHMS.get(name)
+
+
+def resolved_options(config: Config) -> PPOConfig:
+    """The options `ppo.*` as an algorithm gets them: with the lambda of the game, and all of its coefficients.
+
+    Raises:
+        ConfigError: no algorithm has the name, or it has no coefficient of a name that was chosen.
+    """
+    defaults = find_algorithm(config.algorithm).coefficients
+    chosen = config.ppo.coefficients
+    for name, value in chosen.items():
+        expected = f"a coefficient of algorithm = {config.algorithm}, which has {', '.join(defaults) or 'none'}"
+        require(name in defaults, f"ppo.coefficients.{name}", value, expected)
+    coefficients = {name: float(chosen.get(name, default)) for name, default in defaults.items()}
+    return replace(config.ppo, gae_lambda=config.resolved_gae_lambda, coefficients=coefficients)

@@ -51,6 +51,7 @@ def make_groups(
 
     def make(learner: jax.Device, actor: jax.Device, number: int, pools: ExitStack) -> EnvGroup:
         first_env = (placement.learner.index(learner) * per_device + number) * size
+        # Several processes keep no record: their games are not resumed (docs/resume.md).
         pool = make_pool(
             env.backend, env.game_name, size,
             seed=seed,

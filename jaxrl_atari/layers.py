@@ -59,7 +59,9 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[N, H, W, C]`, uint8 pixels, which are divided by 255, or floats -> float32 `[N, h, w, features]`.
+        """`[N, H, W, C]`, uint8 pixels, which are divided by 255, or floats -> `[N, h, w, features]`.
+
+        The output is float32, or float64 where `dtype` is.
 
         Raises:
             TypeError: the input has another type.
@@ -138,8 +140,8 @@ def _backward(stride: int, pads: Pads, dtype: Any, saved: Any, g: jax.Array) -> 
     x, kernel = saved
     g = g.astype(dtype)
 
-    # It was computed as a convolution of stride 1: of `w` and the blocks of x. Both arrangements only move data,
-    # so that JAX derives their inverses.
+    # It was computed as a convolution of stride 1: of `w` and the blocks of x. Both arrangements only move data or
+    # pad it, and JAX derives their transposes.
     def to_blocks(x: jax.Array) -> jax.Array:
         return space_to_depth(x, kernel.shape[:2], stride, pads)
 

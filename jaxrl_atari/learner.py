@@ -27,7 +27,7 @@ class Learner:
     """The train state, on one device or on several in parallel, and its update.
 
     Args:
-        arrays: `train_state`, and what else a checkpoint holds; see `session_arrays.py`. They are copied.
+        arrays: of a checkpoint, see `session_arrays.py`. `train_state` is copied, since an update consumes it.
     """
 
     def __init__(self, config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]):
@@ -37,7 +37,7 @@ class Learner:
         self._check = config.devices.check
         self._parallel = DataParallel(placement.learner)
         self._update = compiled_update(placement.learner, networks.learning, find_algorithm(config.algorithm))
-        self._state = self._parallel.replicate(_copy(arrays["train_state"]))  # an update consumes what it is given
+        self._state = self._parallel.replicate(_copy(arrays["train_state"]))
 
     @property
     def lagging_params(self) -> Any:
@@ -74,7 +74,7 @@ class Learner:
         return lambda: {name: float(value) for name, value in jax.device_get(own).items()}
 
     def parameter_norm(self) -> float:
-        """Global L2 norm of the parameters; inf or NaN if one of them is."""
+        """Global L2 norm of the parameters; not finite if one of them is not."""
         return float(jax.device_get(_norm(self.state.params)))
 
     def acting_params(self) -> list[Any]:
@@ -110,7 +110,7 @@ class OverlappedLearner(Learner):
     That rollout acts with the parameters that the update began with: one update of lag, never more.
 
     Args:
-        arrays: also `acting`, the lagging parameters, where they are those of a checkpoint.
+        arrays: also `acting`, the lagging parameters of a checkpoint, if there is one; they are kept as they are.
     """
 
     def __init__(self, config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]):

@@ -112,7 +112,8 @@ class Mean:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mean of x, of the shape of `weight` -> []."""
-        # Divided before the sum here and after it in `moments`: another order would change the bits of every run.
+        # Divided before the sum here, and after it in `moments`. The two orders are there only to keep the bits of
+        # old runs: unify them with the next change of the bits.
         chex.assert_equal_shape([x, self.weight])
         return self.sum(jnp.sum(self.weight / self.total * x))
 
@@ -237,22 +238,22 @@ def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, minibatch_size
     The parameters need not be those that acted.
 
     Args:
-        minibatch_size: about how many samples to compute at a time. It bounds the memory and changes no result
-            beyond rounding.
+        minibatch_size: the largest number of samples to compute at a time, but at least the T + 1 of one
+            environment. It bounds the memory and changes no result beyond rounding.
 
     Returns:
         Outputs [T + 1, B, ...] without a carry.
     """
-    length, num_envs = rollout.age.shape
-    width = math.gcd(num_envs, max(1, minibatch_size // length))
+    steps, num_envs = rollout.age.shape  # T + 1
+    width = math.gcd(num_envs, max(1, minibatch_size // steps))
     envs = jnp.arange(num_envs).reshape(-1, width)
 
     def outputs_of(index: jax.Array) -> Outputs:
-        return apply(params, observe(rollout, index, length))._replace(carry=())
+        return apply(params, observe(rollout, index, steps))._replace(carry=())
 
     def in_order(x: jax.Array) -> jax.Array:
         """[B / width, (T + 1) * width, ...] -> [T + 1, B, ...]"""
-        x = x.reshape(-1, length, width, *x.shape[2:]).swapaxes(0, 1)
-        return x.reshape(length, num_envs, *x.shape[3:])
+        x = x.reshape(-1, steps, width, *x.shape[2:]).swapaxes(0, 1)
+        return x.reshape(steps, num_envs, *x.shape[3:])
 
-    return jax.tree.map(in_order, lax.map(outputs_of, whole_environments(envs, length, num_envs)))
+    return jax.tree.map(in_order, lax.map(outputs_of, whole_environments(envs, steps, num_envs)))

@@ -5,7 +5,8 @@ Its fields are
 
     num_actions    of the game
     dtype          type of the torso's arithmetic, float32 or bfloat16; parameters are float32
-    for_cpu        whether only CPUs compute it: what `layers.Conv` and `layers.in_chunks` are given
+    for_cpu        optional: whether to compute gradients in the way that is fast on CPUs, which `layers.Conv` and
+                   `layers.in_chunks` are given. True where only CPUs compute it, or `network.conv` is `matmul`
 
 The rest of the package knows it as pure functions, a `Network`, which `fast/forms.py` makes of the module.
 `register_network` adds one of your own from a file of your own; `docs/idea.md` has an example.
@@ -242,8 +243,8 @@ def register_network(name: str, network: Callable[..., nn.Module]) -> None:
 
     Args:
         name: a new name. A later network of the same name replaces the earlier one.
-        network: a class of modules with the fields `num_actions`, `dtype` and, for `layers.Conv`, `for_cpu`; or a
-            `functools.partial` of one that sets fields of its own.
+        network: a class of modules with the fields that `networks.py` lists; or a `functools.partial` of one that
+            sets fields of its own.
 
     Raises:
         ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package; or

@@ -6,7 +6,7 @@ config that was stored with a run therefore never chooses what is imported.
 
 import logging
 import re
-import traceback
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -73,10 +73,15 @@ class Registry:
 
 
 def _calling_file() -> str:
-    """The absolute path of the file of the code outside this package that is running."""
+    """The absolute path of the file outside this package whose code called it; this file where there is none."""
     package = Path(__file__).parent
-    files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
-    return str(Path(next(file for file in files if not Path(file).is_relative_to(package))).absolute())
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = Path(frame.f_code.co_filename)
+        if not file.is_relative_to(package):
+            return str(file.absolute())
+        frame = frame.f_back
+    return __file__
 
 
 NETWORKS = Registry(
@@ -87,7 +92,7 @@ NETWORKS = Registry(
         "nature_lstm": "jaxrl_atari.networks:NatureLSTM",
     },
 )
-"""`network.name` -> a `flax.linen.Module` class, called with `num_actions` and `dtype`; see `networks.py`."""
+"""`network.name` -> a `flax.linen.Module` class with the fields that `networks.py` lists."""
 
 ALGORITHMS = Registry(
     "algorithm",

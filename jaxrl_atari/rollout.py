@@ -5,7 +5,8 @@ to the device and one action back; frames are stored, stacked and turned into ac
 
 **Groups.** The environments of a device are dealt to groups that take turns: one steps its emulators while the
 policy acts for the other. Seeds, actions and minibatches depend on the numbers of the environments alone, so the
-number of devices and groups does not change what is computed, beyond the rounding of sums.
+number of devices and groups does not change what is computed, beyond the rounding of sums. Several processes
+differ: they keep no record of their games, so their environments never get the new seeds of anchors (`groups.py`).
 
 **Timeline.** In step t the policy sees frame t, and the emulators answer its action with frame t + 1. After T
 steps the policy is applied once more, to frame T, for the value that the targets bootstrap from:
@@ -93,9 +94,8 @@ def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_leng
         key: the source of its actions.
         env_index: int32 [B], the environments' numbers in the session.
     """
-    # `act` consumes the arrays of a state, and none of them twice. So each is a copy of its own: of `past` and
-    # `env_index`, which the group keeps, and of the key, which all groups of a device are given.
-    past, env_index, key = jax.tree.map(jnp.copy, (past, env_index, key))
+    # `act` donates the state, so no array of it may be an input of this function, or occur twice.
+    last_age, env_index, key = jax.tree.map(jnp.copy, (past.age, env_index, key))
     at_start, before, carry = (jax.tree.map(jnp.copy, past.carry) for _ in range(3))
     per_step = (rollout_length + 1, len(past.age))
     frames = jnp.zeros((rollout_length + STACK, *past.frames.shape[1:]), jnp.uint8)
@@ -103,7 +103,7 @@ def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_leng
         step=jnp.zeros((), jnp.int32),
         key=key,
         env_index=env_index,
-        last_age=past.age,
+        last_age=last_age,
         frames=frames.at[: STACK - 1].set(past.frames),
         steps=Steps(
             age=jnp.zeros(per_step, jnp.int32),
@@ -191,8 +191,9 @@ def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
 class EnvGroup:
     """Environments that step together on one device, and what their next rollout goes on from.
 
-    `collect` plays a rollout (`begin`). Between two rollouts the group can be saved in a checkpoint (`take_games`,
-    `in_progress`, `carry`), and another one can go on from there (`resume`).
+    `collect` plays a rollout (`begin`). Between two rollouts the group can be saved in a checkpoint, and another
+    one can go on from there (`resume`). `take_games` returns the actions since its last call, so each call counts;
+    `in_progress` and `carry` only read.
 
     Args:
         pool: the emulators; whoever made it closes it.
@@ -270,8 +271,9 @@ class EnvGroup:
 class GroupRollout:
     """A rollout of a group while it is played.
 
-    In each step 0 to T - 1, `collect` calls `choose` (the policy starts), `send` (its actions go to the emulators)
-    and `receive` (what they answer is recorded); in step T only `choose`, for the bootstrap value; then `finish`.
+    In each step 0 to T - 1, `collect` calls `choose`, which starts the policy and does not wait for it; `send`,
+    which waits for its actions and gives them to the emulators; and `receive`, which records what they answer. In
+    step T it calls only `choose`, for the bootstrap value, and then `finish`.
 
     Args:
         group: its `newest` and `episodes` change with each step.

@@ -56,8 +56,10 @@ def forward(params, stacks):
 
 
 def backward(params, cache, d_logits, d_value):
-    """Gradients of all parameters from those of the outputs. ReLU passes a gradient where its output is
-    positive."""
+    """Gradients of all parameters from those of the outputs.
+
+    ReLU passes a gradient where its output is positive.
+    """
     layers, flat, features, _ = cache
     gradients = {}
 
@@ -86,8 +88,7 @@ def log_softmax(logits):
 
 
 def advantages(rollout, gamma, gae_lambda):
-    """GAE as the double sum A_t = sum_l (gamma lambda)^l delta_{t+l}, up to the end of the game or of the
-    rollout."""
+    """GAE as the double sum A_t = sum_l (gamma lambda)^l delta_{t+l}, to the end of the game or the rollout."""
     reward, value, terminated = (rollout[name] for name in ("reward", "value", "terminated"))
     steps, num_envs = reward.shape
     result = np.zeros((steps, num_envs))
@@ -115,8 +116,7 @@ def ppo_loss(logits, value, batch, hyper, clip_value_loss=True):
     ratio = np.exp(log_ratio)
     advantage = batch["advantage"]
 
-    # The clipped term is the smaller one exactly where the ratio left the range on the side that the advantage
-    # favours.
+    # The clipped term is the smaller one exactly where the ratio left the range on the advantage's side.
     clipped = np.where(advantage > 0, ratio > 1 + eps, ratio < 1 - eps)
     surrogate = np.where(clipped, np.where(advantage > 0, 1 + eps, 1 - eps), ratio) * advantage
     d_log_prob = -share * np.where(clipped, 0.0, ratio * advantage)
@@ -167,8 +167,10 @@ def with_ends(rollout, truncation_is_terminal=False, learn_from_auto_resets=Fals
 
 
 def stacks_of(rollout, where, size=4):
-    """What environment b saw at step t: the last 4 frames of its game, the first one repeated where it is
-    younger."""
+    """What environment b saw at step t: the last 4 frames of its game.
+
+    The first frame is repeated where the game is younger.
+    """
     frames, age = rollout["frames"], rollout["age"]
     seen = [[frames[t + size - 1 - min(back, age[t, b]), b] for back in reversed(range(size))] for t, b in where]
     return np.moveaxis(np.array(seen), 1, -1)
@@ -183,8 +185,9 @@ def minibatch_gradients(params, stacks, batch, hyper, clip_value_loss=True):
 
 
 def a2c_gradients(params, rollout, hyper):
-    """The gradient of A2C (Mnih et al. 2016) on a rollout [T, B]: of -log pi(a) (R - V) - c_e H + c_v (R - V)^2 /
-    2.
+    """The gradient of A2C (Mnih et al. 2016) on a rollout [T, B], of
+
+        -log pi(a) (R - V) - c_e H + c_v (R - V)^2 / 2
 
     R is the n-step return to the end of the game or of the rollout; the advantage R - V is a constant to the
     policy.
@@ -242,8 +245,10 @@ class Adam:
 def update(
     params, rollout, hyper, indices, optimizer, normalize_advantages=True, clip_value_loss=True, unbiased_std=False
 ):
-    """One gradient step a row of `indices` (samples t * B + b). Returns parameters and each minibatch's loss
-    parts."""
+    """One gradient step for each row of `indices` (samples t * B + b).
+
+    Returns parameters and each minibatch's loss parts.
+    """
     num_envs = rollout["action"].shape[1]
     advantage = advantages(rollout, hyper["gamma"], hyper["gae_lambda"])
     rollout = rollout | {"advantage": advantage, "target": advantage + rollout["value"]}

@@ -373,6 +373,8 @@ def test_a_network_of_the_users_has_gradients_for_cpus():
     assert not fast.advice
     assert "Without: the gradients of Conv_0 are 10 to 30 times slower" in slow.advice
     assert "for_cpu=self.for_cpu" in slow.advice
+    # The advice is about CPUs.
+    assert not make_network(NetworkConfig(name="without", conv="matmul"), ACTIONS, "gpu").advice
 
 
 @pytest.mark.parametrize(

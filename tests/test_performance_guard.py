@@ -239,6 +239,14 @@ def test_the_update_of_a_gpu_has_its_convolutions_in_bfloat16_and_heads_in_float
     assert "custom_call" not in program  # nothing that calls back to the host
 
 
+def test_the_matrix_products_of_a_gpu_have_their_dense_layer_and_heads_in_float32():
+    """As the module that the form by hand computes: not in TF32."""
+    config = NetworkConfig(conv="matmul", compute_dtype="float32")
+    program = lowered_for_cuda(*update_and_arguments(config, "gpu"))
+    # The dense layer and the two heads, each forward and two gradients.
+    assert len(re.findall(r"stablehlo\.dot_general [^\n]*precision = \[HIGHEST, HIGHEST\]", program)) == 9
+
+
 def test_an_lstm_on_a_gpu_multiplies_in_float32():
     """Not in TF32, so that the policy that learns is the one that acted."""
     module = make_module(NetworkConfig(name="nature_lstm"), 6, jnp.bfloat16)

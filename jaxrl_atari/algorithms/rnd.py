@@ -11,9 +11,11 @@ together.
 
 Differences from the paper: one value function, of the sum of both rewards, which ends with the game; dense
 networks on frames of 21x21 pixels in place of convolutions; the error is divided by its running root mean square
-instead of the standard deviation of its discounted sums.
+instead of the standard deviation of its discounted sums; the statistics start with the first rollout and not with
+random play; every sample trains the predictor.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -33,7 +35,7 @@ PIXELS = 21 * 21
 """Pixels of a frame as the target sees it."""
 
 FEATURES = 64
-"""What target and predictor say of a frame."""
+"""Size of the output of target and predictor."""
 
 
 class Embedding(nn.Module):
@@ -66,7 +68,7 @@ class RNDSamples(NamedTuple):
 
     ppo: Samples
     pixels: jax.Array  # [T, B, PIXELS]: what a step led to, standardised
-    feature: jax.Array  # [T, B, FEATURES]: what the target says of it
+    target_features: jax.Array  # [T, B, FEATURES]: the output of the target
 
 
 def init(params: Any, key: jax.Array) -> tuple[Any, Extra]:
@@ -83,7 +85,8 @@ def prepare(
 ) -> tuple[TrainState, RNDSamples, Metrics]:
     """`Algorithm.prepare`: adds the intrinsic reward to a rollout, and updates the running statistics."""
     target, old = state.extra
-    # Of this rollout in the running means. They are plain means until its share of one is smaller than 1 - decay.
+    # The weight of this rollout in the running means: 1 / n in rollout n (a plain mean) until that falls below
+    # 1 - decay, then 1 - decay.
     share = jnp.maximum(1.0 - config.coefficients["decay"], 1.0 / (old.updates + 1))
 
     def running(before: jax.Array, now: jax.Array) -> jax.Array:
@@ -98,23 +101,23 @@ def prepare(
     pixels = jnp.clip((pixels - pixel) / deviation, -5.0, 5.0)
 
     # The reward.
-    feature = embed(target, pixels)
-    error = prediction_error(state.params, pixels, feature)
+    target_features = embed(target, pixels)
+    error = prediction_error(state.params, pixels, target_features)
     error_square = running(old.error_square, mean(jnp.square(error)))
     intrinsic = config.coefficients["intrinsic_reward"] * error / jnp.sqrt(error_square + 1e-8)
 
     statistics = Statistics(old.updates + 1, pixel, pixel_square, error_square)
-    state = state.replace(extra=Extra(target, statistics))
+    state = replace(state, extra=Extra(target, statistics))
     rollout = rollout._replace(reward=rollout.reward + intrinsic)
     state, samples, metrics = ppo_samples(state, apply, rollout, mean, config, key)
-    return state, RNDSamples(samples, pixels, feature), metrics | {"intrinsic_reward": mean(intrinsic)}
+    return state, RNDSamples(samples, pixels, target_features), metrics | {"intrinsic_reward": mean(intrinsic)}
 
 
 def loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
     """`Algorithm.loss`: PPO's, and the prediction error."""
     samples = batch.samples
     policy_loss, metrics = ppo_loss(params, apply, batch._replace(samples=samples.ppo), config)
-    rnd_loss = batch.mean(prediction_error(params, samples.pixels, samples.feature))
+    rnd_loss = batch.mean(prediction_error(params, samples.pixels, samples.target_features))
     return policy_loss + rnd_loss, metrics | {"rnd_loss": rnd_loss}
 
 
@@ -123,9 +126,9 @@ def small(frames: jax.Array) -> jax.Array:
     return nn.avg_pool(frames[..., None] / 255.0, (4, 4), (4, 4)).reshape(*frames.shape[:2], PIXELS)
 
 
-def prediction_error(params: Any, pixels: jax.Array, feature: jax.Array) -> jax.Array:
-    """Mean squared error of the predictor: pixels `[..., PIXELS]`, feature `[..., FEATURES]` -> `[...]`."""
-    return jnp.mean(jnp.square(embed(params["rnd"], pixels) - feature), axis=-1)
+def prediction_error(params: Any, pixels: jax.Array, target_features: jax.Array) -> jax.Array:
+    """Mean squared error of the predictor: pixels `[..., PIXELS]`, features `[..., FEATURES]` -> `[...]`."""
+    return jnp.mean(jnp.square(embed(params["rnd"], pixels) - target_features), axis=-1)
 
 
 def embed(params: Any, pixels: jax.Array) -> jax.Array:

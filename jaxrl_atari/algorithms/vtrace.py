@@ -1,8 +1,8 @@
 """PPO with the targets of V-trace (Espeholt et al. 2018, arXiv:1802.01561), for a policy that acts an update late.
 
 With `overlap = "update"` the parameters that acted are one update older than those that learn. V-trace corrects
-the targets for that. Without overlap its ratios are 1: its targets are those of GAE, and its advantages differ
-only in how they use lambda.
+the targets for that. Without overlap its ratios are 1, up to rounding. With `max_rho` and `max_c` of at least 1
+its targets are then those of GAE, and its advantages differ only in how they use lambda.
 
 It replaces one part of PPO, `prepare`. Optimiser and loss are PPO's: the ratio that the loss clips stays that to
 the policy that acted, while V_old, around which it clips the value, is of the parameters that learn.
@@ -55,7 +55,10 @@ def vtrace(
 def prepare(
     state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
 ) -> tuple[TrainState, Samples, Metrics]:
-    """`Algorithm.prepare`: the samples with the targets of V-trace. The metric `mean_rho` is 1 without overlap."""
+    """`Algorithm.prepare`: the samples with the targets of V-trace.
+
+    Without overlap, and with `max_rho` of at least 1, the metric `mean_rho` is 1 up to rounding.
+    """
     outputs = apply_to_rollout(state.params, apply, rollout, config.minibatch_size)
     ratio = jnp.exp(log_prob_of(outputs.logits[:-1], rollout.action) - rollout.log_prob)
     rho = jnp.minimum(ratio, config.coefficients["max_rho"])

@@ -1,1 +1,4 @@
-"""What makes training fast on a CPU: the form of each network that suits its devices. Skip it at first."""
+"""The forms of networks: `forms.py` chooses the form and arithmetic of every network, for CPUs and GPUs.
+
+`cpu_conv.py` is for CPUs alone, and makes training fast there. Skip it at first.
+"""

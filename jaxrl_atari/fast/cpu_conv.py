@@ -26,7 +26,7 @@ kernel as a matrix `[size * size * C, O]`. With G, the gradient for Y where Y > 
     dW = X' G        db = the sum of G's rows        dX = G W'        dx = for each pixel, the sum over its windows
 
 `layer` and `layer_backward` compute these. `dense` has no windows: X is x. The first layer does not make X, which
-would be four times the input in floating point. It multiplies each block by the weights W_p of all four places p
+would be 3.6 times the input in floating point. It multiplies each block by the weights W_p of all four places p
 that a block has in a window, and adds the products. The window at pixel i of the output has the blocks x_{i+p}, so
 
     Y_i = relu(sum_p x_{i+p} W_p + b)        dW_p = sum_i x_{i+p}' G_i
@@ -35,7 +35,8 @@ that a block has in a window, and adds the products. The window at pixel i of th
 
 - Operands of a product are cast to `dtype`, and products are added up in float32 (`product`).
 - A bias is added in float32. The output of a layer is cast to `dtype`: it is kept, and is an operand of the next.
-- A gradient is float32, as a sum of products; it is cast to `dtype` only as an operand. `db` is summed before.
+- A gradient is float32, as a sum of products, and is cast to `dtype` only as an operand. `db` is summed before.
+  The one exception is the gradient for the features, which is rounded to `dtype`, as flax rounds it.
 - Parameters and their gradients are float32.
 
 **Blocks.** A window that moves by its stride becomes a window that moves by 1 once the image is cut into blocks of
@@ -205,7 +206,8 @@ def torso(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> jax.Ar
 def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> tuple[jax.Array, Any]:
     """The torso's features, and what its gradient needs: input, kernels and outputs (rule 2).
 
-    The features are values of `dtype` in float32, because JAX gives their gradient the same type.
+    The features are values of `dtype` in float32, because JAX gives their gradient the same type. `apply` casts
+    them to `dtype`, so in bfloat16 that gradient is float32 that holds bfloat16 values.
     """
     out1 = first_layer(blocks, kernels.w1, kernels.b1, dtype)  # [N, 10, 10, 128]
     out2 = layer(out1, kernels.w2, kernels.b2, 2)  # [N, 9, 9, 64]
@@ -342,13 +344,13 @@ def dense(x: jax.Array, w: jax.Array) -> jax.Array:
 
     JAX's own gradient would compute the products in float32, and transposed.
     """
-    return product(x, w.astype(x.dtype))
+    return product(x, w.astype(x.dtype), without_tf32(x.dtype))
 
 
 def dense_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
     """The output, and what the gradient needs."""
     w = w.astype(x.dtype)
-    return product(x, w), (x, w)
+    return product(x, w, without_tf32(x.dtype)), (x, w)
 
 
 def dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -356,10 +358,11 @@ def dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = saved
     g = g.astype(x.dtype)
     # g w': over the last axis of both. XLA's CPU kernels read a right operand that is transposed as it lies.
-    dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    precision = without_tf32(x.dtype)
+    dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), precision, preferred_element_type=jnp.float32)
     # x': by way of three axes, which moves the data (rule 1).
     x_transposed = from_words(as_words(x).reshape(-1, 49, 64).transpose(1, 2, 0).reshape(3136, -1))
-    return dx.astype(x.dtype), product(x_transposed, g)
+    return dx.astype(x.dtype), product(x_transposed, g, precision)
 
 
 dense.defvjp(dense_forward, dense_backward)
@@ -368,9 +371,14 @@ dense.defvjp(dense_forward, dense_backward)
 # --- Building blocks ---------------------------------------------------------------------------------------------
 
 
-def product(a: jax.Array, b: jax.Array) -> jax.Array:
+def product(a: jax.Array, b: jax.Array, precision: str | None = None) -> jax.Array:
     """`a @ b`, added up in float32: `[M, K]`, `[K, N]` -> float32 `[M, N]`."""
-    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
+    return jnp.matmul(a, b, precision=precision, preferred_element_type=jnp.float32)
+
+
+def without_tf32(dtype: Any) -> str | None:
+    """The precision of the dense layer's products, as in `networks.dense`: on a GPU, float32 and not TF32."""
+    return "highest" if dtype == jnp.float32 else None
 
 
 def transposed(x: jax.Array) -> jax.Array:

@@ -47,8 +47,9 @@ SIZES = (1, 256)
 def networks_for(config: NetworkConfig, num_actions: int, learner: str, actor: str) -> Networks:
     """The networks of a session, for the platforms (`network_platform`) that learn and act.
 
-    Both store frames in the same layout and compute in the same arithmetic: if a GPU learns and a CPU acts,
-    float32 in both keeps the ratio at 1 in an update's first gradient step. Equal arguments give the same objects.
+    Both store frames in the same layout and compute in the same arithmetic. If a GPU learns and a CPU acts,
+    float32 in both keeps the ratio near 1 in an update's first gradient step, up to TF32 in the GPU's
+    convolutions. Equal arguments give the same objects.
 
     Raises:
         ConfigError: no network has that name, or it cannot be made.
@@ -76,7 +77,8 @@ def _networks_for(module: nn.Module, config: NetworkConfig, learner: str, actor:
         return Networks(learning, learning if actor == learner else _by_hand(dtype, actor))
     if hasattr(module, "for_cpu"):
         module = module.clone(for_cpu=True)
-    network = _of_module(module, dtype, advice=_advice(module, is_nature))
+    # The advice is about CPUs. With `matmul`, this form is that of GPUs too.
+    network = _of_module(module, dtype, advice=_advice(module, is_nature) if platforms <= CPUS else "")
     return Networks(network, network)
 
 
