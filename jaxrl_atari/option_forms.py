@@ -11,16 +11,20 @@ from jaxrl_atari.checks import Limits
 
 
 def parse_word(text: str) -> bool | int | str | None:
-    """The value that a word of a command line stands for: True, False, None, a whole number, or the word."""
-    word = text.lower()
+    """The value that a word of a command line stands for: True, False, None, a whole number, or itself."""
     named = {"true": True, "false": False, "none": None}
-    if word in named:
-        return named[word]
-    return int(word) if word.isdecimal() else word
+    if text.lower() in named:
+        return named[text.lower()]
+    return int(text) if text.isdecimal() else text
+
+
+def parse_choice(text: str) -> bool | int | str | None:
+    """The same for an option with a few words, in small or capital letters."""
+    return parse_word(text.lower())
 
 
 def one_word(metavar: str) -> PrimitiveConstructorSpec:
-    """The form of an option with several types: one word, read by `parse_word`.
+    """The form of an option with several types: one word, read by `parse_choice`.
 
     Args:
         metavar: shown in `--help` for the value.
@@ -28,7 +32,7 @@ def one_word(metavar: str) -> PrimitiveConstructorSpec:
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=lambda words: parse_word(words[0]),
+        instance_from_str=lambda words: parse_choice(words[0]),
         is_instance=lambda value: isinstance(value, bool | int | str | None),
         str_from_instance=lambda value: [str(value).lower()],
     )

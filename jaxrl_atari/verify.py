@@ -1,8 +1,8 @@
-"""Recomputes the scores of a run from only its seeds and actions.
+"""Recomputes the scores of a run from its seeds and actions alone.
 
     python -m jaxrl_atari.verify RUN_DIR [--sessions all|0|1...] [--from E --to E] [--sample N]
 
-It needs no network, no GPU and none of JAX's random numbers. It plays the games of the log of actions again,
+It needs no GPU, no neural network and no random numbers of JAX. It plays the games of the log of actions again,
 compares every return and length, and recomputes every row of metrics.csv from them. docs/verify.md says what this
 shows and what it cannot show.
 """

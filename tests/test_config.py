@@ -17,7 +17,7 @@ from jaxrl_atari.config import (
 )
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.option_forms import parse_word
+from jaxrl_atari.option_forms import parse_choice
 from jaxrl_atari.registry import NETWORKS
 from jaxrl_atari.schedules import current_options
 
@@ -175,7 +175,7 @@ def test_invalid_values_are_rejected_in_one_line(make, message):
 
 @pytest.mark.parametrize(("written", "gpu"), [("true", True), ("False", False), ("0", 0), ("AUTO", "auto")])
 def test_spellings_of_the_gpu_option(written, gpu):
-    parsed = parse_word(written)
+    parsed = parse_choice(written)
     assert (parsed, type(parsed)) == (gpu, type(gpu))
 
 

@@ -80,11 +80,11 @@ PICK = """
 import sys
 from jaxrl_atari.devices import place
 from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.option_forms import parse_word
+from jaxrl_atari.option_forms import parse_choice
 place(DevicesConfig(data_parallel="all"))  # starts JAX on all GPUs
 for text in sys.argv[1:]:
     try:
-        found = place(DevicesConfig(gpu=parse_word(text)), "--gpu")
+        found = place(DevicesConfig(gpu=parse_choice(text)), "--gpu")
         print(found.home.platform, found.home, found.reason, sep="|")
     except Exception as error:
         print(type(error).__name__, error, sep="|")

@@ -21,8 +21,9 @@ from jaxrl_atari.report.suites import read_suite, save_results, suite_results
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.run_dir import describe, read_config
 from jaxrl_atari.suite import __main__ as suite_command
+from jaxrl_atari.suite.results import Results
 from jaxrl_atari.suite.suite import SuitePlan, game_configs, write_suite_file
-from jaxrl_atari.suite.sweep import Sweep, write_sweep_files
+from jaxrl_atari.suite.sweep import Sweep, unfinished_of_sweep, write_sweep_files
 
 TINY = Config(
     name="suite", sessions=2, total_env_steps=64, env=EnvConfig(num_envs=2, num_threads=1),
@@ -225,6 +226,24 @@ def test_games_train_in_processes_and_one_that_fails_does_not_stop_the_others(tm
     lines = re.findall(r"^\| (?:game|Pong|CrazyClimber) .* (?:status|complete) \|$", done.stdout, re.M)
     assert len(lines) == 3
     assert len({len(line) for line in lines}) == 1, "the columns are aligned"
+
+
+def test_a_name_that_no_session_could_use_is_refused_before_a_session_starts(tmp_path):
+    line = ["--games", "Pong", "--run-dir", str(tmp_path / "suite"), "--vary", "network.name=nature,Nature2"]
+    with pytest.raises(UserError, match=r"network\.name = 'Nature2'"):
+        suite_command.main(line)
+    assert not (tmp_path / "suite").exists()
+
+
+def test_results_that_cannot_be_read_do_not_stop_the_sessions(tmp_path, capsys):
+    directory = make_suite(tmp_path / "suite", TINY, ["Pong"])
+    sweep = suite_command.read_plan(directory)
+    job = unfinished_of_sweep(directory, sweep)[0]
+    results = Results(directory, sweep)
+    (directory / "Pong").mkdir(exist_ok=True)
+    (directory / "Pong" / "config.json").write_text("{")
+    results.on_end(job, None)
+    assert "the results cannot be read: " in capsys.readouterr().out
 
 
 @pytest.mark.long

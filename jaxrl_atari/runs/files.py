@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
     Several processes may write the same file at the same time; the last one wins.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)

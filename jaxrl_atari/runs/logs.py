@@ -8,7 +8,14 @@ from jaxrl_atari.runs.actions import cut_segments
 from jaxrl_atari.runs.csv_writer import CsvWriter
 from jaxrl_atari.runs.digests import cut_digests
 from jaxrl_atari.runs.files import unused
-from jaxrl_atari.runs.layout import ACTIONS_FOLDER, EVALUATIONS_FILE, METRICS_FILE, VERIFIED_FILE, WANDB_FILE
+from jaxrl_atari.runs.layout import (
+    ACTIONS_FOLDER,
+    DIGESTS_FILE,
+    EVALUATIONS_FILE,
+    METRICS_FILE,
+    VERIFIED_FILE,
+    WANDB_FILE,
+)
 from jaxrl_atari.runs.progress import Progress
 from jaxrl_atari.runs.tables import read_table
 from jaxrl_atari.runs.tracking import TensorBoardWriter, WandbWriter
@@ -17,7 +24,9 @@ from jaxrl_atari.runs.writers import Writer
 
 def set_aside_logs(session_dir: Path, say: Callable[[str], object]) -> None:
     """Renames the logs of a session that has no checkpoint, because it starts again at 0."""
-    files = [session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, WANDB_FILE, ACTIONS_FOLDER)]
+    files = [
+        session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, WANDB_FILE, ACTIONS_FOLDER, DIGESTS_FILE)
+    ]
     if kept := [path.rename(unused(path)).name for path in files if path.exists()]:
         say(f"there is no checkpoint: the session starts at 0; what was logged before is in {', '.join(kept)}")
 

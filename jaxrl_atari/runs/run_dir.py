@@ -26,7 +26,7 @@ from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.runtime import numeric_settings
 from jaxrl_atari.imports import imported_files
-from jaxrl_atari.runs.files import only_writer, read_json, read_result, unused
+from jaxrl_atari.runs.files import only_writer, read_json, read_result, unused, write_file
 from jaxrl_atari.runs.layout import (
     CODE_FOLDER,
     CONFIG_FILE,
@@ -143,7 +143,7 @@ def keep_code(run_dir: Path) -> list[str]:
         if content not in [kept.read_bytes() for kept in earlier]:
             folder.mkdir(exist_ok=True)
             kept = unused(folder / path.name)
-            kept.write_bytes(content)
+            write_file(kept, content)
             if kept.name != path.name:
                 lines.append(f"{path.name} was edited since this run began, and is kept as {kept}")
     return lines

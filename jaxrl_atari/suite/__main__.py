@@ -23,6 +23,7 @@ from jaxrl_atari.output import counted, say
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.layout import has_begun, is_suite, is_sweep
 from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
+from jaxrl_atari.session import check_names_and_minibatches
 from jaxrl_atari.suite.results import Results
 from jaxrl_atari.suite.suite import game_configs, read_suite_file
 from jaxrl_atari.suite.sweep import Sweep, parse_vary, read_sweep_file, unfinished_of_sweep, write_sweep_files
@@ -114,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Trains what a suite or a sweep lacks, and shows, saves and draws its results."""
     options, sweep, before = parse_options(arguments)
     config = sweep.config
-    # Both of these raise before a directory is made.
+    # These raise before a directory is made.
+    for setting in sweep.settings:
+        check_names_and_minibatches(setting.suite.config)
     if options.address:
         set_up_ray(options.address, config.devices)
     else:

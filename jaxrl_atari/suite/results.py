@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from jaxrl_atari.cli import resume_command
-from jaxrl_atari.errors import SessionsFailed, reason
+from jaxrl_atari.errors import SessionsFailed, UserError, reason
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.suites import SuiteResults, save_results, suite_results
@@ -42,10 +42,14 @@ class Results:
         if failure is not None:
             job.say(f"failed: {failure.reason}")
             self._failures.append((job, failure))
-        if self._suites:
-            self._read(job.setting)  # the other settings are as they were
-        else:
-            self._read_all()
+        try:
+            if self._suites:
+                self._read(job.setting)  # the other settings are as they were
+            else:
+                self._read_all()
+        except (OSError, UserError) as error:  # which must not stop the sessions that train
+            job.say(f"the results cannot be read: {reason(error)}")
+            return
         self._save([job.setting])
 
     def save_all(self) -> None:

@@ -108,6 +108,9 @@ def run_processes(
         except KeyboardInterrupt:
             processes.kill()
             raise
+        except Exception:  # of `on_end`, for example
+            processes.stop()
+            raise
     if stopping:
         raise KeyboardInterrupt
 

@@ -69,9 +69,9 @@ def run_training(
 
     Raises:
         UserError: `run_dir` holds a run of another game, protocol or seed, or one that has come further than a
-            lowered budget; sessions need processes of their own, which this process cannot start; the only session
-            failed.
-        SessionsFailed: some sessions of several failed; the others have finished.
+            lowered budget; sessions need processes of their own, which this process cannot start; no session
+            could begin; the only session failed for a reason that the user can correct.
+        SessionsFailed: sessions failed otherwise. What they wrote is kept, and the others have finished.
         KeyboardInterrupt: after a stop request, once every session has written its last checkpoint.
     """
     if in_session_process():
