@@ -478,7 +478,8 @@ def test_without_a_checkpoint_a_session_starts_anew_and_sets_its_logs_aside(copi
     before = [(copied / name).read_bytes() for name in ("metrics.csv", "evaluations.csv")]
     shutil.rmtree(copied / "checkpoints")
     out = resume(copied, capsys)
-    line = "the session starts at 0; what was logged before is in metrics_2.csv, evaluations_2.csv, actions_2"
+    before_it = "metrics_2.csv, evaluations_2.csv, actions_2, digests_2.jsonl"
+    line = f"the session starts at 0; what was logged before is in {before_it}"
     assert f"session 0  there is no checkpoint: {line}\n" in out
     assert [(copied / name).read_bytes() for name in ("metrics_2.csv", "evaluations_2.csv")] == before
     assert read_table(copied / "metrics.csv")[0]["updates"] == "1"

@@ -59,12 +59,13 @@ def run_on_ray(
         KeyboardInterrupt: a stop was requested and passed on, and every running session has ended. A second Ctrl-C
             kills them.
     """
+    code = code_to_send()  # first of all, because the user may edit or move the file
     notes = directory.absolute() / "ray"
     shutil.rmtree(notes, ignore_errors=True)  # left by a process that was killed
     notes.mkdir()
     try:
         with connected(address, devices, resources) as share, StopRequest(quick=False, answer=STOPPING) as stop:
-            tasks = _Tasks(jobs, train, share, notes)
+            tasks = _Tasks(jobs, train, share, notes, code)
             stopping = False
             said = time.monotonic()
             while tasks.waiting or tasks.running:
@@ -91,10 +92,10 @@ class _Tasks:
     Args:
         share: the share of a machine that each gets.
         notes: the folder SUITE_DIR/ray.
+        code: the modules and files that each imports first.
     """
 
-    def __init__(self, jobs: Sequence[Job], train: Train, share: MachineShare, notes: Path):
-        code = code_to_send()
+    def __init__(self, jobs: Sequence[Job], train: Train, share: MachineShare, notes: Path, code: Sequence[Code]):
         task = ray.remote(num_gpus=share.gpu, num_cpus=share.cpu, max_calls=1, max_retries=0)(_train_in_task)
         self.waiting = {task.remote(code, _packed(train, job), share, notes): job for job in jobs}
         self.running: dict[ray.ObjectRef, Job] = {}
