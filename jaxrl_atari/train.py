@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_options(arguments)
     for line in runtime.configure():
         say(line)
-    from jaxrl_atari.trials.trial import run_training  # after the settings, which must come before JAX starts
+    from jaxrl_atari.trials.trial import run_training  # here, so that --help need not import Flax and orbax
 
     run_training(options.full_config, options.directory)
 

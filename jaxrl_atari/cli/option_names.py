@@ -32,7 +32,6 @@ FAMILIAR = {
     "total-steps": "total-env-steps",
     "num-timesteps": "total-env-steps",
     "steps": "total-env-steps",
-    "frames": "total-env-steps",
     "device": "devices.gpu",
     "cuda": "devices.gpu",
     "gpus": "devices.data-parallel",

@@ -1,4 +1,4 @@
-"""Signals: they interrupt a command, or request a session to stop after its current update."""
+"""Signals: they interrupt a command, or ask a session to stop after its current update."""
 
 import contextlib
 import os
@@ -35,10 +35,11 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
 class StopRequest:
     """Turns SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 into a request to stop after the current update.
 
-    The first signal is answered with a line. It raises KeyboardInterrupt before the first update, when there is
-    nothing to save. Ctrl-C (SIGINT) after an earlier signal raises KeyboardInterrupt too. The other signals may
-    come any number of times, because clusters and parent processes send them to every process of a job. Signals
-    that the parent process ignores stay ignored: SIGHUP under `nohup`, SIGINT in the background of a script (`&`).
+    The first signal is answered with a line. Before the first update there is nothing to save, so with `quick` it
+    raises KeyboardInterrupt at once. Ctrl-C (SIGINT) after an earlier signal raises KeyboardInterrupt too. The
+    other signals may come any number of times, because clusters and parent processes send them to every process of
+    a job. Signals that the parent process ignores stay ignored: SIGHUP under `nohup`, SIGINT in the background of
+    a script (`&`).
 
     Args:
         label: precedes the line, such as `session 0`.

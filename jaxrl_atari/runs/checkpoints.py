@@ -4,7 +4,7 @@ The latest two and the best stay on disk. No checkpoint is removed while a damag
 
 SESSION_DIR/checkpoints/<env_steps>/arrays   train state and key of the learner
 SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, and shapes and digests of every array
-SESSION_DIR/checkpoints/<env_steps>/games, acting, evaluation    further items, if there are any (`session.py`)
+SESSION_DIR/checkpoints/<env_steps>/games, carry, acting, evaluation    further items, if there are any
 SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
 SESSION_DIR/checkpoints/replaced_<env_steps> one in whose place a session has written other arrays
 

@@ -1,4 +1,4 @@
-"""The layout of run directories: the names of their files and folders, and what those that exist say.
+"""Names of the files and folders of a run directory, and questions that their presence answers (`is_run`, ...).
 
 RUN_DIR/config.json     what the run is; see `run_dir.py`
 RUN_DIR/trial.json      the summary of its sessions

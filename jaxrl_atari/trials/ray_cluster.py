@@ -63,7 +63,7 @@ class ResourcesConfig:
 
 
 class MachineShare(NamedTuple):
-    """The share of a machine that an item gets."""
+    """The share of a machine that a session or a trial gets."""
 
     gpu: float  # 0: it runs on the CPU
     cpu: int  # cores
@@ -71,7 +71,8 @@ class MachineShare(NamedTuple):
     def configure(self, config: Config) -> Config:
         """Returns a config that keeps within this share.
 
-        It has the share's device, its part of a GPU's memory, and an emulator thread for each core.
+        It has the share's device, its part of a GPU's memory and, unless env.num_threads is chosen, as many
+        emulator threads in each group as the share has cores.
 
         Raises:
             ConfigError: the share of the memory is too small, or devices.memory_fraction exceeds it.
