@@ -1,8 +1,8 @@
-"""Provenance of a session's numbers: devices, arithmetic, software and machine."""
+"""Provenance of a session's numbers: devices, arithmetic, software, machine, and what a resume changes."""
 
 from typing import Any
 
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.hardware.cpu import xla_threads
 from jaxrl_atari.runs.run_dir import surroundings
@@ -37,3 +37,19 @@ def device_text(placement: Placement, compute_dtype: str, evaluates: bool) -> st
     if evaluates:
         text += f"; evaluates on {placement.evaluator}"
     return f"{text}; computes in {compute_dtype}"
+
+
+def resume_text(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """One line: where a session resumes, and which arithmetic settings differ from before.
+
+    Args:
+        before: meta of the checkpoint that it resumes from.
+        now: what the next checkpoint will have.
+    """
+    text = f"resumed at {before['env_steps']:,} env steps (update {before['updates']:,})"
+    # Older versions did not save them.
+    names = [name for name in ("compute_dtype", "numeric_settings") if name in before]
+    changed = changed_fields({name: before[name] for name in names}, {name: now[name] for name in names})
+    for name, (old, new) in changed.items():
+        text += f"; {name} {old} -> {new}, so numbers may differ from here on"
+    return text

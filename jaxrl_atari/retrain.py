@@ -12,10 +12,11 @@ from pathlib import Path
 
 from jaxrl_atari.config import changed_fields, config_from_dict
 from jaxrl_atari.errors import Differs, UserError
-from jaxrl_atari.runs.checkpoints import Checkpoints, games_problem
+from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import Written, read_digests
 from jaxrl_atari.runs.layout import DIGESTS_FILE, session_number
 from jaxrl_atari.session import Session, place_session, prepare, train
+from jaxrl_atari.session_games import games_problem
 
 
 def retrain(session_dir: Path, start: int) -> str:

@@ -26,10 +26,10 @@ from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
 from jaxrl_atari.imports import import_inherited
 from jaxrl_atari.learner import Learner, OverlappedLearner
 from jaxrl_atari.networks import Networks, initial_carry, is_recurrent, make_module
-from jaxrl_atari.provenance import device_text, provenance
+from jaxrl_atari.provenance import device_text, provenance, resume_text
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
-from jaxrl_atari.runs.checkpoints import Checkpoints, resume_text
+from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import Written, add_digests
 from jaxrl_atari.runs.logs import cut_and_open_logs, set_aside_logs
 from jaxrl_atari.runs.progress import Progress, due

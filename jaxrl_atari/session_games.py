@@ -13,7 +13,7 @@ from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import GamesInProgress, Segment, join, split
 from jaxrl_atari.errors import reason
 from jaxrl_atari.rollout import EnvGroup
-from jaxrl_atari.runs.checkpoints import Checkpoints, Restored, games_problem
+from jaxrl_atari.runs.checkpoints import Checkpoints, Restored
 from jaxrl_atari.runs.progress import Progress
 
 _log = logging.getLogger(__name__)
@@ -150,3 +150,13 @@ def split_carry(saved: dict[str, np.ndarray], group: EnvGroup) -> Any:
     envs = slice(group.first_env, group.first_env + group.pool.num_envs)
     leaves, structure = jax.tree.flatten(group.carry())
     return structure.unflatten([saved[str(number)][envs] for number in range(len(leaves))])
+
+
+def games_problem(env: EnvConfig, meta: dict[str, Any]) -> str:
+    """Why the games of a checkpoint cannot go on in these environments; empty if they can."""
+    if "games" not in meta.get("items", {}):
+        return "the checkpoint has none: the back end ale records them, in a single process"
+    before = meta["config"]["env"]
+    now = {"num_envs": env.num_envs, "backend": env.backend}
+    changed = [f"env.{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name]]
+    return ", ".join(changed)

@@ -68,7 +68,7 @@ def updated(algorithm, network=FeedForward, config=CONFIG):
     return before, after, metrics
 
 
-@pytest.mark.parametrize("network", [FeedForward, Recurrent])
+@pytest.mark.parametrize("network", [FeedForward, pytest.param(Recurrent, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ALGORITHMS.names())
 def test_every_algorithm_moves_every_parameter(name, network):
     before, after, metrics = updated(ALGORITHMS.get(name), network)
@@ -432,9 +432,9 @@ def test_a_loss_without_approx_kl_refuses_target_kl():
     "optimizer",
     [
         lambda config: optax.adam(config.learning_rate),
-        lambda config: optax.sgd(config.learning_rate, momentum=0.9),
-        lambda config: optax.lamb(config.learning_rate),
-        lambda config: optax.contrib.muon(config.learning_rate),
+        pytest.param(lambda config: optax.sgd(config.learning_rate, momentum=0.9), marks=pytest.mark.long),
+        pytest.param(lambda config: optax.lamb(config.learning_rate), marks=pytest.mark.long),
+        pytest.param(lambda config: optax.contrib.muon(config.learning_rate), marks=pytest.mark.long),
         lambda config: optax.chain(optax.clip_by_global_norm(0.5), optax.rmsprop(config.learning_rate)),
     ],
     ids=["adam", "sgd", "lamb", "muon", "rmsprop"],

@@ -341,7 +341,7 @@ def test_sampled_actions_score_what_an_evaluation_does(policy):
         ),
     ],
 )
-@pytest.mark.parametrize("render_mode", [None, "rgb_array"])
+@pytest.mark.parametrize("render_mode", [None, pytest.param("rgb_array", marks=pytest.mark.long)])
 @pytest.mark.filterwarnings("ignore:.*Not able to test alternative render modes:UserWarning")
 def test_gymnasiums_checker_passes(options, render_mode):
     env = make_env(Config(env=EnvConfig(**options)), render_mode)

@@ -301,11 +301,11 @@ def run_update(rollout, params, config, conv="matmul"):
     [
         ("matmul", 0, {"weight_decay": 0.0}),
         ("plain", 5, {"weight_decay": 0.1, "max_grad_norm": 20.0, "adam_epsilon": 1e-3}),
-        ("matmul", 1, {"normalize_advantages": False, "weight_decay": 0.0}),
-        ("matmul", 0, {"clip_value_loss": False, "weight_decay": 0.0}),
-        ("matmul", 2, {"unbiased_std": True, "minibatches": "uniform"}),
-        ("matmul", 3, {"truncation_is_terminal": True}),
-        ("matmul", 4, {"learn_from_auto_resets": True}),
+        pytest.param("matmul", 1, {"normalize_advantages": False, "weight_decay": 0.0}, marks=pytest.mark.long),
+        pytest.param("matmul", 0, {"clip_value_loss": False, "weight_decay": 0.0}, marks=pytest.mark.long),
+        pytest.param("matmul", 2, {"unbiased_std": True, "minibatches": "uniform"}, marks=pytest.mark.long),
+        pytest.param("matmul", 3, {"truncation_is_terminal": True}, marks=pytest.mark.long),
+        pytest.param("matmul", 4, {"learn_from_auto_resets": True}, marks=pytest.mark.long),
     ],
 )
 def test_a_whole_update(conv, seed, changes):
@@ -402,6 +402,7 @@ def nature_in_float64(params, observation):
     return Outputs(logits, value[:, 0])
 
 
+@pytest.mark.long
 def test_the_update_of_the_a2c_config_is_a_step_of_a2c(request):
     """In float64, from parameters and a rollout that they played: log_prob and value are theirs."""
     config = load_config(request.config.rootpath / "configs" / "a2c_qbert.py")

@@ -23,7 +23,8 @@ def perturbed(params):
     return jax.tree.map(lambda x: x + 0.2 * rng.standard_normal(x.shape, np.float32), params)
 
 
-@pytest.mark.parametrize("groups", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("groups", [1, 2])
 def test_the_policy_that_learns_says_what_the_one_that_acted_said(groups):
     """Over three rollouts with ends of games, for every minibatch: log_prob, value and bootstrap value."""
     length, num_envs, cpu = 16, 8, jax.devices("cpu")[0]

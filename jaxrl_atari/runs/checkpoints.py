@@ -31,7 +31,6 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from jaxrl_atari import __version__
-from jaxrl_atari.config import EnvConfig, changed_fields
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.distributed import agree, is_leader
 from jaxrl_atari.runs.arrays import (
@@ -402,32 +401,3 @@ def _write(path: Path, items: dict[str, Any], meta: dict[str, Any], chunk_bytes:
 def meta_digest(meta: dict[str, Any]) -> str:
     """The digest of a meta, its own `checksum` left out."""
     return digest(json.dumps({k: v for k, v in meta.items() if k != "checksum"}, sort_keys=True).encode())
-
-
-# --- Resuming ----------------------------------------------------------------------------------------------------
-
-
-def games_problem(env: EnvConfig, meta: dict[str, Any]) -> str:
-    """Why the games of a checkpoint cannot go on in these environments; empty if they can."""
-    if "games" not in meta.get("items", {}):
-        return "the checkpoint has none: the back end ale records them, in a single process"
-    before = meta["config"]["env"]
-    now = {"num_envs": env.num_envs, "backend": env.backend}
-    changed = [f"env.{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name]]
-    return ", ".join(changed)
-
-
-def resume_text(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """One line: where a session resumes, and which arithmetic settings differ from before.
-
-    Args:
-        before: meta of the checkpoint that it resumes from.
-        now: what the next checkpoint will have.
-    """
-    text = f"resumed at {before['env_steps']:,} env steps (update {before['updates']:,})"
-    # Older versions did not save them.
-    names = [name for name in ("compute_dtype", "numeric_settings") if name in before]
-    changed = changed_fields({name: before[name] for name in names}, {name: now[name] for name in names})
-    for name, (old, new) in changed.items():
-        text += f"; {name} {old} -> {new}, so numbers may differ from here on"
-    return text
