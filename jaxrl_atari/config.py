@@ -523,9 +523,14 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def changed_fields(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The fields in which two nested dicts differ: dotted name -> (before, after).
 
-    A field that one of them lacks is None there.
+    A field that one of them lacks is None there. A dict that is empty in one of them has no line of its own.
     """
     old = flat(before)
     new = flat(after)
     names = [*old, *(name for name in new if name not in old)]
-    return {name: (old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)}
+    pairs = {name: (old.get(name), new.get(name)) for name in names}
+    return {
+        name: (was, now)
+        for name, (was, now) in pairs.items()
+        if was != now and (was, now) not in (({}, None), (None, {}))
+    }

@@ -94,10 +94,10 @@ def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax
 
     Args:
         torso: a function of each sample alone, which uses layers of `module`. Its layers need names.
-        module: the module in whose `__call__` this is, with a field `for_cpu`.
+        module: the module in whose `__call__` this is, with a field `for_cpu`; without one, nothing is cut.
         x: images `[N, H, W, C]`.
     """
-    count = -(-len(x) // CHUNK) if module.for_cpu else 1
+    count = -(-len(x) // CHUNK) if getattr(module, "for_cpu", False) else 1
     if count == 1:
         return torso(x)
     filled = jnp.pad(x, ((0, -len(x) % count), *[(0, 0)] * (x.ndim - 1)))

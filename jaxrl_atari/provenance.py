@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxrl_atari.algorithm import resolved_options
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.hardware.cpu import xla_threads
@@ -21,6 +22,7 @@ def provenance(config: Config, placement: Placement, compute_dtype: str) -> dict
         "git_revision": around["git_revision"],
         "numeric_settings": around["numeric_settings"],
         "compute_dtype": compute_dtype,
+        "coefficients": resolved_options(config).coefficients,  # a default may change with the algorithm's file
         "learns_on": [device.device_kind for device in placement.learner],
         "acts_on": [device.device_kind for device in placement.actors],
         "cpu": around["hardware"]["cpu"],
@@ -48,7 +50,7 @@ def resume_text(before: dict[str, Any], now: dict[str, Any]) -> str:
     """
     text = f"resumed at {before['env_steps']:,} env steps (update {before['updates']:,})"
     # Older versions did not save them.
-    names = [name for name in ("compute_dtype", "numeric_settings") if name in before]
+    names = [name for name in ("compute_dtype", "numeric_settings", "coefficients") if name in before]
     changed = changed_fields({name: before[name] for name in names}, {name: now[name] for name in names})
     for name, (old, new) in changed.items():
         text += f"; {name} {old} -> {new}, so numbers may differ from here on"

@@ -73,7 +73,6 @@ def run_session(
     terminal = TerminalWriter(config.total_env_steps, f"session {session}")
     with (
         contextlib.closing(terminal),
-        out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs),
         prepare(
             config,
             place_session(config),
@@ -228,6 +227,7 @@ class Session:
             "num_actions": self.games.num_actions,
             "device": self.device_text(),
             "compute_dtype": self.learner.compute_dtype.name,
+            "coefficients": self.environment["coefficients"],
             "numeric_settings": numeric_settings(),
             "seed": self.seed,
             "game_seed": self.games.seed,
@@ -284,6 +284,7 @@ def prepare(
         begin = exits.enter_context(claim_session_dir(session_dir, resume)) if leader else None
         outputs = exits.enter_context(contextlib.closing(Writers(writers if leader else ())))
         outputs.message("starting the games and the network")
+        exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
 
         checkpoints = Checkpoints(session_dir, outputs.message)
         target = partial(abstract_arrays, config, device=placement.home)

@@ -13,6 +13,7 @@ from jaxrl_atari.config import (
     LogConfig,
     NetworkConfig,
     PPOConfig,
+    changed_fields,
     config_from_dict,
 )
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
@@ -177,6 +178,11 @@ def test_invalid_values_are_rejected_in_one_line(make, message):
 def test_spellings_of_the_gpu_option(written, gpu):
     parsed = parse_choice(written)
     assert (parsed, type(parsed)) == (gpu, type(gpu))
+
+
+def test_a_dict_that_becomes_empty_has_no_line_of_its_own():
+    assert changed_fields({"a": {}, "b": 0}, {"a": {"c": 1.0}, "b": False}) == {"a.c": (None, 1.0)}
+    assert changed_fields({"a": 0}, {"a": None}) == {"a": (0, None)}
 
 
 def test_numbers_of_numpy_are_numbers():

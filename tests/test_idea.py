@@ -126,7 +126,7 @@ def test_a_reward_of_the_users():
     steps = jnp.zeros((3, 2))
     reward = jnp.array([[0.0, 0.2], [-3.0, 0.0], [1.0, 7.0]])
     rollout = Rollout(
-        steps, steps, steps, steps, steps, reward, steps > 0, steps > 0, jnp.ones((3, 2)), jnp.zeros(2)
+        steps, jnp.zeros((4, 2)), steps, steps, steps, reward, steps > 0, steps > 0, jnp.ones((3, 2)), jnp.zeros(2)
     )
     mean, config = Mean.over(rollout.weight), PPOConfig(gae_lambda=0.5, gamma=0.5)
     _, samples, _ = ALGORITHMS.get("sign").prepare(None, None, rollout, mean, config, None)

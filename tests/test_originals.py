@@ -147,7 +147,7 @@ def shared_rollout(name):
     shape = (rollouts.STEPS, rollouts.NUM_ENVS)
     return Rollout(
         frames=PLAIN.arrange(jnp.asarray(given["frames"])),
-        age=jnp.asarray(given["age"][: rollouts.STEPS]),
+        age=jnp.asarray(given["age"]),
         action=jnp.asarray(action.reshape(shape)),
         log_prob=log_prob.reshape(shape),
         value=value[:-1],

@@ -18,7 +18,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, 
 from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.learner import compiled_update
-from jaxrl_atari.minibatches import Rollout
+from jaxrl_atari.minibatches import random_rollout
 from jaxrl_atari.networks import Observation, empty_observation, init_params, make_module
 from jaxrl_atari.ppo import PPO
 from jaxrl_atari.session import place_session, prepare, train
@@ -165,11 +165,8 @@ def update_and_arguments(network_config, platform):
     config = PPOConfig(rollout_length=length, minibatch_size=length * ENVS // 2, epochs=2, gae_lambda=0.95)
     assert 2 < config.minibatch_size / chunk_size("cpu", "float32") <= 3
     network = make_network(network_config, 6, platform)
-    whole, number, mark = (jax.ShapeDtypeStruct((length, ENVS), x) for x in (jnp.int32, jnp.float32, jnp.bool_))
-    frames = jax.ShapeDtypeStruct((length + 4, ENVS, *network.layout.shape), jnp.uint8)
-    bootstrap_value = jax.ShapeDtypeStruct((ENVS,), jnp.float32)
-    data = Rollout(frames, whole, whole, number, number, number, mark, mark, number, bootstrap_value)
     key = jax.eval_shape(lambda: jax.random.key(0))
+    data = jax.eval_shape(lambda key: random_rollout(key, network, length, ENVS, 6), key)
     state = jax.eval_shape(
         lambda: init_train_state(
             init_params(make_module(network_config, 6, jnp.float32), jax.random.key(0)),

@@ -137,6 +137,14 @@ def test_a_space_that_cannot_be_used_is_an_error_that_names_the_field(space, wor
     assert words in str(caught.value)
 
 
+def test_a_coefficient_that_the_algorithm_lacks_is_refused_before_anything_runs():
+    space = {"ppo.coefficients.no_such_one": FloatDistribution(0, 1)}
+    with pytest.raises(
+        ConfigError, match=r"ppo\.coefficients\.no_such_one = 0.*expected a coefficient of algorithm = ppo"
+    ):
+        check_search(Config(), SearchConfig(space=space))
+
+
 def test_a_seed_that_the_config_of_the_best_trial_could_not_have_is_refused_before_anything_runs():
     check_search(Config(seed=2**31 - 2), SearchConfig(space=SPACE))
     with pytest.raises(ConfigError, match="seed"):

@@ -27,6 +27,7 @@ from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.provenance import resume_text
 from jaxrl_atari.runs.columns import TIME_COLUMNS
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import checkpoint_steps
@@ -375,6 +376,13 @@ def test_a_resume_names_numeric_settings_that_have_changed(copied, capsys, monke
     monkeypatch.setenv("NPROC", "77")
     out = resume(copied, capsys)
     assert re.search(r"; numeric_settings\.xla_threads \d+ -> 77, so numbers may differ from here on\n", out)
+
+
+def test_a_resume_names_a_coefficient_with_another_default():
+    before = {"env_steps": 10, "updates": 1, "coefficients": {"z_loss": 0.1}}
+    now = {"coefficients": {"z_loss": 0.2}}
+    assert "; coefficients.z_loss 0.1 -> 0.2, so numbers may differ" in resume_text(before, now)
+    assert "differ" not in resume_text(before, {"coefficients": {"z_loss": 0.1}})
 
 
 def flip_all(step_dir, item):

@@ -109,6 +109,7 @@ def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_ge
         (["--games", "Pong", "--devices.distributed"], "devices.distributed = True: expected false in a suite"),
         (["--vary", "ppo.gamma"], "--vary = 'ppo.gamma': expected FIELD=VALUE,VALUE,..."),
         (["--vary", "ppo.gama=0.9"], "did you mean ppo.gamma?"),
+        (["--vary", "ppo.coefficients.a.b=1,2"], "expected a field of the config by its dotted name"),
         (["--vary", "total_env_steps=1,2"], "expected a field that may differ between settings"),
         (["--vary", "ppo.gamma=0.9,2"], "ppo.gamma = 2: expected a number from 0 to 1"),
         (["--vary", "ppo.gamma=0.9,0.90"], "each value once"),
@@ -236,14 +237,22 @@ def test_a_name_that_no_session_could_use_is_refused_before_a_session_starts(tmp
 
 
 def test_results_that_cannot_be_read_do_not_stop_the_sessions(tmp_path, capsys):
-    directory = make_suite(tmp_path / "suite", TINY, ["Pong"])
-    sweep = suite_command.read_plan(directory)
-    job = unfinished_of_sweep(directory, sweep)[0]
+    directory = tmp_path / "sweep"
+    directory.mkdir()
+    sweep = Sweep(TINY, ["Pong"], {"ppo.gamma": [0.9, 0.99]})
+    write_sweep_files(directory, sweep)
+    first, second = sweep.settings
+    jobs = unfinished_of_sweep(directory, sweep)
+    (directory / second.label / "Pong").mkdir(exist_ok=True)
+    damaged = directory / second.label / "Pong" / "config.json"
+    damaged.write_text("{")
     results = Results(directory, sweep)
-    (directory / "Pong").mkdir(exist_ok=True)
-    (directory / "Pong" / "config.json").write_text("{")
-    results.on_end(job, None)
-    assert "the results cannot be read: " in capsys.readouterr().out
+    for _ in range(2):  # each time a job of the first setting ends
+        results.on_end(next(job for job in jobs if job.setting == first.label), None)
+        assert "the results cannot be read: " in capsys.readouterr().out
+    damaged.unlink()
+    results.on_end(jobs[-1], None)
+    assert (directory / "results.csv").is_file()
 
 
 @pytest.mark.long

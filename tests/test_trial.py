@@ -446,6 +446,17 @@ def test_each_failure_is_named_and_the_others_finish(tmp_path, capfd):
 
 
 @pytest.mark.long
+def test_an_error_where_a_session_has_ended_waits_until_the_others_have_saved(tmp_path):
+    def on_end(job, failure):
+        raise OSError(28, "No space left on device")
+
+    jobs = [Job(None, tmp_path, number, {}, number) for number in range(3)]
+    with pytest.raises(OSError, match="No space"):
+        run_processes(jobs, small_sessions.one_ends, on_end, slots=[Slot("here", {})], parallel=3)
+    assert sorted(path.name for path in tmp_path.glob("saved *")) == ["saved 1", "saved 2"]
+
+
+@pytest.mark.long
 def test_the_first_session_compiles_and_a_free_gpu_takes_the_next_one(tmp_path, capfd):
     """Session 0 trains until 2 has: 2 would be next on A, but B is free first."""
     assert list(run(tmp_path, small_sessions.take_turns, 3, slots=2).values()) == [None] * 3

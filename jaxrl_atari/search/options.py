@@ -27,6 +27,7 @@ from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.runs.files import read_result
 from jaxrl_atari.runs.layout import SEARCH_FILE
 from jaxrl_atari.runs.run_dir import read_config
+from jaxrl_atari.session import check_names_and_minibatches
 from jaxrl_atari.suite.sweep import can_vary
 from jaxrl_atari.trials.ray_cluster import ResourcesConfig
 
@@ -78,6 +79,7 @@ def check_search(config: Config, search: SearchConfig) -> None:
             - The config refuses a combination of choices or of ends of ranges.
             - The trials have several sessions, which ASHA cannot compare.
             - ASHA's first comparison is beyond the budget.
+            - A network, algorithm or coefficient does not exist, or a minibatch size does not suit the network.
     """
     unknown = {
         name
@@ -99,6 +101,10 @@ def check_search(config: Config, search: SearchConfig) -> None:
     best_seed = {"seed": config.seed + config.sessions}  # as in the config that is written for the best trial
     for values in itertools.islice(itertools.product(*tried), 10_000):  # a bad trial beyond these fails by itself
         set_fields(config, dict(zip(search.space, values, strict=True)) | best_seed)
+    first = {name: values[0] for name, values in zip(search.space, tried, strict=True)}
+    for name, values in zip(search.space, tried, strict=True):
+        for value in values:
+            check_names_and_minibatches(set_fields(config, first | {name: value}))
     if search.early_stopping == "asha":
         hint = "or use --search.early-stopping none"
         require(config.sessions == 1, "sessions", config.sessions, "1 where ASHA compares trials", hint)

@@ -1,6 +1,6 @@
 """The results of a suite or a sweep while it trains and at its end: saved, shown, drawn, and its failures."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,7 @@ class Results:
     def __init__(self, directory: Path, sweep: Sweep):
         self._directory = directory
         self._sweep = sweep
+        self._labels = [setting.label for setting in sweep.settings]
         self._suites: dict[str, SuiteResults] = {}  # label of a setting -> its results, as last read
         self._failures: list[tuple[Job, Failure]] = []
         self._resume = resume_command("suite", directory)
@@ -42,24 +43,16 @@ class Results:
         if failure is not None:
             job.say(f"failed: {failure.reason}")
             self._failures.append((job, failure))
-        try:
-            if self._suites:
-                self._read(job.setting)  # the other settings are as they were
-            else:
-                self._read_all()
-        except (OSError, UserError) as error:  # which must not stop the sessions that train
-            job.say(f"the results cannot be read: {reason(error)}")
-            return
-        self._save([job.setting])
+        # Once all are read, those of the other settings are as they were.
+        self._read_and_save([job.setting] if self._suites else self._labels)
 
     def save_all(self) -> None:
         """Reads the results of all settings again, and saves them."""
-        self._read_all()
-        self._save(self._suites)
+        self._read_and_save(self._labels)
 
     def show_and_save_all(self) -> None:
         """Reads the results of all settings, prints their table, saves them, and draws them."""
-        self._read_all()
+        self._read(self._labels)
         text = self._of_sweep().text if self._sweep.vary else self._suites[""].text
         say(f"\n{text}")  # before anything is saved, which may fail
         self._save(self._suites)
@@ -90,12 +83,18 @@ class Results:
                 reasons[job.game] = f"{reasons[job.game]}; {why}" if job.game in reasons else why
         return reasons
 
-    def _read(self, label: str) -> None:
-        self._suites[label] = suite_results(self._directory / label, self._reasons(label))
+    def _read_and_save(self, labels: Sequence[str]) -> None:
+        """Reads and saves the results of some settings, or says why not; that must stop no session."""
+        try:
+            self._read(labels)
+        except (OSError, UserError) as error:
+            say(f"the results cannot be read: {reason(error)}; {self._resume} tries again")
+        else:
+            self._save(labels)
 
-    def _read_all(self) -> None:
-        for setting in self._sweep.settings:
-            self._read(setting.label)
+    def _read(self, labels: Sequence[str]) -> None:
+        """Reads the results of some settings, or of none of them if one cannot be read."""
+        self._suites |= {label: suite_results(self._directory / label, self._reasons(label)) for label in labels}
 
     def _of_sweep(self) -> SweepResults:
         return sweep_results(self._directory, self._sweep, self._suites)

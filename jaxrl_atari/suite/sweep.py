@@ -87,7 +87,8 @@ def parse_value(text: str) -> Any:
 
 def can_vary(name: str, config: Config) -> bool:
     """Whether a sweep or a search can vary the field with this dotted name."""
-    exists = name.startswith(COEFFICIENT) or name in flat(config.to_dict())
+    is_coefficient = name.startswith(COEFFICIENT) and name.removeprefix(COEFFICIENT).isidentifier()
+    exists = is_coefficient or name in flat(config.to_dict())
     return exists and not name.startswith(SAME_IN_ALL_SETTINGS)
 
 
@@ -114,7 +115,7 @@ def parse_vary(texts: Sequence[str], config: Config) -> dict[str, list[Any]]:
         require(words, "--vary", text, "FIELD=VALUE,VALUE,... such as ppo.learning_rate=1e-4,2.5e-4")
         expected = "a field of the config by its dotted name, such as ppo.learning_rate"
         hint = "".join(f"did you mean {similar}?" for similar in get_close_matches(name, known, 1))
-        require(name in fields or name.startswith(COEFFICIENT), "--vary", field, expected, hint)
+        require(name in fields or can_vary(name, config), "--vary", field, expected, hint)
         require(
             can_vary(name, config), "--vary", field, "a field that may differ between settings", "this one cannot"
         )

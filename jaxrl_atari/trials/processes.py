@@ -108,8 +108,11 @@ def run_processes(
         except KeyboardInterrupt:
             processes.kill()
             raise
-        except Exception:  # of `on_end`, for example
+        except Exception:  # of `on_end`, for example: the others save their last checkpoints first
             processes.stop()
+            while processes.running:
+                time.sleep(POLL_SECONDS)
+                processes.read()
             raise
     if stopping:
         raise KeyboardInterrupt

@@ -68,18 +68,25 @@ def run_on_ray(
             tasks = _Tasks(jobs, train, share, notes, code)
             stopping = False
             said = time.monotonic()
-            while tasks.waiting or tasks.running:
-                if stop.requested and not stopping:
-                    stopping = True
-                    tasks.stop()
-                ended = tasks.wait()
-                if time.monotonic() > said + SECONDS_BETWEEN_NEWS:
-                    said = time.monotonic()
-                    tasks.say_progress()
-                for job, end in ended:
-                    # After a stop request, a failure may be the signal's, which a cluster sends to every process.
-                    if end.by_itself and not (stopping and end.failure):
-                        on_end(job, end.failure)
+            try:
+                while tasks.waiting or tasks.running:
+                    if stop.requested and not stopping:
+                        stopping = True
+                        tasks.stop()
+                    ended = tasks.wait()
+                    if time.monotonic() > said + SECONDS_BETWEEN_NEWS:
+                        said = time.monotonic()
+                        tasks.say_progress()
+                    for job, end in ended:
+                        # After a stop request, a failure may be the signal's, which a cluster sends to all
+                        # processes.
+                        if end.by_itself and not (stopping and end.failure):
+                            on_end(job, end.failure)
+            except Exception:  # of `on_end`, for example: the others save their last checkpoints first
+                tasks.stop()
+                while tasks.waiting or tasks.running:
+                    tasks.wait()
+                raise
     finally:
         shutil.rmtree(notes, ignore_errors=True)
     if stopping:
