@@ -131,7 +131,7 @@ def load_policies(run: Run, checkpoint: Checkpoint) -> list[Policy]:
 def run_files(run: Run, patterns: Sequence[str]) -> Files:
     """The files of a run and of its sessions that fit one of the patterns."""
     folders = (run.path, *run.tables)
-    paths = [path for folder in folders for pattern in patterns for path in folder.glob(pattern)]
+    paths = [path for folder in folders for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
     return {path.relative_to(run.path).as_posix(): path for path in paths}
 
 

@@ -180,11 +180,12 @@ def _import_file(path: Path) -> None:
         module_name = f"{module_name.replace('.', '_')}_named_by_import"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
-        spec.loader.exec_module(module)
+        # importlib would write `__pycache__` beside the file, perhaps in a run directory, and would trust what is
+        # there.
+        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
     except BaseException:
         del sys.modules[module_name]
         raise

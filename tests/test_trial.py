@@ -286,7 +286,7 @@ def train():
         run_training(dataclasses.replace(TINY, trial=TrialConfig(parallel=2)), sys.argv[1],
         stop=small_sessions.enough)
     except UserError as error:
-        print("error:", error)
+        print("error:", error, flush=True)  # a pool kills its workers
 
 if __name__ == "__main__":
     if sys.argv[2] == "pool":
