@@ -2,8 +2,12 @@
 
 import json
 import os
+import py_compile
+import shutil
+import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from sample_runs import table, write_run
@@ -43,6 +47,22 @@ def test_a_file_is_run_once(user_file):
     import_inherited()
     assert count() == 1
     assert sys.modules[user_file.stem].__file__ == str(user_file)
+
+
+def test_a_file_leaves_no_cache_beside_it_and_trusts_none(user_file, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    user_file.write_text("import builtins\nbuiltins.named = 5\n")
+    planted = Path(py_compile.compile(str(user_file)))
+    user_file.write_text("import builtins\nbuiltins.named = 7\n")  # as long as before
+    stat = user_file.stat()
+    os.utime(user_file, (stat.st_atime, struct.unpack("<I", planted.read_bytes()[8:12])[0]))
+    import_named([str(user_file)])
+    assert count() == 7
+    shutil.rmtree(planted.parent)
+    sys.modules.pop(user_file.stem)
+    imports._imported.discard(str(user_file))
+    import_named([str(user_file)])
+    assert not planted.parent.exists()
 
 
 def test_a_module_is_imported_by_its_name(user_file, monkeypatch):
