@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromDirectory, parse, read_start
-from jaxrl_atari.hardware import runtime
+from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.layout import is_run
 from jaxrl_atari.runs.run_dir import read_config
@@ -41,7 +41,7 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains a new trial, or resumes one, as the command line says."""
     options = parse_options(arguments)
-    for line in runtime.configure():
+    for line in tune_process():
         say(line)
     from jaxrl_atari.trials.trial import run_training  # here, so that --help need not import Flax and orbax
 

@@ -267,7 +267,7 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
 
 def _retrain(run_dir: Path, sessions: Literal["all"] | int, start: int) -> None:
     """Retrains from the checkpoint at `start` env steps in one session, or in all that have it."""
-    from jaxrl_atari.hardware import runtime
+    from jaxrl_atari.hardware.tuning import tune_process
     from jaxrl_atari.retrain import retrain
 
     chosen = [path for path in session_dirs(run_dir) if sessions == session_number(path)]
@@ -276,7 +276,7 @@ def _retrain(run_dir: Path, sessions: Literal["all"] | int, start: int) -> None:
     if not chosen:
         kept = {path.name: checkpoint_steps(path) for path in session_dirs(run_dir)}
         raise UserError(f"--retrain {start}: no session has a checkpoint there; there are: {kept}")
-    for line in runtime.configure():
+    for line in tune_process():
         say(line)
     for session_dir in chosen:
         say(retrain(session_dir, start))

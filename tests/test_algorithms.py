@@ -27,7 +27,8 @@ from jaxrl_atari.config import (
     config_from_dict,
     set_fields,
 )
-from jaxrl_atari.devices import DataParallel, make_networks, place
+from jaxrl_atari.data_parallel import DataParallel
+from jaxrl_atari.devices import make_networks, place
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import Learner

@@ -18,7 +18,7 @@ ORDER = [
     "__init__", "__main__", "train", "search", "plots", "suite", "trials", "hub", "export", "benchmark", "verify",
     "retrain", "device_report", "update_memory",
     "session", "schedules", "provenance", "evaluate", "report", "session_games", "groups", "rollout",
-    "learner", "session_arrays", "runs", "devices",
+    "learner", "session_arrays", "runs", "devices", "data_parallel",
     "algorithms", "ppo", "algorithm", "categorical", "minibatches", "fast", "networks", "frames", "layers",
     "hardware", "cli", "dialects", "traced_options", "config", "option_forms", "envs", "imports", "output",
     "registry", "keys", "checks", "errors",

@@ -13,7 +13,7 @@ from jaxrl_atari.algorithm import init_train_state, update
 from jaxrl_atari.categorical import log_prob_of, sample_action
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import NetworkConfig, PPOConfig
-from jaxrl_atari.devices import AXIS, DataParallel
+from jaxrl_atari.data_parallel import AXIS, DataParallel
 from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.frames import BLOCKED, PLAIN, arrange_stacks
 from jaxrl_atari.minibatches import (

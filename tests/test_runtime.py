@@ -12,8 +12,8 @@ COMPILE = """
 import warnings
 warnings.simplefilter("error")
 import jax
-from jaxrl_atari.hardware import runtime
-print(*runtime.configure(), sep="\\n")
+from jaxrl_atari.hardware.tuning import tune_process
+print(*tune_process(), sep="\\n")
 jax.jit(lambda x: 3 * x + 1)(2.0), jax.jit(lambda x, y: x - y)(2.0, 1.0)
 """
 
@@ -87,9 +87,10 @@ def test_a_cpu_quota_of_a_container_is_read(tmp_path, own, files, expected):
 
 QUOTA = """
 import os
-from jaxrl_atari.hardware import cpu, runtime
+from jaxrl_atari.hardware import cpu
+from jaxrl_atari.hardware.tuning import tune_process
 cpu.cpu_quota, cpu.usable_cores = lambda: 1.5, lambda: 8
-print(*runtime.configure(), os.environ["JAXRL_ATARI_THREADS"], sep="\\n")
+print(*tune_process(), os.environ["JAXRL_ATARI_THREADS"], sep="\\n")
 """
 
 

@@ -26,7 +26,7 @@ from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_start
 from jaxrl_atari.errors import UserError, require
-from jaxrl_atari.hardware import runtime
+from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import not_saved
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = options.full_config
     parts = options.parts.split(",")
     check_options(options)
-    for line in runtime.configure():
+    for line in tune_process():
         say(line)
     description = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
     hardware = description["hardware"]

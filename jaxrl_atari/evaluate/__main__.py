@@ -25,7 +25,7 @@ from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.play import record_video, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy
-from jaxrl_atari.hardware import runtime
+from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.option_forms import GpuWord
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise UserError(
             f"--session {options.session}: --sessions all plays every session; leave one of the two out"
         )
-    for line in runtime.configure():
+    for line in tune_process():
         say(line)
     do_not_preallocate()  # beside a training run
     device = pick_device(options.gpu, field="--gpu")

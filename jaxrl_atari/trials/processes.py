@@ -22,7 +22,7 @@ from typing import Any
 from jaxrl_atari import cli
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.hardware import runtime
+from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import counted
 from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Slot, Train, attempt
 
@@ -254,7 +254,7 @@ def _run(
             messages.send(message)
 
     def main() -> None:
-        runtime.configure()
+        tune_process()
         failure = attempt(train, job, on_first_update=lambda: send(COMPILED))
         if failure is not None:
             send(failure)

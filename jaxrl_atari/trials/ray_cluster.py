@@ -23,7 +23,7 @@ from typing import Annotated, NamedTuple
 from jaxrl_atari.checks import Limits, check_fields
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import UserError, reason, require
-from jaxrl_atari.hardware import runtime
+from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.hardware.choice import choose_devices
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import memory_fraction
@@ -232,7 +232,7 @@ def run_in_worker(
     ):
         if share.gpu == 0:
             os.environ.setdefault("NPROC", str(share.cpu))  # number of XLA's threads, read when JAX starts
-        runtime.configure()
+        tune_process()
         if not stop_requested():
             ended = Ended(True, attempt(run))
     was_refused = ended.failure is not None and ended.failure.correctable
