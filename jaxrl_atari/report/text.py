@@ -17,9 +17,10 @@ def score_text(value: float | None) -> str:
     """A score as text, such as 14,482, 1.44 or 21; `-` for None."""
     if value is None:
         return "-"
-    return (
-        f"{value:,.0f}" if abs(value) >= 1000 else f"{round(value, 2) + 0.0:.2f}".removesuffix(".00")
-    )  # + 0.0 turns -0.0 into 0.0
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    rounded = round(value, 2) + 0.0  # the sum turns -0.0 into 0.0
+    return f"{rounded:.2f}".removesuffix(".00")
 
 
 def number_text(value: float) -> str:
