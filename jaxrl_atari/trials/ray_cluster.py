@@ -23,10 +23,10 @@ from typing import Annotated, NamedTuple
 from jaxrl_atari.checks import Limits, check_fields
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import UserError, reason, require
-from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.hardware.choice import choose_devices
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import memory_fraction
+from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.runs.layout import OUTPUT_FILE, session_dirs, session_files
 from jaxrl_atari.trials.launch import Failure, attempt

@@ -1,0 +1,128 @@
+"""Compares the speed of training in two checkouts, or with other environment variables, on a noisy machine.
+
+    python benchmarks/take_turns.py ../before . [--blocks 6] [--updates 8] [-- OPTIONS OF TRAIN]
+    python benchmarks/take_turns.py . "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 ."
+
+Both trainings take turns, one iteration each: while one runs, the other is halted (SIGSTOP). A machine whose speed
+drifts over minutes slows both alike, so a ratio is steady where two whole runs differ by 20%. Start-up and
+compilation do not count. The same seed gives both the same games. Linux only.
+"""
+
+import argparse
+import csv
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WARM_UP = 4  # iterations of each training before the first turn
+STEPS = 16 * 128  # env steps of an iteration of configs/qbert.py: one row of metrics.csv
+
+
+class Training:
+    """A training in a process of its own, which can be halted.
+
+    Args:
+        where: `[NAME=VALUE ...] CHECKOUT`, environment variables and a checkout of this repository.
+        run_dir: directory of the run.
+        iterations: length of the training.
+        options: further options of `train`.
+    """
+
+    def __init__(self, where: str, run_dir: Path, iterations: int, options: list[str]):
+        *variables, checkout = where.split()
+        root = Path(checkout).resolve()
+        environment = os.environ | {"PYTHONPATH": str(root)} | dict(each.split("=", 1) for each in variables)
+        command = [sys.executable, "-m", "jaxrl_atari.train", "--config", "configs/qbert.py"]
+        command += ["--total-env-steps", str(iterations * STEPS), "--log.every-env-steps", str(STEPS)]
+        command += ["--log.checkpoint-every-env-steps", str(10**9), "--log.no-graphs", "--run-dir", str(run_dir)]
+        self.metrics = run_dir / "session_0" / "metrics.csv"
+        self.output = run_dir.with_suffix(".txt")
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                [*command, *options], cwd=root, env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def iterations(self) -> int:
+        """Number of complete iterations."""
+        if not self.metrics.is_file():
+            return 0
+        with self.metrics.open() as lines:
+            return sum(1 for _ in csv.reader(lines)) - 1
+
+    def run_until(self, iterations: int) -> None:
+        """Lets the training run until it has completed so many iterations, and halts it."""
+        self.process.send_signal(signal.SIGCONT)
+        while self.iterations() < iterations:
+            if self.process.poll() is not None:
+                sys.exit(f"the training has ended:\n{self.output.read_text()[-2000:]}")
+            time.sleep(0.005)
+        self.process.send_signal(signal.SIGSTOP)
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the process so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident_mib(self) -> float:
+        """Resident memory now."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))
+
+    def turn(self) -> tuple[float, float]:
+        """Runs one iteration; returns its seconds and its CPU seconds."""
+        cpu = self.cpu_seconds()
+        start = time.monotonic()
+        self.run_until(self.iterations() + 1)
+        return time.monotonic() - start, self.cpu_seconds() - cpu
+
+
+def compare(wheres: list[str], blocks: int, updates: int, options: list[str]) -> None:
+    """Prints the speed of the second training, divided by that of the first, in wall time and in CPU time."""
+    trainings: list[Training] = []
+    iterations = WARM_UP + blocks * updates + 2
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for name, where in zip("ab", wheres, strict=True):
+                trainings.append(Training(where, Path(folder) / name, iterations, options))
+                trainings[-1].run_until(WARM_UP)
+            pairs = []  # the two turns of each pair, each with its wall and CPU seconds
+            for number in range(blocks * updates):
+                pair: list[tuple[float, float]] = [(0.0, 0.0)] * 2
+                for index in (0, 1) if number % 2 == 0 else (1, 0):
+                    pair[index] = trainings[index].turn()
+                pairs.append(pair)
+            for kind, name in enumerate(("wall", "CPU")):
+                totals = [
+                    [sum(pair[index][kind] for pair in pairs[start : start + updates]) for index in (0, 1)]
+                    for start in range(0, len(pairs), updates)
+                ]
+                ratios = [first / second for first, second in totals]
+                each = " ".join(f"{ratio:.3f}" for ratio in ratios)
+                print(f"{name} time: {statistics.median(ratios):.3f} times as fast; blocks: {each}")
+            print("resident memory, MiB:", *(f"{training.resident_mib():.0f}" for training in trainings))
+        finally:
+            for training in trainings:
+                training.process.kill()
+                training.process.wait()
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("wheres", nargs=2, metavar="'[NAME=VALUE ...] CHECKOUT'")
+    parser.add_argument("--blocks", type=int, default=6, help="number of ratios")
+    parser.add_argument("--updates", type=int, default=8, help="iterations of each training in a block")
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    chosen = parser.parse_args(sys.argv[1:split])
+    compare(chosen.wheres, chosen.blocks, chosen.updates, sys.argv[split + 1 :])
+
+
+if __name__ == "__main__":
+    main()
