@@ -149,13 +149,13 @@ def test_the_algorithm_does_no_input_or_output(module):
     assert not names & {"print", "open", "input"}
 
 
-def test_only_devices_spreads_work():
-    """`pmap`, `shard_map`, meshes and sums over devices are in devices.py alone."""
+def test_only_data_parallel_spreads_work():
+    """`pmap`, `shard_map`, meshes and sums over devices are in data_parallel.py alone."""
     words = ("pmap(", "shard_map(", "sharding.Mesh(", "psum", "pmean", "axis_index(")
     spreading = {
         name_of(path) for path in FILES if any(word in path.read_text(encoding="utf-8") for word in words)
     }
-    assert spreading == {"devices"}
+    assert spreading == {"data_parallel"}
 
 
 @pytest.mark.long
