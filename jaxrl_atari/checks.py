@@ -31,7 +31,7 @@ def check_fields(config: Any, prefix: str = "", as_options: bool = False) -> Non
 
     Args:
         prefix: stands before the fields' names in errors, such as `ppo.`.
-        as_options: errors name the fields like the options of a command, `num-envs`, after their prefix `--`.
+        as_options: errors name the fields as the options of a command: `num-envs`, for the field `num_envs`.
 
     Raises:
         ConfigError: the first field whose value does not fit.
@@ -44,14 +44,14 @@ def check_fields(config: Any, prefix: str = "", as_options: bool = False) -> Non
         if isinstance(value, np.generic):
             value = value.item()
             object.__setattr__(config, name, value)
+        if as_options:  # an option may have another name than its field, in `tyro.conf.arg(name=...)`
+            renamed = [each.name for each in metadata if getattr(each, "name", None)]
+            name = renamed[0] if renamed else name.replace("_", "-")
         if not any(_fits(value, kind, limits) for kind in kinds):
             expected = " or ".join(_description(kind, limits) for kind in kinds)
-            if as_options:  # which may have another name, in `tyro.conf.arg(name=...)`
-                renamed = [each.name for each in metadata if getattr(each, "name", None)]
-                name = renamed[0] if renamed else name.replace("_", "-")
             raise ConfigError(f"{prefix}{name}", value, expected)
         if dataclasses.is_dataclass(value):
-            check_fields(value, f"{prefix}{name}.")
+            check_fields(value, f"{prefix}{name}.", as_options)
 
 
 def _fits(value: Any, kind: Any, limits: Limits) -> bool:

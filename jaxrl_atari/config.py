@@ -19,10 +19,13 @@ from jaxrl_atari.envs.games import default_gae_lambda, game_of_id, parse_game
 from jaxrl_atari.envs.pool import GymnasiumSettings
 from jaxrl_atari.envs.protocols import GYMNASIUM, GYMNASIUM_RULES, PROTOCOLS, Rules, protocol_text
 from jaxrl_atari.errors import UserError, require
-from jaxrl_atari.option_forms import JSON_WORD, GpuOrLearner, GpuWord, Switch, one_word
+from jaxrl_atari.option_forms import JSON_WORD, GpuOrLearner, GpuWord, RuleSwitch, one_word
 
 TRACED = "enters the compiled update as data: a new value compiles nothing"
-"""Marks the options that `algorithm.update` takes as numbers. The others of `PPOConfig` shape its program."""
+"""Marks the options that `algorithm.update` takes as numbers. Every other option of PPO is compiled in."""
+
+GONE = {"log.jsonl"}
+"""Fields that this version no longer has, and that a run with checkpoint format 3 may have."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,17 @@ class EnvConfig:
     recommend; `auto`: as the game's name implies, else v5."""
     sticky_actions: Annotated[float | None, Limits(0.0, 1.0)] = None
     """Probability that an emulator frame repeats the action of the frame before."""
-    full_action_space: Switch = None
+    full_action_space: RuleSwitch = None
     """All 18 actions instead of the game's minimal action set."""
-    life_loss_terminal: Switch = None
+    life_loss_terminal: RuleSwitch = None
     """A lost life is a terminal for learning; the game continues."""
     noop_max: Annotated[int | None, Limits(0, 1_000)] = None
     """Upper limit for the random number of no-ops at the start of a game."""
-    fire_on_reset: Switch = None
+    fire_on_reset: RuleSwitch = None
     """Press FIRE at the start of a game, if it is in the action set."""
     max_frames: Annotated[int | None, Limits(8, 10_000_000)] = None
     """Emulator frames after which a game is truncated (108,000 frames = 30 minutes of play)."""
-    clip_rewards: Switch = None
+    clip_rewards: RuleSwitch = None
     """Clip rewards to [-1, 1] for learning. Scores are always sums of raw rewards."""
     num_envs: Annotated[int, Limits(1, 65_536)] = 16
     """Environments stepped in parallel (B)."""
@@ -227,7 +230,7 @@ class PPOConfig:
     normalize_advantages: bool = True
     """Scale the advantages of each minibatch to mean 0 and standard deviation 1."""
     unbiased_std: bool = False
-    """Use the unbiased standard deviation for it, which divides by N - 1 instead of N (PyTorch's default)."""
+    """normalize_advantages uses the unbiased standard deviation, with N - 1 instead of N (PyTorch's default)."""
     clip_value_loss: bool = True
     """Clip the change of the value by clip_epsilon in the value loss."""
     truncation_is_terminal: bool = False
@@ -424,9 +427,9 @@ class Config:
         require(fits, "devices.data_parallel", devices, expected)
         expected = f"a divisor of the {envs // devices} environments of each device"
         require(envs // devices % groups == 0, "env.num_groups", groups, expected)
-        whole = devices == 1 or self.ppo.minibatches == "stratified"
+        has_shares = devices == 1 or self.ppo.minibatches == "stratified"
         hint = "several devices draw what one would only if each has its share of every minibatch"
-        require(whole, "ppo.minibatches", self.ppo.minibatches, f"stratified on {devices} devices", hint)
+        require(has_shares, "ppo.minibatches", self.ppo.minibatches, f"stratified on {devices} devices", hint)
 
     @property
     def rollout_size(self) -> int:
@@ -465,7 +468,7 @@ def config_from_dict(values: dict[str, Any]) -> Config:
         if not isinstance(values, dict) or not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
             return values
         fields = {f.name: f.type for f in dataclasses.fields(cls)}
-        known = {name: value for name, value in values.items() if name != "jsonl"}  # `log.jsonl`, in format 3
+        known = {name: value for name, value in values.items() if f"{prefix}{name}" not in GONE}
         for name in known.keys() - fields:
             raise UserError(
                 f"{prefix}{name}: this version of jaxrl_atari has no such field; use the version that saved it"

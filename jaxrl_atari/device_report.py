@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.cli.options import FromConfig, parse, read_start
+from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
@@ -132,10 +132,10 @@ def multiply(device: jax.Device) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exits with status 1 if the driver or a device fails."""
-    start = read_start(arguments)
-    options = parse(Options, arguments, "devices", Options(full_config=load_config(start.config)))
+    sources = read_sources(arguments)
+    options = parse(Options, arguments, "devices", Options(full_config=load_config(sources.config)))
     choose_devices(options.full_config.devices)
-    chosen = start.config is not None or options.full_config != Config()
+    chosen = sources.config is not None or options.full_config != Config()
     if print_report(options.full_config, with_memory=chosen):
         sys.exit(1)
 

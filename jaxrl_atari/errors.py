@@ -1,5 +1,6 @@
 """Errors that a user can correct."""
 
+from pathlib import Path
 from typing import Any
 
 
@@ -42,7 +43,21 @@ class DamagedMetrics(MetricsError):
     """A run has log points that cannot be read: its metrics.csv is damaged."""
 
 
-class Differs(UserError):
+class ParametersOnly(UserError):
+    """A published copy of a run cannot be resumed: its checkpoints hold the parameters alone.
+
+    Args:
+        path: the run, or one of its checkpoints.
+    """
+
+    def __init__(self, path: Path):
+        super().__init__(
+            f"{path}: holds the parameters alone, without the optimiser state: it can be played and not resumed;"
+            " resume the run that it was copied from, or start a new one"
+        )
+
+
+class VerificationFailed(UserError):
     """A figure or a checkpoint of a run is not what its seeds and actions give."""
 
     exit_status = 1

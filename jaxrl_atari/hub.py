@@ -33,14 +33,14 @@ from jaxrl_atari.cli.options import parse_command
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware.gpus import forbid_gpu
-from jaxrl_atari.imports import Names, import_named
+from jaxrl_atari.imports import ImportNames, import_named
 from jaxrl_atari.output import say
 from jaxrl_atari.report import text
 from jaxrl_atari.report.evaluations import evaluations, written_at
 from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.layout import DIGESTS_FILE, checkpoint_steps
+from jaxrl_atari.runs.layout import DIGESTS_FILE, checkpoint_path, checkpoint_steps
 
 Checkpoint = Literal["best", "latest"] | int
 
@@ -150,7 +150,7 @@ def parameters_of(policies: Sequence[Policy], rounded: bool = False) -> Files:
 
 def whole_checkpoints(run: Run, policies: Sequence[Policy]) -> Files:
     """All files of the policies' checkpoints."""
-    folders = [policy.session_dir / "checkpoints" / str(policy.env_steps) for policy in policies]
+    folders = [checkpoint_path(policy.session_dir, policy.env_steps) for policy in policies]
     paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(run.path).as_posix(): path for path in paths}
 
@@ -225,7 +225,7 @@ def push(
     repo_id: Positional[str],
     private: bool = False,
     checkpoint: Checkpoint = "best",
-    imports: Names = (),
+    imports: ImportNames = (),
 ) -> None:
     """Pushes a run to a model repository, which is created if it does not exist.
 
@@ -272,7 +272,7 @@ def pack(
     directory: Positional[Path],
     checkpoint: Literal["best"] | int = "best",
     rounded: bool = False,
-    imports: Names = (),
+    imports: ImportNames = (),
 ) -> None:
     """Writes the files of a push, without a model card, to a new folder, to share a run without the Hub.
 

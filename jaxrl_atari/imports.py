@@ -34,7 +34,9 @@ IMPORTS = "JAXRL_ATARI_IMPORT"
 _imported: set[str] = set()
 """The modules and files that this process has imported."""
 
-Names = Annotated[tuple[str, ...], tyro.conf.arg(name="import", metavar="MODULE|FILE"), tyro.conf.UseAppendAction]
+ImportNames = Annotated[
+    tuple[str, ...], tyro.conf.arg(name="import", metavar="MODULE|FILE"), tyro.conf.UseAppendAction
+]
 """Type of the option `--import`, which may occur several times."""
 
 
@@ -42,7 +44,7 @@ Names = Annotated[tuple[str, ...], tyro.conf.arg(name="import", metavar="MODULE|
 class WithImports:
     """The option `--import` of a command."""
 
-    imports: Names = ()
+    imports: ImportNames = ()
     """Module, or path of a Python file, that registers environments, networks or algorithms."""
 
 
@@ -59,11 +61,11 @@ def import_named(names: Sequence[str]) -> None:
         is_file = name.endswith(".py") or os.sep in name
         named = str(Path(name).expanduser().absolute()) if is_file else name
         _import(named)
-        hand_on(named)  # what cannot be imported here must not be asked of later processes
+        hand_on(named)  # only after the import: other processes need not try what has failed here
 
 
 def import_inherited() -> None:
-    """Imports what the process that started this one has imported. Call it before a lookup in a registry.
+    """Imports what the process that started this one has handed on. Call it before a lookup in a registry.
 
     Raises:
         UserError: as `import_named`.
@@ -77,7 +79,7 @@ def hand_on(name: str, imported: bool = False) -> None:
 
     Args:
         name: a module, or the absolute path of a file.
-        imported: this process has run the file already, such as a config file.
+        imported: whether this process has run the file already, as it has run a config file.
     """
     names = _handed_on()
     if name not in names:
@@ -199,8 +201,8 @@ def _origin(module_name: str) -> str:
     return "" if spec is None else spec.origin or "a folder"
 
 
-def registered() -> set[str]:
-    """The names of all registered environments, networks and algorithms, which user code can add to."""
+def registered_names() -> set[str]:
+    """The names of all registered environments, networks and algorithms. User code can add to them."""
     gymnasium = sys.modules.get("gymnasium")
     names = set(gymnasium.registry) if gymnasium else set()
     for registry in (NETWORKS, ALGORITHMS):
@@ -209,7 +211,7 @@ def registered() -> set[str]:
 
 
 def imported_files() -> list[Path]:
-    """The files, without the modules, that this process hands on. A run keeps copies of them."""
+    """The files, without the modules, that this process has imported for the user. A run keeps copies of them."""
     return [Path(name) for name in _handed_on() if Path(name).is_absolute()]
 
 

@@ -19,7 +19,7 @@ def parse_word(text: str) -> bool | int | str | None:
 
 
 def parse_choice(text: str) -> bool | int | str | None:
-    """The same for an option with a few words, in small or capital letters."""
+    """The value of a word as in `parse_word`, for an option that takes the words in small or capital letters."""
     return parse_word(text.lower())
 
 
@@ -107,8 +107,8 @@ GpuOption = bool | int | Literal["auto"]
 """`auto`, `true`, `false` or the index of a GPU; see `devices.pick_device`."""
 
 
-def index_of(option: bool | int | str) -> int | None:
-    """The index that a `GpuOption` names; None for `auto`, True and False (which are ints in Python)."""
+def gpu_index(option: bool | int | str) -> int | None:
+    """The GPU that a `GpuOption` names by its index; None for `auto`, True and False (ints in Python)."""
     return option if isinstance(option, int) and not isinstance(option, bool) else None
 
 
@@ -118,7 +118,7 @@ GpuWord = Annotated[GpuOption, one_word("auto|true|false|INDEX"), Limits(0, 4_09
 GpuOrLearner = Annotated[
     GpuOption | Literal["learner"], one_word("learner|auto|true|false|INDEX"), Limits(0, 4_095)
 ]
-"""The same, or `learner`: the learner's own device."""
+"""The type of an option that is a `GpuOption` or `learner`, the learner's own device."""
 
-Switch = Annotated[bool | None, one_word("true|false|none")]
+RuleSwitch = Annotated[bool | None, one_word("true|false|none")]
 """A rule of the protocol that is on or off; None: as in the protocol."""

@@ -42,16 +42,15 @@ def device_text(placement: Placement, compute_dtype: str, evaluates: bool) -> st
 
 
 def resume_text(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """One line: where a session resumes, and which arithmetic settings differ from before.
+    """Where a session resumes, and which arithmetic settings and coefficients differ from before, in one line.
 
     Args:
-        before: meta of the checkpoint that it resumes from.
-        now: what the next checkpoint will have.
+        before: meta of the checkpoint that the session resumes from.
+        now: meta of the next checkpoint.
     """
     text = f"resumed at {before['env_steps']:,} env steps (update {before['updates']:,})"
-    # Older versions did not save them.
-    names = [name for name in ("compute_dtype", "numeric_settings", "coefficients") if name in before]
-    changed = changed_fields({name: before[name] for name in names}, {name: now[name] for name in names})
+    saved = [name for name in ("compute_dtype", "numeric_settings", "coefficients") if name in before]
+    changed = changed_fields({name: before[name] for name in saved}, {name: now[name] for name in saved})
     for name, (old, new) in changed.items():
         text += f"; {name} {old} -> {new}, so numbers may differ from here on"
     return text

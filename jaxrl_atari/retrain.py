@@ -1,21 +1,22 @@
 """Trains a part of a session again, from a kept checkpoint to the next one that was written, and compares bits.
 
-`python -m jaxrl_atari.verify RUN_DIR --retrain ENV_STEPS` calls it. The log of actions shows what was played, but
-not that the weights chose it. A resumed session repeats an uninterrupted one bit for bit, so whoever trains from
-one checkpoint must arrive at the next one: its digests are in `digests.jsonl`.
+This is `python -m jaxrl_atari.verify RUN_DIR --retrain ENV_STEPS`. The log of actions shows what was played, but
+not that the parameters of the network chose it. A resumed session repeats an uninterrupted one bit for bit. So
+whoever trains from one checkpoint must arrive at the next one, whose digests are in `digests.jsonl`.
 """
 
 import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from jaxrl_atari.config import changed_fields, config_from_dict
-from jaxrl_atari.errors import Differs, UserError
+from jaxrl_atari.config import Config, changed_fields, config_from_dict
+from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.runs.checkpoints import Checkpoints
-from jaxrl_atari.runs.digests import Written, read_digests
-from jaxrl_atari.runs.layout import DIGESTS_FILE, session_number
-from jaxrl_atari.session import Session, place_session, prepare, train
+from jaxrl_atari.runs.digests import WrittenCheckpoint, read_digests
+from jaxrl_atari.runs.layout import DIGESTS_FILE, checkpoint_path, session_number
+from jaxrl_atari.session import place_session, prepare, train
 from jaxrl_atari.session_games import games_problem
 
 
@@ -28,8 +29,8 @@ def retrain(session_dir: Path, start: int) -> str:
         A line on the result.
 
     Raises:
-        Differs: it arrives at other bits.
-        UserError: the part cannot be trained again here, and why.
+        VerificationFailed: training arrives at other bits.
+        UserError: the part cannot be trained again here.
     """
     name = f"{session_dir}, --retrain {start}"
     checkpoints = Checkpoints(session_dir)
@@ -37,12 +38,11 @@ def retrain(session_dir: Path, start: int) -> str:
     if meta.get("parameters_only"):
         raise UserError(f"{name}: the checkpoint holds the parameters alone; ask its owner for the whole run")
     if not (session_dir / DIGESTS_FILE).is_file():
-        raise UserError(f"{name}: the session has no digests.jsonl, because an earlier version trained it")
-    later = [written for written in read_digests(session_dir) if written.env_steps > start]
-    if not later:
+        raise UserError(f"{name}: the session has no {DIGESTS_FILE}, because an earlier version trained it")
+    target = next((written for written in read_digests(session_dir) if written.env_steps > start), None)
+    if target is None:
         kept = ", ".join(map(str, checkpoints.steps()))
         raise UserError(f"{name}: no later checkpoint was written; there are: {kept}; choose one before the last")
-    target = later[0]
     config = config_from_dict(target.config)
     if changed := changed_fields(meta["config"], target.config):
         raise UserError(f"{name}: the config was changed before the next checkpoint ({', '.join(changed)})")
@@ -53,30 +53,26 @@ def retrain(session_dir: Path, start: int) -> str:
 
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, session_dir.name)
-        shutil.copytree(checkpoints.directory / str(start), copy / "checkpoints" / str(start))
-        quiet = replace(
-            config.log, tensorboard=False, wandb=False, graphs=False, checkpoint_every_env_steps=10**12
-        )
-        quiet_config = replace(config, log=quiet, evaluation=replace(config.evaluation, every_env_steps=0))
-        placement = place_session(quiet_config)
-        with prepare(quiet_config, placement, copy, session_number(session_dir), resume=True) as run:
-            _require_same_environment(name, target, run)
-            for _ in train(run):
-                if run.progress.env_steps >= target.env_steps:
+        shutil.copytree(checkpoint_path(session_dir, start), checkpoint_path(copy, start))
+        quiet = _without_extras(config)
+        with prepare(quiet, place_session(quiet), copy, session_number(session_dir), resume=True) as session:
+            _require_same_environment(name, target, session.environment)
+            for _ in train(session):
+                if session.progress.env_steps >= target.env_steps:
                     break
-            run.save(None)
-            revision = run.environment["git_revision"]
+            session.save(None)
         (found,) = read_digests(copy)
     if (found.env_steps, found.updates) != (target.env_steps, target.updates):
-        raise Differs(
+        raise VerificationFailed(
             f"{name}: arrives at {found.env_steps:,} env steps after {found.updates} updates, where the session"
             f" wrote a checkpoint at {target.env_steps:,} after {target.updates}"
         )
     different = sorted(path for path, digest in target.digests.items() if found.digests.get(path) != digest)
     if different:
         then = target.environment["git_revision"]
-        other = f"; the code was that of {then}, now it is {revision}" if revision != then else ""
-        raise Differs(
+        now = found.environment["git_revision"]
+        other = f"; the code was that of {then}, now it is {now}" if now != then else ""
+        raise VerificationFailed(
             f"{name}: {len(different)} of {len(target.digests)} arrays differ from those written at"
             f" {target.env_steps:,} env steps, first {different[0]}{other}"
         )
@@ -86,11 +82,22 @@ def retrain(session_dir: Path, start: int) -> str:
     )
 
 
-def _require_same_environment(name: str, target: Written, run: Session) -> None:
-    """Refuses to train where other bits are expected."""
+def _without_extras(config: Config) -> Config:
+    """A config that trains to the same bits, and writes no evaluation, graph or checkpoint on the way."""
+    log = replace(config.log, tensorboard=False, wandb=False, graphs=False, checkpoint_every_env_steps=10**12)
+    return replace(config, log=log, evaluation=replace(config.evaluation, every_env_steps=0))
+
+
+def _require_same_environment(name: str, target: WrittenCheckpoint, environment: dict[str, Any]) -> None:
+    """Refuses to train where other bits are expected.
+
+    Args:
+        name: begins the error.
+        environment: `Session.environment` of the session that would train.
+    """
     # Most commits change no number: the revision is named only if the bits differ.
     before = target.environment | {"git_revision": None}
-    if changed := changed_fields(before, run.environment | {"git_revision": None}):
+    if changed := changed_fields(before, environment | {"git_revision": None}):
         differences = ", ".join(f"{field} {was} -> {present}" for field, (was, present) in changed.items())
         raise UserError(
             f"{name}: cannot be compared here, where bits may differ ({differences}); use the same as then"

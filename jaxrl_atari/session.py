@@ -1,4 +1,4 @@
-"""One training run: collect -> update -> log -> checkpoint, with one seed, until its budget is spent."""
+"""A session: collect -> update -> log -> checkpoint, with one seed, until its budget is spent."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari.algorithm import ReadMetrics, resolved_options
@@ -30,7 +29,7 @@ from jaxrl_atari.provenance import device_text, provenance, resume_text
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints
-from jaxrl_atari.runs.digests import Written, add_digests
+from jaxrl_atari.runs.digests import WrittenCheckpoint, add_digests
 from jaxrl_atari.runs.logs import cut_and_open_logs, set_aside_logs
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.run_dir import claim_session_dir
@@ -44,7 +43,7 @@ from jaxrl_atari.session_games import SessionGames, start_games
 def run_session(
     config: Config,
     session_dir: Path,
-    session: int = 0,
+    number: int = 0,
     *,
     resume: bool = False,
     writers: Sequence[Writer] = (),
@@ -52,13 +51,13 @@ def run_session(
     on_first_update: Callable[[], None] = lambda: None,
     ends_early: Callable[[], bool] | None = None,
 ) -> None:
-    """Trains session `session` of a trial, with seed `config.seed + session`, and writes all its files.
+    """Trains session `number` of a trial, with seed `config.seed + number`, and writes all its files.
 
     Args:
         session_dir: where metrics, events and checkpoints go; made if it does not exist.
         resume: continue from the newest sound checkpoint, if there is one.
-        writers: receive the log points too, besides the writers of `config.log`; one that raises ends the session.
-            They are not closed.
+        writers: receive the log points, as the writers of `config.log` do. They are not closed. An error of a
+            writer ends the session.
         stop_requested: asked before each rollout and whenever an evaluation is waited for; if true, the session
             writes its last checkpoint and ends.
         on_first_update: called after the first update.
@@ -70,61 +69,55 @@ def run_session(
             another process is training in `session_dir`, or it holds a session and `resume` is false.
         KeyboardInterrupt: stopped on request, after the last checkpoint was written.
     """
-    terminal = TerminalWriter(config.total_env_steps, f"session {session}")
+    terminal = TerminalWriter(config.total_env_steps, f"session {number}")
     with (
         contextlib.closing(terminal),
         prepare(
             config,
             place_session(config),
             session_dir,
-            session,
+            number,
             resume=resume,
             writers=[terminal, *writers],
             stop_requested=stop_requested,
             ends_early=ends_early,
-        ) as run,
+        ) as session,
     ):
-        for number, _ in enumerate(train(run)):
-            if number == 0:
+        for update, _ in enumerate(train(session)):
+            if update == 0:
                 on_first_update()
-        is_over = run.is_over()  # before the last log point, which a resumed session drops
-        run.finish()
+        is_over = session.finish()
         # Several processes leave a session together, although the leader alone evaluates at its end.
-        if not is_over or run.is_stopping():
+        if not is_over or session.is_stopping():
             raise KeyboardInterrupt
 
 
-def train(run: "Session") -> Iterator[ReadMetrics]:
+def train(session: "Session") -> Iterator[ReadMetrics]:
     """The loop: collect, update, log, checkpoint. Yields what `Learner.update` returned, after each iteration."""
-    config = run.config
-    progress = run.progress
-    learner = run.learner
-    run.evaluate_if_due()  # a stop may have left out the one that was due
-    while not run.is_over() and not run.is_stopping():
+    config = session.config
+    progress = session.progress
+    learner = session.learner
+    log = session.log
+    session.evaluate_if_due()  # a stop may have left out the one that was due
+    while not session.is_over() and not session.is_stopping():
         # With `devices.check`, implicit transfers between host and devices are forbidden once everything is
         # compiled.
-        guarded = config.devices.check and not run.log.compiling
+        guarded = config.devices.check and not log.compiling
         with jax.transfer_guard("disallow" if guarded else "allow"):
             options = current_options(config, progress.env_steps)
-            actor_key, update_key = run.keys(progress.updates)
-            run.log.phase("first rollout")
-            collected = collect(run.games.groups, learner.acting_params(), actor_key, progress.steps)
-            run.log.phase("first update")
+            actor_key, update_key = session.keys(progress.updates)
+            log.phase("first rollout")
+            collected = collect(session.games.groups, learner.acting_params(), actor_key, progress.steps)
+            log.phase("first update")
             metrics = learner.update(collected.rollouts, options, update_key)
-        run.games.finished += collected.games
+        session.games.finished += collected.games
         progress.count(collected.env_steps, collected.games, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
-        run.log.after_update(metrics, rate, (collected.waiting_seconds, collected.policy_seconds))
-        del collected  # the memory of the rollout, before the next one is filled
-        run.evaluate_if_due()
-        run.checkpoint_if_due()
+        log.after_update(metrics, rate, (collected.waiting_seconds, collected.policy_seconds))
+        del collected  # frees the memory of the rollout before the next one is filled
+        session.evaluate_if_due()
+        session.checkpoint_if_due()
         yield metrics
-
-
-@jax.jit
-def _keys_of_update(key: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.Array]:
-    actor_key, update_key = jax.random.split(jax.random.fold_in(key, update))
-    return actor_key, update_key
 
 
 # --- What surrounds the loop -------------------------------------------------------------------------------------
@@ -132,7 +125,7 @@ def _keys_of_update(key: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.A
 
 @dataclass
 class Session:
-    """State and parts of the loop of `run_session`; made and closed by `prepare`.
+    """What the loop `train` works with; `prepare` makes it and closes its parts.
 
     Everything random derives from the seed. Update u takes its keys from `fold_in(key(seed), u)`, and games go on
     where they were (`envs/record.py`), so a resumed session does what an uninterrupted one would have done.
@@ -166,12 +159,12 @@ class Session:
         return self.ends_early is not None and sum_over_processes(self.ends_early()) > 0
 
     def evaluate_if_due(self) -> None:
-        """Starts an evaluation where one is due, once the one before has ended."""
+        """Starts an evaluation if one is due, once the one before has ended."""
         if self.evaluator is None:
             return
         progress = self.progress
         now = progress.env_steps
-        # The last update may end just before the budget, where one is due.
+        # An evaluation is due at the end of the budget, although the last update may end just before it.
         reached = max(now, self.config.total_env_steps) if self.config.is_spent(now) else now
         if due(self.config.evaluation.every_env_steps, progress.evaluated, reached) and now > progress.evaluated:
             self.evaluator.settle(self.stop_requested)
@@ -180,7 +173,7 @@ class Session:
                 progress.evaluated = now
 
     def checkpoint_if_due(self) -> None:
-        """Saves everything where a checkpoint is due."""
+        """Writes a checkpoint if one is due."""
         if due(self.config.log.checkpoint_every_env_steps, self.progress.saved, self.progress.env_steps):
             self.save(self.progress.statistics.mean_return())
 
@@ -204,9 +197,11 @@ class Session:
         if segments and self.config.log.actions:
             write_segment(session_dir, segments, finished, self.config.ppo.rollout_length)
         digests = self.checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), score)
-        # Whether an evaluation runs at that moment depends on the machine's speed.
+        # Whether an evaluation is running now depends on the machine's speed.
         kept = {name: digest for name, digest in digests.items() if not name.startswith("evaluation/")}
-        written = Written(progress.env_steps, progress.updates, kept, self.config.to_dict(), self.environment)
+        written = WrittenCheckpoint(
+            progress.env_steps, progress.updates, kept, self.config.to_dict(), self.environment
+        )
         add_digests(session_dir, written)
 
     def _arrays(self) -> dict[str, Any]:
@@ -244,19 +239,30 @@ class Session:
         """The session's devices and its arithmetic, in one line."""
         return device_text(self.placement, self.learner.compute_dtype.name, self.evaluator is not None)
 
-    def finish(self) -> None:
-        """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations."""
+    def finish(self) -> bool:
+        """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations.
+
+        Returns:
+            Whether training has come to its end (`is_over`); False if a stop was requested before.
+        """
+        is_over = self.is_over()  # before the last log point: a resumed session drops it, so it must end nothing
         if self.progress.updates == 0:  # stopped before the first update: there is nothing to save
-            return
-        is_over = self.is_over()
+            return is_over
         self.log.read_newest()
         self.log.last_point(learning_rate(self.config, self.progress.env_steps))
         self.save(self.progress.statistics.mean_return() if is_over else None)
         if self.evaluator is not None:
             self.evaluator.settle(self.stop_requested)
+        return is_over
 
 
-# --- Its parts ---------------------------------------------------------------------------------------------------
+@jax.jit
+def _keys_of_update(key: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.Array]:
+    actor_key, update_key = jax.random.split(jax.random.fold_in(key, update))
+    return actor_key, update_key
+
+
+# --- Making a session --------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -264,59 +270,66 @@ def prepare(
     config: Config,
     placement: Placement,
     session_dir: Path,
-    session: int = 0,
+    number: int = 0,
     *,
     resume: bool = False,
     writers: Sequence[Writer] = (),
     stop_requested: Callable[[], bool] = lambda: False,
     ends_early: Callable[[], bool] | None = None,
 ) -> Iterator[Session]:
-    """Makes the parts of a session, from its newest sound checkpoint if it is resumed, and closes them at the end.
+    """Makes a session, from its newest sound checkpoint if it is resumed, and closes its parts after the block.
 
     Args:
         placement: what `place_session` returned.
         writers: receive lines and log points besides the writers of `config.log`. They are not closed.
-        session_dir, session, resume, stop_requested, ends_early: see `run_session`.
+        session_dir, number, resume, stop_requested, ends_early: see `run_session`.
     """
-    seed = config.seed + session
-    leader = is_leader()  # only the leader of several processes writes
+    seed = config.seed + number
+    leads = is_leader()  # only the leader of several processes writes
     with contextlib.ExitStack() as exits:
-        begin = exits.enter_context(claim_session_dir(session_dir, resume)) if leader else None
-        outputs = exits.enter_context(contextlib.closing(Writers(writers if leader else ())))
+        # The directory, and what shows lines to the user.
+        keep = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
+        outputs = exits.enter_context(contextlib.closing(Writers(writers if leads else ())))
         outputs.message("starting the games and the network")
         exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
 
+        # The checkpoint, if there is one, and how far the session has come.
         checkpoints = Checkpoints(session_dir, outputs.message)
         target = partial(abstract_arrays, config, device=placement.home)
         restored = checkpoints.resume(target) if resume else None
         meta = restored.meta if restored else {}
         progress = Progress(meta)
 
+        # The games.
         networks_for = partial(make_networks, config.network, placement=placement)  # number of actions -> networks
         start_groups = partial(make_groups, config, placement, networks_for)
         games = start_games(start_groups, config.env, seed, progress, checkpoints, restored, outputs.message)
         exits.callback(games.close)
 
+        # The learner.
         networks = networks_for(games.num_actions)
-        arrays = restored.arrays if restored else first_arrays(config, games.num_actions, seed, placement.home)
-        key = arrays["key"]
-        optimizer_steps = int(arrays["train_state"].optimizer_steps)
-        evaluated = arrays.get("evaluation")  # parameters whose evaluation was running at the checkpoint
-        learner = make_learner(config, placement, networks, arrays)
-        exits.callback(learner.close)
-        del restored, arrays  # the learner has copied them: 20 MB for `nature`
         if networks.learning.advice:
             outputs.message(networks.learning.advice)
+        arrays = restored.arrays if restored else first_arrays(config, games.num_actions, seed, placement.home)
+        learner = make_learner(config, placement, networks, arrays)
+        exits.callback(learner.close)
+        key = arrays["key"]
+        optimizer_steps = int(arrays["train_state"].optimizer_steps)
+        evaluated_params = arrays.get("evaluation")  # of an evaluation that was running at the checkpoint
+        del restored, arrays  # the learner has a copy of the train state: 20 MB for `nature`
 
+        # The evaluator.
         evaluator = None
-        if leader and config.evaluation.every_env_steps:
+        if leads and config.evaluation.every_env_steps:
             evaluator = make_evaluator(config, placement, seed, games.num_actions, session_dir, outputs)
             exits.callback(evaluator.close)
 
-        if leader:  # only now are the logs cut back to the checkpoint: whatever is missing has been reported
+        # The logs. They are cut back to the checkpoint only now, when everything that may be missing has started.
+        if leads:
             if resume and not meta:
                 set_aside_logs(session_dir, outputs.message)
-            outputs.add(cut_and_open_logs(config, session_dir, progress, evaluated is not None, outputs.message))
+            evaluates = evaluated_params is not None
+            outputs.add(cut_and_open_logs(config, session_dir, progress, evaluates, outputs.message))
         log = SessionLog(
             outputs,
             config.log.every_env_steps,
@@ -328,11 +341,11 @@ def prepare(
             in_progress=games.in_progress,
             compiled=compile_clock(),
         )
-        if evaluator is not None and evaluated is not None:
-            evaluator.start(evaluated, progress.evaluated)
-        del evaluated  # the evaluator has copied them
+        if evaluator is not None and evaluated_params is not None:
+            evaluator.start(evaluated_params, progress.evaluated)
+        del evaluated_params  # the evaluator has a copy
 
-        run = Session(
+        session = Session(
             config=config,
             seed=seed,
             key=key,
@@ -342,16 +355,16 @@ def prepare(
             learner=learner,
             log=log,
             evaluator=evaluator,
-            checkpoints=checkpoints if leader else None,
+            checkpoints=checkpoints if leads else None,
             stop_requested=stop_requested,
             ends_early=ends_early,
         )
-        outputs.message(f"device: {run.device_text()}")
+        outputs.message(f"device: {session.device_text()}")
         if meta:
-            outputs.message(resume_text(meta, run.meta()))
-        if begin is not None:
-            begin()
-        yield run
+            outputs.message(resume_text(meta, session.meta()))
+        if keep is not None:
+            keep()
+        yield session
 
 
 def make_learner(config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]) -> Learner:
@@ -395,7 +408,7 @@ def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
     """
     import_inherited()
     resolved_options(config)
-    module = make_module(config.network, 1, jnp.float32)
+    module = make_module(config.network, num_actions=1)
     length = config.ppo.rollout_length
     fits = config.ppo.minibatch_size % (length * devices) == 0
     require(

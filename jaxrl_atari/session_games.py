@@ -13,7 +13,7 @@ from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import GamesInProgress, Segment, join, split
 from jaxrl_atari.errors import reason
 from jaxrl_atari.rollout import EnvGroup
-from jaxrl_atari.runs.checkpoints import Checkpoints, Restored
+from jaxrl_atari.runs.checkpoints import Checkpoints, RestoredCheckpoint
 from jaxrl_atari.runs.progress import Progress
 
 _log = logging.getLogger(__name__)
@@ -58,11 +58,11 @@ class SessionGames:
             group.resume(split(games, group.first_env, group.pool.num_envs), split_carry(carry, group))
 
     def take(self) -> tuple[dict[str, Any], list[Segment]]:
-        """The items of a checkpoint that describe the games in progress, and the steps since the last call.
+        """Takes what a checkpoint keeps of the games in progress, and the steps since the last call.
 
         Returns:
-            The item `games` and, for a network with a memory, `carry`; and the steps of each group. Both are empty
-            where the back end does not record its games.
+            The items of the checkpoint: `games` and, for a network with a memory, `carry`. Then the steps of each
+            group. Both are empty if the back end does not record its games.
         """
         taken = [group.take_games() for group in self._all()]
         recorded = [each for each in taken if each is not None]
@@ -76,7 +76,7 @@ class SessionGames:
         return items, list(segments)
 
     def take_finished(self) -> list[FinishedGame]:
-        """The games that have ended since the last call."""
+        """Takes the games that have ended since the last call."""
         finished = self.finished
         self.finished = []
         return finished
@@ -93,10 +93,10 @@ def start_games(
     seed: int,
     progress: Progress,
     checkpoints: Checkpoints,
-    restored: Restored | None,
+    restored: RestoredCheckpoint | None,
     say: Callable[[str], object],
 ) -> SessionGames:
-    """Continues the games of a checkpoint where that is possible; starts new games otherwise.
+    """Continues the games of a checkpoint if that is possible, and starts new games otherwise.
 
     Args:
         seed: seed of the session, from which that of new games derives.
@@ -116,7 +116,7 @@ def continue_games(
     make: MakeGroups,
     env: EnvConfig,
     checkpoints: Checkpoints,
-    restored: Restored,
+    restored: RestoredCheckpoint,
     say: Callable[[str], object],
 ) -> SessionGames | None:
     """Continues the games of a checkpoint. Returns None, after a line that says why, if they cannot continue."""
@@ -154,7 +154,7 @@ def split_carry(saved: dict[str, np.ndarray], group: EnvGroup) -> Any:
 
 def games_problem(env: EnvConfig, meta: dict[str, Any]) -> str:
     """Why the games of a checkpoint cannot go on in these environments; empty if they can."""
-    if "games" not in meta.get("items", {}):
+    if "games" not in meta["items"]:
         return "the checkpoint has none: the back end ale records them, in a single process"
     before = meta["config"]["env"]
     now = {"num_envs": env.num_envs, "backend": env.backend}

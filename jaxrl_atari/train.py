@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.cli.options import FromDirectory, parse, read_start
+from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.layout import is_run
@@ -28,13 +28,13 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     Raises:
         UserError: a value, file or directory that cannot be used.
     """
-    start = read_start(arguments)
-    config = load_config(start.config)
-    run_dir = start.continued(is_run)
+    sources = read_sources(arguments)
+    config = load_config(sources.config)
+    run_dir = sources.continued(is_run)
     stored = None
     if run_dir is not None:
         stored = read_config(run_dir)
-        start.say_kept(config, stored)
+        sources.say_kept(config, stored)
     return parse(Options, arguments, "train", Options(full_config=stored or config), stored)
 
 

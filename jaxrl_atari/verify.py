@@ -27,15 +27,16 @@ from jaxrl_atari.cli.options import parse
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EpisodeCounter, make_pool
 from jaxrl_atari.envs.replay import play_again
-from jaxrl_atari.errors import Differs, UserError, reason, require
+from jaxrl_atari.errors import UserError, VerificationFailed, reason, require
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.output import counted, say, tracked
 from jaxrl_atari.runs.actions import games_of_rows, segments
 from jaxrl_atari.runs.files import not_saved
 from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, checkpoint_steps, session_dirs, session_number
 from jaxrl_atari.runs.progress import EpisodeStatistics
-from jaxrl_atari.runs.reading import number, read_rows
+from jaxrl_atari.runs.reading import number
 from jaxrl_atari.runs.run_dir import read_config
+from jaxrl_atari.runs.tables import read_table
 
 SLOTS = 32
 """Games played at once."""
@@ -76,7 +77,7 @@ def read_log(session_dir: Path) -> Log:
 
     Raises:
         UserError: there is none, or `env.num_envs` was changed by a resume.
-        Differs: a segment is missing or damaged.
+        VerificationFailed: a segment is missing or damaged.
     """
     parts = []
     frame_crc = {}
@@ -84,12 +85,12 @@ def read_log(session_dir: Path) -> Log:
     reached = 0
     for first, _, path in segments(session_dir):
         if first != reached:
-            raise Differs(f"{path}: the segment with steps {reached} to {first} before it is missing")
+            raise VerificationFailed(f"{path}: the segment with steps {reached} to {first} before it is missing")
         try:
             with np.load(io.BytesIO(path.read_bytes())) as arrays:  # a damaged file would stay open
                 part = dict(arrays)
         except Exception as error:  # a damaged archive raises many types
-            raise Differs(f"{path}: damaged ({type(error).__name__}: {error})") from error
+            raise VerificationFailed(f"{path}: damaged ({type(error).__name__}: {error})") from error
         reached += len(part["actions"])
         ends += range(first + part["rollout_length"], reached + 1, part["rollout_length"])
         frame_crc[reached] = part["frame_crc"]
@@ -128,7 +129,7 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
     """Plays pieces of a session again, side by side; compares their games with those of the log, and counts them.
 
     Raises:
-        Differs: a game has another return or length, or a frame at the end of a segment is another one.
+        VerificationFailed: a game has another return or length, or a frame at the end of a segment is another one.
     """
     env = config.env
     played = set()
@@ -147,9 +148,11 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
                 # Where a piece ends with an anchor, the frame is that of the next piece.
                 shows = at in log.frame_crc and piece.start < at and (at < piece.end or at == len(log.actions))
                 if shows and zlib.crc32(frame.tobytes()) != log.frame_crc[at][piece.env]:
-                    raise Differs(f"environment {piece.env}: the actions give another frame after step {at}")
+                    raise VerificationFailed(
+                        f"environment {piece.env}: the actions give another frame after step {at}"
+                    )
     except ValueError as error:  # an action or a seed out of range
-        raise Differs(f"the actions cannot be played ({reason(error)})") from error
+        raise VerificationFailed(f"the actions cannot be played ({reason(error)})") from error
     finally:
         pool.close()
     steps, envs = log.games[:, :2].T
@@ -157,7 +160,9 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
     logged = {*map(tuple, log.games[here].tolist())}
     if different := logged ^ played:
         first = min(different)
-        raise Differs(f"{'the log' if first in logged else 'the replay'} alone has {GAME.format(*first)}")
+        raise VerificationFailed(
+            f"{'the log' if first in logged else 'the replay'} alone has {GAME.format(*first)}"
+        )
     return len(played)
 
 
@@ -187,24 +192,26 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
         The rows recomputed, all rows, and the env steps at the end of the log. Later rows are beyond it.
 
     Raises:
-        Differs: a row has another number of env steps or games, or another `return_mean`, `return_ma` or length;
-            the log ends before the newest checkpoint.
+        VerificationFailed: a row has another number of env steps or games, or another `return_mean`, `return_ma`
+            or length; the log ends before the newest checkpoint.
     """
     expected = expected_rows(log)
     env_steps = max(expected, default=0)
-    rows = read_rows(session_dir / METRICS_FILE)
+    rows = read_table(session_dir / METRICS_FILE).rows
     logged = [row for row in rows if float(row["env_steps"]) <= env_steps]
     for row in logged:
         at = f"{session_dir}, {row['env_steps']} env steps"
         if float(row["env_steps"]) not in expected:
-            raise Differs(f"{at}: metrics.csv has a row where no update ended")
+            raise VerificationFailed(f"{at}: metrics.csv has a row where no update ended")
         for name, value in expected[int(float(row["env_steps"]))].items():
             text = "" if np.isnan(value) else f"{value:.9g}"
             recorded = row.get(name, text)
             if recorded != text and f"{number(recorded):.9g}" != text:  # a spreadsheet writes 2.0 as 2
-                raise Differs(f"{at}: {name} is {recorded}, the games give {text}")
+                raise VerificationFailed(f"{at}: {name} is {recorded}, the games give {text}")
     if env_steps < max(checkpoint_steps(session_dir), default=0):
-        raise Differs(f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints")
+        raise VerificationFailed(
+            f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints"
+        )
     return len(logged), len(rows), env_steps
 
 
@@ -222,14 +229,14 @@ def play_all(config: Config, session_dir: Path, log: Log, chosen: list[Piece]) -
     """Plays pieces of a session again, `SLOTS` at a time, and counts the games that end in them.
 
     Raises:
-        Differs: as `play`.
+        VerificationFailed: as `play`.
     """
     batches = [chosen[first : first + SLOTS] for first in range(0, len(chosen), SLOTS)]
     try:
         with contextlib.closing(tracked(batches, f"{session_dir.name}  playing")) as shown:
             return sum(play(config, log, batch) for batch in shown)
-    except Differs as error:
-        raise Differs(f"{session_dir}: {error}") from error
+    except VerificationFailed as error:
+        raise VerificationFailed(f"{session_dir}: {error}") from error
 
 
 def verify_session(config: Config, session_dir: Path, options: Options) -> tuple[str, dict[str, Any]]:
@@ -239,7 +246,7 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
         A line on the result, and the content of verified.json, which is empty unless all was played.
 
     Raises:
-        UserError, Differs: as `read_log`, `check_rows` and `play`.
+        UserError, VerificationFailed: as `read_log`, `check_rows` and `play`.
     """
     log = read_log(session_dir)
     rows, all_rows, env_steps = check_rows(session_dir, log)
@@ -248,7 +255,9 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
     all_pieces = len(pieces(log))
     is_whole = len(chosen) == all_pieces
     if is_whole and played < len(log.games):
-        raise Differs(f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {played}")
+        raise VerificationFailed(
+            f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {played}"
+        )
     games = counted(played, "game")
     if not is_whole or not played:
         games = f"{len(chosen)} of {all_pieces} pieces of games, in which {games} ended,"
@@ -283,7 +292,12 @@ def _retrain(run_dir: Path, sessions: Literal["all"] | int, start: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Verifies sessions of a run, or trains a part of them again. Raises `Differs` if a session differs."""
+    """Verifies sessions of a run, or trains a part of them again.
+
+    Raises:
+        VerificationFailed: a session differs.
+        UserError: a session cannot be verified.
+    """
     options = parse(Options, arguments, "verify")
     import_named(options.imports)
     config = read_config(options.run_dir)
@@ -304,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         verified = session_dir / VERIFIED_FILE
         try:
             line, values = verify_session(config, session_dir, options)
-        except Differs as error:
+        except VerificationFailed as error:
             differences.append(str(error))
             if len(chosen) > 1:  # the others may take hours
                 say(f"{session_dir.name}  differs: {error}")
@@ -317,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if values and (problem := not_saved(verified, values)):
             say(f"{session_dir.name}  the result is not saved: {problem}")
     if differences:
-        raise Differs("; ".join(differences))
+        raise VerificationFailed("; ".join(differences))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from jaxrl_atari.algorithm import TrainState
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.arrays import array_digests, array_shapes
-from jaxrl_atari.runs.checkpoints import Checkpoints, Damaged, meta_digest
+from jaxrl_atari.runs.checkpoints import Checkpoints, DamagedCheckpoint, meta_digest
 from jaxrl_atari.session_arrays import abstract_arrays
 
 NAN = math.nan
@@ -168,7 +168,7 @@ def test_a_flipped_bit_is_never_silent(session):
                 assert_same(checkpoints.restore(20, small_arrays(0)), small_arrays(20))
                 assert_same(checkpoints.restore(20, item="games"), GAMES)
                 assert checkpoints.read_meta(20) == sound
-            except Damaged:
+            except DamagedCheckpoint:
                 found.add(path.relative_to(step_dir).as_posix())
             restored = newest(session)
             assert_same(restored.arrays, small_arrays(restored.env_steps))

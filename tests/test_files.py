@@ -16,7 +16,8 @@ import pytest
 import jaxrl_atari
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import IMPORTS, import_named
-from jaxrl_atari.runs.files import only_writer, unused, write_file
+from jaxrl_atari.runs import run_dir
+from jaxrl_atari.runs.files import create_file, only_writer, unused, write_file
 from jaxrl_atari.runs.run_dir import keep_code, read_config
 
 
@@ -106,6 +107,40 @@ def test_a_file_that_was_imported_is_kept_once_and_may_go_away(tmp_path, monkeyp
     ]
     own.unlink()
     assert keep_code(tmp_path) == [f"{own} is not kept: No such file or directory"]
+
+
+@pytest.mark.parametrize("faster", ["before the name", "after the name"])
+@pytest.mark.parametrize("content", ["mine", "another"])
+def test_sessions_that_start_side_by_side_keep_one_copy_of_a_file(faster, content, tmp_path, monkeypatch):
+    """Another session keeps its copy before or after this one chooses a name."""
+    own = tmp_path / "own.py"
+    own.write_text("mine")
+    code = tmp_path / "run" / "code"
+    code.mkdir(parents=True)
+
+    def unused_beside_another(path):
+        name = unused(path) if faster == "after the name" else None
+        (code / "own.py").write_text(content)
+        return name or unused(path)
+
+    monkeypatch.setattr(run_dir, "imported_files", lambda: [own])
+    monkeypatch.setattr(run_dir, "unused", unused_beside_another)
+    said = keep_code(code.parent)
+    copies = {path.name: path.read_text() for path in code.iterdir()}
+    if content == "mine":
+        assert copies == {"own.py": "mine"}
+        assert said == []
+    else:
+        assert copies == {"own.py": "another", "own_2.py": "mine"}
+        assert said == [f"own.py was edited since this run began, and is kept as {code / 'own_2.py'}"]
+
+
+def test_a_file_is_created_once(tmp_path):
+    path = tmp_path / "file"
+    assert create_file(path, "first")
+    assert not create_file(path, "second")
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path], "nothing is left beside it"
 
 
 def test_a_config_of_another_version_has_one_advice(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from sample_runs import table, write_run
 
 from jaxrl_atari import imports
-from jaxrl_atari.cli.options import read_start
+from jaxrl_atari.cli.options import read_sources
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import IMPORTS, hand_on, import_inherited, import_named
 from jaxrl_atari.verify import main as verify
@@ -101,11 +101,11 @@ def test_a_file_with_the_name_of_an_installed_module(user_file):
 
 
 def test_a_command_line_is_read_before_it_is_parsed(user_file):
-    read_start(["--env.game", "X", "--import", str(user_file), "--import=colorsys", "--seed"])
+    read_sources(["--env.game", "X", "--import", str(user_file), "--import=colorsys", "--seed"])
     assert count() == 1
     assert json.loads(os.environ[IMPORTS]) == [str(user_file), "colorsys"]
     with pytest.raises(UserError, match=r"^--import: expected one argument$"):
-        read_start(["--import"])
+        read_sources(["--import"])
 
 
 @pytest.mark.parametrize(

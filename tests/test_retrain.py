@@ -10,7 +10,7 @@ import pytest
 from small_training import TINY, change, edit_meta, stop_before
 
 from jaxrl_atari import verify
-from jaxrl_atari.errors import Differs, UserError
+from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import read_digests
 from jaxrl_atari.runs.files import write_json
@@ -88,7 +88,7 @@ def test_one_changed_weight_is_found(run_dir):
     shutil.rmtree(checkpoints.directory / str(start))
     checkpoints.save(start, {"arrays": arrays, "games": games}, meta, meta["score"])
     assert checkpoints.read_meta(start)["checksums"] != meta["checksums"]
-    with pytest.raises(Differs, match=r"--retrain .*: \d+ of \d+ arrays differ from those written"):
+    with pytest.raises(VerificationFailed, match=r"--retrain .*: \d+ of \d+ arrays differ from those written"):
         retrain(run_dir, start)
 
 

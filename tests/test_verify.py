@@ -11,7 +11,7 @@ import pytest
 from small_training import TINY, change, edit_meta, latest_meta, stop_before
 
 from jaxrl_atari import cli, verify
-from jaxrl_atari.errors import Differs
+from jaxrl_atari.errors import VerificationFailed
 from jaxrl_atari.runs.actions import segments
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.session import run_session
@@ -61,7 +61,7 @@ def test_every_session_is_verified_although_one_differs(run_dir, capsys):
         shutil.copytree(run_dir / "session_0", run_dir / f"session_{session}")
     for session in (0, 1):
         edit([path for *_, path in segments(run_dir / f"session_{session}")][SEGMENT], actions=another_action)
-    with pytest.raises(Differs) as error:
+    with pytest.raises(VerificationFailed) as error:
         verify.main([str(run_dir)])
     for session in (0, 1):
         assert f"session_{session}: environment" in str(error.value)

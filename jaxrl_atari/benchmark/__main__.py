@@ -24,7 +24,7 @@ from jaxrl_atari.benchmark.comparison import compare, make_sides, print_comparis
 from jaxrl_atari.benchmark.measure import MACHINE_COLUMNS, PARTS, measure, trace
 from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.cli.options import FromConfig, parse, read_start
+from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import say
@@ -97,8 +97,8 @@ def check_options(options: Options) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
-    start = read_start(arguments)
-    options = parse(Options, arguments, "benchmark", Options(full_config=load_config(start.config)))
+    sources = read_sources(arguments)
+    options = parse(Options, arguments, "benchmark", Options(full_config=load_config(sources.config)))
     config = options.full_config
     parts = options.parts.split(",")
     check_options(options)

@@ -37,16 +37,16 @@ MACHINE_COLUMNS = [name for name, column in COLUMNS.items() if column.group in (
 class Training(NamedTuple):
     """A session that trains one iteration at a time."""
 
-    run: Session
+    session: Session
     iterations: Iterator[Any]  # an iteration ends when its update has been started
 
     def wait(self) -> None:
         """Waits until the newest update has ended."""
-        jax.block_until_ready(self.run.learner.state)
+        jax.block_until_ready(self.session.learner.state)
 
     def collect(self) -> Collected:
         """Collects a rollout that training does not learn from."""
-        return collect(self.run.games.groups, self.run.learner.acting_params(), self.run.keys(0)[0])
+        return collect(self.session.games.groups, self.session.learner.acting_params(), self.session.keys(0)[0])
 
 
 @contextlib.contextmanager
@@ -60,9 +60,9 @@ def open_training(config: Config) -> Iterator[Training]:
     config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # never ends by itself
     with (
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
-        prepare(config, place_session(config), Path(folder, "session_0")) as run,
+        prepare(config, place_session(config), Path(folder, "session_0")) as session,
     ):
-        training = Training(run, train(run))
+        training = Training(session, train(session))
         next(training.iterations)
         next(training.iterations)
         training.wait()
@@ -96,13 +96,13 @@ def measure_training(training: Training, seconds: float) -> dict[str, float]:
     Returns:
         `end_to_end_sps`, and the means of `MACHINE_COLUMNS` over the log points.
     """
-    progress = training.run.progress
+    progress = training.session.progress
     log_points = []
 
     def iterate() -> int:
         before = progress.env_steps
         next(training.iterations)
-        log_points.append(training.run.log.row)
+        log_points.append(training.session.log.row)
         return progress.env_steps - before
 
     iterate()
@@ -114,8 +114,8 @@ def measure_training(training: Training, seconds: float) -> dict[str, float]:
 def measure_emulators(training: Training, seconds: float) -> dict[str, float]:
     """Env steps per second of the emulators alone, with random actions: the limit on this machine."""
     training.wait()
-    config = training.run.config.env
-    groups = sum(map(len, training.run.games.groups))
+    config = training.session.config.env
+    groups = sum(map(len, training.session.games.groups))
     pool = make_pool(
         config.backend, config.game_name, config.num_envs, seed=0,
         num_threads=config.num_threads * groups, rules=config.rules, gymnasium=config.gymnasium,
@@ -141,10 +141,10 @@ def measure_acting(training: Training, seconds: float) -> dict[str, float]:
 def measure_updates(training: Training, seconds: float) -> dict[str, float]:
     """Samples per second of updates on one rollout. An update has T x B x epochs samples."""
     training.wait()
-    learner = training.run.learner
-    config = training.run.config
+    learner = training.session.learner
+    config = training.session.config
     rollouts = training.collect().rollouts
-    key = training.run.keys(0)[1]
+    key = training.session.keys(0)[1]
     # If the learning rate is annealed, it is 0 at the end of the budget, and these updates change no parameter.
     options = current_options(config, config.total_env_steps)
 
@@ -214,7 +214,7 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
             "figures": {name: spread(values) for name, values in figures.items() if values},
             "peak_rss_gib": rss / 2**30,
             "start_seconds": seconds_to_start,
-            "devices": training.run.device_text(),
+            "devices": training.session.device_text(),
         }
 
 

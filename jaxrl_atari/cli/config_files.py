@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.imports import hand_on, registered
+from jaxrl_atari.imports import hand_on, registered_names
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -67,10 +67,10 @@ def run_config_file(path: Path) -> ConfigFile:
         meant = f"did you mean {close[0]}? " if close else ""
         expected = f"expected a Python file that defines get_config, or one of {', '.join(names)}"
         raise UserError(f"--config {path}: no such file; {meant}{expected}")
-    before = registered()
+    before = registered_names()
     with _running(found):
         scope = runpy.run_path(str(found), run_name=f"config_{path.stem}")
-    if registered() != before:  # the processes of the sessions need the same registrations
+    if registered_names() != before:  # the processes of the sessions need the same registrations
         hand_on(str(found.absolute()), imported=True)
     return ConfigFile(path, found, scope)
 

@@ -1,4 +1,4 @@
-"""Command lines: where a command starts, its options, and its errors, which are one line each."""
+"""Command lines: where the defaults of a command come from, its options, and its errors in one line each."""
 
 import argparse
 import dataclasses
@@ -29,7 +29,7 @@ Options = TypeVar("Options")
 
 @dataclasses.dataclass(frozen=True)
 class FromConfig(WithImports):
-    """Options of a command that starts from a config file; it adds its own."""
+    """Options of a command whose defaults come from a config file. A command adds options of its own."""
 
     config: Path | None = None
     """Config file, such as configs/qbert.py, or its name: qbert. None: the published PPO-Atari spec."""
@@ -38,7 +38,7 @@ class FromConfig(WithImports):
 
 @dataclasses.dataclass(frozen=True)
 class FromDirectory(FromConfig):
-    """Options of a command that can also continue what a directory holds; it adds its own."""
+    """Options of a command that can also continue what a directory holds. A command adds options of its own."""
 
     resume: Path | None = None
     """Directory of a run, suite or search that goes on."""
@@ -52,18 +52,18 @@ class FromDirectory(FromConfig):
         return path and path.expanduser()
 
 
-# --- Where a command starts --------------------------------------------------------------------------------------
+# --- Where the defaults come from --------------------------------------------------------------------------------
 
 
-class Start(NamedTuple):
-    """The options that say where a command starts. They decide the defaults of all other options."""
+class Sources(NamedTuple):
+    """Where the defaults of all other options come from: a config file, or a directory that goes on."""
 
     config: Path | None  # --config
     resume: Path | None  # --resume
     run_dir: Path | None  # --run-dir
 
     def continued(self, holds: Callable[[Path], bool]) -> Path | None:
-        """The directory to continue: that of --resume, or that of --run-dir if it holds something to continue.
+        """The directory that goes on: that of --resume, or that of --run-dir if it holds something to continue.
 
         Args:
             holds: whether a directory holds something to continue, such as `is_run`.
@@ -73,7 +73,7 @@ class Start(NamedTuple):
         return None
 
     def say_kept(self, wanted: Config, kept: Config) -> None:
-        """Prints the fields in which the config file differs from the resumed directory, whose values are used.
+        """Says in which fields a config file differs from the directory that goes on, whose values are used.
 
         Args:
             wanted: the config of the file.
@@ -83,8 +83,8 @@ class Start(NamedTuple):
             say_changes(f"{self.config} differs from {self.run_dir}, which keeps its own values", wanted, kept)
 
 
-def read_start(arguments: Sequence[str] | None) -> Start:
-    """Reads where a command starts, and imports what `--import` names, which the other options may need.
+def read_sources(arguments: Sequence[str] | None) -> Sources:
+    """Reads the sources of the defaults, and imports what `--import` names, which the other options may need.
 
     Args:
         arguments: the words of the command line; None for those of this process.
@@ -100,11 +100,11 @@ def read_start(arguments: Sequence[str] | None) -> Start:
         found, _ = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise UserError(str(error).removeprefix("argument ")) from error
-    start = Start(found.config, found.resume, found.run_dir)
-    if start.resume and (start.config or start.run_dir):
+    sources = Sources(found.config, found.resume, found.run_dir)
+    if sources.resume and (sources.config or sources.run_dir):
         raise UserError("--resume: the directory has its config already; leave --config and --run-dir out")
     import_named(found.imports)
-    return start
+    return sources
 
 
 # --- Options -----------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def parse(
     with one_line_errors():
         parsed, unknown = tyro.cli(
             options,
-            args=_without_values_of_switches(words, options),
+            args=_in_tyros_form(words, options),
             default=default,
             prog=f"python -m jaxrl_atari.{command}",
             registry=NUMBERS,
@@ -191,7 +191,7 @@ def parse_command(
     return chosen
 
 
-def _without_values_of_switches(words: Sequence[str], options: Any) -> list[str]:
+def _in_tyros_form(words: Sequence[str], options: Any) -> list[str]:
     """The words of a command line in tyro's form, which has `--log.no-graphs` for `--log.graphs false`."""
     switches = {f"--{name}" for name, kind in option_types(options).items() if kind is bool}
     result = list(words)

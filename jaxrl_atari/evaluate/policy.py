@@ -19,7 +19,7 @@ from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
-from jaxrl_atari.runs.layout import checkpoint_steps, session_path
+from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_steps, session_path
 from jaxrl_atari.runs.run_dir import read_config
 from jaxrl_atari.session_arrays import abstract_params
 
@@ -160,7 +160,7 @@ def find_session(run_dir: str | Path, session: int | None) -> Path:
     path = Path(run_dir).expanduser()
     if session is not None:
         return session_path(path, session)
-    if (path / "checkpoints").is_dir():
+    if (path / CHECKPOINTS_FOLDER).is_dir():
         return path
     sessions = [session_path(path, number) for number in range(read_config(path).sessions)]
     with_checkpoints = [path for path in sessions if checkpoint_steps(path)]

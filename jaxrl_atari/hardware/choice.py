@@ -17,7 +17,7 @@ from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware.gpus import Gpu, Visible, forbid_gpu, gpu_provider, visible
 from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction
 from jaxrl_atari.hardware.runtime import jax_config, use_deterministic_kernels
-from jaxrl_atari.option_forms import GpuOption, index_of
+from jaxrl_atari.option_forms import GpuOption, gpu_index
 
 Device = TypeVar("Device")
 
@@ -93,7 +93,7 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
     evaluator = choose_gpu(devices.evaluator, shown, "devices.evaluator")
     if devices.distributed:  # `data_parallel` counts the devices of all processes
         hint = "CUDA_VISIBLE_DEVICES chooses the GPUs of each process"
-        require(index_of(devices.gpu) is None, field, devices.gpu, "no index with devices.distributed", hint)
+        require(gpu_index(devices.gpu) is None, field, devices.gpu, "no index with devices.distributed", hint)
         learner = tuple(all_indices)
     elif first is not None:
         learner = first_devices(devices, all_indices[first:], f"the GPUs from {first} on")
@@ -141,10 +141,10 @@ def session_gpus(devices: DevicesConfig, session: int) -> tuple[tuple[int, ...],
     all_indices = tuple(range(len(use.gpus)))
     offset = os.environ.get("CUDA_OFFSET", "").strip() or "0"
     require(offset.isdecimal(), "CUDA_OFFSET", offset, "a whole number from 0 on")
-    names_others = [option for option in (devices.actor, devices.evaluator) if index_of(option) is not None]
+    names_others = [option for option in (devices.actor, devices.evaluator) if gpu_index(option) is not None]
     if use.learner and (devices.distributed or names_others):
         return all_indices, f"{use.reason}; it sees all GPUs"
-    if not use.learner or index_of(devices.gpu) is not None:
+    if not use.learner or gpu_index(devices.gpu) is not None:
         return use.learner, use.reason
     block = rotate(session, len(all_indices), len(use.learner), int(offset))
     return block, f"{len(all_indices)} visible, CUDA_OFFSET {offset}"

@@ -1,12 +1,22 @@
 """Run directories: what a run writes, and how it is read back.
 
-layout.py       the names of files and folders         run_dir.py   makes, locks and describes a run (config.json)
-files.py        atomic writes, the lock                progress.py  counters and returns of games; the score
-session_log.py  when a log point is due, and its row   columns.py   the names of its columns
-writers.py      the interface `Writer`, the terminal   csv_writer.py, tracking.py   CSV; TensorBoard and W&B
-logs.py         cuts the logs back at a resume, and opens their writers
-tables.py       parses a CSV                           reading.py   the metrics of a session as arrays
-checkpoints.py  saves and restores                     arrays.py    arrays and their digests
-digests.py      of all checkpoints, for `retrain`      actions.py   the log of actions, for `verify`
-journal.py      the study of a search
+The modules, in the order in which a reader needs them:
+
+layout.py        the names of files and folders
+files.py         atomic writes, JSON files, and the lock on a directory
+run_dir.py       makes, locks and removes run directories; config.json, which describes a run
+progress.py      counters of a session, the returns of its games, and the score
+columns.py       the columns of a log point
+session_log.py   when a log point is due, and what is in it
+writers.py       the interface of those who receive log points; the terminal
+csv_writer.py    writes metrics.csv and evaluations.csv
+tracking.py      writes TensorBoard's events, and logs to Weights & Biases
+logs.py          opens these writers, and cuts their files back to the checkpoint at a resume
+tables.py        parses the CSV files
+reading.py       what a session has logged, as arrays
+checkpoints.py   saves and restores checkpoints
+arrays.py        arrays in orbax's files, and their digests
+digests.py       the digests of all checkpoints, for `verify --retrain`
+actions.py       the log of actions, for `verify`
+journal.py       the study of a search, which Optuna writes
 """

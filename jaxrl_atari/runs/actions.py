@@ -21,7 +21,7 @@ from jaxrl_atari.runs.layout import ACTIONS_FOLDER
 
 
 def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
-    """First step, end and file of each segment, in their order."""
+    """The segments in their order: first step, step after the last one, and file."""
     found = ((path.stem.split("_"), path) for path in (session_dir / ACTIONS_FOLDER).glob("*_*.npz"))
     return sorted((int(first), int(last), path) for (first, last), path in found)
 
@@ -29,11 +29,12 @@ def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
 def write_segment(
     session_dir: Path, parts: Sequence[Segment], games: Sequence[FinishedGame], rollout_length: int
 ) -> None:
-    """Writes the newest steps, before the checkpoint that ends with them.
+    """Writes the steps since the last checkpoint; called before the next checkpoint is saved.
 
     Args:
-        parts: logs of groups of environments, in their order, with the same steps.
+        parts: the steps of each group of environments, in the order of the environments.
         games: the games that ended in these steps.
+        rollout_length: steps of each update.
     """
     first = parts[0].first_step
     steps = len(parts[0].actions)
@@ -53,7 +54,7 @@ def write_segment(
 
 
 def game_rows(games: Sequence[FinishedGame]) -> np.ndarray:
-    """Finished games as the log has them, float64 [m, 4]."""
+    """Finished games as rows of the log, float64 [m, 4]: step, environment, return, length."""
     rows = [(game.step, game.env, game.episode_return, game.length) for game in games]
     return np.array(rows, np.float64).reshape(-1, 4)
 

@@ -11,9 +11,9 @@ SESSION_DIR/checkpoints/replaced_<env_steps> one in whose place a session has wr
 A published checkpoint (`save_parameters`) holds only the parameters: it can be played, but not resumed.
 
 Orbax writes a checkpoint under a temporary name and renames it when it is complete. So every checkpoint that is
-listed is complete, whenever the process is killed. Orbax does not notice flipped bits, most of which would
-silently give other values. So each array has a digest, BLAKE2b of 64 bits. Digests find damage; they do not prove
-who wrote a checkpoint.
+listed is complete, whenever the process is killed. Orbax does not notice flipped bits, most of which would give
+other values without an error. So each array has a digest, BLAKE2b of 64 bits. Digests find damage. They do not
+prove who wrote a checkpoint.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from jaxrl_atari import __version__
-from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.errors import ParametersOnly, UserError, reason
 from jaxrl_atari.hardware.distributed import agree, is_leader
 from jaxrl_atari.runs.arrays import (
     array_digests,
@@ -44,7 +44,8 @@ from jaxrl_atari.runs.arrays import (
     to_host,
 )
 from jaxrl_atari.runs.files import read_json, unused
-from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_steps, meta_file
+from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_path, checkpoint_steps, meta_file
+from jaxrl_atari.runs.progress import POINT_ENV_STEPS
 
 _log = logging.getLogger(__name__)
 
@@ -57,17 +58,17 @@ PORTABLE_CHUNK_BYTES = 2**20
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs internals there, and errors that it also raises
 
 
-class Damaged(UserError):
+class DamagedCheckpoint(UserError):
     """A checkpoint whose files are incomplete or broken, or that differs from its digests."""
 
 
-class Restored(NamedTuple):
+class RestoredCheckpoint(NamedTuple):
     """A checkpoint that was restored."""
 
     env_steps: int
-    arrays: Any
+    arrays: Any  # the item `arrays`, and further items by their names
     meta: dict[str, Any]
-    damaged: dict[int, Damaged]  # newer checkpoints, which were passed over because they are damaged
+    damaged: dict[int, DamagedCheckpoint]  # env steps -> error of newer checkpoints, which were passed over
 
 
 class Checkpoints:
@@ -90,7 +91,7 @@ class Checkpoints:
         """Env steps of the checkpoint with the highest score, the newest among equals; None if there is none.
 
         Raises:
-            Damaged: the score of a checkpoint cannot be read, so it may be the best.
+            DamagedCheckpoint: the score of a checkpoint cannot be read, so it may be the best.
         """
         scores = {env_steps: self.read_meta(env_steps)["score"] for env_steps in self.steps()}
 
@@ -106,10 +107,10 @@ class Checkpoints:
         """The `meta` that was saved with a checkpoint.
 
         Raises:
-            Damaged: it cannot be read, or differs from its digest.
+            DamagedCheckpoint: it cannot be read, or differs from its digest.
             UserError: there is no such checkpoint, or it has another format version.
         """
-        path = self.directory / str(env_steps)
+        path = checkpoint_path(self.session_dir, env_steps)
         if env_steps not in (steps := self.steps()):
             raise UserError(f"{path}: no such checkpoint; there are: {', '.join(map(str, steps)) or 'none yet'}")
         try:
@@ -117,7 +118,7 @@ class Checkpoints:
             if meta["checksum"] != meta_digest(meta):
                 raise ValueError("it differs from its digest")
         except (OSError, ValueError, KeyError) as error:
-            raise Damaged(f"{path}: damaged: its meta cannot be read ({reason(error)})") from error
+            raise DamagedCheckpoint(f"{path}: damaged: its meta cannot be read ({reason(error)})") from error
         if meta["format_version"] != FORMAT_VERSION:
             raise UserError(
                 f"{path}: has checkpoint format {meta['format_version']}, and this version of jaxrl_atari reads"
@@ -126,25 +127,24 @@ class Checkpoints:
         return meta
 
     def restore(self, env_steps: int, target: Any = None, item: str = "arrays", part: str = "") -> Any:
-        """Restores arrays of a checkpoint to the devices of `target`, whatever devices they were saved from.
+        """Restores the arrays of an item to the devices of `target`, whatever devices they were saved from.
 
         Args:
-            target: a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings: the saved structure. None:
-                the item must be a flat dict, and comes as NumPy arrays.
-            part: beginning of the paths of the arrays that are wanted; the other leaves are those of `target`.
+            target: the saved structure, a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings. None:
+                the item is a flat dict, and is returned with NumPy arrays.
+            item: name of the item in the checkpoint.
+            part: beginning of the paths of the arrays that are restored; the other leaves are those of `target`.
 
         Raises:
-            Damaged: they cannot be read, or differ from their digests.
+            DamagedCheckpoint: the arrays cannot be read, or differ from their digests.
+            ParametersOnly: the checkpoint is a published one, and `part` asks for more than its parameters.
             UserError: as `read_meta`; the checkpoint holds other arrays than `target` (another network).
         """
-        path = self.directory / str(env_steps)
+        path = checkpoint_path(self.session_dir, env_steps)
         meta = self.read_meta(env_steps)
         saved = meta if item == "arrays" else meta["items"][item]
         if meta.get("parameters_only") and part != PARAMETERS:
-            raise UserError(
-                f"{path}: holds the parameters alone, without the optimiser state: it can be played and not"
-                " resumed; resume the run that it was copied from, or start a new one"
-            )
+            raise ParametersOnly(path)
         for name, shape in array_shapes(target).items():
             if name.startswith(part) and saved["shapes"].get(name) != shape:
                 raise UserError(
@@ -154,10 +154,10 @@ class Checkpoints:
         try:
             values = read_arrays(path / item, target or dict.fromkeys(saved["shapes"], 0), part)
         except Exception as error:  # orbax can raise any type for a damaged file
-            raise Damaged(f"{path}: damaged: {item} cannot be read ({reason(error)})") from error
+            raise DamagedCheckpoint(f"{path}: damaged: {item} cannot be read ({reason(error)})") from error
         for name, present in array_digests(values).items():
             if present != saved["checksums"][name]:
-                raise Damaged(f"{path}: damaged: {name} differs from its digest")
+                raise DamagedCheckpoint(f"{path}: damaged: {name} differs from its digest")
         if target is None:
             return values
 
@@ -168,7 +168,7 @@ class Checkpoints:
 
     def restore_newest(
         self, target: Callable[[dict[str, Any]], Any], parameters: Sequence[str] = (), part: str = ""
-    ) -> Restored:
+    ) -> RestoredCheckpoint:
         """Restores the newest checkpoint that is sound.
 
         Args:
@@ -180,20 +180,20 @@ class Checkpoints:
         Raises:
             UserError: as `restore`; there is no checkpoint, or every one is damaged.
         """
-        damaged: dict[int, Damaged] = {}
+        damaged: dict[int, DamagedCheckpoint] = {}
         for env_steps in reversed(self.steps()):
             try:
                 meta = self.read_meta(env_steps)
                 arrays = self.restore(env_steps, target(meta), part=part)
-                for name in meta.get("items", {}).keys() & parameters:
+                for name in meta.get("items", {}).keys() & parameters:  # see `complete_meta`
                     arrays[name] = self.restore(env_steps, arrays["train_state"].params, name)
-                return Restored(env_steps, arrays, meta, damaged)
-            except Damaged as error:
+                return RestoredCheckpoint(env_steps, arrays, meta, damaged)
+            except DamagedCheckpoint as error:
                 damaged[env_steps] = error
         reasons = "; ".join(map(str, damaged.values())) or "there is none yet"
         raise UserError(f"{self.directory}: no checkpoint is sound ({reasons}); restore one from a copy")
 
-    def resume(self, target: Callable[[int], Any]) -> Restored | None:
+    def resume(self, target: Callable[[int], Any]) -> RestoredCheckpoint | None:
         """Restores the newest sound checkpoint, if there is one, and sets the damaged ones aside.
 
         With several processes, each reads the checkpoint that the leader chose.
@@ -220,10 +220,12 @@ class Checkpoints:
         env_steps = int(agree(str(restored.env_steps if restored else -1)))
         if not is_leader() and env_steps >= 0:
             meta = self.read_meta(env_steps)
-            restored = Restored(env_steps, self.restore(env_steps, target_of(meta)), meta, {})
-        for damaged, error in restored.damaged.items() if restored else ():
+            restored = RestoredCheckpoint(env_steps, self.restore(env_steps, target_of(meta)), meta, {})
+        if restored is None:
+            return None
+        for damaged, error in restored.damaged.items():
             self._say(f"{error}; it is now {self.set_aside(damaged)}")
-        return restored
+        return restored._replace(meta=complete_meta(restored.meta))
 
     # --- Writing ---
 
@@ -280,7 +282,7 @@ class Checkpoints:
         Raises:
             UserError: it cannot be written, for example because the disk is full.
         """
-        path = self.directory / str(env_steps)
+        path = checkpoint_path(self.session_dir, env_steps)
         host = {name: to_host(tree) for name, tree in items.items()}
         described = {
             name: {"shapes": array_shapes(tree), "checksums": array_digests(host[name])}
@@ -325,17 +327,18 @@ class Checkpoints:
         """Whether a checkpoint can be read, and has the arrays that another meta describes."""
         try:
             return self.read_meta(env_steps)["checksums"] == meta["checksums"]
-        except UserError:  # damaged, or of another format
+        except UserError:  # the checkpoint is damaged, or of another format
             return False
 
     def _remove_old(self) -> None:
+        """Removes the checkpoints that are no longer kept: all but the latest two and the best."""
         try:
             kept = {*self.steps()[-2:], self.best_step()}
-        except UserError as error:  # a damaged one may be the best
+        except UserError as error:  # a damaged checkpoint may be the best
             self._say(str(error))
             return
         for env_steps in set(self.steps()) - kept:
-            path = self.directory / str(env_steps)
+            path = checkpoint_path(self.session_dir, env_steps)
             try:
                 # If the removal is cut short, what is left must not look like a checkpoint. A folder in a lower
                 # layer of a container image cannot be renamed.
@@ -347,7 +350,8 @@ class Checkpoints:
 
     def set_aside(self, env_steps: int, why: str = "damaged") -> Path:
         """Renames a checkpoint to `<why>_<env_steps>` and returns its new path."""
-        return (self.directory / str(env_steps)).rename(unused(self.directory / f"{why}_{env_steps}"))
+        path = checkpoint_path(self.session_dir, env_steps)
+        return path.rename(unused(self.directory / f"{why}_{env_steps}"))
 
 
 @contextlib.contextmanager
@@ -398,6 +402,28 @@ def _write(path: Path, items: dict[str, Any], meta: dict[str, Any], chunk_bytes:
     )
 
 
+def complete_meta(meta: dict[str, Any]) -> dict[str, Any]:
+    """The meta of a session's checkpoint with the values that early checkpoints of format 3 lack.
+
+    Those have no games and no evaluations, and count updates instead of steps. Points of `return_mean` were taken
+    at log points, and were saved without their env steps.
+    """
+    statistics = meta["statistics"]
+    env_steps = meta["env_steps"]
+    points = statistics["points"]
+    if points and isinstance(points[0], float):
+        back = range(len(points) - 1, -1, -1)
+        points = [(env_steps - POINT_ENV_STEPS * i, mean) for i, mean in zip(back, points, strict=True)]
+    lacking = {
+        "items": {},
+        "steps": meta["updates"] * meta["config"]["ppo"]["rollout_length"],
+        "logged_env_steps": env_steps,
+        "evaluated_env_steps": env_steps,
+        "unlogged_metrics": [],
+    }
+    return lacking | meta | {"statistics": statistics | {"points": points}}
+
+
 def meta_digest(meta: dict[str, Any]) -> str:
-    """The digest of a meta, its own `checksum` left out."""
+    """The digest of a meta, without its own `checksum`."""
     return digest(json.dumps({k: v for k, v in meta.items() if k != "checksum"}, sort_keys=True).encode())

@@ -10,7 +10,6 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS, EVALUATION_COLUMNS
 from jaxrl_atari.runs.files import unused, write_file
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE
-from jaxrl_atari.runs.reading import read_rows
 from jaxrl_atari.runs.tables import read_table, table_text
 from jaxrl_atari.runs.writers import Row, Writer, finite
 
@@ -19,8 +18,9 @@ class CsvWriter(Writer):
     """metrics.csv and evaluations.csv: a header, then a row for each log point or evaluation, flushed at once.
 
     An unknown value is an empty cell. A name without a column becomes a new column. A resumed session keeps the
-    rows up to its checkpoint. A table that another program has saved, before a resume or while the session trains,
-    is written anew in this package's form. If it has unreadable lines, it is copied first.
+    rows up to its checkpoint. Another program, such as a spreadsheet, may save a table before a resume or while
+    the session trains. Such a table is written anew in this package's form. If it has unreadable lines, a copy of
+    the file as it was is kept.
 
     Args:
         logged, evaluated: see `make_writers`.
@@ -34,7 +34,7 @@ class CsvWriter(Writer):
         self._dir = session_dir
         self._say = say
         self._columns = {METRICS_FILE: list(COLUMNS), EVALUATIONS_FILE: list(EVALUATION_COLUMNS)}
-        self._left: dict[str, tuple[int, int]] = {}  # size and time of each table when this writer last wrote it
+        self._states: dict[str, tuple[int, int]] = {}  # `_state` of each table after this writer last wrote it
         for name in self._columns:
             table = read_table(session_dir / name)
             if table.problems and not table.columns:
@@ -44,12 +44,13 @@ class CsvWriter(Writer):
                 )
         for name, last in ((METRICS_FILE, logged), (EVALUATIONS_FILE, evaluated)):
             self._take_over(name, last)
-        last_row = max((float(row["env_steps"]) for row in read_rows(session_dir / METRICS_FILE)), default=0)
+        rows = read_table(session_dir / METRICS_FILE).rows
+        last_row = max((float(row["env_steps"]) for row in rows), default=0)
         if last_row < logged:
             say(f"{METRICS_FILE} ends at {last_row:,.0f} env steps: the rows up to {logged:,} are not there")
 
     def _take_over(self, name: str, last: float = math.inf) -> None:
-        """Writes a table anew, with its rows up to `last` env steps; first copies one with unreadable lines."""
+        """Writes a table anew with its rows up to `last` env steps; first copies one with unreadable lines."""
         path = self._dir / name
         if not path.is_file():
             return
@@ -62,30 +63,32 @@ class CsvWriter(Writer):
         self._columns[name] += [column for column in table.columns if column not in self._columns[name]]
         rows = [row for row in table.rows if float(row["env_steps"]) <= last]
         write_file(path, table_text(self._columns[name], rows))  # at no moment are the rows lost
-        self._left[name] = _state(path)
+        self._states[name] = _state(path)
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         path = self._dir / name
         exists = path.is_file() and path.stat().st_size > 0
-        if name in self._left and not exists:
+        if name in self._states and not exists:
             self._say(f"{name} was moved away or emptied while the session trains; it goes on as a new file")
         further = [column for column in row if column not in self._columns[name]]
         self._columns[name] += further
-        if exists and (further or _state(path) != self._left.get(name)):  # or another program has saved it
+        was_saved_by_another = exists and _state(path) != self._states.get(name)
+        if exists and (further or was_saved_by_another):
             self._take_over(name)
         with path.open("a", encoding="utf-8", newline="") as file:
             file.write(table_text(self._columns[name], [row], header=not exists))
-        self._left[name] = _state(path)
+        self._states[name] = _state(path)
 
     def write(self, row: Row) -> None:
+        cells = finite(row).items()
         # 9 digits identify every float32 number.
-        self._append(METRICS_FILE, {n: f"{x:.9g}" if isinstance(x, float) else x for n, x in finite(row).items()})
+        self._append(METRICS_FILE, {name: f"{x:.9g}" if isinstance(x, float) else x for name, x in cells})
 
     def evaluation(self, row: Row) -> None:
         self._append(EVALUATIONS_FILE, row)
 
 
 def _state(path: Path) -> tuple[int, int]:
-    """Size and modification time of a file. If they differ from before, another program has saved the file."""
+    """Size and modification time of a file, which change if another program saves it."""
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns

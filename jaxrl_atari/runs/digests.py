@@ -1,6 +1,8 @@
 """Digests of all checkpoints that a session has written, with which `retrain.py` checks a part of the training.
 
-SESSION_DIR/digests.jsonl   a line for each checkpoint: `Written` as JSON. It stays when the checkpoint is removed.
+SESSION_DIR/digests.jsonl   a line for each checkpoint, a `WrittenCheckpoint` as JSON
+
+A line stays when its checkpoint is removed.
 """
 
 import json
@@ -13,18 +15,18 @@ from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import DIGESTS_FILE
 
 
-class Written(NamedTuple):
-    """A checkpoint that was written."""
+class WrittenCheckpoint(NamedTuple):
+    """A checkpoint that a session has written, and may have removed since."""
 
     env_steps: int
     updates: int
-    digests: dict[str, str]  # path of each array in it -> digest of its bytes
-    config: dict[str, Any]  # that it was trained with
+    digests: dict[str, str]  # `ITEM/PATH` of each array -> digest of its bytes
+    config: dict[str, Any]  # of the session
     environment: dict[str, Any]  # what the bits depend on besides the config; see `provenance.py`
 
 
-def read_digests(session_dir: Path) -> list[Written]:
-    """The checkpoints that a session has written, in ascending order; none if there is no digests.jsonl.
+def read_digests(session_dir: Path) -> list[WrittenCheckpoint]:
+    """The checkpoints that a session has written, in ascending order; none without a digests.jsonl.
 
     Raises:
         UserError: the file is damaged.
@@ -33,25 +35,26 @@ def read_digests(session_dir: Path) -> list[Written]:
     if not path.is_file():
         return []
     try:
-        return [Written(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [WrittenCheckpoint(**json.loads(line)) for line in lines]
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: damaged ({reason(error)}); restore it from a copy, or remove it") from error
 
 
-def add_digests(session_dir: Path, written: Written) -> None:
-    """Adds a checkpoint, in place of one with the same env steps, if there is one."""
+def add_digests(session_dir: Path, written: WrittenCheckpoint) -> None:
+    """Adds a checkpoint to digests.jsonl, in place of one with the same env steps."""
     kept = [each for each in read_digests(session_dir) if each.env_steps != written.env_steps]
     _write(session_dir, [*kept, written])
 
 
 def cut_digests(session_dir: Path, env_steps: int) -> None:
-    """Removes the digests of checkpoints after `env_steps`, from which a session resumes."""
+    """Removes the digests of checkpoints beyond the one from which a session resumes, at `env_steps`."""
     found = read_digests(session_dir)
     kept = [each for each in found if each.env_steps <= env_steps]
     if len(kept) < len(found):
         _write(session_dir, kept)
 
 
-def _write(session_dir: Path, written: Sequence[Written]) -> None:
+def _write(session_dir: Path, written: Sequence[WrittenCheckpoint]) -> None:
     lines = [json.dumps(each._asdict(), sort_keys=True) + "\n" for each in written]
     write_file(session_dir / DIGESTS_FILE, "".join(lines))

@@ -19,6 +19,28 @@ def write_file(path: Path, content: str | bytes) -> None:
 
     Several processes may write the same file at the same time; the last one wins.
     """
+    with _written_beside(path, content) as partial:
+        partial.replace(path)
+
+
+def create_file(path: Path, content: str | bytes) -> bool:
+    """Writes a file atomically, unless there is one already. Returns whether there was none.
+
+    Several processes may create the same file at the same time; the first one wins.
+    """
+    with _written_beside(path, content) as partial:
+        try:
+            path.hardlink_to(partial)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without hard links
+            partial.replace(path)
+    return True
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path, content: str | bytes) -> Iterator[Path]:
+    """Yields a hidden file beside `path`, with the content that `path` is to have; removes it after the block."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("wb") as file:
@@ -29,7 +51,7 @@ def write_file(path: Path, content: str | bytes) -> None:
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # a file system without fsync
                     raise
-        partial.replace(path)
+        yield partial
     except OSError as error:
         error.filename = str(path)  # an error of a write to an open file names none, others name the partial file
         raise
@@ -57,8 +79,9 @@ def not_saved(path: Path, values: dict[str, Any]) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object from a file, in UTF-8 or, as an editor may have saved it, with a byte order mark or in
-    UTF-16.
+    """Reads a JSON object from a file.
+
+    The file is in UTF-8, perhaps with a byte order mark, or in UTF-16: an editor may have saved it.
 
     Raises:
         OSError: the file cannot be read.

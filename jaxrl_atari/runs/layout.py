@@ -2,12 +2,21 @@
 
 RUN_DIR/config.json     what the run is; see `run_dir.py`
 RUN_DIR/trial.json      the summary of its sessions
-RUN_DIR/code/           copies of the files of the user's own that the run imported
+RUN_DIR/graphs/, report.html    see `report/`
+RUN_DIR/code/           copies of the user's own files that the run imported
+RUN_DIR/.lock           locked by the process that trains; so is the one of each session
 RUN_DIR/session_<i>/    session i of the trial:
-    metrics.csv, evaluations.csv   log points, evaluations during training
+    metrics.csv, evaluations.csv   log points; evaluations during training
     checkpoints/<env_steps>/       see `checkpoints.py`
-    digests.jsonl, actions/        of all checkpoints and all actions, to verify them
-    stopped.json, verified.json    why it ended early; what `verify` found
+    actions/, digests.jsonl        all actions, and the digests of all checkpoints: what `verify` needs
+    stopped.json, verified.json    why the session ended early; what `verify` found
+    events.out.tfevents.*          for TensorBoard
+    wandb_id                       the session's run on Weights & Biases
+    output.txt                     the session's output, if it trained on a Ray cluster
+
+SUITE_DIR/suite.json    what the suite is; SUITE_DIR/GAME/ is the run of a game
+SWEEP_DIR/sweep.json    what the sweep is; SWEEP_DIR/SETTING/ is the suite of a setting
+SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of a trial
 """
 
 from pathlib import Path
@@ -19,7 +28,7 @@ SWEEP_FILE = "sweep.json"
 TRIAL_FILE = "trial.json"
 CODE_FOLDER = "code"
 OUTPUT_FILE = "output.txt"
-"""Has the output of a session, or of the trial of a search, on a Ray cluster."""
+"""The output of a session, or of a trial of a search, that trained on a Ray cluster."""
 
 METRICS_FILE = "metrics.csv"
 EVALUATIONS_FILE = "evaluations.csv"
@@ -32,11 +41,11 @@ STOPPED_FILE = "stopped.json"
 VERIFIED_FILE = "verified.json"
 
 SESSION_FILES = (CHECKPOINTS_FOLDER, METRICS_FILE, EVALUATIONS_FILE, ACTIONS_FOLDER)
-"""What a session writes as it trains."""
+"""Files and folders that show that a session has trained."""
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory holds a run, even one that has not begun to train."""
+    """Whether a directory holds a run, also one that has no session yet."""
     return (directory / CONFIG_FILE).is_file()
 
 
@@ -55,9 +64,9 @@ def is_search(directory: Path) -> bool:
     return (directory / SEARCH_FILE).is_file()
 
 
-def session_path(run_dir: Path, session: int) -> Path:
-    """The directory of session `session` of a trial."""
-    return run_dir / f"session_{session}"
+def session_path(run_dir: Path, number: int) -> Path:
+    """The directory of session `number` of a trial."""
+    return run_dir / f"session_{number}"
 
 
 def session_dirs(run_dir: Path) -> list[Path]:
@@ -67,7 +76,7 @@ def session_dirs(run_dir: Path) -> list[Path]:
 
 
 def session_number(session_dir: Path) -> int:
-    """The i of a directory `session_<i>`."""
+    """The number i of a directory `session_<i>`."""
     return int(session_dir.name.removeprefix("session_"))
 
 
@@ -77,12 +86,12 @@ def trial_dir(search_dir: Path, number: int) -> Path:
 
 
 def trial_number(trial_dir: Path) -> int:
-    """The i of a directory `trial_<i>`."""
+    """The number i of a directory `trial_<i>`."""
     return int(trial_dir.name.removeprefix("trial_"))
 
 
 def session_files(session_dir: Path) -> list[str]:
-    """The names of what a session has written as it trained; empty if it has not begun."""
+    """The names in `SESSION_FILES` that a session's directory has; none if the session has not trained."""
     return [name for name in SESSION_FILES if (session_dir / name).exists()]
 
 
@@ -91,15 +100,20 @@ def checkpoint_steps(session_dir: Path) -> list[int]:
     return sorted(int(path.name) for path in (session_dir / CHECKPOINTS_FOLDER).glob("*") if path.name.isdecimal())
 
 
+def checkpoint_path(session_dir: Path, env_steps: int) -> Path:
+    """The directory of a session's checkpoint."""
+    return session_dir / CHECKPOINTS_FOLDER / str(env_steps)
+
+
 def meta_file(session_dir: Path, env_steps: int) -> Path:
     """The file in which orbax keeps the meta of a checkpoint."""
-    return session_dir / CHECKPOINTS_FOLDER / str(env_steps) / "meta" / "metadata"
+    return checkpoint_path(session_dir, env_steps) / "meta" / "metadata"
 
 
-def has_begun(directory: Path) -> bool:
-    """Whether a session has begun in a run directory, or in that of a suite or search; not if all were refused.
+def has_session(directory: Path) -> bool:
+    """Whether the directory of a run, suite or search holds a session; not if every session was refused.
 
     A session that is refused removes its new directory. One that a bug has ended on a Ray cluster has left its
-    output there.
+    output in it.
     """
     return any(directory.rglob("session_*/")) or any(directory.rglob(OUTPUT_FILE))

@@ -1,4 +1,4 @@
-"""The logs of a session when it starts: set aside or cut back to its checkpoint, then opened."""
+"""Starting the logs of a session: setting them aside or cutting them back to the checkpoint, and opening them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ from jaxrl_atari.runs.writers import Writer
 
 
 def set_aside_logs(session_dir: Path, say: Callable[[str], object]) -> None:
-    """Renames the logs of a session that has no checkpoint, because it starts again at 0."""
+    """Renames the logs of a session that has no checkpoint and so starts again at 0."""
     files = [
         session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, WANDB_FILE, ACTIONS_FOLDER, DIGESTS_FILE)
     ]
@@ -42,7 +42,7 @@ def cut_and_open_logs(
 
     Args:
         progress: how far the session has come at that checkpoint.
-        evaluates: whether an evaluation was running then. It is played again, and its row is written anew.
+        evaluates: whether an evaluation was running at that checkpoint. It is played again, and writes its row.
         say: receives lines for the user.
 
     Raises:
@@ -50,19 +50,20 @@ def cut_and_open_logs(
     """
     cut_segments(session_dir, progress.steps)
     cut_digests(session_dir, progress.env_steps)
-    (session_dir / VERIFIED_FILE).unlink(missing_ok=True)  # it describes what was there before
+    (session_dir / VERIFIED_FILE).unlink(missing_ok=True)  # it is about the files as they were
     if config.evaluation.every_env_steps:
-        _name_missing_evaluations(session_dir / EVALUATIONS_FILE, progress.evaluated, evaluates, say)
+        _say_missing_evaluations(session_dir / EVALUATIONS_FILE, progress.evaluated, evaluates, say)
     evaluated = progress.evaluated - 1 if evaluates else progress.evaluated
     return make_writers(config, session_dir, progress.logged, evaluated, say)
 
 
-def _name_missing_evaluations(path: Path, evaluated: int, evaluates: bool, say: Callable[[str], object]) -> None:
-    """Says so if a table of evaluations lacks rows that the session has written.
+def _say_missing_evaluations(path: Path, evaluated: int, evaluates: bool, say: Callable[[str], object]) -> None:
+    """Says so if evaluations.csv lacks rows that the session has written.
 
     Args:
         evaluated: env steps of the newest evaluation.
-        evaluates: whether that evaluation was still running, and so has no row. The one before is not known.
+        evaluates: whether that evaluation was still running, and so has no row. Then it is not known where the
+            row before it was, and only an empty table is noticed.
     """
     table = read_table(path)
     if table.problems or table.unfinished:
@@ -86,7 +87,7 @@ def make_writers(
     """Creates the writers that `config.log` selects, and their files.
 
     Args:
-        logged, evaluated: env steps of the newest log point and evaluation before a resume. Later ones are dropped
+        logged, evaluated: env steps of the newest log point and evaluation before a resume. Later rows are dropped
             from the files, because the session will write them again.
         say: receives lines for the user.
 

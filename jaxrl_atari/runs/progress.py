@@ -22,10 +22,10 @@ class EpisodeStatistics:
     """Returns of full games and their moving averages; `return_ma` is the figure that scores are quoted in.
 
     `return_mean` is the mean return of the last 100 finished games. `return_ma` is the mean of `return_mean` over
-    the last 1M env steps, or over the run so far if it is shorter. It is an integral over env steps. Its
-    points are the first end of an update in each interval of 10,000 env steps, and the newest end; between points,
-    `return_mean` is taken as linear. So `return_ma` depends neither on how often metrics are logged nor on the
-    number of environments.
+    the last 1M env steps, or over the run so far if it is shorter: an integral over env steps. The points of the
+    integral are the first end of an update in each interval of 10,000 env steps, and the newest end. Between
+    points, `return_mean` is taken as linear. So `return_ma` depends neither on how often metrics are logged nor on
+    the number of environments.
     """
 
     def __init__(self) -> None:
@@ -76,15 +76,12 @@ class EpisodeStatistics:
         """The statistics as JSON values, for a checkpoint."""
         return {name: list(v) if isinstance(v, deque) else v for name, v in vars(self).items()}
 
-    def load(self, values: dict[str, Any], env_steps: int) -> None:
-        """Restores what `to_dict` returned after `env_steps`."""
+    def load(self, values: dict[str, Any]) -> None:
+        """Restores what `to_dict` returned."""
         self.episodes = values["episodes"]
         self.returns.extend(values["returns"])
         self.lengths.extend(values["lengths"])
-        points = values["points"]
-        if points and isinstance(points[0], float):  # an earlier version's: means of the last log points
-            points = [(env_steps - POINT_ENV_STEPS * i, mean) for i, mean in enumerate(points[::-1])][::-1]
-        self.points.extend((steps, mean) for steps, mean in points)
+        self.points.extend((steps, mean) for steps, mean in values["points"])
 
 
 class Progress:
@@ -97,16 +94,14 @@ class Progress:
     def __init__(self, meta: dict[str, Any]):
         self.env_steps: int = meta.get("env_steps", 0)
         self.updates: int = meta.get("updates", 0)
-        self.steps = 0  # steps of each environment, auto-reset steps included
-        # Env steps at the newest checkpoint, log point and evaluation.
-        self.saved = self.env_steps
-        self.logged: int = meta.get("logged_env_steps", self.env_steps)
-        self.evaluated: int = meta.get("evaluated_env_steps", self.env_steps)
-        self.earlier_seconds: float = meta.get("wall_seconds", 0.0)
+        self.steps: int = meta.get("steps", 0)  # steps of each environment, auto-reset steps included
+        self.saved = self.env_steps  # env steps at the newest checkpoint
+        self.logged: int = meta.get("logged_env_steps", 0)  # at the newest log point
+        self.evaluated: int = meta.get("evaluated_env_steps", 0)  # at the start of the newest evaluation
+        self.earlier_seconds: float = meta.get("wall_seconds", 0.0)  # of training, before this start
         self.statistics = EpisodeStatistics()
         if meta:
-            self.steps = meta.get("steps", self.updates * meta["config"]["ppo"]["rollout_length"])
-            self.statistics.load(meta["statistics"], self.env_steps)
+            self.statistics.load(meta["statistics"])
 
     def count(self, env_steps: int, games: Iterable[FinishedGame], steps: int) -> None:
         """Counts a rollout and its update.

@@ -1,7 +1,7 @@
-"""Reading the sessions of a run directory: metrics.csv, with a row for each log point, and evaluations.csv."""
+"""Reading what the sessions of a run have logged: metrics.csv, evaluations.csv, stopped.json."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ from jaxrl_atari.errors import DamagedMetrics, MetricsError, NoLogPoint
 from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
 from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.layout import (
-    CHECKPOINTS_FOLDER,
     EVALUATIONS_FILE,
     METRICS_FILE,
     STOPPED_FILE,
+    checkpoint_path,
     checkpoint_steps,
     session_dirs,
     session_number,
@@ -27,11 +27,6 @@ _log = logging.getLogger(__name__)
 
 Table = Mapping[str, np.ndarray]
 """A session's log points: column name -> float64 `[N]`."""
-
-
-def read_rows(path: Path) -> Sequence[Mapping[str, str]]:
-    """The rows of metrics.csv or evaluations.csv that `read_table` can read: column name -> text of the cell."""
-    return read_table(path).rows
 
 
 def number(cell: str | None) -> float:
@@ -70,7 +65,7 @@ def read_metrics(session_dir: Path) -> Table:
 
 def read_evaluations(session_dir: Path) -> Table:
     """Reads a session's evaluations.csv, column of `EVALUATION_COLUMNS` -> float64 `[N]`."""
-    rows = read_rows(session_dir / EVALUATIONS_FILE)
+    rows = read_table(session_dir / EVALUATIONS_FILE).rows
     return {name: np.array([number(row.get(name)) for row in rows]) for name in EVALUATION_COLUMNS}
 
 
@@ -80,9 +75,10 @@ def is_finished(config: Config, session_dir: Path) -> bool:
     The end is that of its budget, or an early one; see `read_early_end`.
     """
     latest = max(checkpoint_steps(session_dir), default=0)
-    if (session_dir / CHECKPOINTS_FOLDER / str(latest) / "evaluation").is_dir():  # it was running then
+    if (checkpoint_path(session_dir, latest) / "evaluation").is_dir():  # an evaluation was running then
         evaluated = latest_meta(session_dir).get("evaluated_env_steps", "")
-        if str(evaluated) not in [row["env_steps"] for row in read_rows(session_dir / EVALUATIONS_FILE)]:
+        rows = read_table(session_dir / EVALUATIONS_FILE).rows
+        if str(evaluated) not in [row["env_steps"] for row in rows]:
             return False
     return config.is_spent(latest) or read_early_end(config, session_dir) is not None
 
@@ -90,7 +86,8 @@ def is_finished(config: Config, session_dir: Path) -> bool:
 def read_early_end(config: Config, session_dir: Path) -> dict[str, Any] | None:
     """What ended a session before its budget was spent: `env_steps` and `reason`. None if nothing did.
 
-    A session that goes on with another budget, or from another checkpoint, has not ended.
+    A session that goes on with another budget, or from another checkpoint, has not ended. A damaged stopped.json
+    counts as none: the session trains on, and the rule that stopped it stops it again.
     """
     path = session_dir / STOPPED_FILE
     if not path.is_file():
@@ -98,14 +95,14 @@ def read_early_end(config: Config, session_dir: Path) -> dict[str, Any] | None:
     try:
         ended = read_json(path)
         latest = max(checkpoint_steps(session_dir), default=0)
-        same = ended["env_steps"] == latest and ended["total_env_steps"] == config.total_env_steps
-    except (ValueError, KeyError):  # damaged: the session trains on, and stops again
+        is_current = ended["env_steps"] == latest and ended["total_env_steps"] == config.total_env_steps
+    except (ValueError, KeyError):
         return None
-    return {"env_steps": latest, "reason": str(ended.get("reason", ""))} if same else None
+    return {"env_steps": latest, "reason": str(ended.get("reason", ""))} if is_current else None
 
 
 def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:
-    """Session directory -> its metrics, of the sessions with a number below `count`.
+    """Reads the metrics of the sessions with a number below `count`: session directory -> metrics.
 
     Sessions without readable metrics are left out with a warning.
 
@@ -114,7 +111,9 @@ def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:
     """
     tables = {}
     problems: list[MetricsError] = []
-    for session_dir in filter(lambda path: session_number(path) < count, session_dirs(run_dir)):
+    for session_dir in session_dirs(run_dir):
+        if session_number(session_dir) >= count:
+            continue
         try:
             tables[session_dir] = read_metrics(session_dir)
         except MetricsError as error:

@@ -21,12 +21,12 @@ from typing import Any
 import psutil
 
 from jaxrl_atari.config import Config, changed_fields, config_from_dict
-from jaxrl_atari.errors import UserError, reason, require
+from jaxrl_atari.errors import ParametersOnly, UserError, reason, require
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.runtime import numeric_settings
 from jaxrl_atari.imports import imported_files
-from jaxrl_atari.runs.files import only_writer, read_json, read_result, unused, write_file
+from jaxrl_atari.runs.files import create_file, only_writer, read_json, read_result, unused
 from jaxrl_atari.runs.layout import (
     CODE_FOLDER,
     CONFIG_FILE,
@@ -34,7 +34,7 @@ from jaxrl_atari.runs.layout import (
     SUITE_FILE,
     SWEEP_FILE,
     checkpoint_steps,
-    has_begun,
+    has_session,
     meta_file,
     session_dirs,
     session_files,
@@ -57,27 +57,27 @@ def require_unused(session_dir: Path) -> None:
 def claim_session_dir(session_dir: Path, resume: bool) -> Iterator[Callable[[], None]]:
     """Makes the directory of a session and locks it until the block ends.
 
-    Yields a function that says that the session is prepared. If the block ends with an error before that
-    function was called, a new directory is removed again, because nothing was trained in it.
+    Yields the function `keep`. If the block ends with an error and has not called it, a new directory is removed
+    again, because nothing was trained in it.
 
     Raises:
         UserError: another process trains there; the directory holds a session, and `resume` is false.
     """
     is_new = not session_dir.exists()
-    began = False
+    is_kept = False
 
-    def begin() -> None:
-        nonlocal began
-        began = True
+    def keep() -> None:
+        nonlocal is_kept
+        is_kept = True
 
     try:
         session_dir.mkdir(parents=True, exist_ok=True)
         with only_writer(session_dir):
             if not resume:
                 require_unused(session_dir)
-            yield begin
+            yield keep
     except Exception:
-        if is_new and not began:
+        if is_new and not is_kept:
             shutil.rmtree(session_dir, ignore_errors=True)
         raise
 
@@ -91,13 +91,10 @@ def latest_meta(session_dir: Path) -> dict[str, Any]:
 
 
 def require_resumable(run_dir: Path) -> None:
-    """Raises `UserError` if a run is a published copy, whose checkpoints hold the parameters alone."""
+    """Raises `ParametersOnly` if a run is a published copy, whose checkpoints lack the optimiser state."""
     for path in session_dirs(run_dir):
         if latest_meta(path).get("parameters_only"):
-            raise UserError(
-                f"{run_dir}: holds the parameters alone, without the optimiser state: it can be played and not"
-                " resumed; resume the run that it was copied from, or start a new one"
-            )
+            raise ParametersOnly(run_dir)
 
 
 def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
@@ -138,15 +135,27 @@ def keep_code(run_dir: Path) -> list[str]:
         except OSError as error:  # what was imported is in memory, and trains on
             lines.append(f"{path} is not kept: {error.strerror}")
             continue
-        earlier_name = re.compile(rf"{re.escape(path.stem)}(_\d+)?\.py")
-        earlier = [kept for kept in folder.glob("*.py") if earlier_name.fullmatch(kept.name)]
-        if content not in [kept.read_bytes() for kept in earlier]:
-            folder.mkdir(exist_ok=True)
-            kept = unused(folder / path.name)
-            write_file(kept, content)
-            if kept.name != path.name:
-                lines.append(f"{path.name} was edited since this run began, and is kept as {kept}")
+        folder.mkdir(exist_ok=True)
+        kept = _keep_copy(folder, path.name, content)
+        if kept is not None and kept.name != path.name:
+            lines.append(f"{path.name} was edited since this run began, and is kept as {kept}")
     return lines
+
+
+def _keep_copy(folder: Path, name: str, content: bytes) -> Path | None:
+    """Writes a copy NAME.py, NAME_2.py, ... of a file, and returns it; None if there is a copy with this content.
+
+    Several sessions may do this at the same time. The name is chosen before the copies are read. So the copy of a
+    faster session is among those that are read, or has this name.
+    """
+    copy_name = re.compile(rf"{re.escape(Path(name).stem)}(_\d+)?\.py")
+    while True:
+        new = unused(folder / name)
+        copies = [path for path in folder.glob("*.py") if copy_name.fullmatch(path.name)]
+        if content in [path.read_bytes() for path in copies]:
+            return None
+        if create_file(new, content):
+            return new
 
 
 @contextlib.contextmanager
@@ -157,8 +166,8 @@ def removed_if_refused(directory: Path, is_new: bool, was_there: bool = False) -
 
     Args:
         is_new: whether the directory is that of a new run, suite or search. Otherwise it stays.
-        was_there: it is the user's own, as with `--run-dir` and an empty folder. It stays, with its hidden files;
-            what was written there is removed.
+        was_there: whether the directory is the user's own, as with `--run-dir` and an empty folder. It stays with
+            its hidden files, and what was written into it is removed.
     """
     was_stopped = False
     try:
@@ -167,12 +176,12 @@ def removed_if_refused(directory: Path, is_new: bool, was_there: bool = False) -
         was_stopped = True
         raise
     finally:
-        if is_new and not was_stopped and not has_begun(directory):
+        if is_new and not was_stopped and not has_session(directory):
             _remove(directory, was_there)
 
 
 def _remove(directory: Path, was_there: bool) -> None:
-    """Removes a directory; one that `was_there` only loses what it has, apart from hidden files."""
+    """Removes a directory. One that `was_there` stays with its hidden files, and loses all others."""
     if not was_there:
         shutil.rmtree(directory, ignore_errors=True)
         return
@@ -206,10 +215,10 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
         config = config_from_dict(described["config"])
         stored = described.get("gae_lambda")
         if config.ppo.gae_lambda is None and stored not in (None, config.resolved_gae_lambda):
-            # Begun by an earlier version, in which a run under `classic` had the lambda tuned under `v5`.
+            # The default for this game has changed since the run began, which goes on with the one that it had.
             return replace(config, ppo=replace(config.ppo, gae_lambda=stored))
         return config
-    except UserError as error:  # a field of another version, say, with its own advice
+    except UserError as error:  # with its own advice, such as for a field of another version
         raise UserError(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: cannot be used ({reason(error)}); restore it from a copy") from error
@@ -255,8 +264,9 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
     """The content of config.json: config, seed, protocol, and the `surroundings` of the run.
 
     Args:
-        directory: where `file` has the history of a run that has begun. Its first `surroundings` stay, and
-            `resumed` has those of each resume, with the fields that it changed: name -> [before, after].
+        directory: of a run that is resumed. The `surroundings` in its `file` stay, and `resumed` gets an entry
+            with those of today and the fields that the resume changes: name -> [before, after].
+        file: has the description, such as suite.json in a suite.
     """
     today = surroundings(config)
     described = {
@@ -282,9 +292,9 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
 def surroundings(config: Config) -> dict[str, Any]:
     """Versions of Python and of the packages that matter, git revision, JAX's numeric settings, and the machine.
 
-    With `devices.gpu = false` the machine's GPUs are not among them, because nothing asks for them.
+    With `devices.gpu = false` nothing asks the machine for its GPUs, and they are None.
     """
-    asks = config.devices.gpu is not False
+    asks_for_gpus = config.devices.gpu is not False
     cpu = read_cpu()
     return {
         "python": platform.python_version(),
@@ -296,8 +306,8 @@ def surroundings(config: Config) -> dict[str, Any]:
             "instruction_sets": list(cpu.instruction_sets),
             "cores": cpu.cores,
             "memory_gib": psutil.virtual_memory().total / 2**30,
-            "gpus": [gpu.model for gpu in gpus.visible().gpus] if asks else None,
-            "driver": gpus.driver_version() if asks else None,
+            "gpus": [gpu.model for gpu in gpus.visible().gpus] if asks_for_gpus else None,
+            "driver": gpus.driver_version() if asks_for_gpus else None,
         },
     }
 
@@ -316,10 +326,11 @@ def _git_revision() -> str | None:
     A package that is installed inside some other repository, as in a virtual environment there, has none.
     """
     root = Path(__file__).resolve().parents[2]
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # set in Git's hooks
+    # Git sets variables in its hooks, which name the repository of the hook.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", f"--git-dir={root}/.git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     try:
-        found = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True, check=False)
+        found = subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, check=False)
     except OSError:  # Git is not installed
         return None
     return found.stdout.strip() or None

@@ -11,30 +11,32 @@ from jaxrl_atari.algorithm import ReadMetrics
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS, TIME_COLUMNS
 from jaxrl_atari.runs.progress import Progress, due
-from jaxrl_atari.runs.writers import Row, Writer
+from jaxrl_atari.runs.writers import Writer
 
 MACHINE_COLUMNS = {"sps"} | {name for name, column in COLUMNS.items() if column.group in ("system", "time")}
-"""Columns that the log measures itself, besides what it counts."""
+"""Columns with speed, load and times of the machine, which no metric of an update may be named after."""
 
 
 class NonFiniteError(UserError):
-    """A loss or a parameter that is not finite: training cannot continue."""
+    """A loss or a parameter is not finite, and training cannot continue."""
 
 
 class SessionLog:
     """Messages, log points and progress of a session. Its times exclude the first iteration, which may compile.
 
     A log point has the means of the metrics of all updates since the log point before. The newest update, which
-    may still be running, counts in the next one. So log points do not depend on stops and resumes.
+    may still be running, counts in the next log point. So log points do not depend on stops and resumes.
 
     Args:
-        writer: receives all of these, such as a `Writers`.
-        monitor: the machine's figures for a log point.
-        unlogged: metrics of the updates since the newest log point, where a checkpoint has them.
+        writer: receives messages, log points and progress, such as a `Writers`.
+        every_env_steps: env steps between two log points.
+        progress: how far the session has come.
+        monitor: returns the machine's figures for a log point.
+        unlogged: metrics of the updates between the newest log point and the checkpoint of a resume.
         optimizer_steps: the train state's counter of gradient steps.
-        steps_per_update: gradient steps of an update that leaves out none.
-        in_progress: return and env steps of the games in progress, float [B, 2].
-        compiled: seconds that this process has spent compiling.
+        steps_per_update: gradient steps of an update that skips none.
+        in_progress: returns the return and env steps of the games in progress, float [B, 2].
+        compiled: returns the seconds that this process has spent compiling.
     """
 
     def __init__(
@@ -58,63 +60,62 @@ class SessionLog:
         self.compiling = True
         self._newest: ReadMetrics | None = None
         self._metrics = list(unlogged)  # since the last log point
-        self._optimizer_steps = optimizer_steps  # without those of the newest update, if it was not read
+        self._optimizer_steps = optimizer_steps  # of all updates that were read
         self._steps_per_update = steps_per_update
         self._acting = np.zeros(2)  # seconds since the last log point: waiting for the emulators, the policy
         self.row: dict[str, Any] = {}  # the newest log point of this start
         self._in_progress = in_progress
         self._compiled = compiled
         self._phase = ""  # of the first iteration
-        self._phase_start = (0.0, 0.0)  # on the clock, and of compilation
+        self._phase_start = (0.0, 0.0)  # on the clock, and in seconds of compilation
         self._values: dict[str, float] = {}  # metrics of the newest update that was read
         self._skips = False  # whether updates may leave out gradient steps
 
-    def evaluation(self, row: Row) -> None:
-        """Writes an evaluation during training."""
-        self._writer.evaluation(row)
-
     def wall_seconds(self) -> float:
-        """Seconds of training: those before a resume count, those of the first iteration of each start do not."""
+        """Seconds of training, those before a resume included, without the first iteration of each start."""
         return self._progress.earlier_seconds + (0.0 if self.compiling else time.monotonic() - self._start)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the log, after `read_newest`, as JSON values."""
-        return {
-            "wall_seconds": self.wall_seconds(),
-            "unlogged_metrics": self._metrics,
-        }
+        return {"wall_seconds": self.wall_seconds(), "unlogged_metrics": self._metrics}
 
     def phase(self, name: str) -> None:
-        """Names the phase of the first iteration that begins now, and the seconds of the one before.
+        """Says which phase of the first iteration begins, and how long the phase before it took.
 
         Later iterations are silent.
+
+        Args:
+            name: of the phase; empty after the last one.
         """
         if not self.compiling:
             return
-        now, compiled = time.monotonic(), self._compiled()
-        text = f"{name} ..."
+        now = time.monotonic()
+        compiled = self._compiled()
+        parts = []
         if self._phase:
-            seconds = now - self._phase_start[0]
-            text = (
-                f"{self._phase}: {seconds:.1f} s, {min(seconds, compiled - self._phase_start[1]):.1f} s compiling"
-            )
-            text += f"; {name} ..." if name else ""
-        self._writer.message(text)
+            started, compiled_before = self._phase_start
+            seconds = now - started
+            compiling = min(seconds, compiled - compiled_before)
+            parts.append(f"{self._phase}: {seconds:.1f} s, {compiling:.1f} s compiling")
+        if name:
+            parts.append(f"{name} ...")
+        if parts:
+            self._writer.message("; ".join(parts))
         self._phase = name
         self._phase_start = now, compiled
 
     def after_update(self, metrics: ReadMetrics, learning_rate: float, acting: tuple[float, float]) -> None:
-        """Writes a log point where one is due.
+        """Shows the progress after an update, and writes a log point if one is due.
 
         Args:
-            metrics: metrics of an update that may still be running; they are read at the next call.
+            metrics: metrics of the update, which may still be running; they are read at the next call.
             learning_rate: learning rate of the next update.
             acting: seconds of the rollout that went to waiting for the emulators, and to the policy.
         """
         self.read_newest()
         self._newest = metrics
         if self.compiling:
-            self._skips = "skipped_steps" in metrics()  # waits
+            self._skips = "skipped_steps" in metrics()  # waits for the update
             self.phase("")
             now = time.monotonic()
             self._writer.message(
@@ -130,11 +131,16 @@ class SessionLog:
             self._metrics = []
 
     def _news(self) -> dict[str, Any]:
-        """What is known now: the newest log point, the games so far, and the newest update that was read."""
+        """What is known now: the newest log point, the games so far, and the newest metrics that were read."""
         news = self.row | self._progress.statistics.to_row() | self._values
-        if not self._progress.statistics.episodes and len(games := self._in_progress()):
-            news |= {"games_in_progress": len(games)}
-            news |= zip(("return_in_progress", "length_in_progress"), games.mean(axis=0).tolist(), strict=True)
+        if self._progress.statistics.episodes:
+            return news
+        games = self._in_progress()
+        if len(games):
+            mean_return, mean_length = games.mean(axis=0).tolist()
+            news["games_in_progress"] = len(games)
+            news["return_in_progress"] = mean_return
+            news["length_in_progress"] = mean_length
         return news
 
     def read_newest(self) -> None:
@@ -158,6 +164,7 @@ class SessionLog:
             )
 
     def _write_row(self, learning_rate: float) -> None:
+        """Writes a log point at the newest env step."""
         progress = self._progress
         before = self.row
         names = dict.fromkeys(name for each in self._metrics for name in each)
@@ -179,9 +186,10 @@ class SessionLog:
         }
         if before:
             seconds = self.row["wall_seconds"] - before["wall_seconds"]
-            shares = 100.0 * self._acting / seconds
             self.row["sps"] = (progress.env_steps - before["env_steps"]) / seconds
-            self.row |= zip(TIME_COLUMNS, (*shares.tolist(), 100.0 - shares.sum().item()), strict=True)
+            emulators, policy = (100.0 * self._acting / seconds).tolist()
+            shares = (emulators, policy, 100.0 - (emulators + policy))
+            self.row |= zip(TIME_COLUMNS, shares, strict=True)
         self._acting = np.zeros(2)
         self._writer.write(self.row)
 

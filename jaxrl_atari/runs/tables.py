@@ -1,8 +1,9 @@
 """The tables of a session, metrics.csv and evaluations.csv: reading them, and the text of their rows.
 
 A spreadsheet may have saved a table: with a byte order mark, CRLF, quotes, semicolons or tabs between the cells,
-decimal commas, columns in another order, further columns. Such a table is read like one of ours. An unreadable
-line, such as one that was cut in half, becomes a `Problem`, so that a damaged file is never taken for a short one.
+decimal commas, columns in another order, further columns. Such a table is read like one of this package. A line
+that cannot be read, because it was cut in half for example, becomes a `Problem`. So a damaged table is never taken
+for a short one.
 """
 
 import codecs
@@ -31,15 +32,16 @@ class Problem(NamedTuple):
 class TableFile(NamedTuple):
     """The content of a table."""
 
-    columns: Sequence[str] = ()  # none if there is no header
-    # In ascending order of env steps. A cell is text: a number as Python writes it, or anything else.
+    columns: Sequence[str] = ()
+    """Their names; none if there is no header."""
     rows: Sequence[Mapping[str, str]] = ()
+    """The readable rows in ascending order of env steps: column -> text of the cell, with a decimal point."""
     problems: Sequence[Problem] = ()
     unfinished: str = ""
     """The text after the last line feed: a line that is being written, or that a killed process has left."""
 
     def lost_before(self, env_steps: float) -> list[str]:
-        """The problems of the lines up to the row that reaches `env_steps`; those of later lines are left out."""
+        """The texts of the problems before the row that reaches `env_steps`. A resume writes later rows again."""
         reached = [float(row["env_steps"]) >= env_steps for row in self.rows]
         needed = reached.index(True) if True in reached else len(reached)
         texts = [problem.text for problem in self.problems if problem.rows <= needed]
@@ -84,7 +86,7 @@ def read_table(path: Path) -> TableFile:
         row.pop("", None)
         rows.append(row)
     ordered = sorted(rows, key=lambda row: float(row["env_steps"]))
-    if ordered != rows:  # the file has another order, so any problem may lie before any row
+    if ordered != rows:  # the file has another order, so a problem may belong before any row
         problems = [problem._replace(rows=0) for problem in problems]
     return TableFile([name for name in names if name], ordered, problems, unfinished)
 
@@ -106,7 +108,7 @@ def _decode(content: bytes) -> str:
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
-    """The cells of one line. Lines are parsed one by one, so that an open quote cannot swallow the next line."""
+    """The cells of a line. Lines are parsed one by one, so that an open quote cannot swallow the next line."""
     try:
         return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
     except csv.Error:  # longer than any cell may be
@@ -114,7 +116,7 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 
 def _header(line: str) -> tuple[str, list[str]]:
-    """The delimiter of a table, and its names."""
+    """The delimiter of a table and the names of its columns, from its first line."""
     for delimiter in DELIMITERS:
         if "env_steps" in (names := _cells(line, delimiter)):
             return delimiter, names
@@ -122,6 +124,7 @@ def _header(line: str) -> tuple[str, list[str]]:
 
 
 def _problem_of_header(names: Sequence[str]) -> str:
+    """What is wrong with the names of columns; empty if nothing is."""
     if "env_steps" not in names:
         return "it is no header with a column env_steps"
     twice = next((name for name in names if name and names.count(name) > 1), "")

@@ -14,7 +14,8 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import AXES, group_of
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE, WANDB_FILE
-from jaxrl_atari.runs.reading import number, read_rows
+from jaxrl_atari.runs.reading import number
+from jaxrl_atari.runs.tables import TableFile, read_table
 from jaxrl_atari.runs.writers import Row, Writer, finite
 
 
@@ -48,15 +49,13 @@ class TensorBoardWriter(Writer):
         options = "\n".join(f"| {name} | {value} |" for name, value in flat(config.to_dict()).items())
         self._add(0, summary.text("config", f"| option | value |\n|---|---|\n{options}"))
         self._now = time.time()
-        metrics = [
-            {name: number(cell) for name, cell in row.items()} for row in read_rows(session_dir / METRICS_FILE)
-        ]
+        metrics = _numbers(read_table(session_dir / METRICS_FILE))
         for row in metrics:
-            # A row of an older version has no time. Its distance from the last row is known.
+            # Early versions wrote no `unix_time`, but how much earlier than the last row a row was is known.
             ago = metrics[-1].get("wall_seconds", math.nan) - row.get("wall_seconds", math.nan)
             self._add_row(row, charts(row), self._now - ago)
-        for row in read_rows(session_dir / EVALUATIONS_FILE):
-            self.evaluation({name: number(cell) for name, cell in row.items()})
+        for row in _numbers(read_table(session_dir / EVALUATIONS_FILE)):
+            self.evaluation(row)
 
     def _add(self, env_steps: float, *summaries: Any, wall_time: float | None = None) -> None:
         for each in summaries:
@@ -65,7 +64,7 @@ class TensorBoardWriter(Writer):
         self._events.flush()
 
     def _add_row(self, row: Row, values: Mapping[str, float], otherwise: float) -> None:
-        """Adds points at the time that a row has, or otherwise at another one."""
+        """Adds points at the time of a row, which is that of `otherwise` if the row has none."""
         times = [row.get("unix_time", math.nan), otherwise, self._now]
         wall_time = next(each for each in times if math.isfinite(each))
         self._add(row["env_steps"], *itertools.starmap(self._scalar, values.items()), wall_time=wall_time)
@@ -78,6 +77,10 @@ class TensorBoardWriter(Writer):
 
     def close(self) -> None:
         self._events.close()
+
+
+def _numbers(table: TableFile) -> list[dict[str, float]]:
+    return [{name: number(cell) for name, cell in row.items()} for row in table.rows]
 
 
 def add_to_tensorboard(video: Path, env_steps: int) -> None:

@@ -1,7 +1,7 @@
-"""Writers of a session: what each receives, several as one, and the one that writes to the terminal.
+"""Writers, which receive the log points of a session: the interface `Writer`, and the writer for the terminal.
 
-`csv_writer.py` writes the tables of a session, and `tracking.py` TensorBoard and Weights & Biases. `logs.py` opens
-those that a config selects.
+`csv_writer.py` writes tables, and `tracking.py` writes for TensorBoard and Weights & Biases. `logs.py` opens the
+writers that a config selects.
 """
 
 import contextlib
@@ -47,10 +47,10 @@ class Writer:
 
 
 class Writers(Writer):
-    """Several writers as one. `close` closes those that were added, and not those that a caller has lent.
+    """Several writers as one. `close` closes the added writers, and not those that a caller has lent.
 
     Args:
-        lent: the caller's writers. They receive everything after the added ones.
+        lent: writers of the caller. They receive everything after the added writers.
     """
 
     def __init__(self, lent: Sequence[Writer] = ()):
@@ -59,7 +59,7 @@ class Writers(Writer):
         self._exits = contextlib.ExitStack()
 
     def add(self, writers: Sequence[Writer]) -> None:
-        """Adds writers, which `close` will close."""
+        """Adds writers, which `close` closes."""
         for writer in writers:
             self._added.append(writer)
             self._exits.callback(writer.close)
@@ -85,7 +85,7 @@ class Writers(Writer):
 
 
 def finite(row: Row) -> dict[str, int | float]:
-    """The known values of a log point: those of `COLUMNS` in their order, then all others."""
+    """The known values of a log point: those in `COLUMNS` in the order of the columns, then all others."""
     names = dict.fromkeys([*COLUMNS, *row])
     return {name: row[name] for name in names if row.get(name) is not None and math.isfinite(row[name])}
 

@@ -13,7 +13,7 @@ from optuna import Study
 
 from jaxrl_atari.cli import resume_command
 from jaxrl_atari.cli.config_files import run_config_file
-from jaxrl_atari.cli.options import FromDirectory, parse, read_start
+from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import DamagedMetrics, SessionsFailed, UserError, reason, require
@@ -23,7 +23,7 @@ from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.text import score_text
 from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.journal import repair_journal
-from jaxrl_atari.runs.layout import SEARCH_FILE, has_begun, is_search, trial_dir
+from jaxrl_atari.runs.layout import SEARCH_FILE, has_session, is_search, trial_dir
 from jaxrl_atari.runs.run_dir import describe, make_run_dir, removed_if_refused
 from jaxrl_atari.search.options import SearchConfig, check_search, read_search, to_dict
 from jaxrl_atari.search.study import (
@@ -61,17 +61,17 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
     Raises:
         UserError: a value cannot be used, or cannot change when a search continues.
     """
-    start = read_start(arguments)
+    sources = read_sources(arguments)
     default = Options()
-    if start.config is not None:
-        file = run_config_file(start.config)
+    if sources.config is not None:
+        file = run_config_file(sources.config)
         search = file.call("get_search", SearchConfig)
         default = Options(full_config=file.call("get_config", Config), search=search)
     stored = None
-    continued = start.continued(is_search)
+    continued = sources.continued(is_search)
     if continued is not None:
         stored, search = read_search(continued)
-        start.say_kept(default.full_config, stored)
+        sources.say_kept(default.full_config, stored)
         default = Options(full_config=stored, search=search)
     options = parse(Options, arguments, "search", default, stored)
     config = options.full_config
@@ -115,7 +115,7 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
         write_json(search_dir / SEARCH_FILE, describe(config, search_dir, SEARCH_FILE) | to_dict(config, search))
         say(f"search directory: {search_dir}")
         failures = run_waiting_trials(config, search, search_dir)
-        if is_new and failures and not has_begun(search_dir):
+        if is_new and failures and not has_session(search_dir):
             raise UserError(f"no trial could begin: {'; '.join(dict.fromkeys(failures))}")
         results = search_results(search_dir)
         say(f"\n{results.text}")

@@ -17,11 +17,11 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.cli import resume_command
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.cli.options import FromDirectory, parse, read_start, say_changes
+from jaxrl_atari.cli.options import FromDirectory, parse, read_sources, say_changes
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.runs.files import only_writer
-from jaxrl_atari.runs.layout import has_begun, is_suite, is_sweep
+from jaxrl_atari.runs.layout import has_session, is_suite, is_sweep
 from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
 from jaxrl_atari.session import check_names_and_minibatches
 from jaxrl_atari.suite.results import Results
@@ -77,13 +77,13 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Sweep, Swee
     Raises:
         UserError: a value that cannot be used.
     """
-    start = read_start(arguments)
-    default = Options(full_config=dataclasses.replace(load_config(start.config), name="suite"))
+    sources = read_sources(arguments)
+    default = Options(full_config=dataclasses.replace(load_config(sources.config), name="suite"))
     before = None
-    continued = start.continued(holds_suite)
+    continued = sources.continued(holds_suite)
     if continued is not None:
         before = read_plan(continued)
-        start.say_kept(default.full_config, before.config)
+        sources.say_kept(default.full_config, before.config)
         default = Options(full_config=before.config, games=before.games)
     options = parse(Options, arguments, "suite", default, before.config if before else None)
     config = options.full_config
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             except KeyboardInterrupt:
                 results.save_all()
                 raise KeyboardInterrupt(f"stopped; go on with {resume_command('suite', directory)}") from None
-        if is_new and results.failures and not has_begun(directory):
+        if is_new and results.failures and not has_session(directory):
             reasons = dict.fromkeys(failure.reason for failure in results.failures)
             raise UserError(f"no session could begin: {'; '.join(reasons)}")
         results.show_and_save_all()

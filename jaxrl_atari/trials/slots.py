@@ -11,7 +11,7 @@ from jaxrl_atari.hardware.choice import session_gpus
 from jaxrl_atari.hardware.cpu import emulator_cores
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
-from jaxrl_atari.option_forms import index_of
+from jaxrl_atari.option_forms import gpu_index
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.trials.launch import Job, Launcher, Slot, Train, run_here
 from jaxrl_atari.trials.processes import run_processes
@@ -70,7 +70,7 @@ def _slot(devices: DevicesConfig, indices: Sequence[int], why: str, sharing: int
     gpus = [found[index] for index in indices]
     where = f"GPU {','.join(map(str, indices))}"
     variables = {}
-    counts_all = index_of(devices.gpu) is not None  # an index counts all visible GPUs
+    counts_all = gpu_index(devices.gpu) is not None  # an index counts all visible GPUs
     if not counts_all and len(gpus) < len(found):
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.name for gpu in gpus)
     fraction = None

@@ -18,7 +18,7 @@ from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.report.text import summary_table
 from jaxrl_atari.runs.files import only_writer, write_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, has_begun, is_run
+from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, has_session, is_run
 from jaxrl_atari.runs.run_dir import (
     describe,
     keep_code,
@@ -116,7 +116,7 @@ def run_training(
         if jobs:
             launch, train = choose_launcher(jobs, writers, stop)
             launch(jobs, train, on_end)
-    was_refused = not has_begun(run_dir)  # and so was every other session
+    was_refused = not has_session(run_dir)  # and so was every other session
     for failure in failures.values():
         if was_refused or (config.sessions == 1 and failure.correctable):
             raise UserError(failure.reason)
