@@ -126,7 +126,10 @@ def pieces(log: Log) -> list[Piece]:
 
 
 def play(config: Config, log: Log, batch: list[Piece]) -> int:
-    """Plays pieces of a session again, side by side; compares their games with those of the log, and counts them.
+    """Plays pieces of a session again, side by side, and compares their games with those of the log.
+
+    Returns:
+        The number of games that ended in the pieces.
 
     Raises:
         VerificationFailed: a game has another return or length, or a frame at the end of a segment is another one.
@@ -142,7 +145,7 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
             for game in counter.count(step):
                 piece = batch[game.env]
                 at = reached[game.env]
-                if at > piece.start:  # else it is of what was played before the piece began
+                if at > piece.start:  # otherwise the game was played before the piece began
                     played.add((at - 1, piece.env, game.episode_return, game.length))
             for piece, at, frame in zip(batch, reached, step.frame, strict=True):
                 # Where a piece ends with an anchor, the frame is that of the next piece.
@@ -216,7 +219,7 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
 
 
 def choose_pieces(log: Log, options: Options) -> list[Piece]:
-    """The pieces of a session's games that the options select, at random if they ask for a sample."""
+    """The pieces of a session's games that the options select; with `sample`, a random choice of them."""
     envs = log.actions.shape[1]
     last = len(log.actions) if options.end is None else options.end // envs
     chosen = [piece for piece in pieces(log) if piece.end > options.start // envs and piece.start < last]
@@ -226,7 +229,10 @@ def choose_pieces(log: Log, options: Options) -> list[Piece]:
 
 
 def play_all(config: Config, session_dir: Path, log: Log, chosen: list[Piece]) -> int:
-    """Plays pieces of a session again, `SLOTS` at a time, and counts the games that end in them.
+    """Plays pieces of a session again, `SLOTS` at a time.
+
+    Returns:
+        The number of games that ended in the pieces.
 
     Raises:
         VerificationFailed: as `play`.

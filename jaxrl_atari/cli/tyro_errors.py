@@ -38,7 +38,7 @@ def _text_of_box(box: str) -> str:
         elif not line.startswith(("╭", "╰")):
             parts[-1].append(line)
     message = parts[0] if boxed or len(parts) == 1 else parts[1]
-    if not any(message):  # another form than those of today's tyro: all of it
+    if not any(message):  # tyro has changed the form of its box: show all of it
         message = [line for part in parts for line in part]
     text = " ".join(" ".join(message).split())
     return re.sub(r"^Error parsing [A-Z]\w*: ", "", text)  # the name of a class, which says nothing to the user

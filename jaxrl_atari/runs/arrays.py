@@ -1,7 +1,4 @@
-"""Arrays of a checkpoint: between devices, NumPy and orbax's files, and their shapes and digests.
-
-A digest is BLAKE2b of 64 bits.
-"""
+"""Arrays of a checkpoint: moving them between devices, NumPy and orbax's files, and their shapes and digests."""
 
 import hashlib
 from pathlib import Path
@@ -16,7 +13,7 @@ from jaxrl_atari.keys import key_of_data
 
 
 def this_process() -> ocp.options.MultiprocessingOptions:
-    """Keeps orbax from waiting for other processes: one writes, and each reads on its own."""
+    """Options of orbax with which it waits for no other process: one writes, and each reads on its own."""
     if not jax.distributed.is_initialized():
         return ocp.options.MultiprocessingOptions()
     process = jax.process_index()
@@ -36,14 +33,19 @@ def to_host(arrays: Any) -> Any:
 
 
 def read_arrays(directory: Path, tree: Any, part: str) -> dict[str, np.ndarray]:
-    """Path -> array, of the leaves of a saved tree whose path begins with `part`.
+    """Reads arrays of a saved tree: path -> array.
 
-    They are read one after another: otherwise, a single unreadable array makes orbax close its event loop and
+    The arrays are read one after another. Otherwise a single unreadable array makes orbax close its event loop and
     print a traceback for each of the others.
+
+    Args:
+        directory: of the item in the checkpoint.
+        tree: has the leaves that are wanted.
+        part: beginning of the paths of the leaves that are read.
     """
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=this_process())
     saved: Any = directory.absolute()
-    # The saved structure, and not that of `tree`: empty parts of a state may come and go.
+    # With the saved structure, and not that of `tree`: empty parts of a state may come and go.
     skeleton = jax.tree.map(lambda _: ocp.PLACEHOLDER, handler.metadata(saved).tree)
     names = list(_by_path(skeleton))
     values: dict[str, np.ndarray] = {}
@@ -56,7 +58,7 @@ def read_arrays(directory: Path, tree: Any, part: str) -> dict[str, np.ndarray]:
 
 
 def to_device(value: np.ndarray, target: Any) -> Any:
-    """Moves a restored array to the devices of `target`; key data become a key again."""
+    """Moves a restored array to the devices of `target`. The data of a key become a key again."""
     array = jax.device_put(value, target.sharding)
     return key_of_data(array) if _is_key(target) else array
 
