@@ -55,36 +55,30 @@ def read_table(path: Path) -> TableFile:
     if not path.is_file():
         return TableFile()
     *lines, unfinished = _decode(path.read_bytes()).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    numbered = enumerate(lines, start=1)
+    filled = [
+        (number, line) for number, line in numbered if line.strip(f" {DELIMITERS}")
+    ]  # a spreadsheet adds others
+    if not filled:
+        return TableFile(unfinished=unfinished)
+    first, header = filled[0]
+    delimiter, names = _header(header)
+    if problem := _problem_of_header(names):
+        return TableFile(problems=[Problem(0, f"line {first}: {problem}")])
+
     rows: list[dict[str, str]] = []
     problems: list[Problem] = []
-    names: list[str] = []
-    delimiter = ","
-    for number, line in enumerate(lines, start=1):
-        if not line.strip(f" {DELIMITERS}"):
-            continue  # a spreadsheet's empty row
-        if not names:
-            delimiter, names = _header(line)
-            if problem := _problem_of_header(names):
-                return TableFile(problems=[Problem(0, f"line {number}: {problem}")])
-            continue
+    for number, line in filled[1:]:
         cells = [_number(cell, delimiter) for cell in _cells(line, delimiter)]
-        row = dict(zip(names, cells, strict=False))
-        problem = ""
-        if len(cells) != len(names):
-            problem = f"it has {len(cells)} cells, the header {len(names)}"
-        elif not _is_number(row["env_steps"]) or float(row["env_steps"]) < 0:
-            problem = f"env_steps is {row['env_steps']!r:.40}"
-        elif row.get("", ""):
-            problem = f"{row['']!r:.40} is in a column without a name"
-        if problem:
+        if problem := _problem_of_line(cells, names):
             problems.append(Problem(len(rows), f"line {number}: {problem}"))
             continue
-        known = [name for name in row if name in COLUMNS or name in EVALUATION_COLUMNS]
-        if odd := next((name for name in known if row[name] and not _is_number(row[name])), None):
-            problems.append(Problem(len(rows), f"line {number}: {odd} is {row[odd]!r:.40}"))
+        row = {name: cell for name, cell in zip(names, cells, strict=True) if name}
         row["env_steps"] = f"{float(row['env_steps']):.0f}"
-        row.pop("", None)
+        if problem := _problem_of_cells(row):  # the rest of the row can be read
+            problems.append(Problem(len(rows), f"line {number}: {problem}"))
         rows.append(row)
+
     ordered = sorted(rows, key=lambda row: float(row["env_steps"]))
     if ordered != rows:  # the file has another order, so a problem may belong before any row
         problems = [problem._replace(rows=0) for problem in problems]
@@ -129,6 +123,25 @@ def _problem_of_header(names: Sequence[str]) -> str:
         return "it is no header with a column env_steps"
     twice = next((name for name in names if name and names.count(name) > 1), "")
     return f"the column {twice} is there twice" if twice else ""
+
+
+def _problem_of_line(cells: Sequence[str], names: Sequence[str]) -> str:
+    """Why a line is no row; empty if it is one."""
+    if len(cells) != len(names):
+        return f"it has {len(cells)} cells, the header {len(names)}"
+    env_steps = cells[names.index("env_steps")]
+    if not _is_number(env_steps) or float(env_steps) < 0:
+        return f"env_steps is {env_steps!r:.40}"
+    nameless = next((cell for cell, name in zip(cells, names, strict=True) if cell and not name), "")
+    return f"{nameless!r:.40} is in a column without a name" if nameless else ""
+
+
+def _problem_of_cells(row: Mapping[str, str]) -> str:
+    """The first cell of a known column that holds something else than a number; empty if there is none."""
+    for name, cell in row.items():
+        if cell and (name in COLUMNS or name in EVALUATION_COLUMNS) and not _is_number(cell):
+            return f"{name} is {cell!r:.40}"
+    return ""
 
 
 def _number(cell: str, delimiter: str) -> str:
