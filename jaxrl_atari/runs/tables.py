@@ -42,10 +42,10 @@ class TableFile(NamedTuple):
 
     def lost_before(self, env_steps: float) -> list[str]:
         """The texts of the problems before the row that reaches `env_steps`. A resume writes later rows again."""
-        reached = [float(row["env_steps"]) >= env_steps for row in self.rows]
-        needed = reached.index(True) if True in reached else len(reached)
-        texts = [problem.text for problem in self.problems if problem.rows <= needed]
-        if self.unfinished and True not in reached:
+        reaching = (index for index, row in enumerate(self.rows) if float(row["env_steps"]) >= env_steps)
+        last = next(reaching, None)
+        texts = [problem.text for problem in self.problems if last is None or problem.rows <= last]
+        if self.unfinished and last is None:
             texts.append("the last line: it does not end")
         return texts
 
@@ -55,10 +55,8 @@ def read_table(path: Path) -> TableFile:
     if not path.is_file():
         return TableFile()
     *lines, unfinished = _decode(path.read_bytes()).replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    numbered = enumerate(lines, start=1)
-    filled = [
-        (number, line) for number, line in numbered if line.strip(f" {DELIMITERS}")
-    ]  # a spreadsheet adds others
+    # A spreadsheet may add rows of empty cells.
+    filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip(f" {DELIMITERS}")]
     if not filled:
         return TableFile(unfinished=unfinished)
     first, header = filled[0]
