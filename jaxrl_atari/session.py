@@ -98,7 +98,7 @@ def train(session: "Session") -> Iterator[ReadMetrics]:
     progress = session.progress
     learner = session.learner
     log = session.log
-    session.evaluate_if_due()  # a stop may have left out the one that was due
+    session.evaluate_if_due()  # a stop may have left out an evaluation that was due
     while not session.is_over() and not session.is_stopping():
         # With `devices.check`, implicit transfers between host and devices are forbidden once everything is
         # compiled.
@@ -181,8 +181,8 @@ class Session:
         """Writes a checkpoint once the newest update is known to be sound.
 
         Args:
-            score: the best checkpoint is the one with the highest score. None excludes this one from the choice,
-                because only a stop made the session write it.
+            score: the best checkpoint is the one with the highest score. A checkpoint without a score, which only
+                a stop made the session write, is never the best.
         """
         progress = self.progress
         self.log.read_newest()

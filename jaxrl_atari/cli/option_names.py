@@ -1,4 +1,4 @@
-"""Names of options: those that a command has, and the one that a user meant by a name that does not exist."""
+"""Names of options: what options a command has, and which of them a user meant by a name that does not exist."""
 
 import dataclasses
 import difflib
@@ -107,7 +107,7 @@ def similar_options(option: str, names: Sequence[str]) -> list[str]:
     """At most three options that may have been meant by one that does not exist.
 
     Args:
-        option: the one that does not exist, such as `--lr`.
+        option: an option that does not exist, such as `--lr`.
         names: names of the existing options, such as `ppo.learning-rate`.
     """
     wanted = option.lstrip("-").replace("_", "-").lower()

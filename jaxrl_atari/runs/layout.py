@@ -4,7 +4,7 @@ RUN_DIR/config.json     what the run is; see `run_dir.py`
 RUN_DIR/trial.json      the summary of its sessions
 RUN_DIR/graphs/, report.html    see `report/`
 RUN_DIR/code/           copies of the user's own files that the run imported
-RUN_DIR/.lock           locked by the process that trains; so is the one of each session
+RUN_DIR/.lock           locked while a process trains in the directory; each session has a `.lock` too
 RUN_DIR/session_<i>/    session i of the trial:
     metrics.csv, evaluations.csv   log points; evaluations during training
     checkpoints/<env_steps>/       see `checkpoints.py`

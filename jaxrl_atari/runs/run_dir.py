@@ -160,7 +160,7 @@ def _keep_copy(folder: Path, name: str, content: bytes) -> Path | None:
 
 @contextlib.contextmanager
 def removed_if_refused(directory: Path, is_new: bool, was_there: bool = False) -> Iterator[None]:
-    """Removes the new directory of a run, suite or search at the end of the block if no session has begun in it.
+    """Removes the new directory of a run, suite or search at the end of the block if it has no session.
 
     After a stop request it stays, because it may be resumed.
 
@@ -215,7 +215,7 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
         config = config_from_dict(described["config"])
         stored = described.get("gae_lambda")
         if config.ppo.gae_lambda is None and stored not in (None, config.resolved_gae_lambda):
-            # The default for this game has changed since the run began, which goes on with the one that it had.
+            # The default for this game has changed since the run began. The run goes on with its own lambda.
             return replace(config, ppo=replace(config.ppo, gae_lambda=stored))
         return config
     except UserError as error:  # with its own advice, such as for a field of another version

@@ -112,7 +112,7 @@ class WandbWriter(Writer):
                 " or leave log.wandb out"
             ) from error
         session_dir = session_dir.resolve()
-        # With the folder above it: the runs of suites have the names of games, and those of searches are numbered.
+        # The folder above the run tells runs of suites apart, which are named after games, and numbered trials.
         trial = "-".join(session_dir.parts[-3:-1])
         id_file = session_dir / WANDB_FILE
         if not id_file.is_file():
