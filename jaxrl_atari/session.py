@@ -181,8 +181,8 @@ class Session:
         """Writes a checkpoint once the newest update is known to be sound.
 
         Args:
-            score: the checkpoint with the highest score is the best one. None if only a stop made the session write
-                this checkpoint: it is the best one only if no other has a score.
+            score: the checkpoint with the highest score is the best. None, because only a stop made the session
+                write this checkpoint: it is the best only if no other has a score.
         """
         progress = self.progress
         self.log.read_newest()

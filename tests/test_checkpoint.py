@@ -23,7 +23,7 @@ from jaxrl_atari.algorithm import TrainState
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.arrays import array_digests, array_shapes
-from jaxrl_atari.runs.checkpoints import Checkpoints, DamagedCheckpoint, meta_digest
+from jaxrl_atari.runs.checkpoints import Checkpoints, DamagedCheckpoint, complete_meta, meta_digest
 from jaxrl_atari.session_arrays import abstract_arrays
 
 NAN = math.nan
@@ -95,6 +95,19 @@ def test_what_checkpoints_hold_can_be_read_by_later_versions():
             for leaf, shape in zip(("kernel", "bias"), shapes, strict=True):
                 expected[f"train_state/{part}/{name}/{leaf}"] = f"float32{shape}"
     assert array_shapes(abstract_arrays(Config(), 6, jax.devices("cpu")[0])) == expected
+
+
+def test_an_early_checkpoint_of_format_3_gets_what_later_ones_have():
+    counted = {"env_steps": 50_000, "updates": 3, "config": {"ppo": {"rollout_length": 128}}}
+    statistics = {"episodes": 2, "returns": [1.0, 3.0], "lengths": [10, 20]}
+    early = {**counted, "statistics": statistics | {"points": [1.0, 2.0]}}
+    complete = {
+        **counted, "steps": 384, "items": {}, "logged_env_steps": 50_000, "evaluated_env_steps": 50_000,
+        "unlogged_metrics": [], "statistics": statistics | {"points": [(40_000, 1.0), (50_000, 2.0)]},
+    }  # fmt: skip
+    assert complete_meta(early) == complete
+    later = complete | {"steps": 400, "logged_env_steps": 45_000, "items": {"games": {}}}
+    assert complete_meta(later) == later
 
 
 @pytest.mark.parametrize(
